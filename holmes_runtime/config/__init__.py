@@ -1,1 +1,1 @@
-"""What the controller tells a node, and schedules: read by planner, launcher and ranks alike; free of torch."""
+"""Configuration, messages and schedules shared by planner, launcher and ranks. Free of torch."""

@@ -1,7 +1,6 @@
-"""Read a file somebody else may have made: regular, of bounded size, its JSON of bounded depth. Free of torch.
+"""Read a file from outside: regular, of bounded size, its JSON of bounded depth. Free of torch.
 
-A folder of models is full of links, as a download keeps each file once and links to it: they are followed, and the file
-they lead to is what counts.
+Links are followed, and their target is checked: in a folder of models, a download keeps each file once and links to it.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_LEVELS = 60  # of lists and keys in one another
+MAX_LEVELS = 60  # of nested lists and objects
 MAX_VALUES = 4_000_000  # of one file: each takes some 100 bytes when it is read
 _TOO_DEEP = f"nested more than {MAX_LEVELS} levels deep"
 
 
 def open_bounded(path: Path, max_bytes: int | None = None) -> BinaryIO:
-    """Open a regular file of at most `max_bytes`, if that is given; no pipe is waited for.
+    """Open a regular file of at most `max_bytes`, if that is given; a pipe does not block.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is a pipe, a socket or a device, or larger; the file is named.
+        OSError: The file cannot be read.
+        ValueError: It is a pipe, a socket or a device, or larger; the message names it.
     """
     _check_status(path, path.stat(), max_bytes)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -38,8 +37,8 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
     """Return the keys and values in the JSON file `path`.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        ValueError: it cannot be read, or holds something else; the file is named.
+        FileNotFoundError: There is no file.
+        ValueError: It cannot be read, or holds something else; the message names it.
     """
     try:
         with open_bounded(path, max_bytes) as file:
@@ -54,10 +53,10 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
 
 
 def json_object(path: Path, text: bytes, keys_once: bool = False) -> dict[str, Any]:
-    """Return the keys and values in `text`, which stands in `path`; `keys_once`: a key that is there twice is refused.
+    """Return the keys and values in `text`, the content of `path`; `keys_once` refuses a repeated key.
 
     Raises:
-        ValueError: it is other JSON, none, or too much; the file is named.
+        ValueError: It is not a JSON object, or is too much; the message names the file.
     """
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise ValueError(f"{path} holds more than {MAX_VALUES} values")
@@ -82,7 +81,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_shallow(data: object) -> bool:
-    """Return whether parsed JSON has at most MAX_LEVELS levels: printing deeper data may itself fail."""
+    """Return True if parsed JSON has at most MAX_LEVELS levels: printing deeper data may itself fail."""
     level = [data]
     for _ in range(MAX_LEVELS + 1):
         level = [

@@ -1,4 +1,4 @@
-"""How a configuration is refused: `key: rule, got value`. Free of torch."""
+"""Errors of a refused configuration: `key: rule, got value`. Free of torch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _REPR.maxlevel = 4
 
 
 def shown(value: object) -> str:
-    """Return `value` for an error, cut: however long or deep it is, printing it takes little."""
+    """Return `value` for an error, cut short, in little time even if it is long or deep."""
     return _REPR.repr(value)[: 3 * SHOWN_CHARACTERS]
 
 
 def check(key: str, value: object, rule: str, holds: bool) -> None:
-    """Raises ValueError, saying that `key` breaks the `rule` with this `value`, unless the rule `holds`."""
+    """Raise ValueError with `key`, `rule` and `value` unless the rule `holds`."""
     if not holds:
         raise ValueError(f"{key}: {rule}, got {shown(value)}")
 
 
 def check_positive(record: object, *keys: str) -> None:
-    """Raises ValueError for the first of the attributes `keys` that is not above zero."""
+    """Raise ValueError for the first of the attributes `keys` that is not above zero."""
     for key in keys:
         check(key, getattr(record, key), "must be positive", getattr(record, key) > 0)
 

@@ -1,7 +1,8 @@
-"""What ranks of islands ask of the meeting, its answers, and how agents carry both. Free of torch.
+"""Requests of islands' ranks to their rendezvous, its answers, and the messages of agents that carry both. Free of
+torch.
 
-The meeting is a dictionary of small values that the controller holds, so that it outlives every island. A rank asks one
-thing at a time on a connection; an answer may take as long as another island takes to come.
+The rendezvous is a dictionary of small values held by the controller, so that it outlives every island. A rank makes
+one request at a time on a connection; an answer may take as long as another island takes to arrive.
 """
 
 from __future__ import annotations
@@ -9,36 +10,36 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 MEETING = "HOLMES_MEETING"
-"""The variable by which ranks find their node's gate: ADDRESS:PORT on the loopback."""
+"""The variable with the address of a node's gate for its ranks: ADDRESS:PORT on the loopback."""
 PLACE = "islands"
-"""Under which islands keep all that they say at the meeting."""
+"""The prefix of all keys of islands at the rendezvous."""
 EVERY_CONNECTION = 0
-MOST_LINE_BYTES = 1 << 22  # what ranks say of their layout is the longest, some hundred kilobytes
+MOST_LINE_BYTES = 1 << 22  # the longest are ranks' layouts, some hundred kilobytes
 
 
 LEFT, LOST, SILENT = "left", "lost", "silent"
 
 
 def here_key(island: int) -> str:
-    """Where the number of an island's start is from its beginning on, and while nobody waits for it, why.
+    """Return the key of the number of an island's start while it takes part, and of the reason once it does not.
 
-    LEFT, as it said itself; LOST, as the attempt has ended; SILENT, as one of its hosts is not heard at the moment.
+    LEFT: it said so itself. LOST: its attempt has ended. SILENT: one of its hosts does not answer at the moment.
     """
     return f"here/{island}"
 
 
 def starts_key(island: int) -> str:
-    """Where it is counted how often an island has begun: the number of its last start."""
+    """Return the key that counts an island's starts: the number of its last start."""
     return f"starts/{island}"
 
 
 class Ask(NamedTuple):
-    """`values` are in base64.
+    """A request. `values` are in base64.
 
-    "set": each key to its value. "get": the values of all keys, as soon as all are there. "check": "1" if all are
-    there. "add": `amount` to the number at the key, 0 if there is none, once for a `token`; the sum. "compare_set": the
-    key to the second value if it has the first, or has none and the first is empty; what it has then. "delete": the
-    key; "1" if it was there.
+    "set": each key to its value. "get": the values of all keys, once all exist. "check": "1" if all exist.
+    "add": adds `amount` to the number at the key (0 if missing), once per `token`; returns the sum.
+    "compare_set": sets the key to the second value if it has the first, or is missing and the first is empty; returns
+    its value afterwards. "delete": the key; "1" if it existed.
     """
 
     operation: Literal["set", "get", "check", "add", "compare_set", "delete"]
@@ -49,21 +50,20 @@ class Ask(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`values` are in base64, those of "add" and "check" plain."""
+    """`values` are in base64, except for "add" and "check", which are plain."""
 
     values: tuple[str, ...]
 
 
 class ToMeeting(NamedTuple):
-    """A line for the meeting of islands, by that connection to this node's gate; an empty one: the connection ended."""
+    """A line for the rendezvous of islands from a `connection` to this node's gate; empty: the connection ended."""
 
     connection: int
     line: str
 
 
 class FromMeeting(NamedTuple):
-    """A line of the meeting of islands for that connection to this node's gate, or EVERY_CONNECTION; an empty one: end
-    the connection."""
+    """A line of the rendezvous of islands for that connection to this gate, or EVERY_CONNECTION; empty: end it."""
 
     connection: int
     line: str

@@ -1,4 +1,4 @@
-"""What a node's agent tells the controller, and what the controller tells it: one record a line. Free of torch.
+"""Messages of a node's agent to the controller, and its commands to the agent: one record a line. Free of torch.
 
 Both sides read and write them here. The agent answers "ready" first; its ranks start at `Go` and not before.
 """
@@ -13,10 +13,10 @@ from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
 from holmes_runtime.config.rank_metrics import RankFileKind, RankMetrics, RankNotice
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
-ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start on; one waits for it, even while others are stuck
+ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start; one waits for it, even if others are stuck
 POSITIONS_FILE = "positions-rank{rank}.jsonl"
-CHANGED = "was changed on the way"  # in the message of a failure that neither end has made
-NO_FOLDER = 4  # exit code of a relay that finds no node's folder
+CHANGED = "was changed on the way"  # marks the message of a failure that neither end has caused
+NO_FOLDER = 4  # exit code of a relay that does not find its node's folder
 
 
 class NodeInterface(NamedTuple):
@@ -43,7 +43,7 @@ class NodeGpuProcess(NamedTuple):
 
 
 class NodeCheckpointFolder(NamedTuple):
-    """The nearest folder that exists on the way to the checkpoints, and the room it has, None where not known.
+    """The checkpoint folder, or its nearest parent that exists, and the free space there, None where not known.
 
     newest: name of the newest checkpoint there, None without one. in_cache: links lead into Holmes's own cache, which
     a run removes when it ends. mount_point: of the file system that holds it.
@@ -66,18 +66,17 @@ class NodeNcclSetting(NamedTuple):
 
 
 class NodeFacts(NamedTuple):
-    """What a launch relies on, as the node is now.
+    """The present facts about a node that its launch relies on.
 
-    `executable` is the Python that runs the agent, `torch` and `nccl` are versions, None where there is none;
-    `torch_cuda` is the CUDA that torch is built for, None for a build without; `driver` is the GPUs', None if it is not
-    known. `local_addresses`: of the planned ones, those the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`.
-    `net_plugin_there`: whether the file of NCCL_NET_PLUGIN is, None where the ranks' environment names none. `gpus` and
-    `gpu_processes`: None where nvidia-smi does not answer. `gpus_failure`: why, or what it says of a GPU that is lost.
-    `gpus_taken`: the planned ones that other runs have. `free_bytes` of the home, `shm_free_bytes` of /dev/shm.
-    `missing_inputs`: those that this node cannot read, as it looked for them; `wrong_inputs`: why it cannot train on
-    what it reads. `compile_lacks`: what it lacks to compile
-    layers. `memlock_bytes`: -1 without a limit. `memory_bytes`: of the host, what is not in use; None where it does not
-    tell.
+    `executable` is the Python that runs the agent. `torch` and `nccl` are versions, None where missing; `torch_cuda` is
+    the CUDA of torch's build, None for a build without; `driver` is the GPUs', None if not known. `local_addresses`:
+    the planned ones that the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`. `net_plugin_there`: the file of
+    NCCL_NET_PLUGIN exists, None where the ranks' environment names none. `gpus` and `gpu_processes`: None where
+    nvidia-smi does not answer. `gpus_failure`: the reason, or nvidia-smi's message about a lost GPU. `gpus_taken`: the
+    planned ones that other runs have. `free_bytes` of the home, `shm_free_bytes` of /dev/shm. `missing_inputs`: inputs
+    that this node cannot read. `wrong_inputs`: reasons why it cannot train on the inputs that it reads.
+    `compile_lacks`: the tool that compiling layers lacks here. `memlock_bytes`: -1 without a limit. `memory_bytes`: the
+    host's available memory; None where not known.
     """
 
     python: str
@@ -106,15 +105,18 @@ class NodeFacts(NamedTuple):
 
 
 class SocketAddress(NamedTuple):
-    """Where a socket listens."""
+    """The address and port of a listening socket."""
 
     address: str
     port: int
 
 
 class Ready(NamedTuple):
-    """The node was looked at, and listens on its planned interfaces. `master_port`: None if no port is free, and on
-    every node but the first. `tunnel`: None where the plan encrypts nothing."""
+    """The node was checked, and listens on its planned interfaces.
+
+    `master_port`: None if no port is free, and on every node but the first. `tunnel`: None where the plan encrypts
+    nothing.
+    """
 
     facts: NodeFacts
     listeners: dict[str, SocketAddress]
@@ -123,13 +125,13 @@ class Ready(NamedTuple):
 
 
 class Met(NamedTuple):
-    """The tunnel knows its peers; or why it does not."""
+    """The tunnel has its peers, or `fault` is the reason why not."""
 
     fault: TunnelFault | None
 
 
 class Reached(NamedTuple):
-    """All destinations were tried; a sentence for each that was not reached."""
+    """All destinations were tried; `faults` has a sentence for each that was not reached."""
 
     faults: tuple[str, ...]
 
@@ -150,7 +152,7 @@ class RankPrinted(NamedTuple):
 
 
 class RankFile(NamedTuple):
-    """A part of a file that a rank has left, from byte `offset` of it on; `data` is in base64."""
+    """A part of a file that a rank has left, from byte `offset` on; `data` is in base64."""
 
     rank: int
     file: RankFileKind
@@ -159,7 +161,7 @@ class RankFile(NamedTuple):
 
 
 class RankFailed(NamedTuple):
-    """A rank ended badly, or torchrun itself if `rank` is None. `exit_code`: below 0 for a signal. `time_s`: Unix time.
+    """A rank failed, or torchrun itself if `rank` is None. `exit_code`: below 0 for a signal. `time_s`: Unix time.
 
     `last_lines`: torchrun's. `oom_kills`: of any process since the agent started, as the kernel counts them.
     """
@@ -180,15 +182,15 @@ class RankState(NamedTuple):
 
 
 class RankStates(NamedTuple):
-    """The first answer to `Stacks`; where the ranks are, they print and say (`RankPosition`) themselves."""
+    """The first answer to `Stacks`. The ranks themselves print their stacks and report `RankPosition`."""
 
     states: tuple[RankState, ...]
 
 
 class GroupProgress(NamedTuple):
-    """How far a rank is with a group's collectives, or with its messages if `p2p`, each counted from 1 by torch.
+    """A rank's progress in a group's collectives, or in its messages if `p2p`, each counted from 1 by torch.
 
-    `enqueued`: handed to the backend. `started`: where torch times no collectives, no further than `completed`.
+    `enqueued`: handed to the backend. `started`: no further than `completed` where torch times no collectives.
     """
 
     group: str
@@ -199,11 +201,11 @@ class GroupProgress(NamedTuple):
 
 
 class RankPosition(NamedTuple):
-    """What a rank is doing, in words, and how far it is with each group that torch has a record of.
+    """A rank's present action, in words, and its progress in each group that torch has a record of.
 
-    `alone`: it needs no other rank for that. `moved_bytes`: over its TCP connections in the second after it was
-    asked. `stack`: the calls of its main thread, the innermost last; `working_in`: that which is at work, None if it
-    may wait.
+    `alone`: the action needs no other rank. `moved_bytes`: over its TCP connections in the second after the request.
+    `stack`: the calls of its main thread, the innermost last; `working_in`: the call that is at work, None if it may
+    wait.
     """
 
     rank: int
@@ -216,7 +218,7 @@ class RankPosition(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """Processes that cannot be ended, each in words."""
+    """Processes that cannot be ended, with a description of each."""
 
     processes: tuple[str, ...]
 
@@ -228,17 +230,17 @@ class Exited(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """There has been nothing else to say."""
+    """A sign of life, sent when there has been nothing else to send."""
 
 
 class Refused(NamedTuple):
-    """A command that the agent cannot read, and why."""
+    """A command that the agent cannot read, and the reason."""
 
     reason: str
 
 
 class NotKept(NamedTuple):
-    """So many messages had not been passed on when room was made for newer ones; the relay says so in their place."""
+    """The number of messages dropped to make room for newer ones; the relay sends this in their place."""
 
     messages: int
 
@@ -248,15 +250,17 @@ class AgentEnded(NamedTuple):
 
 
 class Go(NamedTuple):
-    """Start the ranks, with the rendezvous at that port of the first node. `secret`, in hexadecimal, is what nodes of
-    this attempt prove to one another; it is in no file and on no command line."""
+    """Start the ranks, with the rendezvous at that port of the first node.
+
+    `secret`, in hexadecimal, is proven between the nodes of this attempt; it is in no file and on no command line.
+    """
 
     master_port: int
     secret: str
 
 
 class Destination(NamedTuple):
-    """A socket to connect to, and the local address to do so from, if that matters; `what` names it in a fault."""
+    """A socket to connect to, and the local address to connect from, None for any; `what` names it in a fault."""
 
     what: str
     source: str | None
@@ -265,23 +269,23 @@ class Destination(NamedTuple):
 
 
 class Meet(NamedTuple):
-    """Take these for the other ends of the tunnel, by node rank, and nobody else."""
+    """Take these ends, by node rank, as the only peers of the tunnel."""
 
     ends: tuple[TunnelEnd, ...]
 
 
 class Reach(NamedTuple):
-    """Try to connect to all of them."""
+    """Try to connect to all destinations."""
 
     destinations: tuple[Destination, ...]
 
 
 class Save(NamedTuple):
-    """Have the ranks finish the step, save and end; ranks that are asked twice end at once."""
+    """Have the ranks finish the step, save and end; ranks that get this twice end at once."""
 
 
 class Stacks(NamedTuple):
-    """Have the ranks print and say where they are, and report their states."""
+    """Have the ranks print their stacks, and report positions and states."""
 
 
 class Stop(NamedTuple):
@@ -313,17 +317,17 @@ Command = FromMeeting | Go | Meet | Reach | Save | Stacks | Stop
 
 
 def encode(record: Message | Command) -> bytes:
-    """The record as one line."""
+    """Return the record as one line."""
     return to_json(record, with_kind=True).encode() + b"\n"
 
 
 def decode_message(line: str) -> Message:
-    """The message of an agent's line. Raises ValueError for anything that is none, naming the key and the value."""
+    """Parse an agent's line. Raises ValueError naming the key and the value if it is not a message."""
     message: Message = parse_one_of(get_args(Message), line)
     return message
 
 
 def decode_command(line: str) -> Command:
-    """The command of a controller's line. Raises ValueError for anything that is none, naming the key and the value."""
+    """Parse a controller's line. Raises ValueError naming the key and the value if it is not a command."""
     command: Command = parse_one_of(get_args(Command), line)
     return command

@@ -1,9 +1,9 @@
-"""The shape of a model and what follows from it: parameters, and the FLOPs the model needs. Free of torch.
+"""The shape of a model, and the parameters and FLOPs that follow from it. Free of torch.
 
-Planner, emulation and utilisation count here alike. In formulas h is the hidden size, s the sequence length, V the
-vocabulary, f the width of the feed-forward network, q the width of the queries of all heads (h unless `head_dim` says
-otherwise), k the width of the keys, and of the values, of all their heads; b is the micro-batch size. On one of `tp`
-tensor shards matrices, and biases of their columns, are split; norms, and biases of their sums, are whole.
+Planner, emulation and utilisation all count here. In formulas h is the hidden size, s the sequence length, V the
+vocabulary, f the width of the feed-forward network, q the width of the queries of all heads (h unless `head_dim` is
+set), k the width of the keys, and of the values, of all their heads; b is the micro-batch size. On one of `tp` tensor
+shards matrices, and biases of their columns, are split; norms, and biases of their sums, are whole.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from holmes_runtime.config.checks import check, check_positive
 Family = Literal["gpt", "llama"]
 Part = Literal["embedding", "layer", "head"]
 RopeKind = Literal["linear", "llama3"]
-MLP_MATRICES: dict[Family, int] = {"gpt": 2, "llama": 3}  # a SwiGLU has a gate besides
-LOSS_CHUNK_BYTES = 64 * 2**20  # of fp32 logits the loss works on at a time: enough to fill a GPU
+MLP_MATRICES: dict[Family, int] = {"gpt": 2, "llama": 3}  # SwiGLU adds a gate matrix
+LOSS_CHUNK_BYTES = 64 * 2**20  # of fp32 logits that the loss works on at a time: enough to fill a GPU
 BUCKET_BYTES = 4 * 2**20  # of fp32 gradients: large enough to fill a link, small enough to start early
-CODE_FOLDER = "code"  # of the user's own on a node, which a model's file is imported from
-MAX_BUCKETS = 64  # of a large model; what is still to be sent when the last backward ends is one of them
+CODE_FOLDER = "code"  # of the user's own on a node; a model's file is imported from it
+MAX_BUCKETS = 64  # of a large model; at most one of them is left to send when the last backward ends
 NORM_VECTORS: dict[Family, int] = {"gpt": 2, "llama": 1}  # LayerNorm has a bias, RMSNorm none
 
 
 class Sizes(Protocol):
-    """What counting needs of a model: h, q, k, f, s, V. Both the model of job.yaml and `ModelShape` have it."""
+    """The sizes that counting needs: h, q, k, f, s, V. Both the model of job.yaml and `ModelShape` have them."""
 
     @property
     def family(self) -> Family: ...
@@ -55,11 +55,12 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched by `factor` to reach beyond the length they were trained at.
+    """Stretching of rotary frequencies by `factor`, to reach beyond the length they were trained at.
 
-    linear: all of them (Chen et al., Position Interpolation, 2023). llama3: those that turn less than `low_freq_factor`
-    times in `original_seq_length` tokens; those that turn more than `high_freq_factor` times stay, and between the two
-    it goes over smoothly (Grattafiori et al., The Llama 3 Herd of Models, 2024, and Meta's published code).
+    linear: all of them (Chen et al., Position Interpolation, 2023). llama3: frequencies that turn less than
+    `low_freq_factor` times in `original_seq_length` tokens. Those that turn more than `high_freq_factor` times stay,
+    with a smooth transition between the two (Grattafiori et al., The Llama 3 Herd of Models, 2024, and Meta's published
+    code).
     """
 
     kind: RopeKind
@@ -76,13 +77,13 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of one family. Raises ValueError for sizes no model can have.
+    """A decoder of one family. Raises ValueError for impossible sizes.
 
     gpt: learned positions, LayerNorm, GELU, biases; with `tanh_gelu` GELU is approximated by tanh. llama: rotary
-    positions, RMSNorm, SwiGLU, no biases but, with `qkv_bias`, those of queries, keys and values; `qk_norm` has an
-    RMSNorm over each head of queries and keys.
-    `head_dim` is None where heads share out the hidden size. With `tied_embeddings` the head is the table of token
-    vectors. `factory`, FILE.py:FUNCTION, builds a model of the user's own (docs/runtime.md).
+    positions, RMSNorm, SwiGLU, no biases except, with `qkv_bias`, of queries, keys and values; `qk_norm` has an RMSNorm
+    over each head of queries and keys. `head_dim` is None where heads share out the hidden size. With `tied_embeddings`
+    the head is the table of token vectors. `factory`, FILE.py:FUNCTION, builds a model of the user's own
+    (docs/runtime.md).
     """
 
     family: Family
@@ -139,15 +140,15 @@ class ModelShape:
 
 
 def layer_matrix_parameters(model: Sizes) -> int:
-    """Weights of one layer's matrices: h (2 q + 2 k) of attention, 2 h f of a GPT's MLP, 3 h f of SwiGLU."""
+    """Return the weights of one layer's matrices: h (2 q + 2 k) of attention, 2 h f of a GPT's MLP, 3 h f of SwiGLU."""
     h = model.hidden_size
     return h * (2 * model.query_size + 2 * model.kv_size) + MLP_MATRICES[model.family] * h * model.ffn_size
 
 
 def layer_parameters(model: Sizes, tp: int = 1) -> int:
-    """Parameters of one layer on one of `tp` shards: matrices, norms, and biases if it has any.
+    """Return the parameters of one layer on one of `tp` shards: matrices, norms, and biases if it has any.
 
-    Those are q + 2 k of queries, keys and values, and a GPT's h of the projection, f and h of the MLP.
+    The biases are q + 2 k of queries, keys and values, and a GPT's h of the projection, f and h of the MLP.
     """
     h, split = model.hidden_size, layer_matrix_parameters(model)
     whole = 2 * NORM_VECTORS[model.family] * h + 2 * model.head_size * model.qk_norm
@@ -159,54 +160,53 @@ def layer_parameters(model: Sizes, tp: int = 1) -> int:
 
 
 def table_parameters(model: Sizes, tp: int = 1) -> int:
-    """Parameters of the table of token vectors, V h, split over the vocabulary."""
+    """Return the parameters of the table of token vectors, V h, split over the vocabulary."""
     return model.vocab_size * model.hidden_size // tp
 
 
 def embedding_parameters(model: Sizes, tp: int = 1) -> int:
-    """Parameters of the embedding, on the first stage: the table, and a GPT's s h positions, whole on each shard."""
+    """Return the parameters of the embedding: the table, and a GPT's s h positions, whole on each shard."""
     positions = model.seq_length * model.hidden_size if model.family == "gpt" else 0
     return table_parameters(model, tp) + positions
 
 
 def head_parameters(model: Sizes, tp: int = 1, is_first: bool = False) -> int:
-    """Parameters of the head, h V, split over the vocabulary, and of the final norm.
+    """Return the parameters of the head, h V, split over the vocabulary, and of the final norm.
 
-    Where the head is tied and its stage `is_first` too, the embedding's table is all there is; elsewhere the last stage
-    has a copy of it.
+    A tied head on a stage that `is_first` too adds only the norm; any other last stage has its own copy of the table.
     """
     table = 0 if model.tied_embeddings and is_first else table_parameters(model, tp)
     return table + NORM_VECTORS[model.family] * model.hidden_size
 
 
 def stage_parameters(model: Sizes, num_layers: int, is_first: bool, is_last: bool, tp: int = 1) -> int:
-    """Parameters of a stage of `num_layers` layers on one of `tp` shards."""
+    """Return the parameters of a stage of `num_layers` layers on one of `tp` shards."""
     ends = embedding_parameters(model, tp) * is_first + head_parameters(model, tp, is_first) * is_last
     return num_layers * layer_parameters(model, tp) + ends
 
 
 def bucket_bytes(parameters: int) -> int:
-    """Bytes of fp32 gradients at which a bucket of a rank with so many parameters is full; at a layer's end half do."""
+    """Return the bytes of fp32 gradients that fill a bucket; half suffice at a layer's end."""
     return max(BUCKET_BYTES, 4 * parameters // MAX_BUCKETS)
 
 
 def gradient_order(num_layers: int, is_first: bool, is_last: bool) -> tuple[Part, ...]:
-    """The parts of a stage in the order in which their gradients travel: the reverse of the forward.
+    """Return the parts of a stage in the order in which their gradients travel: the reverse of the forward.
 
-    So parallel/zero1.py fills its buckets, which never hold parts of two stages; under tensor parallelism what is whole
-    on every shard follows in buckets of its own.
+    parallel/zero1.py fills its buckets in this order. A bucket never holds parts of two stages. Under tensor
+    parallelism, parameters that are whole on every shard follow in buckets of their own.
     """
     counts: tuple[tuple[Part, int], ...] = (("head", is_last), ("layer", num_layers), ("embedding", is_first))
     return tuple(part for part, count in counts for _ in range(count))
 
 
 def matrix_flops(model: Sizes, micro_batch_size: int) -> float:
-    """FLOPs of the forward of one layer's matrices: 2 b s for every weight."""
+    """Return the FLOPs of the forward of one layer's matrices: 2 b s for every weight."""
     return 2.0 * micro_batch_size * model.seq_length * layer_matrix_parameters(model)
 
 
 def attention_flops(model: Sizes, micro_batch_size: int) -> float:
-    """FLOPs of the forward of one layer's attention core, queries x keys and scores x values: 4 b s^2 q.
+    """Return the FLOPs of one layer's attention core forward, queries x keys and scores x values: 4 b s^2 q.
 
     Counted in full, as published formulas do, although a causal kernel may skip the half above the diagonal.
     """
@@ -214,7 +214,7 @@ def attention_flops(model: Sizes, micro_batch_size: int) -> float:
 
 
 def layer_flops(model: Sizes, micro_batch_size: int) -> float:
-    """FLOPs of one layer's forward: for a GPT 24 b s h^2 (1 + s / (6 h)).
+    """Return the FLOPs of one layer's forward: for a GPT 24 b s h^2 (1 + s / (6 h)).
 
     Source: Narayanan et al., Megatron-LM, SC 2021, equation 2.
     """
@@ -222,14 +222,14 @@ def layer_flops(model: Sizes, micro_batch_size: int) -> float:
 
 
 def head_flops(model: Sizes, micro_batch_size: int) -> float:
-    """FLOPs of the head's forward: 2 b s h V. Source as `layer_flops`."""
+    """Return the FLOPs of the head's forward: 2 b s h V. Source as `layer_flops`."""
     return 2.0 * micro_batch_size * model.seq_length * model.hidden_size * model.vocab_size
 
 
 def step_flops(model: Sizes, batch_size: int) -> float:
-    """FLOPs that `batch_size` samples need in all layers and the head; their backward takes as many as two forwards.
+    """Return the FLOPs of `batch_size` samples in all layers and the head; a backward takes as many as two forwards.
 
-    What recomputation does again is left out, so that utilisation cannot be raised by wasting work. Source: Chowdhery
-    et al., PaLM, 2022, appendix B.
+    Recomputation is left out, so that utilisation cannot be raised by wasting work. Source: Chowdhery et al., PaLM,
+    2022, appendix B.
     """
     return 3 * (model.num_layers * layer_flops(model, batch_size) + head_flops(model, batch_size))

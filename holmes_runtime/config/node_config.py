@@ -1,4 +1,4 @@
-"""What one node's agent needs to know beyond the run configuration. Free of torch; the launcher writes it."""
+"""The configuration of a node's agent, next to the run configuration. Free of torch; the launcher writes it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from typing import NamedTuple
 from holmes_runtime.config.strict_json import encode, parse
 
 KEY_VARIABLE = "HOLMES_RANK_KEY"  # in ranks' environment until they read it; hexadecimal
-AGENT_LOCK_FILE = "agent.lock"  # in a node's folder, from when the agent begins
+AGENT_LOCK_FILE = "agent.lock"  # in a node's folder, from the agent's start
 MEMORY_FOLDERS = Path("/dev/shm")
-MEMORY_VARIABLE = "HOLMES_MEMORY_FOLDER"  # where ranks keep the newest checkpoint in memory, in their environment
+MEMORY_VARIABLE = "HOLMES_MEMORY_FOLDER"  # in ranks' environment: where they keep the newest checkpoint in memory
 SHM_BYTES_PER_RANK = 128 << 20  # for NCCL, whose buffers of a rank stay well below; Docker's default of 64 MiB is short
 
 
 def memory_folder(run_id: str, host: str) -> str:
-    """Where ranks of a run on that host keep the newest checkpoint in memory."""
+    """Return the folder where a run's ranks on that host keep the newest checkpoint in memory."""
     return str(MEMORY_FOLDERS / f"holmes-{run_id}-{host.replace('/', '-')}")
 
 
 class TunnelConfig(NamedTuple):
-    """The tunnel between all nodes: the `interface` that is its end on each, which has the node's own address of
-    `node_addresses`; and `endpoints`, by node rank the addresses between which what is encrypted travels."""
+    """The tunnel between all nodes. `interface` is its end on each node, with the node's own address of
+    `node_addresses`.
+
+    `endpoints`: by node rank, the addresses between which the encrypted packets travel.
+    """
 
     interface: str
     endpoints: tuple[str, ...]
 
 
 class GpuClaim(NamedTuple):
-    """A run that has a GPU of a node: its id, whose it is, and since when (Unix time)."""
+    """A run that holds a GPU of a node: its id, its user, and the claim's Unix time."""
 
     uuid: str
     gpu_index: int
@@ -39,29 +42,28 @@ class GpuClaim(NamedTuple):
 
 
 class TunnelEnd(NamedTuple):
-    """A node's end of the tunnel: the public key in base64, and the UDP port where it takes what is encrypted."""
+    """A node's end of the tunnel: the public key in base64, and the UDP port that receives encrypted packets."""
 
     public_key: str
     port: int
 
 
 class TunnelFault(NamedTuple):
-    """Why there is no tunnel on this node, and what to do about it."""
+    """The reason why this node has no tunnel, and the remedy."""
 
     evidence: str
     remedy: str
 
 
 class NodeConfig(NamedTuple):
-    """One node of one attempt of a run.
+    """The configuration of one node in one attempt of a run.
 
-    `addresses` are the planned interfaces and the node's address on each, None where the plan names none;
-    `node_addresses` those of all nodes on the network that they share, in order. The rendezvous is at the first, and
-    takes the first free port from `master_port` on. `inputs` are the files and folders that job.yaml names and every
-    host must have. `environment` is for the ranks; `secrets` are names of variables whose values lie in files of their
-    own. An attached run ends after `silence_limit_s` without a word from the controller; a `detached` one goes on.
-    `tunnel`: None where nothing is encrypted. `meets`: the node is of an island, and its ranks reach the meeting of
-    all.
+    `addresses` has the node's address on each planned interface, None where the plan names none; `node_addresses` has
+    all nodes' addresses on their shared network, in order. The rendezvous is at the first, on the first free port from
+    `master_port` on. `inputs` are the files and folders of job.yaml that every host must have. `environment` is for the
+    ranks; `secrets` are names of variables whose values lie in files of their own. An attached run ends after
+    `silence_limit_s` without a message from the controller; a `detached` one continues. `tunnel`: None where nothing is
+    encrypted. `meets`: the node belongs to an island, and its ranks use the rendezvous of all islands.
     """
 
     run_id: str
@@ -82,16 +84,16 @@ class NodeConfig(NamedTuple):
     meets: bool = False
 
     def to_json(self) -> str:
-        """The text `from_json` reads."""
+        """Return the text that `from_json` reads."""
         return json.dumps(encode(type(self), self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:
-        """Raises ValueError for a missing or unknown key: launcher and runtime are of different versions."""
+        """Parse the configuration. Raises ValueError for a missing or unknown key, from another version of Holmes."""
         return parse(cls, text)
 
 
 def hca_ports(value: str) -> tuple[str, ...]:
-    """`mlx5_0:1`, ... of an NCCL_IB_HCA that names ports exactly, as plans do; a device without a port is its first."""
+    """Return `mlx5_0:1`, ... of an NCCL_IB_HCA with exact ports, as in plans; without a port, it is the first."""
     entries = (entry for entry in value.lstrip("^=").split(",") if entry)
     return tuple(entry if ":" in entry else f"{entry}:1" for entry in entries)

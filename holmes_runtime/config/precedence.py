@@ -1,7 +1,7 @@
-"""What each action of a schedule waits for, as numbers: found once a schedule, then simulated with any seconds.
+"""The precedence of a schedule's actions, as numbers: found once per schedule, then simulated with any seconds.
 
-Schedules fix every order beforehand: of a rank's actions, of the messages on a link. What may vary is only how long
-things take, so an action starts at the later of two moments and a message leaves at the later of two.
+A schedule fixes every order beforehand: of a rank's actions, of the messages on a link. Only durations vary, so an
+action starts at the later of two moments, and a message leaves at the later of two.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from functools import lru_cache
 
 from holmes_runtime.config.schedule import DEEPENED, ActionKind, Schedule, ScheduleName, make_schedule, warmups
 
-MOST_KEPT = 48  # schedules in the cache: the ways to run the placements of two or three pipeline degrees
-NOTHING = 0  # the number of no action: it ended, and its message arrived, when the step began
+MOST_KEPT = 48  # schedules in the cache: those for the placements of two or three pipeline degrees
+NOTHING = 0  # the number of no action: it ended, and its message arrived, before the step began
 
 FIRST_FORWARD, FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)
-"""Kinds of work. A stage's first forward is one of its own, since it waits for weights."""
+"""Kinds of work. A stage's first forward is a kind of its own, since it waits for weights."""
 
 Waits = tuple[int, int, int, int, int]
-"""Of one action: the one before it on its rank, the one whose message it needs, its work (kind x stages + stage), the
-one whose message is ahead of its own on the link, and the edge its message takes: forward edges by stage, then backward
-ones, then one that takes no time."""
+"""One action's predecessors, work and edge: the action before it on its rank, the one whose message it needs, its work
+(kind x stages + stage), the one whose message is ahead of its own on the link, and the edge its message takes: forward
+edges by stage, then backward ones, then one that takes no time.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Precedence:
     """A schedule's actions, numbered from 1 so that each waits for smaller numbers only.
 
-    `waits[i]` are those of action i + 1. `by_rank` has the numbers of a rank's actions in its order, `last` those of
+    `waits[i]` belongs to action i + 1. `by_rank` has the numbers of a rank's actions in its order, `last` the number of
     each stage's last action.
     """
 
@@ -42,16 +43,17 @@ class Precedence:
 def precedence_of(
     name: ScheduleName, pp: int, num_microbatches: int, chunks: int = 1, extra_in_flight: Sequence[int] = ()
 ) -> Precedence:
-    """That of `make_schedule` with the same arguments; of the most frequent schedules without making their actions."""
+    """Return the precedence of `make_schedule` with the same arguments, for usual schedules without actions."""
     if name in DEEPENED:
         return _one_stage_a_rank(warmups(pp, num_microbatches, extra_in_flight or (0,) * (pp - 1)), num_microbatches)
     return find_precedence(make_schedule(name, pp, num_microbatches, chunks, extra_in_flight))
 
 
 def _one_stage_a_rank(warmup: Sequence[int], num_microbatches: int) -> Precedence:
-    """Of ranks that run so many forwards first and then, in turn, a backward and a forward; no later rank runs more.
+    """Return the precedence of 1F1B with `warmup` first forwards by rank; no later rank has more.
 
-    In waves: after the first forwards each rank's next backward, from the last rank on, then each one's next forward.
+    The actions are numbered in waves: after the first forwards, each rank's next backward, from the last rank on, then
+    each rank's next forward.
     """
     pp, nothing_sent = len(warmup), 2 * len(warmup) - 2
     turns = [(rank, True) for rank, first in enumerate(warmup) for _ in range(first)]
@@ -59,7 +61,7 @@ def _one_stage_a_rank(warmup: Sequence[int], num_microbatches: int) -> Precedenc
         turns += [(rank, False) for rank in reversed(range(pp))]
         turns += [(rank, True) for rank, first in enumerate(warmup) if j + first < num_microbatches]
     forwards, backwards, by_rank = ([[NOTHING] for _ in range(pp)] for _ in range(3))
-    # As each rank's and each link's list begins with no action, its last entry is what the next one waits for.
+    # Every list begins with no action, so that its last entry is the predecessor of the next action.
     waits: list[Waits] = []
     for number, (rank, forward) in enumerate(turns, 1):
         numbers = by_rank[rank]
@@ -80,22 +82,22 @@ def _one_stage_a_rank(warmup: Sequence[int], num_microbatches: int) -> Precedenc
 
 
 def find_precedence(schedule: Schedule) -> Precedence:
-    """The precedence of `schedule`. Raises ValueError if it waits for itself."""
+    """Return the precedence of `schedule`. Raises ValueError if it waits for itself."""
     pp, num_actions = len(schedule), sum(map(len, schedule.values()))
     num_stages = 1 + max(action.stage for actions in schedule.values() for action in actions)
     row = 1 + max(action.microbatch for action in schedule[0])
-    # Of each input, found at row x (2 stage + is forward) + micro-batch, and last of one that no action needs:
+    # Inputs are at row x (2 stage + is forward) + micro-batch; the last one is for messages that no action needs.
     unneeded = 2 * num_stages * row
     made_by = [NOTHING] * (unneeded + 1)  # the action that makes it
     awaited_by: list[int | None] = [None] * len(made_by)  # the rank that waits for it
     # By link, from a rank to one of its neighbours, the last action that sent over it. Two ranks alone are each other's
-    # only neighbour, so that with chunks activations and gradients take the same way.
+    # only neighbours, so that with chunks activations and gradients take the same link.
     ahead = [NOTHING] * (2 * pp)
     last = [NOTHING] * num_stages
     by_rank: list[list[int]] = [[] for _ in range(pp)]
     waits: list[Waits] = []
     runnable = list(reversed(range(pp)))
-    # Members of an enumeration are looked up here once: in the loop that would be half of its time.
+    # Members of an enumeration are looked up once here: inside the loop that would be half of its time.
     forwards, whole, weights = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT
     while runnable:
         rank = runnable.pop()
@@ -111,7 +113,7 @@ def find_precedence(schedule: Schedule) -> Precedence:
                     break
             number = len(waits) + 1
             output, leaves, edge = unneeded, NOTHING, 2 * num_stages - 2
-            if forward and stage == num_stages - 1:  # it makes its own backward's input
+            if forward and stage == num_stages - 1:  # its output is the input of its own backward
                 output = own - row
             elif not weight and (forward or stage > 0):
                 output = own + 2 * row if forward else own - 2 * row
@@ -142,14 +144,14 @@ def follow(
     late_s: Sequence[float],
     least_end_s: Sequence[float],
 ) -> tuple[list[float], list[float]]:
-    """When each action ends and its message has left, by number: it runs as soon as rank and input are there.
+    """Return the end of each action, and the moment its message has left, by number: actions start as soon as possible.
 
-    By work as `Waits` numbers it: its seconds, how long its input is under way, and before when it does not end. By
-    edge: for how long a message keeps it busy. Number 0 is the begin of the step.
+    By work, as numbered in `Waits`: `work_s` are its seconds, `late_s` the latency of its input, `least_end_s` its
+    earliest end. By edge: `edge_s` are the seconds a message keeps it busy. Number 0 is the start of the step.
     """
     ends_s, left_s = [0.0], [0.0]
     ended, leaves = ends_s.append, left_s.append
-    # This loop is most of what planning a small fleet takes: lists and numbers, no calls but the two appends.
+    # Most of the time of planning a small fleet is spent in this loop: lists and numbers, no calls but the two appends.
     for before, needed, work, ahead, edge in precedence.waits:
         now_s, there_s = ends_s[before], left_s[needed] + late_s[work]
         now_s = (there_s if there_s > now_s else now_s) + work_s[work]

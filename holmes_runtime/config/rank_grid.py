@@ -1,4 +1,4 @@
-"""The ranks of a run by their coordinates in the tensor, data and pipeline axes, and the groups that follow from them.
+"""The ranks of a run by tensor, data and pipeline coordinates, and the groups that follow from them.
 
 Free of torch.
 """
@@ -24,7 +24,7 @@ EDGE_AXES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
 
 @dataclass(frozen=True)
 class Rank:
-    """Where global rank `rank` runs and its coordinates in the pipeline, data and tensor axes."""
+    """The host of global rank `rank`, and its coordinates in the pipeline, data and tensor axes."""
 
     rank: int
     host: str
@@ -38,12 +38,13 @@ class Rank:
 class Group:
     """One process group: `interfaces[i]` is the network interface of `ranks[i]`.
 
-    axis `tp` holds the shards of one stage's layers; `dp` the replicas of one shard, in hierarchical data parallelism
-    those of one cluster, and `dp_across` one of each cluster; `tied` the two ranks that update copies of one piece of
-    the table of tokens; `pp_forward` and `pp_backward` the two ranks of one pipeline edge, the rank of the earlier
-    stage first, for activations and for gradients. `net_name` is NCCL's network module, read on device "cuda" only;
-    None lets NCCL choose. Gloo opens `streams` connections to each other member, and a message of an edge travels on
-    all of them. `codec` is how messages on an edge are packed; all other groups send values as they are.
+    axis `tp` holds the shards of one stage's layers. `dp` holds the replicas of one shard, in hierarchical data
+    parallelism only the replicas in one cluster, and `dp_across` one replica of each cluster. `tied` holds the two
+    ranks that update copies of one shard of the token table. `pp_forward` and `pp_backward` hold the two ranks of one
+    pipeline edge, the rank of the earlier stage first, for activations and for gradients. `net_name` is NCCL's network
+    module, read on device "cuda" only; None lets NCCL choose. Gloo opens `streams` connections to each other member,
+    and a message of an edge travels on all of them. `codec` packs the messages on an edge; all other groups send values
+    as they are.
     """
 
     name: str
@@ -65,16 +66,16 @@ class Group:
 
     @property
     def key(self) -> GroupKey:
-        """What tells this group from all others."""
+        """The group's unique key."""
         return group_key(self.axis, self.ranks)
 
     def interface_of(self, rank: int) -> str:
-        """The network interface `rank` uses in this group. Raises ValueError if it is not a member."""
+        """Return the network interface of `rank` in this group. Raises ValueError if it is not a member."""
         return self.interfaces[self.ranks.index(rank)]
 
 
 def group_key(axis: Axis, ranks: Iterable[int]) -> GroupKey:
-    """What tells groups apart: an edge by (earlier stage's rank, later stage's rank), others by their members."""
+    """Return a group's unique key: an edge's has (earlier, later) stage's rank, others' their sorted members."""
     return (axis, tuple(ranks) if axis in EDGE_AXES else tuple(sorted(ranks)))
 
 
@@ -82,8 +83,8 @@ def group_key(axis: Axis, ranks: Iterable[int]) -> GroupKey:
 class RankGrid:
     """All ranks, one at each of pp x dp x tp coordinates. Raises ValueError, naming the key, if they are not.
 
-    The pipeline `is_ring` where a rank holds several stages: the last rank then sends on to the first. Data parallelism
-    that is hierarchical needs as many replicas of a stage in each cluster that has any. Where the model `is_tied`,
+    The pipeline `is_ring` where a rank holds several stages: the last rank then sends on to the first. Hierarchical
+    data parallelism needs the same number of a stage's replicas in each of its clusters. Where the model `is_tied`,
     first and last pipeline rank both hold the table of tokens.
     """
 
@@ -123,34 +124,35 @@ class RankGrid:
         return {rank.rank: rank for rank in self.ranks}
 
     def at(self, pp_rank: int, dp_rank: int, tp_rank: int) -> Rank:
-        """The rank at these coordinates. Raises KeyError if there is none."""
+        """Return the rank at these coordinates. Raises KeyError if there is none."""
         return self._by_coordinates[pp_rank, dp_rank, tp_rank]
 
     def rank(self, number: int) -> Rank:
-        """Host and coordinates of global rank `number`. Raises KeyError if there is none."""
+        """Return host and coordinates of global rank `number`. Raises KeyError if there is none."""
         if number not in self._by_number:
             raise KeyError(f"the run has {len(self.ranks)} ranks, no rank {number}")
         return self._by_number[number]
 
     def pipeline(self, dp_rank: int, tp_rank: int) -> tuple[int, ...]:
-        """Global ranks of one shard of replica `dp_rank`'s pipeline, first pipeline rank first."""
+        """Return the global ranks of one shard of replica `dp_rank`'s pipeline, first pipeline rank first."""
         return tuple(self.at(pp_rank, dp_rank, tp_rank).rank for pp_rank in range(self.pp))
 
     def replicas(self, me: Rank) -> tuple[int, ...]:
-        """Global ranks that hold the same part of the model as `me`."""
+        """Return the global ranks that hold the same part of the model as `me`."""
         return tuple(self.at(me.pp_rank, dp_rank, me.tp_rank).rank for dp_rank in range(self.dp))
 
     def _by_cluster(self, me: Rank) -> dict[str, tuple[int, ...]]:
-        """The replicas of `me` by cluster, in the order of their ranks: as torch numbers the members of a group."""
+        """Return the replicas of `me` by cluster, in the order of ranks, as torch numbers the members of a group."""
         found: dict[str, list[int]] = {}
         for number in sorted(self.replicas(me)):
             found.setdefault(self.rank(number).cluster, []).append(number)
         return {cluster: tuple(numbers) for cluster, numbers in found.items()}
 
     def exchanges(self, me: Rank) -> dict[Axis, tuple[int, ...]]:
-        """Global ranks with which `me` exchanges gradients and weights, by axis; no axis where it would be alone.
+        """Return by axis the global ranks that exchange gradients and weights with `me`; no axis where it would be
+        alone.
 
-        Flat: all replicas. Hierarchical: those of its cluster, then of each cluster the one at its position there.
+        Flat: all replicas. Hierarchical: the replicas in its cluster, then the one at its position in each cluster.
         """
         exchanges: dict[Axis, tuple[int, ...]] = {"dp": self.replicas(me)}
         if self.data_parallel == "hierarchical":
@@ -161,7 +163,7 @@ class RankGrid:
         return {axis: ranks for axis, ranks in exchanges.items() if len(ranks) > 1}
 
     def position(self, me: Rank) -> int:
-        """Of `me` among its replicas: which piece of gradients and optimizer states is its own."""
+        """Return the position of `me` among its replicas: the index of its shard of gradients and optimizer states."""
         position = 0
         for ranks in self.exchanges(me).values():
             position = position * len(ranks) + sorted(ranks).index(me.rank)
@@ -169,9 +171,9 @@ class RankGrid:
 
     @cached_property
     def _tied_pairs(self) -> dict[int, tuple[int, int]]:
-        """By rank, the (first stage's, last stage's) ranks of its group `tied`; of all that are in one.
+        """By rank, the (first stage's, last stage's) ranks of its group `tied`, for all ranks in one.
 
-        They own the same piece of their table, so that only pieces travel, once they are summed over replicas.
+        They own the same shard of their table, so that only shards travel, once they are summed over replicas.
         """
         if not self.is_tied or self.pp == 1:
             return {}
@@ -183,27 +185,27 @@ class RankGrid:
         return {number: pair for pair in pairs for number in pair}
 
     def tied(self, me: Rank) -> tuple[int, int] | None:
-        """Ranks (first stage's, last stage's) that update the same piece of the table; None where `me` is not one."""
+        """Return the (first stage's, last stage's) ranks of the tied shard of `me`; None where it has none."""
         return self._tied_pairs.get(me.rank)
 
     def shards(self, me: Rank) -> tuple[int, ...]:
-        """Global ranks that share the layers of `me`."""
+        """Return the global ranks that share the layers of `me`."""
         return tuple(self.at(me.pp_rank, me.dp_rank, tp_rank).rank for tp_rank in range(self.tp))
 
     def edge_before(self, me: Rank) -> tuple[int, int] | None:
-        """Ranks (earlier stage, `me`) of the edge that brings activations; None on the first rank unless a ring."""
+        """Return the ranks (earlier stage, `me`) of the edge that brings activations; None on a chain's first rank."""
         if self.pp == 1 or (me.pp_rank == 0 and not self.is_ring):
             return None
         return self.at((me.pp_rank - 1) % self.pp, me.dp_rank, me.tp_rank).rank, me.rank
 
     def edge_after(self, me: Rank) -> tuple[int, int] | None:
-        """Ranks (`me`, later stage) of the edge that takes activations; None on the last rank unless a ring."""
+        """Return the ranks (`me`, later stage) of the edge that takes activations; None on a chain's last rank."""
         if self.pp == 1 or (me.pp_rank == self.pp - 1 and not self.is_ring):
             return None
         return me.rank, self.at((me.pp_rank + 1) % self.pp, me.dp_rank, me.tp_rank).rank
 
     def check_groups(self, groups: Sequence[Group]) -> None:
-        """Raises ValueError, naming the group, unless `groups` are those the ranks communicate in, each once."""
+        """Raise ValueError, naming the group, unless `groups` are exactly the ones the ranks communicate in."""
         names = [group.name for group in groups]
         check("groups", names, "must have distinct names", len(set(names)) == len(names))
         missing = self._needed_groups()
@@ -218,7 +220,7 @@ class RankGrid:
         check("groups", f"none for {sorted(missing)}", "must hold every group of the plan", not missing)
 
     def _needed_groups(self) -> set[GroupKey]:
-        """Every group this run communicates in."""
+        """Return the keys of all groups in which this run communicates."""
         needed: set[GroupKey] = set()
         for me in self.ranks:
             if self.tp > 1:

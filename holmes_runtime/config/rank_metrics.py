@@ -1,4 +1,4 @@
-"""What one rank saw of its steps: the runtime writes it, the agent passes it on, the launcher makes one of all ranks'.
+"""Metrics of one rank's steps: the runtime writes them, the agent forwards them, the launcher merges all ranks'.
 
 Free of torch.
 """
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from holmes_runtime.config.verdicts import Verdict
 
 METRICS_FILE = "metrics-rank{rank}.jsonl"
-PRINTS_STEPS = "HOLMES_PRINTS_STEPS"  # a variable that is set where no launcher shows what ranks leave in files
+PRINTS_STEPS = "HOLMES_PRINTS_STEPS"  # set where no launcher shows the contents of ranks' files
 NOTICES_FILE = "notices-rank{rank}.jsonl"
 
 
@@ -21,18 +21,18 @@ class ByteCounters(NamedTuple):
     received_bytes: int
 
     def since(self, before: ByteCounters) -> ByteCounters:
-        """The increase from `before` to this reading."""
+        """Return the increase from `before` to this reading."""
         return ByteCounters(self.sent_bytes - before.sent_bytes, self.received_bytes - before.received_bytes)
 
     def plus(self, more: ByteCounters) -> ByteCounters:
-        """This reading and an increase after it."""
+        """Return this reading plus an increase after it."""
         return ByteCounters(self.sent_bytes + more.sent_bytes, self.received_bytes + more.received_bytes)
 
 
 class Waits(NamedTuple):
-    """Seconds waited by axis; `sync` is waiting for the slowest rank when the gradient norm is added up.
+    """Seconds waited by axis; `sync` is waiting for the slowest rank when the gradient norm is summed.
 
-    Gradients and weights under way in hierarchical data parallelism are waited for once, as `dp`.
+    In hierarchical data parallelism, waiting for gradients and weights in transit counts once, as `dp`.
     """
 
     tp: float
@@ -43,17 +43,17 @@ class Waits(NamedTuple):
 
     @property
     def network_s(self) -> float:
-        """Seconds waited for the network, which `sync` is not."""
+        """Seconds waited for the network; `sync` is not among them."""
         return self.tp + self.dp + self.pp_forward + self.pp_backward
 
 
 class OuterExchange(NamedTuple):
-    """An exchange between islands whose outcome a step has applied, as one rank saw it, or all of an island's together.
+    """An outer sync whose result a step has applied, as one rank saw it, or all ranks of an island together.
 
-    islands: those whose changes are in the mean, of so many tokens; one that `has_joined` is not among them and got the
-    state of the others. Bytes are those to and from other islands. duration_s: from its beginning to its end, of which
-    a step waited waited_s. digest: of the anchor and momentum it led to, in hexadecimal; an island's is the sum of its
-    ranks', modulo 2^64, the same for every island; 0 for one that has joined.
+    islands: the contributors to the mean, of so many tokens; an island that `has_joined` is not one of them and
+    received their state. Bytes are to and from other islands. duration_s: from its start to its end; a step waited
+    waited_s of it. digest: of the resulting anchor and momentum, in hexadecimal; an island's is the sum of its ranks',
+    modulo 2^64, the same for every island; 0 for one that has joined.
     """
 
     exchange: int
@@ -68,17 +68,17 @@ class OuterExchange(NamedTuple):
 
 
 class RankMetrics(NamedTuple):
-    """What one rank saw of one step.
+    """One rank's metrics of one step.
 
-    loss: mean over the global batch; eval_loss: of the evaluation after this step; both None but on the last stage.
-    grad_norm: global norm before clipping; None if `skipped`: fp16 gradients overflowed, and the weights stayed as they
-    were. step_s: from the end of the step before to the end of this one, without paused_s, which evaluation, checkpoint
-    and health took between them. tokens_per_s: of the whole run. tflops_per_s and mfu: of one rank; mfu is 0 when the
-    GPU's peak is not known. memory_bytes: the most this rank has held, of a GPU its allocator's pool. compute_s:
-    forward and backward, without waits. exposed_s: the waits that nothing hid. Both are on GPUs of the step before, and
-    0 in the first. interfaces: increase of this host's counters, of interfaces and of planned RDMA ports such as
-    `mlx5_0:1`, on local rank 0 only; what is not known is left out; bytes still in flight when a step ends count to the
-    next. verdicts: slow hosts and links and adapted edges, on rank 0. outer: what islands exchanged, if anything.
+    loss: mean over the global batch; eval_loss: of the evaluation after this step; both None except on the last stage.
+    grad_norm: global norm before clipping; None if `skipped`: fp16 gradients overflowed, and the weights did not
+    change. step_s: from the end of the step before to the end of this one, without paused_s, the time of evaluation,
+    checkpoint and health between them. tokens_per_s: of the whole run. tflops_per_s and mfu: of one rank; mfu is 0 when
+    the GPU's peak is not known. memory_bytes: this rank's peak, on a GPU of its allocator's pool. compute_s: forward
+    and backward, without waits. exposed_s: the waits that nothing hid. On GPUs both are of the step before, and 0 in
+    the first. interfaces: increase of this host's counters, of interfaces and of planned RDMA ports such as `mlx5_0:1`,
+    on local rank 0 only; unknown ones are left out; bytes still in flight when a step ends count to the next. verdicts:
+    slow hosts and links and adapted edges, on rank 0. outer: the outer sync, if any.
     """
 
     step: int
@@ -107,10 +107,10 @@ NoticeTopic = Literal["data", "start", "warning", "saved", "compared"]
 class RankNotice(NamedTuple):
     """A sentence on the data and the weights of a run.
 
-    topic: data: lines of it are skipped, `bad_lines_skipped` in all; start: where the weights come from; warning:
-    something is wrong or different in the checkpoint that they come from; saved: one more checkpoint is whole;
-    compared: both ends compare what travels between hosts in every step from now on.
-    safe_steps: those of a checkpoint that is whole, to start again from; None in sentences on anything else.
+    topic: data: lines are skipped, `bad_lines_skipped` in all; start: the source of the weights; warning: something in
+    their checkpoint is wrong or different; saved: one more checkpoint is whole; compared: both ends compare all traffic
+    between hosts in every step from now on. safe_steps: the steps of a whole checkpoint, to start again from; None in
+    other sentences.
     """
 
     rank: int
@@ -127,7 +127,7 @@ class RankTrace(NamedTuple):
     """A few steps of one rank as spans: each on a track (a thread, a stream of the GPU), with a name.
 
     The columns go by span: `track` and `name` are positions in `tracks` and `names`, `start_ns` is Unix time by the
-    host's clock. Spans are in order of track and start, and on one track lie inside or behind one another.
+    host's clock. Spans are in order of track and start. Two spans on one track are nested or do not overlap.
     """
 
     rank: int
@@ -143,15 +143,15 @@ RankFileKind = Literal["trace", "memory"]
 
 
 def rank_file(kind: RankFileKind, rank: int) -> str:
-    """The name of a file that a rank leaves: its `RankTrace`, compressed; or what filled its GPU's memory. As JSON."""
+    """Return the name of a rank's file, as JSON: its compressed `RankTrace`, or the contents of its GPU's memory."""
     return {"trace": f"trace-rank{rank}.json.gz", "memory": f"memory-rank{rank}.json"}[kind]
 
 
 def step_name(step: int) -> str:
-    """What a step is called in a trace."""
+    """Return the name of a step in a trace."""
     return f"step {step}"
 
 
 def action_name(kind: str, microbatch: int, stage: int) -> str:
-    """What an action of a schedule is called in a trace, measured or predicted."""
+    """Return the name of a schedule's action in a trace, measured or predicted."""
     return f"{kind} {microbatch}, stage {stage}"

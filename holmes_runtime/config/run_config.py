@@ -50,21 +50,21 @@ class Stage:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a rank needs to know about the run. Raises ValueError, naming the key, when inconsistent.
+    """The configuration of a run, as every rank reads it. Raises ValueError, naming the key, when inconsistent.
 
-    `microbatches[i]` is how many micro-batches replica i runs per step; `chunks` how many stages a pipeline rank holds;
-    `extra_in_flight` one number an edge for the schedule "eager", else empty. Where `data_parallel` is "hierarchical",
-    gradients are added up inside clusters first and only then across. `zero` is the stage of ZeRO: 1 shards optimizer
-    states over replicas, 3 also weights and gradients over those of one group on axis dp. With `optimizer_offload`,
-    which is for stage 1, masters and moments are in host memory, where the CPU updates them. `value_type` is the
-    precision of weights, activations and what travels between stages; masters, moments and gradient sums are fp32.
+    `microbatches[i]` are the micro-batches of replica i per step; `chunks` the stages that a pipeline rank holds;
+    `extra_in_flight` one number an edge for the schedule "eager", else empty. With "hierarchical" `data_parallel`,
+    gradients are summed inside clusters first and only then across. `zero` is the stage of ZeRO: 1 shards optimizer
+    states over replicas, 3 also weights and gradients over the ranks of one group on axis dp. With `optimizer_offload`,
+    for stage 1 only, masters and moments are in host memory, where the CPU updates them. `value_type` is the precision
+    of weights, activations and messages between stages; masters, moments and gradient sums are fp32.
 
-    `weights` is a published model's folder, on every host, that a run which resumes nothing starts from; with
-    `from_scratch` a run that resumes begins at step 1 where no folder holds a checkpoint; `resume_step` names one to go
-    back to. With `outer_sync` the run is an island, which shares progress with other runs.
+    `weights` is a published model's folder, on every host; a run that does not resume starts from it. With
+    `from_scratch`, a run that resumes begins at step 1 where no folder holds a checkpoint; `resume_step` names the
+    checkpoint to go back to. With `outer_sync` the run is an island, which shares progress with other runs.
 
-    What a run under way may change of its edges: `lossiest_codec` is the furthest a codec goes, `room_in_flight` how
-    many micro-batches each pipeline rank has room for, empty where that is not known.
+    Limits for changing edges during a run: `lossiest_codec` is the lossiest codec allowed, `room_in_flight` the
+    micro-batches that each pipeline rank has memory for, empty where not known.
     """
 
     schema_version: int
@@ -125,11 +125,11 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
-        """The configuration in `text`. Raises ValueError naming the key path and the value that is wrong."""
+        """Parse the configuration. Raises ValueError naming the key path and the value that is wrong."""
         return parse(cls, text)
 
     def to_json(self) -> str:
-        """The JSON text that `from_json` reads back to an equal configuration."""
+        """Return the JSON text that `from_json` reads back to an equal configuration."""
         return json.dumps(asdict(self), indent=2, allow_nan=False) + "\n"
 
     def with_home_folder(self) -> RunConfig:
@@ -150,7 +150,7 @@ class RunConfig:
 
     @property
     def reads_weights(self) -> bool:
-        """True where ranks may start from a published model: they rehearse nothing, and need not find a checkpoint."""
+        """True if ranks may start from a published model: not in a rehearsal, nor where a checkpoint must be found."""
         return self.weights is not None and self.emulation is None and (not self.resume or self.from_scratch)
 
     @property
@@ -160,38 +160,38 @@ class RunConfig:
 
     @property
     def total_microbatches(self) -> int:
-        """Micro-batches of all replicas per step."""
+        """The micro-batches of all replicas per step."""
         return sum(self.microbatches)
 
     @property
     def message_shape(self) -> tuple[int, int, int]:
-        """Of what crosses a pipeline edge: (micro_batch_size, seq_length / tp, hidden_size)."""
+        """The shape of a message on a pipeline edge: (micro_batch_size, seq_length / tp, hidden_size)."""
         return self.micro_batch_size, self.model.seq_length // self.tp, self.model.hidden_size
 
     def message_bytes(self, codec: Codec) -> int:
-        """Bytes of what crosses a pipeline edge once, packed by `codec`."""
+        """Return the bytes of one message on a pipeline edge, packed by `codec`."""
         return packed_bytes(codec, math.prod(self.message_shape), VALUE_BYTES[self.value_type])
 
     def codec_of(self, axis: Axis, edge: tuple[int, int] | None) -> Codec:
-        """The codec of `edge`, by the ranks of the earlier and the later stage; "none" where there is no edge."""
+        """Return the codec of `edge`, by the ranks of the earlier and the later stage; "none" without an edge."""
         if edge is None:
             return "none"
         return next(group.codec for group in self.groups if group.key == group_key(axis, edge))
 
     @property
     def allowed_codecs(self) -> tuple[Codec, ...]:
-        """What edges may be packed by, mildest first."""
+        """The codecs that edges may use, mildest first."""
         return codecs_up_to(self.lossiest_codec, VALUE_BYTES[self.value_type])
 
     @cached_property
     def edges_between_hosts(self) -> frozenset[int]:
-        """Edges that leave a host in some replica, by earlier pipeline rank: only there messages are packed."""
+        """The edges that leave a host in some replica, by earlier pipeline rank: only their messages are packed."""
         crossing = (group for group in self.groups if group.axis in EDGE_AXES and self._leaves_host(group))
         return frozenset(self.grid.rank(group.ranks[0]).pp_rank for group in crossing)
 
     @cached_property
     def edge_settings(self) -> tuple[EdgeSettings, ...]:
-        """How every edge is used, by earlier pipeline rank; where replicas differ, as the lossiest."""
+        """The settings of every edge, by earlier pipeline rank; where replicas differ, the lossiest codec."""
         found: dict[tuple[Axis, int], Codec] = {}
         for group in self.groups:
             if group.axis in EDGE_AXES:
@@ -202,7 +202,7 @@ class RunConfig:
         return tuple(EdgeSettings(found["pp_forward", e], found["pp_backward", e], extra[e]) for e in edges)
 
     def with_edge_settings(self, settings: Sequence[EdgeSettings]) -> RunConfig:
-        """The same run whose edges are used so; what stays inside a host is not packed."""
+        """Return the same run with these edge settings; edges inside a host are not packed."""
         extra = tuple(each.extra_in_flight for each in settings[: self.pp - 1])
         is_deeper = any(extra) and self.schedule == "1f1b"
         return replace(
@@ -228,20 +228,20 @@ class RunConfig:
         return RankGrid(self.pp, self.dp, self.tp, self.chunks > 1, is_tied, self.data_parallel, self.ranks)
 
     def shards_weights(self, me: Rank) -> bool:
-        """Whether `me` keeps a part of its layers' weights alone; without a group on axis dp it keeps all of them."""
+        """Return True if `me` keeps only a shard of its layers' weights, which needs a group on axis dp."""
         return self.zero == 3 and "dp" in self.grid.exchanges(me)
 
     def sample_numbers(self, dp_rank: int) -> range:
-        """The samples of the global batch that replica `dp_rank` trains on, by number."""
+        """Return the numbers of the global batch's samples that replica `dp_rank` trains on."""
         bounds = [self.micro_batch_size * sum(self.microbatches[:replica]) for replica in (dp_rank, dp_rank + 1)]
         return range(*bounds)
 
     def stages_of(self, pp_rank: int) -> tuple[Stage, ...]:
-        """The stages pipeline rank `pp_rank` holds, first layers first."""
+        """Return the stages that pipeline rank `pp_rank` holds, first layers first."""
         return self.stages[pp_rank :: self.pp]
 
     def schedule_of(self, dp_rank: int) -> Schedule:
-        """The actions of replica `dp_rank` by pipeline rank."""
+        """Return the actions of replica `dp_rank` by pipeline rank."""
         return make_schedule(self.schedule, self.pp, self.microbatches[dp_rank], self.chunks, self.extra_in_flight)
 
     def _check_settings(self) -> None:

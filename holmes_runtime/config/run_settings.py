@@ -1,4 +1,4 @@
-"""What a run is told beside its model and its ranks: data, optimizer, checkpoints, rehearsal. Free of torch."""
+"""Settings of a run other than its model and its ranks: data, optimizer, checkpoints, rehearsal. Free of torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Emulation:
             check(f"slowdown.{cluster}", factor, "must be positive", factor > 0)
 
     def on(self, cluster: str, samples: int) -> Emulation:
-        """The seconds of so many samples on hosts of `cluster`, which have no slowdown of their own any more."""
+        """Return the seconds of so many samples on hosts of `cluster`, with its slowdown applied."""
         factor = samples * self.slowdown.get(cluster, 1.0)
         return Emulation(self.forward_s_per_layer * factor, self.backward_s_per_layer * factor, {})
 
@@ -55,9 +55,9 @@ class Data:
 
     Read by file name: .bin as Megatron tokens, .jsonl and all else as text; text becomes bytes, or the tokens of
     `tokenizer`, a `tokenizers` file. Where `documents` are separate, attention does not cross their borders. The last
-    `validation_fraction` of each source is for evaluation. With `bytes` files that are no text are read as they are; up
-    to `skip_bad_lines` lines or rows of all files may hold no document;
-    `expected_tokenizer` is the one that text needs, as the model's tokens are no bytes; None where they are, or may be.
+    `validation_fraction` of each source is for evaluation. With `bytes`, files that are not text are read as they are.
+    Up to `skip_bad_lines` lines or rows of all files may hold no document. `expected_tokenizer` is the one that text
+    needs where the model's tokens are not bytes; None where they are, or may be.
     """
 
     path: str | tuple[Source, ...]
@@ -77,12 +77,12 @@ class Data:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What is blended; one source where it is no blend."""
+        """The sources of a blend, or the only source."""
         return (Source(self.path, 1.0),) if isinstance(self.path, str) else self.path
 
     @property
     def is_bytes(self) -> bool:
-        """Whether there is text that is read as bytes, as far as the names tell."""
+        """True if some text is read as bytes, judged by the names of files."""
         is_text = not all(source.path.endswith(".bin") for source in self.sources)
         return self.tokenizer is None and is_text and not self.pattern.endswith(".bin")
 
@@ -100,7 +100,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Profile:
-    """Which steps are recorded in traces: so many, after the first `after` that an attempt takes."""
+    """The steps that are recorded in traces: `steps` steps, after the first `after` of an attempt."""
 
     steps: int
     after: int
@@ -114,7 +114,7 @@ class Profile:
 class Checkpointing:
     """A folder on each host, saved to after every `every_steps` steps and the last; `keep_last` are kept.
 
-    Where it is not one folder that all hosts share, `copies` of them hold each piece.
+    Where hosts do not share one folder, `copies` of them hold each shard.
     """
 
     path: str
@@ -155,14 +155,14 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class OuterSync:
-    """How this run, number `island` of `num_islands`, keeps its parameters together with those of the others.
+    """The outer syncs of this run, island number `island` of `num_islands`, with the others.
 
-    After `inner_steps` steps of its own, a round, an island has exchanged the change of all its parameters, packed by
-    `codec`, in as many `fragments`, one after the other; the mean is applied `delay_steps` after it was sent, by an
-    outer step with Nesterov `momentum` at `outer_rate`. Of the samples that all islands take in a round,
-    `round_samples`, its own come after `samples_before` of others. An exchange closes with those islands that have
-    come `grace_s` after the first, not fewer than `quorum`. `interfaces` are those of the ranks towards the other
-    islands, and `streams` the connections to each rank there.
+    In a round of `inner_steps` inner steps, an island exchanges its pseudo-gradient, packed by `codec`, in as many
+    `fragments`, one after the other. The mean is applied `delay_steps` after it was sent, by an outer step with
+    Nesterov `momentum` at `outer_rate`. All islands together take `round_samples` samples in a round; this island's own
+    come after `samples_before` of others. An outer sync closes with the islands that arrived within `grace_s` after the
+    first, and with at least `quorum`. `interfaces` lead from the ranks to the other islands, and `streams` are the
+    connections to each rank there.
     """
 
     island: int
@@ -199,11 +199,11 @@ class OuterSync:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the plan counts on, to tell slow hosts and links by.
+    """The plan's predictions, as the measure for slow hosts and links.
 
     compute_s: seconds one micro-batch computes, by rank, forward and backward of all its stages; empty if not known.
-    transfer_s: seconds of one message of activations, by the name of the edge's group. bytes_per_s: what that group
-    gets of the wire while all edges are loaded, by the same names.
+    transfer_s: seconds of one message of activations, by the name of the edge's group. bytes_per_s: that group's share
+    of the wire while all edges are loaded, by the same names.
     """
 
     compute_s: tuple[float, ...]

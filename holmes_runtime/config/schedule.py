@@ -1,7 +1,7 @@
-"""Pipeline schedules as lists of actions: what the planner simulates is what the runtime executes. Free of torch.
+"""Pipeline schedules as lists of actions, which the planner simulates and the runtime executes. Free of torch.
 
-A rank holds `chunks` stages; stage s is on pipeline rank s % pp (only interleaving has more than one chunk). A
-backward may be split in two: its input's gradient, which the stage before waits for, and its weights' gradients.
+A rank holds `chunks` stages; stage s is on pipeline rank s % pp (only interleaving has more than one chunk). A backward
+may be split in two: its input's gradient, which the stage before waits for, and its weights' gradients.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
-DEEPENED: tuple[ScheduleName, ...] = ("1f1b", "eager")  # those whose micro-batches in flight can be changed
+DEEPENED: tuple[ScheduleName, ...] = ("1f1b", "eager")  # micro-batches in flight can be changed during a run
 
 
 class ActionKind(Enum):
-    """What a stage computes for one micro-batch; BACKWARD is both halves at once."""
+    """A stage's computation for one micro-batch; BACKWARD is both halves at once."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -38,10 +38,13 @@ Schedule = dict[int, tuple[Action, ...]]
 def make_schedule(
     name: ScheduleName, pp: int, num_microbatches: int, chunks: int = 1, extra_in_flight: Sequence[int] = ()
 ) -> Schedule:
-    """The schedule `name` of `pp` pipeline ranks.
+    """Return the schedule `name` of `pp` pipeline ranks.
 
-    `extra_in_flight[e]` is, for "eager" only, how many more micro-batches than under 1F1B are under way across the
-    edge from stage e to e+1. Raises ValueError for values the schedule cannot take.
+    `extra_in_flight[e]`, for "eager" only, are the micro-batches in flight across the edge from stage e to e+1 in
+    addition to 1F1B's.
+
+    Raises:
+        ValueError: The schedule cannot take these values.
     """
     if chunks < 1 or (chunks > 1 and name != "interleaved"):
         raise ValueError(f"schedule {name} holds one chunk of the model on a rank, got {chunks}")
@@ -59,33 +62,39 @@ def make_schedule(
 
 
 def gpipe(pp: int, num_microbatches: int) -> Schedule:
-    """All forwards, then all backwards. Source: Huang et al., GPipe, 2019."""
+    """Return the schedule of all forwards, then all backwards. Source: Huang et al., GPipe, 2019."""
     _check(pp, num_microbatches)
     return {stage: _one_stage(stage, num_microbatches, num_microbatches) for stage in range(pp)}
 
 
 def one_f_one_b(pp: int, num_microbatches: int) -> Schedule:
-    """1F1B without interleaving.
+    """Return 1F1B without interleaving.
 
-    Stage s runs min(p - s, m) forwards, then alternates backward and forward until all m micro-batches are done, so
-    it never holds the activations of more than min(p - s, m) micro-batches.
-    Source: Narayanan et al., PipeDream-Flush, 2021. Raises ValueError for fewer than one stage or micro-batch.
+    Stage s runs min(p - s, m) forwards, then alternates backward and forward until all m micro-batches are done. It
+    thus never holds the activations of more than min(p - s, m) micro-batches. Source: Narayanan et al.,
+    PipeDream-Flush, 2021.
+
+    Raises:
+        ValueError: There is less than one stage or micro-batch.
     """
     return eager(pp, num_microbatches, (0,) * (pp - 1))
 
 
 def eager(pp: int, num_microbatches: int, extra_in_flight: Sequence[int]) -> Schedule:
-    """1F1B with more forwards ahead, so that a slow edge has something to carry while it waits.
+    """Return 1F1B with more forwards ahead, so that a slow edge has something to carry while it waits.
 
-    Stage s runs p - s forwards first, and those of the extra micro-batches of every edge after it. Source: the idea is
-    CrossPipe's (Chen et al., 2025). Raises ValueError unless `extra_in_flight` has p - 1 numbers, none negative.
+    Stage s runs p - s forwards first, and the extra micro-batches of every edge after it. Source: the idea is
+    CrossPipe's (Chen et al., 2025).
+
+    Raises:
+        ValueError: `extra_in_flight` does not have p - 1 numbers, or has a negative one.
     """
     first = warmups(pp, num_microbatches, extra_in_flight)
     return {stage: _one_stage(stage, first[stage], num_microbatches) for stage in range(pp)}
 
 
 def warmups(pp: int, num_microbatches: int, extra_in_flight: Sequence[int]) -> list[int]:
-    """By stage, the forwards that `eager` runs first. Raises ValueError as `eager`."""
+    """Return by stage the number of forwards that `eager` runs first. Raises ValueError as `eager`."""
     _check(pp, num_microbatches)
     if len(extra_in_flight) != pp - 1 or any(extra < 0 for extra in extra_in_flight):
         raise ValueError(f"extra_in_flight must be {pp - 1} numbers, none negative, got {tuple(extra_in_flight)}")
@@ -103,16 +112,17 @@ def _one_stage(stage: int, max_in_flight: int, num_microbatches: int) -> tuple[A
 
 
 def zero_bubble(pp: int, num_microbatches: int) -> Schedule:
-    """1F1B whose weight gradients wait for idle time: on stage s each comes s micro-batches after its input gradient.
+    """Return 1F1B whose weight gradients fill idle time: on stage s each follows s micro-batches after its input
+    gradient.
 
-    A stage keeps what min(p, m) micro-batches need at most. Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023,
-    schedule ZB-H1.
+    A stage keeps the activations of min(p, m) micro-batches at most. Source: Qi et al., Zero Bubble Pipeline
+    Parallelism, 2023, schedule ZB-H1.
     """
     return {stage: _delay_weights(actions, stage) for stage, actions in one_f_one_b(pp, num_microbatches).items()}
 
 
 def _delay_weights(actions: Iterable[Action], lag: int) -> tuple[Action, ...]:
-    """The actions with each backward split, its weight half after the input half of `lag` micro-batches later."""
+    """Return the actions with each backward split: its weight half follows the input half `lag` micro-batches later."""
     split: list[Action] = []
     waiting: list[Action] = []
     for action in actions:
@@ -127,10 +137,13 @@ def _delay_weights(actions: Iterable[Action], lag: int) -> tuple[Action, ...]:
 
 
 def interleaved(pp: int, num_microbatches: int, chunks: int) -> Schedule:
-    """1F1B over pp * chunks stages, of which rank r holds r, r + pp, r + 2 pp ...: a shorter bubble for more messages.
+    """Return 1F1B over pp * chunks stages; rank r holds r, r + pp, r + 2 pp ...: a shorter bubble for more messages.
 
-    Micro-batches go in rounds of pp through the first chunk, then the same round through the next. Source: Narayanan
-    et al., Megatron-LM, SC 2021. Raises ValueError unless pp divides the micro-batches.
+    Micro-batches go in rounds of pp through the first chunk, then the same round through the next. Source: Narayanan et
+    al., Megatron-LM, SC 2021.
+
+    Raises:
+        ValueError: pp does not divide the micro-batches.
     """
     _check(pp, num_microbatches)
     if chunks > 1 and num_microbatches % pp:
@@ -160,9 +173,9 @@ def _one_rank_interleaved(rank: int, pp: int, num_microbatches: int, chunks: int
 
 
 def most_in_flight(actions: Iterable[Action]) -> dict[int, int]:
-    """By stage, how many micro-batches' activations a rank running `actions` keeps at the worst moment of the rank.
+    """Return by stage the micro-batches whose activations a rank running `actions` holds at its worst moment.
 
-    The moment is the one when the rank keeps most micro-batches over all its stages.
+    At that moment the rank holds the most micro-batches over all its stages.
     """
     held: dict[int, int] = {}
     worst: dict[int, int] = {}
@@ -184,9 +197,9 @@ def microbatches_in_flight(
     chunks: int = 1,
     extra_in_flight: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """Micro-batches whose activations pipeline rank `rank` holds at its worst moment, by chunk.
+    """Return by chunk the micro-batches whose activations pipeline rank `rank` holds at its worst moment.
 
-    Closed forms of what `most_in_flight` counts on the actions; a test compares the two.
+    Closed forms of the counts of `most_in_flight`; a test compares the two.
     """
     if schedule == "gpipe":
         return (num_microbatches,)
@@ -200,10 +213,10 @@ def microbatches_in_flight(
 
 
 def gradients_arrived(schedule: Schedule, pp_rank: int) -> dict[Action, list[Action]]:
-    """By forward of `pp_rank`, those of its backwards whose gradients have been received once its input is there.
+    """Return by forward of `pp_rank` its backwards whose gradients have arrived once the forward's input is there.
 
-    The rank before sent that input after all that stands before it in its own list, and it had our gradients for
-    that. Each backward comes once, with the first forward that proves it.
+    The rank before sends that input after all earlier actions in its own list, and these needed our gradients. Each
+    backward comes once, with the first forward that proves it.
     """
     pp = len(schedule)
     before = schedule[(pp_rank - 1) % pp]

@@ -1,7 +1,7 @@
-"""Records as JSON and back, and nothing that they do not ask for: frozen dataclasses and named tuples.
+"""Strict conversion of records (frozen dataclasses and named tuples) to JSON and back.
 
-Of several records that a field may hold, the JSON names the one by its "kind". Free of torch, and of `dataclasses`,
-which would make the node agent's start slower.
+Where a field may hold several records, the JSON names one by its "kind". Free of torch, and of `dataclasses`, which
+would make the node agent's start slower.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Record = TypeVar("Record")
 
 
 def parse(cls: type[Record], text: str, max_values: int | None = None) -> Record:
-    """An instance of record `cls` from its JSON `text`. Raises ValueError naming the key path and the value.
+    """Parse a record of `cls` from its JSON `text`. Raises ValueError naming the key path and the value.
 
-    Text of somebody else is to hold no more than `max_values`: a value takes many times its text in memory.
+    Text from outside may hold no more than `max_values`: a value takes many times its text in memory.
     """
     record: Record = decode(cls, loads(text, max_values), "")
     return record
 
 
 def parse_one_of(kinds: tuple[type[Record], ...], text: str) -> Record:
-    """The record that `to_json` with its kind made `text` of, one of `kinds`. Raises ValueError as `parse`."""
+    """Parse one of the records `kinds` from text that `to_json` wrote with its kind. Raises ValueError as `parse`."""
     return _decode_one_of(kinds, loads(text, MAX_VALUES), "")
 
 
 def to_json(record: object, with_kind: bool = False) -> str:
-    """The text `parse` reads, or `parse_one_of`, on one line. Raises ValueError for a number JSON does not have."""
+    """Return the text that `parse`, or `parse_one_of`, reads, on one line. Raises ValueError for NaN or infinity."""
     return json.dumps(_encode_kind(record) if with_kind else encode(type(record), record), allow_nan=False)
 
 
 def encode(hint: Any, value: Any) -> Any:
-    """`value`, of the annotated type `hint`, in what `json.dumps` knows."""
+    """Return `value`, of the annotated type `hint`, as plain data for `json.dumps`."""
     if value is None or isinstance(value, str | int | float):
         return value
     origin, arguments = get_origin(hint), get_args(hint)
@@ -59,7 +59,7 @@ def _encode_kind(record: object) -> dict[str, object]:
 
 
 def loads(text: str, max_values: int | None = None) -> object:
-    """Parse JSON. Raises ValueError for what is none, is nested deeply, or may hold more than `max_values`.
+    """Parse JSON. Raises ValueError if it is malformed, nested deeply, or may hold more than `max_values`.
 
     Commas in strings count as well.
     """
@@ -73,7 +73,7 @@ def loads(text: str, max_values: int | None = None) -> object:
 
 @cache
 def _fields(cls: Any) -> dict[str, Any]:
-    """The fields of a record with their types."""
+    """Return the fields of a record with their types."""
     hints = get_type_hints(cls)
     return {name: hints[name] for name in getattr(cls, "_fields", ()) or getattr(cls, "__dataclass_fields__", ())}
 
@@ -92,7 +92,7 @@ def _join(path: str, key: str) -> str:
 
 
 def _decode_record(cls: type[Record], data: object, path: str) -> Record:
-    """An instance of record `cls` from parsed JSON. Raises ValueError naming the key path and the value."""
+    """Return a record of `cls` from parsed JSON. Raises ValueError naming the key path and the value."""
     if not isinstance(data, Mapping):
         raise ValueError(f"{path or cls.__name__}: expected an object, got {shown(data)}")
     hints = _fields(cls)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def _decode_record(cls: type[Record], data: object, path: str) -> Record:
 
 
 def _decode_one_of(kinds: tuple[type[Record], ...], data: object, path: str) -> Record:
-    """The record of `kinds` that parsed JSON names."""
+    """Return the record of `kinds` that parsed JSON names."""
     if not isinstance(data, Mapping):
         raise ValueError(f"{path or 'text'}: expected an object, got {shown(data)}")
     names = {cls.__name__: cls for cls in kinds}
@@ -123,7 +123,7 @@ def _decode_one_of(kinds: tuple[type[Record], ...], data: object, path: str) -> 
 
 
 def decode(hint: Any, value: object, path: str) -> Any:
-    """`value` as the annotated type `hint`: a record, tuple, optional, literal or scalar. Raises ValueError."""
+    """Return `value` as the annotated type `hint`: a record, tuple, optional, literal or scalar. Raises ValueError."""
     if _is_record(hint):
         return _decode_record(hint, value, path)
     origin, arguments = get_origin(hint), get_args(hint)
@@ -146,7 +146,7 @@ def decode(hint: Any, value: object, path: str) -> Any:
 
 
 def _decode_union(hints: tuple[Any, ...], value: object, path: str) -> Any:
-    """`value` as one of the types `hints`: of records the one it names; of text and another, by what it is."""
+    """Return `value` as one of the types `hints`: a record by its kind, text or another type by its JSON type."""
     if value is None and type(None) in hints:
         return None
     present = tuple(hint for hint in hints if hint is not type(None))
@@ -156,7 +156,7 @@ def _decode_union(hints: tuple[Any, ...], value: object, path: str) -> Any:
 
 
 def _decode_scalar(hint: type, value: object, path: str) -> int | float | str | bool:
-    """`value` as int, float, bool, str, or a text that its own type checks.
+    """Return `value` as int, float, bool, str, or a text that its own type checks.
 
     A whole number may stand for a float; a boolean never for a number.
     """
@@ -176,7 +176,7 @@ def _decode_scalar(hint: type, value: object, path: str) -> int | float | str | 
 
 
 def _finite(value: float, path: str) -> float:
-    """Also of an integer that no float can hold."""
+    """Return a finite float. Raises ValueError, also for an integer that no float can hold."""
     try:
         number = float(value)
     except OverflowError:
@@ -187,7 +187,7 @@ def _finite(value: float, path: str) -> float:
 
 
 def _text(value: str, path: str) -> str:
-    """`value`, unless it has half of a surrogate pair, which no file or terminal takes."""
+    """Return `value`. Raises ValueError if it has half of a surrogate pair, which no file or terminal takes."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What is slower than planned, and what the ranks changed because of it. The launcher and its planner go by it.
+"""Verdicts of ranks: parts slower than planned, and changes made because of them, for launcher and planner.
 
 Free of torch.
 """
@@ -18,7 +18,7 @@ class HostIsSlow(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The verdict as a sentence."""
         return f"slow host {self.host}: computes {self.ratio:.1f}x longer than planned"
 
 
@@ -26,7 +26,7 @@ class LinkIsSlow(NamedTuple):
     """A message takes `ratio` times as long as planned: `taken_s` seconds, not `planned_s`.
 
     Between two clusters it is the worst of `links` slow ones, which share the `trunk`, and stands for all of them.
-    Where all that cross that way are slow, the trunk is: it carries `carried_bytes_per_s`, not `planned_bytes_per_s`.
+    Where all links of the trunk are slow, the trunk is: it carries `carried_bytes_per_s`, not `planned_bytes_per_s`.
     """
 
     sender: str
@@ -41,7 +41,7 @@ class LinkIsSlow(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The verdict as a sentence."""
         if self.trunk is not None and self.carried_bytes_per_s is not None and self.planned_bytes_per_s is not None:
             rates = f"{_line_rate(self.carried_bytes_per_s)}, planned {_line_rate(self.planned_bytes_per_s)}"
             message = f"{self.sender} to {self.receiver} takes {self.taken_s:.3g} s, not {self.planned_s:.3g} s"
@@ -54,14 +54,14 @@ class LinkIsSlow(NamedTuple):
 
 
 class AllHostsSlow(NamedTuple):
-    """Every host computes longer than planned, from `least` to `most` times as long: it is the plan that is wrong."""
+    """Every host computes longer than planned, from `least` to `most` times as long: the plan itself is wrong."""
 
     least: float
     most: float
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The verdict as a sentence."""
         return (
             f"every host computes {self.least:.1f}x to {self.most:.1f}x longer than planned: the plan "
             "took the wrong speed (measure it with `holmes calibrate`)"
@@ -69,8 +69,10 @@ class AllHostsSlow(NamedTuple):
 
 
 class EdgeAdapted(NamedTuple):
-    """From the next step on an edge is used as `now` says. A message of activations, and one of gradients, packed as
-    before, took so many seconds in the slowest replica. `earlier` and `later` are the hosts at its ends."""
+    """An edge uses the settings `now` from the next step on. `earlier` and `later` are the hosts at its ends.
+
+    A message of activations, and one of gradients, packed as `before`, took so many seconds in the slowest replica.
+    """
 
     earlier: tuple[str, ...]
     later: tuple[str, ...]
@@ -81,7 +83,7 @@ class EdgeAdapted(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The verdict as a sentence."""
         names = ("activations", "gradients", "extra micro-batches in flight")
         changed = [
             f"{name} {old} -> {new}" for name, old, new in zip(names, self.before, self.now, strict=True) if old != new
@@ -102,7 +104,7 @@ class DataIsSlow(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The verdict as a sentence."""
         return (
             f"slow data on {self.host}: rank {self.rank} waits {self.waited_s:.2g} s of a step of {self.step_s:.2g} s "
             "for its samples: look at the disk or share that `data:` names"
