@@ -1,4 +1,4 @@
-"""The age of measurements, for people."""
+"""The age of measurements, for display."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from holmes_core.units import format_duration
 
-SOON_S = 60.0  # of the time of this probe
+SOON_S = 60.0  # younger measurements count as new
 
 
 def measured_ago(moments_s: Iterable[float | None], now_s: float | None) -> str:

@@ -26,9 +26,9 @@ def is_limited(keys: set[int]) -> bool:
 
 
 def full_member_indices(tables: Tables) -> dict[str, int] | None:
-    """Return by host the index at which all its ports are full members of the one partition common to all hosts.
+    """Return by host the index at which all its ports are full members of one partition, the same for all hosts.
 
-    None where no partition is common, or several are: only the fabric's owner knows which one is meant.
+    None where there is no such partition, or several: only the fabric's owner knows which one is meant.
     """
     of_hosts = [_indices(ports) for ports in tables.values()]
     if not of_hosts or not all(tables.values()):

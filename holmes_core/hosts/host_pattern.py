@@ -12,7 +12,7 @@ from typing import NoReturn
 from holmes_core.errors import HolmesError
 
 NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
-NAME_LENGTH = 253  # of a DNS name, RFC 1035
+NAME_LENGTH = 253  # a DNS name's, RFC 1035
 MAX_HOSTS = 100_000
 
 _PIECE = re.compile(r"(?P<text>[A-Za-z0-9._-]+)|\[(?P<numbers>[^\[\]]*)\]|(?P<comma> *, *)")

@@ -59,7 +59,7 @@ class Gpu(Record):
     pci_gen_max: int | None = None
     pci_width: int | None = None  # lanes
     pci_width_max: int | None = None
-    fabric_state: str | None = None  # of its NVSwitch fabric, `Completed`
+    fabric_state: str | None = None  # the state of its NVSwitch fabric, `Completed`
     fabric_status: str | None = None
     nvlink_cluster: str | None = None  # ClusterUUID of the NVLink fabric that it shares with other hosts' GPUs
     nvlink_clique: int | None = None  # CliqueId there: GPUs of one clique reach each other
@@ -99,14 +99,14 @@ class Nic(Record):
     state: str | None  # as ibstat names it, like `phys_state`
     phys_state: str | None
     netdev: str | None
-    subnet_prefix: str | None  # of InfiniBand, `fe80:0000:0000:0000`
-    sm_lid: int | None  # of the subnet manager
+    subnet_prefix: str | None  # InfiniBand's, `fe80:0000:0000:0000`
+    sm_lid: int | None  # the subnet manager's LID
     usable_by_nccl_ib: bool | None  # NCCL's verbs transport takes it
     why: str  # the reason why it is usable or not
     rail: int | None = Field(default=None, ge=0)  # its number among the host's rails, in order of the GPUs they serve
     rail_why: str = ""  # the reason why it is a rail or not; empty before rails are chosen
     lid: int | None = None
-    sm_guid: str | None = None  # of the subnet manager's port: unique to a fabric
+    sm_guid: str | None = None  # the subnet manager's port: unique to a fabric
     driver: str | None = None
     firmware: str | None = None
     hca_type: str | None = None
@@ -163,7 +163,7 @@ class Netdev(Record):
     mac: str | None = None
     operstate: str | None = None  # `up`, `down`, `unknown`, as the kernel says
     link_detected: bool | None = None
-    max_speed_bytes_per_s: float | None = None  # of the fastest mode that the card supports
+    max_speed_bytes_per_s: float | None = None  # the fastest mode that the card supports
     bond_slaves: tuple[BondSlave, ...] | None = None  # None also where it is no bond
     rp_filter: int | None = None  # these three: the kernel's effective values, `all` included
     arp_ignore: int | None = None

@@ -38,7 +38,7 @@ class Finding(Record):
     rule: str  # id in the catalogue of rules, `NIC-PORT-DOWN`
     severity: Severity
     hosts: tuple[str, ...]
-    evidence: str  # what was seen
+    evidence: str  # the values that were seen
     effect: str  # its effect on training
     remedy: str
 
@@ -118,16 +118,16 @@ class Host(Record):
     python_asked: bool = False  # else `software` says nothing
     python_failure: str | None = None  # the last line of output where it did not run
     kernel: str | None = None  # its release
-    boot_id: str | None = None  # of the kernel that runs: hosts with the same one are the same machine
+    boot_id: str | None = None  # the running kernel's: hosts with the same one are the same machine
     cpu_count: int | None = None
     memory_bytes: int | None = None
     hugepages: int | None = None
-    kernel_modules: tuple[str, ...] | None = None  # what the outputs show loaded
+    kernel_modules: tuple[str, ...] | None = None  # modules that the outputs show loaded
     kernel_modules_complete: bool = False  # only then is a module that is not listed surely not loaded
     peermem: bool | None = None  # GPUDirect RDMA through nvidia_peermem or nv_peer_mem
     open_gpu_driver: bool | None = None  # the open kernel module, which has DMA-BUF
     gpu_driver_version: str | None = None
-    other_accelerators: tuple[str, ...] = ()  # of makers that Holmes does not support: "AMD Instinct MI300X"
+    other_accelerators: tuple[str, ...] = ()  # from makers that Holmes does not support: "AMD Instinct MI300X"
     gpu_count_lspci: int | None = None  # None where lspci was not read
     nvidia_smi_failure: str | None = None  # its message when it failed as a whole
     gpu_processes: tuple[GpuProcess, ...] | None = None  # None where they were not queried
@@ -135,13 +135,13 @@ class Host(Record):
     imex: str | None = None  # state of the nvidia-imex service, `active`
     warnings: tuple[str, ...] = ()  # lines of tools that are faults in themselves (infoROM, Xid)
     pci: tuple[PciDevice, ...] = ()
-    iommu_groups: int | None = None  # how many /sys/kernel/iommu_groups has
-    iommu_group_types: tuple[str, ...] | None = None  # of all groups, each once: `identity`, `DMA`, `DMA-FQ`
+    iommu_groups: int | None = None  # the number of entries of /sys/kernel/iommu_groups
+    iommu_group_types: tuple[str, ...] | None = None  # all groups' types, each once: `identity`, `DMA`, `DMA-FQ`
     kernel_command_line: str | None = None
     virtual_machine: bool | None = None
     container: str | None = None  # `kubernetes`, `docker`, ..., `unknown`; `none` where no sign of one was found
-    slurm_job_id: str | None = None  # of the Slurm job that the probe ran inside
-    gpu_device_files: int | None = None  # how many /dev/nvidia0, 1, ... there are: a container or job may have fewer
+    slurm_job_id: str | None = None  # the Slurm job that the probe ran inside
+    gpu_device_files: int | None = None  # the number of /dev/nvidia0, 1, ...: a container or job may have fewer
     memlock_bytes: int | None = None  # -1 for unlimited
     nofile: int | None = None  # -1 for unlimited
     shm_bytes: int | None = None  # size of /dev/shm
@@ -151,13 +151,13 @@ class Host(Record):
     user_is_root: bool | None = None
     capabilities_effective: int | None = None  # bit mask of the probing process; 0 in a user namespace of its own
     name_resolves_to: tuple[str, ...] = ()  # addresses of `hostname` on the host itself
-    uverbs: int | None = None  # how many /dev/infiniband/uverbs* there are
-    uverbs_openable: int | None = None  # how many of them this user may open
+    uverbs: int | None = None  # the number of /dev/infiniband/uverbs*
+    uverbs_openable: int | None = None  # the number of them that this user may open
     nccl_settings: tuple[NcclSetting, ...] = ()
     nccl_net_plugins: tuple[str, ...] | None = None  # libnccl-net*.so files where a loader would look
-    ofi_plugins: tuple[OfiPlugin, ...] | None = None  # of aws-ofi-nccl; None where not searched
+    ofi_plugins: tuple[OfiPlugin, ...] | None = None  # the aws-ofi-nccl ones; None where not searched
     libfabric: tuple[LibfabricDomain, ...] | None = None  # None where fi_info was not asked
-    sources: tuple[str, ...] = ()  # tools that gave something
+    sources: tuple[str, ...] = ()  # tools that gave some output
     conflicts: tuple[Conflict, ...] = ()
     impossible: tuple[Impossible, ...] = ()
 
@@ -173,9 +173,9 @@ class NetworkPort(Record):
     host: str
     netdev: str | None  # for TCP
     address: str | None
-    bandwidth_bytes_per_s: float | None = Field(ge=0)  # of the netdev
+    bandwidth_bytes_per_s: float | None = Field(ge=0)  # the netdev's
     hcas: tuple[str, ...] = ()  # for RDMA, `mlx5_0:1`, in order of their rail numbers
-    rdma_bandwidth_bytes_per_s: float | None = Field(default=None, ge=0)  # of all HCAs together
+    rdma_bandwidth_bytes_per_s: float | None = Field(default=None, ge=0)  # all HCAs together
     net_plugin: str | None = None  # the library by which NCCL uses these HCAs, where its own verbs transport cannot
 
 

@@ -60,8 +60,8 @@ class ModePrice(Record):
     """One mode of the job on these hosts at its best, or the reason that rules it out."""
 
     mode: Mode
-    clusters: tuple[str, ...] = ()  # that train
-    seconds: float | None = None  # of a step, or of a round of islands; None where the mode is ruled out
+    clusters: tuple[str, ...] = ()  # the clusters that train
+    seconds: float | None = None  # one step, or one round of islands; None where the mode is ruled out
     tokens_per_s: float | None = None
     across_bytes: int | None = None  # sent between clusters in those seconds
     why: str = ""  # the reason why it is not the plan's
@@ -70,7 +70,7 @@ class ModePrice(Record):
 class BestMode(Record):
     """The best mode if every two clusters were joined by such a link."""
 
-    bandwidth_bytes_per_s: float  # of payload, a host
+    bandwidth_bytes_per_s: float  # payload per host
     latency_s: float
     mode: Mode
     tokens_per_s: float

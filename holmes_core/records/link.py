@@ -52,7 +52,7 @@ class Link(Record):
     direction: Direction  # forward: hosts[0] sent to hosts[1]
     latency_s: Spread | None  # half a TCP round trip; None for `ib_write_bw`
     bandwidth_bytes_per_s: Spread
-    samples: int = Field(ge=1)  # of bandwidth: windows of one transfer, or repeated runs of `ib_write_bw`
+    samples: int = Field(ge=1)  # windows of one transfer, or repeated runs of `ib_write_bw`
     memory: Memory = "host"
     tunnel: bool = False  # inside a WireGuard tunnel between `devices`, for this test alone
     measured_at_s: float | None = None  # by the controller's clock, since 1970
@@ -67,9 +67,9 @@ class Trunk(Record):
     """The bandwidth that all traffic from one cluster to another shares, in each direction at once."""
 
     clusters: tuple[str, str]
-    bandwidth_bytes_per_s: float = Field(gt=0)  # of payload, the slower direction; a stated one is a line rate
+    bandwidth_bytes_per_s: float = Field(gt=0)  # payload, in the slower direction; a stated one is a line rate
     source: Literal["hosts.yaml", "measured"]
-    pairs: int = Field(ge=0)  # of hosts that sent at once, for a measured one
+    pairs: int = Field(ge=0)  # hosts that sent at once, for a measured one
     measured_at_s: float | None = None  # by the controller's clock, since 1970
 
 

@@ -18,7 +18,7 @@ from holmes_core.records.record import FileRecord, Record
 
 SCHEMA_VERSION = 1
 MOST_FAULTS = 10  # in one message
-MOST_CHARACTERS = 60  # of a key or value it shows
+MOST_CHARACTERS = 60  # shown of a key or value
 _KINDS = {type(None): "is empty", list: "holds a list", str: "holds a text"}
 
 # pydantic's own messages speak of tuples and regular expressions.

@@ -46,8 +46,8 @@ class Node(Record):
     access: Access
     num_ranks: int
     shared_netdev: str  # the interface on the network all clusters share
-    shared_address: str  # where the other nodes reach it for control traffic
-    tunnel_endpoint: str | None = None  # where they send encrypted traffic; None without a tunnel
+    shared_address: str  # other nodes send control traffic there
+    tunnel_endpoint: str | None = None  # other nodes send encrypted traffic there; None without a tunnel
     environment: tuple[EnvironmentVariable, ...]
 
 
@@ -57,7 +57,7 @@ class PlanStage(Record):
     index: int  # the stage is on pipeline rank index % pp
     first_layer: int
     stop_layer: int  # the first one after it
-    clusters: tuple[str, ...]  # whose slots hold it; several only when one is too small
+    clusters: tuple[str, ...]  # their slots hold it; several only when one is too small
 
     @property
     def num_layers(self) -> int:
@@ -96,7 +96,7 @@ class PlanGroup(Record):
     """The least share of a trunk between clusters while the group communicates; None where none is known."""
     latency_s: float = 0.0  # the longest latency between two members; 0 where it was not measured
     streams: int = 1  # parallel TCP connections that it takes to reach the rate
-    codec: Codec = "none"  # of the messages on an edge, axis pp_forward or pp_backward; others are sent as they are
+    codec: Codec = "none"  # packs the messages on an edge, axis pp_forward or pp_backward; others are sent as they are
 
     @property
     def rate_bytes_per_s(self) -> float | None:
@@ -118,14 +118,14 @@ class Prediction(Record):
     """Seconds of one step and its parts, which add up to it along the critical path; memory and traffic."""
 
     step_s: float
-    compute_s: float  # of the busiest rank
+    compute_s: float  # the busiest rank's
     bubble_s: float
     exposed_tp_s: float  # these three: the time that each kind of traffic adds
     exposed_edge_s: float
     exposed_dp_s: float
     optimizer_s: float
     tokens_per_s: float
-    memory_bytes: tuple[int, ...]  # of a rank, by pipeline rank
+    memory_bytes: tuple[int, ...]  # one rank's, by pipeline rank
     host_memory_bytes: tuple[int, ...] = ()  # likewise, for offloaded states and an island's copies; or empty
     microbatch_compute_s: tuple[tuple[float, ...], ...]
     """By pipeline rank and replica: forward and backward of one micro-batch, without tensor parallel collectives."""
@@ -173,7 +173,7 @@ class SolveReport(Record):
     objective_s: float  # the least found, which the integer program minimizes
     bound_s: float  # no placement of any candidate takes less; where the plan is without ZeRO-3, none without it
     gap: float  # (objective - bound) / objective; 0 is a proof
-    placement_s: float  # of this plan; larger than the objective where simulation preferred another of the best
+    placement_s: float  # this plan's; larger than the objective where simulation preferred another of the best
     candidates: int
     programs: int  # integer programs that were solved
     step_bound_s: float | None = None  # no candidate's step is simulated faster, however placed and scheduled
@@ -209,7 +209,7 @@ class Plan(FileRecord):
     data_parallel: DataParallel = "flat"
     zero: Zero = 1
     micro_batch_size: int
-    microbatches: tuple[int, ...]  # of each replica per step
+    microbatches: tuple[int, ...]  # by replica, per step
     schedule: ScheduleName
     chunks: int  # stages that a pipeline rank holds
     extra_in_flight: tuple[int, ...]
@@ -226,7 +226,7 @@ class Plan(FileRecord):
     groups: tuple[PlanGroup, ...]
     prediction: Prediction
     solve: SolveReport
-    usual_order: Prediction | None  # of the same job with ranks in the order of hosts
+    usual_order: Prediction | None  # the same job with ranks in the order of hosts
     modes: Modes | None = None  # the other options where job.yaml allows islands
 
     @property

@@ -35,7 +35,7 @@ _GIVEN: dict[frozenset[str], set[str]] = {}
 
 
 class FileRecord(Record):
-    """A record with a file of its own. `KIND` names it in the file, `RENEW` is the command that makes it anew."""
+    """A record with a file of its own. `KIND` names it in the file; the command `RENEW` makes it again."""
 
     KIND: ClassVar[str]
     RENEW: ClassVar[str]

@@ -20,7 +20,7 @@ class Failure(Record):
     rank: int | None  # None for a node, or for all
     exit_code: int  # below 0: a signal's number
     message: str
-    last_lines: tuple[str, ...]  # of its log
+    last_lines: tuple[str, ...]  # the last lines of its log
     time_s: float  # since 1970
     likely: str | None = None  # its usual cause, as a sentence; None where none is known
     host_lost: bool = False  # the node itself is gone
@@ -42,7 +42,7 @@ class Controller(Record):
     """The process that watches a run."""
 
     pid: int
-    start_ticks: int  # the kernel's start time of it, since ids are used again
+    start_ticks: int  # the process's start time by the kernel, since ids are reused
     host: str = ""  # the machine's name; "" in records that do not have it
 
 
@@ -63,7 +63,7 @@ class SentCode(Record):
     """The folder of the user's own code, as it was sent."""
 
     folder: str  # on the controller
-    digest: str  # of names and contents
+    digest: str  # a digest of names and contents
     files: int
     size_bytes: int
     revision: str | None  # the commit that git has checked out there; None outside a git repository
@@ -78,7 +78,7 @@ class Run(FileRecord):
 
     schema_version: Literal[1] = 1
     run_id: str
-    plan_digest: str  # of the attempt's plan
+    plan_digest: str  # the attempt's plan
     state: State
     settings: Settings = Settings()
     controller: Controller | None = None
@@ -87,18 +87,18 @@ class Run(FileRecord):
     started_at_s: float  # since 1970
     ended_at_s: float | None = None
     exit_code: int | None = None
-    steps_done: int = 0  # of all attempts
+    steps_done: int = 0  # all attempts together
     origin: str | None = None  # the sentence on the source of the last attempt's weights
     safe_steps: int | None = None  # after which the newest whole checkpoint was taken
     # The last step up to which digests of the traffic between hosts were equal at both ends; None: not compared.
     compared_steps: int | None = None
-    bad_lines_skipped: int = 0  # of the data, by the last attempt
-    steps_skipped: int = 0  # of those, steps that an island skipped because others had gone on without it
-    missing_islands: tuple[int, ...] = ()  # of a run of islands, those that end without the common model
+    bad_lines_skipped: int = 0  # lines of the data, in the last attempt
+    steps_skipped: int = 0  # included: steps that an island skipped because others had gone on without it
+    missing_islands: tuple[int, ...] = ()  # for a run of islands: those that end without the common model
     first_loss: float | None = None
     last_loss: float | None = None
-    tokens_per_s: float | None = None  # of the last attempt, as the two below
+    tokens_per_s: float | None = None  # the last attempt's, as the two below
     step_s: float | None = None  # the median, without the first step
     traffic: tuple[MeasuredTraffic, ...] = ()
-    not_ended: tuple[str, ...] = ()  # processes or files left on hosts, and where
+    not_ended: tuple[str, ...] = ()  # processes or files left on hosts, with the hosts
     failures: tuple[Failure, ...] = ()

@@ -125,7 +125,7 @@ def _revoked(settings: SshSettings, key: bytes, where: str) -> _Refusal:
 
 
 def _other_at_address(host: str, settings: SshSettings, key: bytes, address: str) -> _Refusal | None:
-    """Refuse a host if its name leads to an address whose known keys do not include the offered one."""
+    """Return a refusal if other keys, and not the offered one, are known for the address that the name leads to."""
     if address == settings.address or ip_address(address.partition("%")[0]).is_loopback:
         return None
     names = [settings.with_port(address)]
@@ -199,7 +199,7 @@ class _Proof:
         return self._unknown(lines) if bare is None else self.refusal(bare, None)
 
     def _name_without_port(self, name: str) -> str | None:
-        """Return the bare address, which ssh falls back to whatever the port; None where it was tried already."""
+        """Return the bare address, which ssh falls back to whatever the port; None for itself and for HostKeyAlias."""
         return self._settings.address if name not in (self._settings.address, self._settings.key_alias) else None
 
     def _changed(self, known: list[KnownLine]) -> _Refusal:

@@ -105,7 +105,7 @@ class _Reader:
 
 
 def _proxy_command(value: str) -> str:
-    """Return the line. paramiko drops a bare `none`, and a later ProxyJump would then count."""
+    """Return the line, with quotes around `none`: paramiko drops a bare one, and a later ProxyJump would count."""
     return 'ProxyCommand "none"' if value.lower() == "none" else f"ProxyCommand {value.replace('%', PERCENT)}"
 
 

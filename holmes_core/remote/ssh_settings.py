@@ -181,7 +181,7 @@ def _is_yes(found: dict[str, str], key: str) -> bool:
 
 
 def _proxy(found: dict[str, str], key: str) -> str | None:
-    """Return the value of ProxyCommand or ProxyJump, whichever comes first; `ProxyJump none` does not count."""
+    """Return the value of `key` if it is the first of ProxyCommand and ProxyJump, without `ProxyJump none`."""
     said = {each: value for each, value in found.items() if each in ("proxycommand", "proxyjump")}
     first = next((each for each, value in said.items() if (each, value.lower()) != ("proxyjump", "none")), None)
     return said[key] if key == first and said[key].lower() != "none" else None

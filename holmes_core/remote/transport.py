@@ -12,12 +12,12 @@ from holmes_core.records.regular_file import MIB
 
 CHUNK_BYTES = 65536
 MAX_ANSWER_BYTES = 64 * MIB
-MAX_LINE_BYTES = 16 * MIB  # an agent's longest line: a rank's 2 MiB with six bytes of escape for each
+MAX_LINE_BYTES = 16 * MIB  # an agent's longest line has a rank's 2 MiB, with six bytes of escape for each
 KEPT_STDERR_BYTES = MIB
 MAX_SHOWN = 300  # characters of a line in a message
 
 Read = Callable[[], bytes]
-"""Returns the next bytes of an output as soon as there are any; none at its end."""
+"""A function that returns the next bytes of an output as soon as there are any; none at its end."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,4 @@
-"""A proxy that carries bytes both ways between pairs of sockets, many pairs in one thread; to other hosts in keyed
-frames.
-"""
+"""A proxy of bytes both ways between pairs of sockets, many pairs in one thread; to other hosts in keyed frames."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 FIRST_PORT = 51820  # WireGuard's own
 PORTS_TRIED = 100
-HEADERS_BYTES = 80  # of the MTU to the peer, as `wg-quick` leaves for IPv6, UDP and WireGuard
+HEADERS_BYTES = 80  # left free in the MTU to the peer, as by `wg-quick`, for IPv6, UDP and WireGuard
 TOOL_TIMEOUT_S = 20.0
 IP_MTU = 14  # linux/in.h
 TOOL_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"  # not in the PATH of users other than root

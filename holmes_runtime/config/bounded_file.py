@@ -11,8 +11,8 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_LEVELS = 60  # of nested lists and objects
-MAX_VALUES = 4_000_000  # of one file: each takes some 100 bytes when it is read
+MAX_LEVELS = 60  # nested lists and objects
+MAX_VALUES = 4_000_000  # in one file: each takes some 100 bytes when it is read
 _TOO_DEEP = f"nested more than {MAX_LEVELS} levels deep"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 
-SHOWN_CHARACTERS = 100  # of a text or a number in an error
+SHOWN_CHARACTERS = 100  # shown of a text or a number in an error
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = SHOWN_CHARACTERS
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = 12

@@ -73,7 +73,7 @@ def unpack_s(device: Device, codec: Codec, values: int) -> float:
 def with_packing(
     device: Device, values: int, stages: Sequence[tuple[float, float]], codecs: Sequence[tuple[Codec, Codec]]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of forward and backward by stage, including packing and unpacking messages of `values` values.
+    """Return the seconds of forward and backward by stage, with packing and unpacking of messages of `values` values.
 
     `codecs` are by edge, of activations and of gradients.
     """

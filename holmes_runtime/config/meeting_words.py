@@ -1,5 +1,4 @@
-"""Requests of islands' ranks to their rendezvous, its answers, and the messages of agents that carry both. Free of
-torch.
+"""Requests of islands' ranks to their rendezvous, its answers, and the agents' messages with both. Free of torch.
 
 The rendezvous is a dictionary of small values held by the controller, so that it outlives every island. A rank makes
 one request at a time on a connection; an answer may take as long as another island takes to arrive.
@@ -21,7 +20,7 @@ LEFT, LOST, SILENT = "left", "lost", "silent"
 
 
 def here_key(island: int) -> str:
-    """Return the key of the number of an island's start while it takes part, and of the reason once it does not.
+    """Return the key whose value is the number of an island's start, or the reason why no island waits for it.
 
     LEFT: it said so itself. LOST: its attempt has ended. SILENT: one of its hosts does not answer at the moment.
     """

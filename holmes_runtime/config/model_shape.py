@@ -17,10 +17,10 @@ Family = Literal["gpt", "llama"]
 Part = Literal["embedding", "layer", "head"]
 RopeKind = Literal["linear", "llama3"]
 MLP_MATRICES: dict[Family, int] = {"gpt": 2, "llama": 3}  # SwiGLU adds a gate matrix
-LOSS_CHUNK_BYTES = 64 * 2**20  # of fp32 logits that the loss works on at a time: enough to fill a GPU
-BUCKET_BYTES = 4 * 2**20  # of fp32 gradients: large enough to fill a link, small enough to start early
-CODE_FOLDER = "code"  # of the user's own on a node; a model's file is imported from it
-MAX_BUCKETS = 64  # of a large model; at most one of them is left to send when the last backward ends
+LOSS_CHUNK_BYTES = 64 * 2**20  # fp32 logits that the loss works on at a time: enough to fill a GPU
+BUCKET_BYTES = 4 * 2**20  # fp32 gradients: large enough to fill a link, small enough to start early
+CODE_FOLDER = "code"  # the user's own code on a node; a model's file is imported from it
+MAX_BUCKETS = 64  # in a large model; at most one of them is left to send when the last backward ends
 NORM_VECTORS: dict[Family, int] = {"gpt": 2, "llama": 1}  # LayerNorm has a bias, RMSNorm none
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a node's agent, next to the run configuration. Free of torch; the launcher writes it."""
+"""The configuration of a node's agent, in addition to the run's. Free of torch; the launcher writes it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def memory_folder(run_id: str, host: str) -> str:
 
 
 class TunnelConfig(NamedTuple):
-    """The tunnel between all nodes. `interface` is its end on each node, with the node's own address of
-    `node_addresses`.
+    """The tunnel between all nodes: `interface` is its end on each, with that node's address of `node_addresses`.
 
     `endpoints`: by node rank, the addresses between which the encrypted packets travel.
     """

@@ -43,7 +43,7 @@ class Precedence:
 def precedence_of(
     name: ScheduleName, pp: int, num_microbatches: int, chunks: int = 1, extra_in_flight: Sequence[int] = ()
 ) -> Precedence:
-    """Return the precedence of `make_schedule` with the same arguments, for usual schedules without actions."""
+    """Return the precedence of `make_schedule` with the same arguments; 1F1B and eager need no list of actions."""
     if name in DEEPENED:
         return _one_stage_a_rank(warmups(pp, num_microbatches, extra_in_flight or (0,) * (pp - 1)), num_microbatches)
     return find_precedence(make_schedule(name, pp, num_microbatches, chunks, extra_in_flight))
@@ -144,7 +144,7 @@ def follow(
     late_s: Sequence[float],
     least_end_s: Sequence[float],
 ) -> tuple[list[float], list[float]]:
-    """Return the end of each action, and the moment its message has left, by number: actions start as soon as possible.
+    """Return by number the end of each action and the moment its message has left; actions start as soon as possible.
 
     By work, as numbered in `Waits`: `work_s` are its seconds, `late_s` the latency of its input, `least_end_s` its
     earliest end. By edge: `edge_s` are the seconds a message keeps it busy. Number 0 is the start of the step.

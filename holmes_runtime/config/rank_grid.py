@@ -149,8 +149,7 @@ class RankGrid:
         return {cluster: tuple(numbers) for cluster, numbers in found.items()}
 
     def exchanges(self, me: Rank) -> dict[Axis, tuple[int, ...]]:
-        """Return by axis the global ranks that exchange gradients and weights with `me`; no axis where it would be
-        alone.
+        """Return by axis the global ranks that share gradients and weights with `me`; no axis where it is alone.
 
         Flat: all replicas. Hierarchical: the replicas in its cluster, then the one at its position in each cluster.
         """

@@ -112,8 +112,7 @@ def _one_stage(stage: int, max_in_flight: int, num_microbatches: int) -> tuple[A
 
 
 def zero_bubble(pp: int, num_microbatches: int) -> Schedule:
-    """Return 1F1B whose weight gradients fill idle time: on stage s each follows s micro-batches after its input
-    gradient.
+    """Return 1F1B with weight gradients in idle time: on stage s, s micro-batches after the input gradient.
 
     A stage keeps the activations of min(p, m) micro-batches at most. Source: Qi et al., Zero Bubble Pipeline
     Parallelism, 2023, schedule ZB-H1.

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from holmes_runtime.config.checks import SHOWN_CHARACTERS, shown
 
 KIND = "kind"
-MAX_VALUES = 3_000_000  # of a message: a line of a log has up to 2 MiB of commas; an empty list takes 64 bytes
+MAX_VALUES = 3_000_000  # in a message: a line of a log has up to 2 MiB of commas; an empty list takes 64 bytes
 Record = TypeVar("Record")
 
 

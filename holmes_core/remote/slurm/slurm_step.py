@@ -16,7 +16,7 @@ from holmes_core.remote.local_shell import LocalConnection
 from holmes_core.remote.transport import last_lines
 
 ANSWER_S = 60.0  # a node that boots or drains takes its time
-GPUS = "SLURM_GPUS_ON_NODE"  # of the node where the batch script runs
+GPUS = "SLURM_GPUS_ON_NODE"  # for the node where the batch script runs
 # The job's options per task would divide the node among tasks that a step here does not have.
 OF_A_TASK = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_GPUS_PER_TASK")
 
