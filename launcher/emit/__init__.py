@@ -1,1 +1,1 @@
-"""A plan as files for what else starts jobs: plain files, torchrun, Slurm, MPI. What travels is what a launch sends."""
+"""Write a plan as files for other launchers: plain files, torchrun, Slurm, MPI. A launch sends the same content."""

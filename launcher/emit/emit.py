@@ -1,4 +1,4 @@
-"""A plan in the format of something else that starts jobs: which files, or why it cannot say what the plan says."""
+"""Convert a plan to the format of another launcher, or refuse what that format cannot express."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from launcher.prepare.user_variables import UserVariables
 
 
 def check_format(form: str) -> str:
-    """`form`. Raises HolmesError naming the formats if it is none."""
+    """Return `form`. Raises HolmesError naming the formats if it is none of them."""
     if form not in FORMATS:
         raise HolmesError(f"--to {form}: no format of that name", f"one of {', '.join(FORMATS)}")
     return form
 
 
 def emit(plan: Plan, form: str, variables: UserVariables) -> dict[str, str]:
-    """The files of format `form` by their names. Raises HolmesError naming what the format cannot express."""
+    """Return the files of format `form` by name. Raises HolmesError naming what the format cannot express."""
     check_format(form)
     if any(node.tunnel_endpoint is not None for node in plan.nodes):
         raise HolmesError(
@@ -50,11 +50,11 @@ START = {
     "slurm": "where all nodes see the folder, in it: sbatch job.sbatch, or het.sbatch over partitions",
     "mpi": "where all nodes see the folder, in it: ./mpirun.sh",
 }
-"""What to do with the files."""
+"""The next step of a user with the files of each format."""
 
 
 def _check_names(plan: Plan, form: str) -> None:
-    """Tables and hostfiles have no quotes: a name is one word of the letters that names of hosts have."""
+    """Refuse names of hosts and clusters with characters that would need quotes: tables and hostfiles have none."""
     for node in plan.nodes:
         for what, name in (("host", node.host), ("cluster", node.cluster), ("Slurm's name", slurm_name(node))):
             if re.fullmatch(NAME_PATTERN, name) is None:
@@ -65,7 +65,10 @@ def _check_names(plan: Plan, form: str) -> None:
 
 
 def _check_ranks(plan: Plan, form: str) -> None:
-    """Launchers count the ranks of a host from 0 in their order, and torchrun all ranks host by host."""
+    """Refuse rank orders that the format cannot reproduce.
+
+    Launchers count the ranks of a host from 0 in their order, and torchrun all ranks host by host.
+    """
     places = [(rank.host, rank.local_rank) for rank in plan.ranks]
     by_node = [(node.host, local_rank) for node in plan.nodes for local_rank in range(node.num_ranks)]
     seen = Counter[str]()

@@ -1,4 +1,4 @@
-"""The files that all formats have in common: who is where, each node's variables, and what one rank needs to start."""
+"""The files that all formats share: the table of ranks, each node's variables, and all that one rank needs to start."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ COLUMNS = ("rank", "host", "local", "node", "gpu", "cpus", "cluster", "pipeline"
 
 
 def plain_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
-    """What the plan means, by file name: the table of ranks, the hostfile and each node's variables with reasons."""
+    """Return the plan as files by name: the table of ranks, the hostfile and each node's variables with reasons."""
     environments = {f"node-{node.node_rank}.env": _environment(plan, node, variables) for node in plan.nodes}
     return {RANK_TABLE: rank_table(plan), "hostfile": _hostfile(plan), **environments}
 
 
 def start_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
-    """What ranks are started with besides: the start script, the runtime, the job, a model's file or code, and secrets.
+    """Return the files that start ranks: start script, runtime, job, a model's file or code, and secrets.
 
-    A job that is submitted again goes on from its last checkpoint.
+    A job that is submitted again continues from its last checkpoint.
     """
     secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
     return {
@@ -35,7 +35,7 @@ def start_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
 
 
 def rank_table(plan: Plan) -> str:
-    """One line a rank, its columns separated by spaces; `-` where something is not known or not there."""
+    """Return one line per rank, its columns separated by spaces; `-` stands for an unknown or absent value."""
     nodes = {node.host: node.node_rank for node in plan.nodes}
     lines = [f"# plan {plan.digest()}", f"# {' '.join(COLUMNS)}"]
     for rank in plan.ranks:

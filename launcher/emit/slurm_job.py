@@ -13,21 +13,21 @@ SAVE_BEFORE_END_S = 120  # for the step under way and the checkpoint
 
 @dataclass(frozen=True)
 class _Component:
-    """Nodes that one request stands for, in the order of the plan: they need as many GPUs each."""
+    """The nodes of one request, in the order of the plan. All need the same number of GPUs."""
 
     nodes: tuple[Node, ...]
-    gpus: int | None  # a node; None on CPUs
-    hosts: tuple[str, ...]  # Slurm's names, one a rank in the order of ranks
+    gpus: int | None  # per node; None on CPUs
+    hosts: tuple[str, ...]  # names in Slurm, one per rank in the order of ranks
 
     @property
     def options(self) -> str:
-        """What sbatch is asked for."""
+        """The options of sbatch."""
         names = ",".join(map(slurm_name, self.nodes))
         asked = f"--nodes={len(self.nodes)} --ntasks={len(self.hosts)} --nodelist={names} --exclusive --mem=0"
         return asked if self.gpus is None else f"{asked} --gpus-per-node={self.gpus}"
 
     def step(self, hostfile: str) -> str:
-        """What srun is asked for: a task a line of `hostfile`, which may use all of its node."""
+        """Return the words for srun: one task per line of `hostfile`, which may use all of its node."""
         asked = f"--nodelist=./{hostfile} --ntasks={len(self.hosts)} --distribution=arbitrary"
         free = "--export=ALL --mem=0 --cpu-bind=none --mpi=none"
         gpus = "" if self.gpus is None else f" --gpus-per-node={self.gpus} --gpu-bind=none"
@@ -35,7 +35,8 @@ class _Component:
 
 
 def slurm_files(plan: Plan) -> dict[str, str]:
-    """`job.sbatch` where all nodes need as many GPUs, `het.sbatch` where there are several clusters or they do not."""
+    """Return `job.sbatch` if all nodes need the same number of GPUs, and `het.sbatch` if they do not or span
+    clusters."""
     whole = _components(plan, by_cluster=False)
     parts = _components(plan, by_cluster=True)
     files = _job(plan, whole[0]) if len(whole) == 1 else {}
@@ -43,7 +44,7 @@ def slurm_files(plan: Plan) -> dict[str, str]:
 
 
 def _components(plan: Plan, by_cluster: bool) -> tuple[_Component, ...]:
-    """Nodes that ask for the same: of all clusters, or of one."""
+    """Group nodes with equal requests, over all clusters or within each."""
     gpus = {node.host: _gpus(plan, node) for node in plan.nodes}
     alike: dict[tuple[str, int | None], list[Node]] = {}
     for node in plan.nodes:
@@ -52,7 +53,7 @@ def _components(plan: Plan, by_cluster: bool) -> tuple[_Component, ...]:
 
 
 def _gpus(plan: Plan, node: Node) -> int | None:
-    """As many as hold the highest number of the plan, as Slurm numbers those that a job gets from 0."""
+    """Return the GPUs to request: one more than the highest index in the plan, as Slurm numbers a job's GPUs from 0."""
     found = [rank.gpu for rank in plan.ranks if rank.host == node.host and rank.gpu is not None]
     return max(found) + 1 if found else None
 

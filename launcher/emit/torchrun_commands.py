@@ -1,4 +1,4 @@
-"""torchrun's command for every node, to be typed or started there."""
+"""The torchrun command of every node, to be typed or started there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMMANDS = "commands"
 
 
 def bare_commands(plan: Plan) -> str:
-    """One line a node, which a program's name is to follow: torchrun numbers its ranks as the plan does."""
+    """Return one torchrun line per node, to be followed by a program: torchrun numbers its ranks as the plan does."""
     lines = _head(plan, "on each node, with the variables of its node-K.env; a program of yours comes last:")
     for node in plan.nodes:
         lines += [_title(node), _torchrun(plan, node)]
@@ -19,7 +19,7 @@ def bare_commands(plan: Plan) -> str:
 
 
 def commands(plan: Plan) -> str:
-    """One line a node: torchrun, each of whose processes finds its rank in the plan's table."""
+    """Return one torchrun line per node. Each of its processes finds its rank in the plan's table."""
     lines = _head(plan, "on each node, in this folder:")
     for node in plan.nodes:
         words = f"{_torchrun(plan, node)} -m holmes_runtime.node.start_rank"
