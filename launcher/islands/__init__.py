@@ -1,1 +1,1 @@
-"""A run of islands: several launches side by side, the meeting of their ranks, and the verdict on all."""
+"""A run of islands: several launches side by side, the rendezvous of their ranks, and the common verdict."""

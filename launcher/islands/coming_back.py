@@ -1,4 +1,4 @@
-"""How an island comes back: on the same hosts, as soon as all of them answer. Others do not wait for it meanwhile."""
+"""The return of a lost island: on the same hosts, once all of them answer. The other islands do not wait meanwhile."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TRIES = 5
 
 
 class ComingBack:
-    """Takes the place of `Replanning` in an island: it starts again, unless it has so often without a step between.
+    """Replaces `Replanning` in an island: restart it, unless it has restarted too often without a step between.
 
-    `say` is told when it is lost and when it comes back; `told` ends waiting.
+    `say` gets a line when the island is lost and when it comes back; `told` ends the waiting.
     """
 
     next_plan = None  # an island keeps its plan: the others count on its shapes
@@ -37,31 +37,31 @@ class ComingBack:
 
     @property
     def is_living(self) -> bool:
-        """Whether nothing has failed since the last step."""
+        """True if nothing has failed since the last step."""
         return self._tries == 0
 
     def take_next_plan(self) -> None:
-        """There is none."""
+        """Return None: an island keeps its plan."""
 
     def take_step(self) -> None:
-        """A step is done: what failed before counts no more."""
+        """Reset the count of restarts after a step."""
         self._tries = 0
 
     def take_verdicts(self, verdicts: Sequence[Verdict], _step_s: float | None) -> None:
-        """Show what is slow."""
+        """Show slow hosts and links."""
         for verdict in self._new.of(verdicts):
             self._say(verdict.sentence)
 
     def look_for_lost_hosts(self, _plan: Plan) -> None:
-        """It runs on all of its hosts or not at all."""
+        """Do nothing: an island runs on all of its hosts or not at all."""
 
     def after_failure(self, plan: Plan, cause: Failure, _lost_hosts: tuple[str, ...]) -> Plan | None:
-        """The same plan once all its hosts answer; None when it was tried often enough. Raises KeyboardInterrupt."""
+        """Return the same plan once all its hosts answer, None after too many tries. Raises KeyboardInterrupt."""
         said = cause.message.strip() or f"exit code {cause.exit_code}"
         return self._again(plan, f"host {cause.host}: {said.splitlines()[-1]}")
 
     def after_refusal(self, plan: Plan, faults: Sequence[Fault]) -> Plan | None:
-        """The same, after checks that did not let it start."""
+        """Return the same after checks that refused the start."""
         self._told.pause(self._pause_s)  # what was there before may end yet
         return self._again(plan, f"host {faults[0].host}: preflight check {faults[0].check} failed")
 

@@ -1,4 +1,4 @@
-"""The islands that end with one model: those that were together in the last exchange, or were given its outcome."""
+"""Find the islands that end with one model: the members of the last outer sync, and those that received its outcome."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from holmes_runtime.config.rank_metrics import OuterExchange
 
 
 def common_end(last: Mapping[int, OuterExchange], final: int) -> tuple[int, ...]:
-    """Return the islands with the common model, by the `last` exchange that each island which is done has told of.
+    """Return the islands with the common model, by the `last` outer sync that each finished island reported.
 
-    `final` is the number of the run's last. An island that came when the others had ended has held that by itself, and
-    has another model. Where islands have ended apart the common model is that of most, and of equally many that of most
-    islands' changes.
+    `final` is the number of the run's last one. An island that came when the others had ended held that one by itself,
+    and
+    has another model. If islands ended apart, the common model is the one of the largest group. Between equally many it
+    is the one from the most islands' pseudo-gradients.
     """
     models = {number: each.islands for number, each in last.items() if each.exchange >= final}
     if not models:
@@ -25,5 +26,5 @@ def common_end(last: Mapping[int, OuterExchange], final: int) -> tuple[int, ...]
 
 
 def exit_code_of(missing: Sequence[int], may_miss: bool) -> int:
-    """Return the exit code of a run that is done but for the islands `missing`, which it `may_miss` if so asked."""
+    """Return the exit code of a finished run that lacks the islands `missing`; with `may_miss` it is 0."""
     return ANSWER_IS_NO if missing and not may_miss else 0

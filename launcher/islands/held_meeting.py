@@ -1,8 +1,8 @@
-"""Where the ranks of all islands meet: a dictionary of small values, held by the controller.
+"""The rendezvous of the ranks of all islands: a key-value store of small values in the controller.
 
-It outlives every island. What is asked comes from the agents, over the channels that are there already, and answers go
-back the same way; nobody else reaches it. What a rank asks is checked here before anything is kept: a question that
-cannot be is refused, and the others' meeting goes on.
+It outlives every island. Requests come from the agents over the existing connections, and answers return the same way;
+no other process reaches it. A rank's request is checked before anything is stored. An invalid one is refused, and the
+other ranks continue.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from holmes_runtime.config.meeting_words import (
 from holmes_runtime.config.strict_json import parse, to_json
 
 TOKENS_KEPT = 100_000
-MAX_KEYS = 4096  # of one question
+MAX_KEYS = 4096  # per request
 MAX_KEY_CHARACTERS = 1024
 MAX_TOKEN_CHARACTERS = 64
 MAX_SUM = 1 << 63
-MAX_WAITING = 512  # questions of one node; each of its ranks has a few connections
+MAX_WAITING = 512  # requests of one node; each of its ranks has a few connections
 MAX_ANSWER_CHARACTERS = 1 << 24
 MAX_HELD_CHARACTERS = 1 << 28  # of all keys and values: decisions stay, some kilobytes an exchange
 _NUM_KEYS_AND_VALUES: Mapping[str, tuple[int, int]] = {"add": (1, 0), "compare_set": (1, 2), "delete": (1, 0)}
-"""Of an operation that has a fixed number of each."""
+"""Numbers of keys and values of the operations with a fixed number of each."""
 _KEEPING = ("set", "add", "compare_set")
 
 Reply = Callable[[FromMeeting], None]
-"""Sends a node's agent a line; the same object for the same node of the same attempt."""
+"""Sends a line to a node's agent; the same object for the same node of the same attempt."""
 _Asked = tuple[Reply, FromMeeting]
 
 
@@ -51,19 +51,19 @@ class _Waiting:
 
 
 class Meeting:
-    """Takes lines from the threads of all islands; an answer may be sent from that of another."""
+    """Takes requests from the threads of all islands; any of these threads may send an answer."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}  # in base64
         self._held_characters = 0
-        self._added: dict[str, str] = {}  # by token, the last sums: who has lost its connection asks again
+        self._added: dict[str, str] = {}  # by token, the latest sums: a rank asks again after a lost connection
         self._waiting: list[_Waiting] = []
         self._lock = Lock()
 
     def take(self, reply: Reply, message: ToMeeting) -> str | None:
-        """Answer what a node's rank asks, now or when another has set what it waits for.
+        """Answer a request of a node's rank, now or once another rank has set the keys it waits for.
 
-        Returns why that cannot be asked; the connection by which it came is then ended, and nothing has changed.
+        Return the reason if it is refused; its connection is then ended, and nothing has changed.
         """
         refusal = None
         with self._lock:
@@ -84,7 +84,7 @@ class Meeting:
         return refusal
 
     def lose(self, island: int) -> None:
-        """Tell all that an attempt of that island has ended, however: what it was in does not take place any more."""
+        """Mark the island as lost for all ranks at the end of its attempt: its outer sync does not take place."""
         with self._lock:
             self._put(f"{PLACE}/{here_key(island)}", _text(LOST))
             answers = self._answers_to_waiting()
@@ -92,7 +92,7 @@ class Meeting:
             send(answer)
 
     def hear(self, island: int, is_heard: bool) -> None:
-        """Tell all that nobody waits for that island while it is not heard; to be called again and again."""
+        """Mark the island as silent or heard, so that others do not wait for a silent one. Called again and again."""
         key = f"{PLACE}/{here_key(island)}"
         with self._lock:
             here = self._values.get(key)
@@ -105,7 +105,7 @@ class Meeting:
         self._waiting = [each for each in self._waiting if (each.reply, each.connection) != (reply, connection)]
 
     def _answers(self, reply: Reply, connection: int, ask: Ask) -> list[_Asked]:
-        """All answers that can be given now. Raises ValueError for what cannot be asked."""
+        """Return all answers that are ready. Raises ValueError for an invalid request."""
         if ask.operation == "get":
             self._forget(reply, connection)
             if sum(each.reply == reply for each in self._waiting) >= MAX_WAITING:
@@ -122,7 +122,7 @@ class Meeting:
         return [(each.reply, self._answer(each)) for each in ready]
 
     def _answer(self, asked: _Waiting) -> FromMeeting:
-        """The values; the end of the connection where they are more than an answer may hold."""
+        """Return the values, or the end of the connection if they exceed the size of an answer."""
         if sum(len(self._values[key]) for key in asked.keys) > MAX_ANSWER_CHARACTERS:
             return FromMeeting(asked.connection, "")
         return _line(asked.connection, [self._values[key] for key in asked.keys])
@@ -133,14 +133,14 @@ class Meeting:
         self._values[key] = value
 
     def _delete(self, key: str) -> bool:
-        """Take the key away; False where it was not there."""
+        """Delete the key; return False if it was absent."""
         if key not in self._values:
             return False
         self._held_characters -= len(key) + len(self._values.pop(key))
         return True
 
     def _done(self, ask: Ask) -> list[str]:
-        """Do it; the values of the answer. Raises ValueError for what cannot be."""
+        """Carry out a request and return the values of its answer. Raises ValueError for an invalid one."""
         values = self._values
         if ask.operation == "set":
             for key, value in zip(ask.keys, ask.values, strict=True):
@@ -159,7 +159,7 @@ class Meeting:
         return [values.get(key, expected)]
 
     def _sum(self, key: str, ask: Ask) -> str:
-        """Add to the number at the key, once for a token. Raises ValueError where no such number can be there."""
+        """Add to the number at the key, once per token. Raises ValueError if no such number can be there."""
         if ask.token in self._added:
             return self._added[ask.token]
         number = int(b64decode(self._values[key])) + ask.amount if key in self._values else ask.amount
@@ -175,7 +175,7 @@ class Meeting:
 
 
 def _check(ask: Ask) -> None:
-    """Raises ValueError for a question that the meeting does not answer."""
+    """Raise ValueError for a request that the rendezvous does not answer."""
     num_keys, num_values = _NUM_KEYS_AND_VALUES.get(
         ask.operation, (len(ask.keys), len(ask.keys) if ask.operation == "set" else 0)
     )

@@ -1,4 +1,4 @@
-"""What a launch has to know when it is one island of several."""
+"""The facts that a launch needs as one island of several."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LEAST_SILENCE_S = 5.0  # nodes speak every 2 s
 
 @dataclass(frozen=True)
 class IslandPart:
-    """`meeting` is that of all islands; `told` ends this one, which is lost after `tries` starts without a step.
+    """The place of a launch among the islands. It is lost after `tries` starts without a step.
 
-    `outer_sync`: what its ranks have to know of the others.
+    `meeting` is shared by all islands; `told` ends this one. `outer_sync`: what its ranks need to know of the others.
     """
 
     outer_sync: OuterSync
@@ -24,6 +24,6 @@ class IslandPart:
     tries: int
 
     def take_silence(self, unheard_s: float) -> None:
-        """One of its hosts has not been heard for so long; after the grace the others wait for the island no more."""
+        """Report a host's silence of `unheard_s`; beyond the grace time the other islands stop waiting for this one."""
         is_heard = unheard_s < max(self.outer_sync.grace_s, LEAST_SILENCE_S)
         self.meeting.hear(self.outer_sync.island, is_heard)

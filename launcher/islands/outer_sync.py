@@ -1,4 +1,4 @@
-"""What an island's ranks have to know of the others, as the plan of islands says it."""
+"""The facts that an island's ranks need of the others, taken from the plan of islands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from holmes_runtime.config.run_settings import OuterSync
 
 
 def outer_sync_of(plan: IslandsPlan, island: int) -> OuterSync:
-    """Of that island of the plan."""
+    """Return the facts for that island of the plan."""
     mine = plan.islands[island]
     section, netdevs = mine.job.islands, {node.host: node.shared_netdev for node in mine.nodes}
     assert section is not None  # the record holds it

@@ -6,21 +6,21 @@ from threading import Semaphore
 
 
 class Told:
-    """Each `tell` raises one KeyboardInterrupt in the thread that heeds it: the first, and a second for "at once"."""
+    """Raises one KeyboardInterrupt per `tell` in the thread of the launch: the second one means "at once"."""
 
     def __init__(self) -> None:
         self._times = Semaphore(0)
 
     def tell(self) -> None:
-        """From any thread: end it."""
+        """Ask the launch to end, from any thread."""
         self._times.release()
 
     def heed(self) -> None:
-        """Raises KeyboardInterrupt if it was told since the last time."""
+        """Raise KeyboardInterrupt if `tell` was called since the last time."""
         if self._times.acquire(blocking=False):
             raise KeyboardInterrupt
 
     def pause(self, limit_s: float) -> None:
-        """Wait so long. Raises KeyboardInterrupt as soon as it is told."""
+        """Wait `limit_s`. Raises KeyboardInterrupt as soon as `tell` is called."""
         if self._times.acquire(timeout=limit_s):
             raise KeyboardInterrupt
