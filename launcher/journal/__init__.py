@@ -1,1 +1,1 @@
-"""What is kept of a run: its folder, its record, its steps, and the register of runs."""
+"""The stored state of a run: its folder, its record, its steps, and the register of runs."""

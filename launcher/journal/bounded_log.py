@@ -1,4 +1,4 @@
-"""Lines as a file that does not grow without bound: its newest part, and the part before that."""
+"""Lines in a file of bounded size: its newest part, and the part before that."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 from holmes_core.records.record_file import private_opener
 from holmes_core.records.regular_file import MIB
 
-PART_BYTES = 64 * MIB  # the newest part is at most so large, and so is the one before
+PART_BYTES = 64 * MIB  # the limit of the newest part, and of the one before
 
 
 def part_before(log: Path) -> Path:
-    """Where the part before the newest one lies, if there is one."""
+    """Return the path of the part before the newest one."""
     return log.with_name(f"{log.name}.1")
 
 
 def open_to_append(path: Path) -> FileIO:
-    """Open a file of this user's own at its end, without a buffer that could hold what a full disk refused."""
+    """Open a private file for appending, without a buffer that could hold data a full disk refused."""
     return open(path, "ab", buffering=0, opener=private_opener)
 
 
 def append(file: FileIO, data: bytes) -> None:
-    """Append all of `data`, or nothing. Raises OSError, as where a full disk has room for a part alone."""
+    """Append all of `data` or nothing. Raises OSError, also if a full disk has room for a part only."""
     before_bytes = file.tell()
     written_bytes = file.write(data)
     if written_bytes != len(data):
@@ -36,7 +36,7 @@ def append(file: FileIO, data: bytes) -> None:
 
 
 class BoundedLog:
-    """Appends lines, each at once. When the newest part is full it becomes the part before, whose place it takes."""
+    """Appends lines, each at once. A full newest part replaces the part before."""
 
     def __init__(self, path: Path, part_bytes: int = PART_BYTES) -> None:
         self._path, self._part_bytes = path, part_bytes

@@ -1,4 +1,4 @@
-"""A run as its folder tells it, for those who look at it from another process."""
+"""A run as read from its folder by another process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launcher.journal.step_file import METRICS_FILE
 
 POLL_S = 0.2
 LINE_CHARACTERS = 1 << 20
-MAX_LOG_CHARACTERS = 1 << 16  # of a line of a log, as it is shown; the file has all
+MAX_LOG_CHARACTERS = 1 << 16  # of a shown log line; the file has all
 MAX_BYTES = 2 * PART_BYTES  # of a log or of the events: one line may be larger than a part
 _NAME = re.compile(r".+-rank[0-9]{1,9}")
 
@@ -33,9 +33,9 @@ class _Lines:
     """New whole lines of a growing file."""
 
     def __init__(self, folder: Path, path: Path, from_end: bool = False, is_thinned: bool = False) -> None:
-        """`is_thinned`: a file put in its place is the same with fewer of the earlier lines, not the next part.
+        """Open the file. `is_thinned`: a file put in its place has fewer of the earlier lines and is not the next part.
 
-        Raises HolmesError for what is no file of the run folder.
+        Raises HolmesError if it is no file of the run folder.
         """
         self._folder, self.path, self._is_thinned = folder, path, is_thinned
         self._rest = self._last = ""
@@ -44,7 +44,7 @@ class _Lines:
             self._file.seek(0, 2)
 
     def new(self) -> Iterator[str]:
-        """Those that have come since the last time; a longer one than any of ours is cut.
+        """Yield the lines since the last call; a line longer than any of ours is cut.
 
         A log that has become the part before is read to its end first.
         """
@@ -64,7 +64,7 @@ class _Lines:
         self._file = TextIOWrapper(open_in(self._folder, self.path, MAX_BYTES), encoding="utf-8", errors="replace")
 
     def _unseen(self) -> Iterator[str]:
-        """What stands behind the last line; that is there, as only earlier ones are thinned out."""
+        """Yield the lines after the last one seen, which is still there: only earlier ones are thinned out."""
         last, lines = self._last, self._read()
         for line in lines:
             if line == last:
@@ -86,7 +86,7 @@ class _Lines:
 
 
 def log_lines(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
-    """What the ranks (or the one) printed so far, rank by rank, as far back as it is kept."""
+    """Yield the lines that the ranks (or the one) printed, rank by rank, as far back as they are kept."""
     for path in _logs(folder, rank):
         for part in (part_before(path), path):
             if is_there(part):
@@ -95,9 +95,9 @@ def log_lines(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
 
 
 def follow_logs(folder: Path, rank: int | None) -> Iterator[tuple[int, WrittenLine]]:
-    """Yield what the ranks (or the one) print from now on until the run goes on no more, each with its island's number.
+    """Yield each new line of the ranks (or the one) with its island's number, until the run ends.
 
-    That of an ordinary run is 0.
+    The number is 0 in an ordinary run.
     """
     logs = [_NewLines(part, rank) for part in island_folders(folder) or (folder,)]
     while True:
@@ -133,7 +133,7 @@ def follow_events(folder: Path) -> Iterator[tuple[int, RunEvent]]:
 
 
 class _NewLines:
-    """The lines that ranks print from now on; logs that are made later are read from their beginning."""
+    """The new lines of ranks; logs that are created later are read from their beginning."""
 
     def __init__(self, folder: Path, rank: int | None) -> None:
         self._folder, self._rank = folder, rank
@@ -152,7 +152,7 @@ def _numbered_events(number: int, lines: _Lines) -> Iterator[tuple[int, WrittenE
 
 
 def past_events(folder: Path) -> Iterator[RunEvent]:
-    """What happened so far beside steps, which `step_file` tells, as far back as it is kept."""
+    """Yield the stored events except steps, which `step_file` reads."""
     newest = folder / EVENTS_FILE
     for part in (part_before(newest), newest):
         if part == newest or is_there(part):
@@ -161,7 +161,7 @@ def past_events(folder: Path) -> Iterator[RunEvent]:
 
 
 def past_notices(folder: Path) -> Iterator[tuple[float, str]]:
-    """The notices so far, each with its Unix time, as far back as they are kept."""
+    """Yield the stored notices, each with its Unix time."""
     newest = folder / EVENTS_FILE
     for part in (part_before(newest), newest):
         if part == newest or is_there(part):
@@ -178,17 +178,17 @@ def _read_events(lines: _Lines) -> Iterator[WrittenEvent]:
 
 
 def read_plan(folder: Path) -> Plan:
-    """The plan of the run's last attempt. Raises HolmesError."""
+    """Return the plan of the run's last attempt. Raises HolmesError."""
     return read_file(Plan, folder / PLAN_FILE, inside=folder)
 
 
 def read_islands_plan(folder: Path) -> IslandsPlan:
-    """The plan of a run of islands. Raises HolmesError."""
+    """Return the plan of a run of islands. Raises HolmesError."""
     return read_file(IslandsPlan, folder / PLAN_FILE, inside=folder)
 
 
 def _logs(folder: Path, rank: int | None) -> list[Path]:
-    """The logs by rank. They are named HOST-rankN.log."""
+    """Return the logs by rank. Their names are HOST-rankN.log."""
     with reading(folder / LOGS):
         files = [path for path in (folder / LOGS).glob("*.log") if _NAME.fullmatch(path.stem)]
     return [path for path in sorted(files, key=_rank_of) if rank is None or _rank_of(path) == rank]

@@ -1,4 +1,4 @@
-"""A run as Prometheus reads it: a text file for the textfile collector of node_exporter, written anew as steps come."""
+"""A run's metrics for Prometheus: a text file for node_exporter's textfile collector, rewritten as steps come."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERY_S = 1.0  # between two writes while steps come
 
 
 def exports_folder(environ: Mapping[str, str]) -> Path | None:
-    """The folder that node_exporter's textfile collector reads, if one is named. Raises HolmesError if it is none."""
+    """Return the folder of node_exporter's textfile collector, None if unset. Raises HolmesError if it is no folder."""
     if not environ.get(VARIABLE):
         return None
     folder = Path(environ[VARIABLE]).absolute()
@@ -32,7 +32,7 @@ def exports_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 class Gauge(NamedTuple):
-    """One value as Prometheus names it, with labels beside the run's."""
+    """A Prometheus gauge; its labels are added to the run's."""
 
     name: str
     help: str
@@ -43,7 +43,7 @@ class Gauge(NamedTuple):
 class PrometheusFile:
     """`holmes-RUN.prom` in a folder that node_exporter reads, readable by all. `now_s` gives Unix time.
 
-    It stays when the run has ended, with its last state. A full disk leaves it as it was and the run alone.
+    It stays after the run with the last state. A full disk leaves the file as it was and does not affect the run.
     """
 
     def __init__(self, folder: Path, run_id: str, now_s: Callable[[], float] = time.time) -> None:
@@ -53,12 +53,12 @@ class PrometheusFile:
         self._written_s = 0.0
 
     def take_run(self, run: Run, plan: Plan) -> None:
-        """The run has begun, begun again, or ended."""
+        """Record that the run has begun, restarted or ended."""
         self._run = run, plan
         self._write()
 
     def take_step(self, step: StepMetrics) -> None:
-        """A step is done."""
+        """Record a finished step."""
         self._step = step
         if self._now_s() - self._written_s >= EVERY_S:
             self._write()
@@ -80,7 +80,7 @@ class PrometheusFile:
 
 
 def exposition(run_id: str, gauges: list[Gauge]) -> str:
-    """Prometheus' text format. Gauges of one name stand together."""
+    """Return Prometheus' text format. Gauges of one name must follow one another."""
     lines, known = [], set[str]()
     for gauge in gauges:
         if gauge.name not in known:

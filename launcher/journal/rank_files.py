@@ -1,4 +1,4 @@
-"""Files of ranks, traces and memory reports, as they come in parts from the nodes and lie in the run's folder."""
+"""Files of ranks, traces and memory reports, which arrive in parts from the nodes and lie in the run's folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from holmes_runtime.config.strict_json import parse
 from launcher.journal.read_folder import reading
 
 FOLDER = "ranks"
-MOST_BYTES = 1 << 28  # of a file, as it lies here
+MOST_BYTES = 1 << 28  # of a file in the run's folder
 MAX_TRACE_BYTES = 32 * MIB  # unpacked: MOST_SPANS are 10 MB of text
 MAX_TRACE_VALUES = 10 * MOST_SPANS  # a span has 4, a name some commas of C++
 _GZIP = 31  # zlib's wbits for one gzip member with its checksum
 
 
 class FilePart(NamedTuple):
-    """Bytes of a rank's file, from `offset` of it on."""
+    """Bytes of a rank's file, starting at `offset`."""
 
     name: str
     offset: int
@@ -34,7 +34,7 @@ class FilePart(NamedTuple):
 
 
 def misfit_of_part(message: RankFile) -> str | None:
-    """Why that is no part of a rank's file; None if it is one."""
+    """Return why the message is no part of a rank's file; None if it is one."""
     if not 0 <= message.offset < MOST_BYTES:
         return f"RankFile from byte {message.offset} on; a file has at most {MOST_BYTES}"
     try:
@@ -45,12 +45,12 @@ def misfit_of_part(message: RankFile) -> str | None:
 
 
 def file_part(message: RankFile) -> FilePart:
-    """What a node sent, ready to be written."""
+    """Return the part that a node sent, ready to be written."""
     return FilePart(rank_file(message.file, message.rank), message.offset, base64.b64decode(message.data))
 
 
 def write_part(run_folder: Path, part: FilePart) -> None:
-    """Writes a part where it belongs: of a file that begins anew nothing is left, and a part may come twice."""
+    """Write a part at its offset. Offset 0 replaces the file, and a part may arrive twice."""
     path = run_folder / FOLDER / part.name
     path.parent.mkdir(mode=0o700, exist_ok=True)
     with open(path, "r+b" if part.offset and path.exists() else "wb", opener=private_opener) as file:
@@ -59,7 +59,7 @@ def write_part(run_folder: Path, part: FilePart) -> None:
 
 
 def read_traces(run_folder: Path) -> Iterator[RankTrace]:
-    """The traces that have come, by file. Raises HolmesError naming one that cannot be read."""
+    """Yield the received traces, by file name. Raises HolmesError naming one that cannot be read."""
     for path in sorted((run_folder / FOLDER).glob("trace-rank*.json.gz")):
         with reading(path, "remove it to see the others", ANSWER_IS_NO):
             text = _unpacked(read_regular(path, MAX_TRACE_BYTES, inside=run_folder)).decode("ascii")
@@ -69,7 +69,7 @@ def read_traces(run_folder: Path) -> Iterator[RankTrace]:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """The text of a trace. Raises ValueError or zlib.error where it is none of a size that a trace may have."""
+    """Return the text of a trace. Raises ValueError or zlib.error if it is invalid or too large."""
     unpacking = zlib.decompressobj(_GZIP)
     text = unpacking.decompress(packed, MAX_TRACE_BYTES)
     if not unpacking.eof:
@@ -78,7 +78,7 @@ def _unpacked(packed: bytes) -> bytes:
 
 
 def _check_columns(trace: RankTrace) -> None:
-    """Raises ValueError where spans lack a track, a name or a time that there is."""
+    """Raise ValueError for spans without a valid track, name or time."""
     columns = (trace.track, trace.name, trace.start_ns, trace.duration_ns)
     if len({len(column) for column in columns}) > 1:
         raise ValueError(f"columns of {', '.join(str(len(column)) for column in columns)} spans")

@@ -1,4 +1,4 @@
-"""The one way to read a run's folder, whoever made it: HolmesError is the only error of all that reads by this."""
+"""The one way to read any user's run folder. HolmesError is the only exception that it raises."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from holmes_core.errors import WRONG_USAGE, HolmesError
 from holmes_core.records.regular_file import is_there, open_regular
 
 HINT = "give a folder that `holmes launch` wrote"
-SHOWN_CHARACTERS = 200  # of what is wrong
+SHOWN_CHARACTERS = 200  # of the reason
 
 
 @contextlib.contextmanager
 def reading(path: Path, hint: str = HINT, exit_code: int = WRONG_USAGE) -> Iterator[None]:
-    """Have whatever fails as `path` is read raise HolmesError, naming it."""
+    """Turn any failure to read `path` into a HolmesError that names it."""
     try:
         yield
     except OSError as error:
@@ -31,7 +31,7 @@ def reading(path: Path, hint: str = HINT, exit_code: int = WRONG_USAGE) -> Itera
 
 
 def open_in(folder: Path, path: Path, max_bytes: int) -> BinaryIO:
-    """Open a regular file of a run's folder, that leads nowhere else.
+    """Open a regular file inside a run's folder.
 
     Raises:
         HolmesError: it is none, holds more than `max_bytes`, or cannot be read.
@@ -41,7 +41,7 @@ def open_in(folder: Path, path: Path, max_bytes: int) -> BinaryIO:
 
 
 def read_in(folder: Path, path: Path, max_bytes: int) -> bytes | None:
-    """Return the bytes of a file of a run's folder, None where nothing is there.
+    """Return the bytes of a file of a run's folder, None if it is absent.
 
     Raises:
         HolmesError: as `open_in`.

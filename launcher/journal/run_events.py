@@ -1,4 +1,4 @@
-"""What a run tells those who look at it: one kind of record for the screen, for `--json` and for the run folder."""
+"""The events of a run: one kind of record for the screen, for `--json` and for the run folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.journal.step_metrics import StepMetrics
 
 @dataclass(frozen=True)
 class NodeState:
-    """A node came further: connecting, sending files, preflight, starting ranks, ranks up, rendezvous, stepping."""
+    """A node's new state: connecting, sending files, preflight, starting ranks, ranks up, rendezvous, stepping."""
 
     host: str
     cluster: str
@@ -25,7 +25,7 @@ class NodeState:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line a rank printed."""
+    """A line that a rank printed."""
 
     host: str
     cluster: str
@@ -35,7 +35,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something a person should know, such as a finding, a restart or a new plan."""
+    """A message for people, such as a finding, a restart or a new plan."""
 
     text: str
 
@@ -57,33 +57,33 @@ _KINDS: dict[str, type[RunEvent]] = {
 
 
 class View(Protocol):
-    """Who shows the run while it lasts."""
+    """Shows the run while it lasts."""
 
     def show(self, event: RunEvent) -> None:
-        """Show what happened."""
+        """Show an event."""
 
     def take_run(self, run_id: str, started_at_s: float) -> None:
-        """The run that is shown, and when it began (Unix time)."""
+        """Take the id of the run and its start in Unix time."""
 
     def take_plan(self, plan: Plan) -> None:
-        """From now on the run follows this plan."""
+        """Take the plan that the run follows from now on."""
 
 
 class Silent:
-    """A view nobody looks at: that of a detached controller, whose events are read from the run folder."""
+    """The view of a detached controller: it discards everything, as readers use the run folder."""
 
     def show(self, event: RunEvent) -> None:
-        """Nobody looks."""
+        """Discard the event."""
 
     def take_run(self, run_id: str, started_at_s: float) -> None:
-        """Nobody looks."""
+        """Discard the run."""
 
     def take_plan(self, plan: Plan) -> None:
-        """Nobody looks."""
+        """Discard the plan."""
 
 
 def to_line(event: RunEvent) -> str:
-    """The event as one line of JSON, with its kind and the time it is written."""
+    """Return the event as one line of JSON, with its kind and the present time."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(event, cls))
     return json.dumps({"event": kind, "time_s": time.time(), **encode(type(event), event)})
 
@@ -96,7 +96,7 @@ class WrittenEvent(NamedTuple):
 
 
 def from_line(line: str) -> WrittenEvent:
-    """The event `to_line` wrote. Raises ValueError for anything else, and for numbers that no run has."""
+    """Return the event that `to_line` wrote. Raises ValueError for anything else, and for impossible numbers."""
     data = json_values(line)
     kind = data.get("event") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:

@@ -1,4 +1,4 @@
-"""The run folder on the controller: plan, record, steps, events, and a log a rank."""
+"""The run folder on the controller: plan, record, steps, events, and one log per rank."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ _ISLAND = re.compile(rf"{ISLAND}(0|[1-9][0-9]{{0,3}})", re.ASCII)
 
 
 def new_run_id() -> str:
-    """A name for a run: the time it began (UTC), and four random digits."""
+    """Return a name for a run: its start (UTC), and four random digits."""
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
 
 
 class RunFolder:
-    """Where one run is written down while it runs, by one process at a time.
+    """The folder to which one process at a time writes a run.
 
-    Once the run has begun, a full disk costs it no step: what has no room is left out, and `lacks_room` is set.
+    Once the run has begun, a full disk costs it no step: data without room is dropped, and `lacks_room` is set.
     """
 
     def __init__(self, path: Path, run_id: str | None = None) -> None:
-        """Makes the folder if it is not there yet. `run_id` is its name, unless it is given: an island's holds more.
+        """Create the folder if it is absent. `run_id` is its name by default; that of an island is longer.
 
         Raises HolmesError if another process writes in it.
         """
@@ -77,7 +77,7 @@ class RunFolder:
             (path / SPARE_FILE).write_bytes(os.urandom(SPARE_BYTES))  # random: a file system cannot compress it
 
     def write_files(self, files: Mapping[str, str]) -> None:
-        """Write what goes to nodes; a later attempt's replace an earlier one's."""
+        """Write the files that go to nodes; a later attempt's replace an earlier one's."""
         for name, text in files.items():
             path = self.path / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class RunFolder:
         write_signed(self.path / name, record, private=True)
 
     def write_run(self, run: Run) -> None:
-        """Replace run.json. Raises HolmesError where it is the first and cannot be written."""
+        """Replace run.json. Raises HolmesError if it is the first and cannot be written."""
         try:
             self.write_record(RUN_FILE, run)
         except HolmesError as error:
@@ -100,7 +100,7 @@ class RunFolder:
                 self.write_record(RUN_FILE, run)
 
     def write_event(self, event: RunEvent) -> None:
-        """Append a step to metrics.jsonl, a log line to its rank's log, and what else happens to events.jsonl."""
+        """Append a step to metrics.jsonl, a log line to its rank's log, and other events to events.jsonl."""
         with self.as_room_allows():
             if isinstance(event, LogLine):
                 self._write_log(f"{event.host}-rank{event.rank}", event.line)
@@ -115,7 +115,7 @@ class RunFolder:
             write_part(self.path, part)
 
     def write_seen(self, attempt: int, seen: Mapping[int, int]) -> None:
-        """Remember how many messages of each node are written down, for a controller that takes over."""
+        """Store how many messages of each node are written down, for a controller that takes over."""
         text = json.dumps({"attempt": attempt, "seen": {str(rank): count for rank, count in seen.items()}})
         temporary = self.path / f".{SEEN_FILE}"
         with self.as_room_allows():
@@ -125,7 +125,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def as_room_allows(self) -> Iterator[None]:
-        """Leave out what a full disk has no room for."""
+        """Drop data for which a full disk has no room."""
         try:
             yield
         except OSError as error:
@@ -143,7 +143,8 @@ class RunFolder:
         self._lock.close()
 
     def _hold(self) -> None:
-        """Keep other controllers out until the lock is closed or this process ends. Not every file system can."""
+        """Lock out other controllers until the lock is closed or this process ends. Not every file system supports
+        it."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -166,19 +167,19 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def new_folder(runs: Path) -> RunFolder:
-    """The folder of a new run below `runs`."""
+    """Create the folder of a new run in `runs`."""
     return RunFolder(runs / new_run_id())
 
 
 def island_name(island: int) -> str:
-    """The name of an island's folder in that of the whole run."""
+    """Return the name of an island's folder inside that of the whole run."""
     return f"{ISLAND}{island}"
 
 
 def island_folders(path: Path) -> tuple[Path, ...]:
-    """The run folders of the islands in a run's folder, in order; none of an ordinary run, or of an island.
+    """Return the run folders of the islands in a run's folder, in order; none for an ordinary run or an island.
 
-    A link is none: one that leads back would make islands without end.
+    Links are ignored: one that leads back would make islands without end.
     """
     if is_island(path) or not is_there(path):
         return ()
@@ -189,24 +190,24 @@ def island_folders(path: Path) -> tuple[Path, ...]:
 
 
 def is_island(path: Path) -> bool:
-    """Return whether `path` is the folder of an island, in that of the whole run."""
+    """Return True if `path` is the folder of an island, inside that of the whole run."""
     return _ISLAND.fullmatch(path.name) is not None and holds_run(path.parent)
 
 
 def holds_run(path: Path) -> bool:
-    """Return whether `path` holds the record of a run, readable or not."""
+    """Return True if `path` holds the record of a run, readable or not."""
     return is_there(path / RUN_FILE)
 
 
 def read_run(path: Path) -> Run:
-    """The record in a run folder. Raises HolmesError."""
+    """Return the record in a run folder. Raises HolmesError."""
     return read_file(Run, path / RUN_FILE, inside=path)
 
 
 def read_own(cls: type[F], path: Path, name: str) -> F:
-    """The record in `name` of a run folder. Raises HolmesError where this user's Holmes did not write it here.
+    """Return the record in `name` of a run folder. Raises HolmesError if this user's Holmes did not write it here.
 
-    What acts on processes and hosts because a run folder says so reads it by this.
+    Code that acts on processes and hosts because of a run folder reads it by this.
     """
     signed = read_signed(cls, path / name, inside=path)
     if not signed.is_own:
@@ -218,12 +219,12 @@ def read_own(cls: type[F], path: Path, name: str) -> F:
 
 
 def read_own_plan(path: Path) -> Plan | IslandsPlan:
-    """As `read_own`, the plan in a run folder, of islands or not."""
+    """Return the plan in a run folder, of islands or not, as `read_own` does."""
     return read_own(IslandsPlan, path, PLAN_FILE) if island_folders(path) else read_own(Plan, path, PLAN_FILE)
 
 
 def read_seen(path: Path, attempt: int) -> dict[int, int]:
-    """How many messages of each node were written down in that attempt."""
+    """Return the number of stored messages of each node in that attempt."""
     text = read_in(path, path / SEEN_FILE, MIB)
     if text is None:
         return {}

@@ -1,4 +1,4 @@
-"""What a run has come to: every event written down and shown, its steps kept, and the record made of them."""
+"""The record of a run: write down and show every event, keep the steps, and make run.json from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.journal.step_metrics import StepMetrics, StepTotals, traffic_per_s
 
 
 class RunRecord:
-    """`attempt_steps` are those of the last attempt, of which run.json tells speed and traffic."""
+    """The record of one run. `attempt_steps` are the last attempt's, from which run.json has speed and traffic."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class RunRecord:
         code: SentCode | None = None,
         is_island: bool = False,
     ) -> None:
-        """`exports`: a folder for what Prometheus reads of the run. `code`: what was sent of the user's own."""
+        """Begin a record. `exports`: the folder for Prometheus. `code`: the user's own code as sent."""
         self._folder, self._view, self._settings, self._code = folder, view, settings, code
         self._prometheus = PrometheusFile(exports, folder.run_id) if exports else None
         self._is_island, self._has_joined = is_island, False
         self.steps_skipped = 0
-        self._begun_steps = 0  # those of the checkpoint that an island began from, before which it took none
+        self._begun_steps = 0  # steps of the checkpoint from which an island began; it took none before
         self._started_at_s = time.time()
         self._first: StepMetrics | None = None
         self._last: StepMetrics | None = None
@@ -41,19 +41,19 @@ class RunRecord:
         self._origin: str | None = None
         self.safe_steps: int | None = None
         self._says_full = False
-        self._compares = False  # in every step what travels between hosts
+        self._compares = False  # every step compares what travels between hosts
         self.attempt_steps = StepTotals()
 
     @property
     def steps_done(self) -> int:
-        """How many steps this run has done, each counted once however often attempts did it."""
+        """The number of steps of this run, each counted once however many attempts did it."""
         if self._first is None or self._last is None:
             return 0
         begun = min(self._begun_steps, self._first.step) if self._is_island else self._first.step
         return self._last.step - begun + 1
 
     def remember(self, run: Run) -> None:
-        """Go on with a run of another controller."""
+        """Continue the record of another controller."""
         self._started_at_s, self._code = run.started_at_s, run.code
         self._origin, self.safe_steps, self._bad_lines_skipped = run.origin, run.safe_steps, run.bad_lines_skipped
         self._compares = run.compared_steps is not None
@@ -91,7 +91,7 @@ class RunRecord:
             self._view.show(event)
 
     def _count_skipped(self, following: int, step: int) -> None:
-        """Count the steps before `step` that an island has not taken; say so of those it was away for."""
+        """Count the steps before `step` that an island has not taken; show a notice for those it was away for."""
         skipped = step - following
         if skipped > 0:
             self.steps_skipped += skipped
@@ -105,7 +105,7 @@ class RunRecord:
             self._last = step
 
     def say(self, text: str) -> None:
-        """A notice."""
+        """Write down and show a notice."""
         self.take(Notice(text))
 
     def write(
@@ -117,7 +117,7 @@ class RunRecord:
         exit_code: int | None = None,
         not_ended: tuple[str, ...] = (),
     ) -> Run:
-        """Replace run.json by the run as it stands, and return it. Speed and traffic are the last attempt's."""
+        """Replace run.json by the present state of the run, and return it. Speed and traffic are the last attempt's."""
         latest = self.attempt_steps
         seconds = latest.median_step_s
         tokens = plan.job.global_batch_size * plan.job.model.seq_length

@@ -28,7 +28,7 @@ class StoredRun:
 
     @property
     def watched(self) -> Watched:
-        """Whether a controller lives that watches the run; one on another machine, as in a batch job, may."""
+        """The state of the run's controller; one on another machine, as in a batch job, may be alive."""
         if self.run.state != "running":
             return "ended"
         if self.run.controller is None:
@@ -39,26 +39,26 @@ class StoredRun:
 
     @property
     def goes_on(self) -> bool:
-        """True while its ranks train: those of a detached run do without a controller, unless islands meet at it."""
+        """True while its ranks train. A detached run needs no controller, unless it has islands that meet there."""
         goes_on_alone = self.run.settings.detached and not self.islands
         return self.run.state == "running" and (self.watched != "unwatched" or goes_on_alone)
 
     @property
     def islands(self) -> tuple[StoredRun, ...]:
-        """Those of a run of islands, in order; none of an ordinary run, or of an island."""
+        """The islands of a run, in order; none for an ordinary run or an island."""
         return tuple(StoredRun(folder, read_run(folder)) for folder in island_folders(self.folder))
 
     @property
     def whole(self) -> StoredRun | None:
-        """The run that this is an island of; None where it is none."""
+        """The run to which this island belongs; None if it is none."""
         above = self.folder.parent
         return StoredRun(above, read_run(above)) if is_island(self.folder) else None
 
     @property
     def steps_done(self) -> int:
-        """How many steps the training has come to, by the last line of its metrics; run.json is older.
+        """The number of steps of the training, by the last line of its metrics; run.json is older.
 
-        Of a run of islands those of the one that is furthest.
+        For a run of islands, the number of the one that is furthest.
         """
         islands = self.islands
         if islands:
@@ -70,7 +70,7 @@ class StoredRun:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since its controller last wrote a step or an event; 0 where it has written none."""
+        """Seconds since its controller last wrote a step or an event; 0 if it has written none."""
         times_s = []
         for name in (METRICS_FILE, EVENTS_FILE):
             with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ def remember(folder: Path) -> None:
 
 
 def all_runs() -> list[StoredRun]:
-    """Every run whose folder is still there, oldest first."""
+    """Return every run whose folder still exists, oldest first."""
     found = []
     for link in sorted(_links_folder().glob("*")):
         if not holds_run(link):
@@ -98,7 +98,7 @@ def all_runs() -> list[StoredRun]:
 
 
 def find_run(name: str) -> StoredRun:
-    """The run of that id, the start of one, or that folder. Raises HolmesError if there is none, or more than one."""
+    """Return the run of that id, unique start of an id, or folder. Raises HolmesError for none or several."""
     if holds_run(Path(name)):
         folder = Path(os.path.realpath(name))
         return StoredRun(folder, read_run(folder))
@@ -115,7 +115,7 @@ def find_run(name: str) -> StoredRun:
 
 
 def last_run() -> StoredRun:
-    """The run that was started last. Raises HolmesError if there is none."""
+    """Return the run that was started last. Raises HolmesError if there is none."""
     runs = all_runs()
     if not runs:
         raise HolmesError("no run was started from here by you", "`holmes launch plan.json` starts one")
@@ -123,17 +123,17 @@ def last_run() -> StoredRun:
 
 
 def this_process() -> Controller:
-    """This process, as a run's controller."""
+    """Return this process as a run's controller."""
     return Controller(pid=os.getpid(), start_ticks=_start_ticks(os.getpid()) or 0, host=socket.gethostname())
 
 
 def is_alive(controller: Controller) -> bool:
-    """Whether that very process still runs; its id alone may be another's by now."""
+    """Return True if that very process still runs; its id alone may have been reused."""
     return _start_ticks(controller.pid) == controller.start_ticks
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, None for no such process or one that has ended; 0 where there is no /proc."""
+    """Return field 22 of /proc/PID/stat, None if the process is absent or has ended; 0 where there is no /proc."""
     if not Path("/proc/self/stat").exists():
         with contextlib.suppress(OSError):
             os.kill(pid, 0)

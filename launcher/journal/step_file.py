@@ -1,4 +1,4 @@
-"""metrics.jsonl: a step a line. Of a long run the earlier steps are thinned out, so that it shows the whole course."""
+"""metrics.jsonl: one step per line. Earlier steps of a long run are thinned out, so that it covers the whole run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.journal.step_metrics import StepMetrics
 
 METRICS_FILE = "metrics.jsonl"
 MOST_BYTES = 32 * MIB  # read in seconds, and 20,000 steps of 4 hosts
-LONGEST_LINE = 4 * MIB  # of a step, which holds one entry for each interface of each host
+LONGEST_LINE = 4 * MIB  # of a step, with one entry for each interface of each host
 _NOT_EVALUATED = '"eval_loss": null'
 
 
@@ -57,7 +57,7 @@ class StepFile:
 
 
 def _every_other(lines: Iterable[str]) -> Iterator[str]:
-    """Of steps that were evaluated too, which may be every tenth."""
+    """Yield every other line, counted apart for steps with and without evaluation, which may be every tenth."""
     counts = {True: 0, False: 0}
     for line in lines:
         is_evaluated = _NOT_EVALUATED not in line
@@ -74,12 +74,12 @@ class WrittenStep(NamedTuple):
 
 
 def read_steps(folder: Path, most: int) -> list[StepMetrics]:
-    """Steps of a run in order, at most `most`, evenly spaced, the first and the last among them. Raises HolmesError."""
+    """Return at most `most` steps in order, evenly spaced, with the first and the last. Raises HolmesError."""
     return [written.step for written in read_written(folder, most)]
 
 
 def read_written(folder: Path, most: int) -> list[WrittenStep]:
-    """The same, with the time of each."""
+    """Return the same steps, each with its time."""
     path = folder / METRICS_FILE
     text = read_in(folder, path, 2 * MOST_BYTES)
     if text is None:
@@ -95,7 +95,7 @@ def read_written(folder: Path, most: int) -> list[WrittenStep]:
 
 
 def last_step(folder: Path) -> int | None:
-    """Return the number of the last step written down, None where there is none. Raises HolmesError."""
+    """Return the number of the last stored step, None if there is none. Raises HolmesError."""
     path = folder / METRICS_FILE
     if not is_there(path):
         return None

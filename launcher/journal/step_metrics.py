@@ -1,4 +1,4 @@
-"""From what each rank reports to one record a step: loss, tokens/s, and bytes of every interface."""
+"""Merge the reports of all ranks to one record per step: loss, tokens/s, and bytes of every interface."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ class StepMetrics:
 
 
 class FinishedStep(NamedTuple):
-    """A step that all ranks have finished, what rank 0 found slow or had changed after it, and of an island what it
-    exchanged, if anything. `gradients_s` is the longest that a rank waited for gradients and weights."""
+    """A step that all ranks have finished, with rank 0's verdicts and an island's outer sync, if any.
+
+    `gradients_s` is the longest time that a rank waited for gradients and weights.
+    """
 
     metrics: StepMetrics
     verdicts: tuple[Verdict, ...]
@@ -62,14 +64,14 @@ class FinishedStep(NamedTuple):
 
 
 class StepCollector:
-    """Holds the ranks' metrics of a step until all have come."""
+    """Holds the ranks' metrics of a step until all have arrived."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._waiting: dict[int, dict[int, RankMetrics]] = {}
 
     def add(self, metrics: RankMetrics) -> FinishedStep | None:
-        """The step, once the last of its ranks has finished it; None before."""
+        """Return the step once the last of its ranks has finished it; None before."""
         by_rank = self._waiting.setdefault(metrics.step, {})
         by_rank[metrics.rank] = metrics
         if len(by_rank) < self._plan.world_size:
@@ -79,7 +81,7 @@ class StepCollector:
         return self._merge([by_rank[rank] for rank in sorted(by_rank)])
 
     def _merge(self, ranks: Sequence[RankMetrics]) -> FinishedStep:
-        """One step of `ranks`, all of them in order."""
+        """Merge the metrics of all `ranks`, in order, to one step."""
         step_s = max(rank.step_s for rank in ranks)
         evaluated = [rank.eval_loss for rank in ranks if rank.eval_loss is not None]
         verdicts = tuple(verdict for rank in ranks for verdict in rank.verdicts)
@@ -109,7 +111,7 @@ class StepCollector:
 
 
 def _exchange(ranks: Sequence[OuterExchange]) -> OuterExchange | None:
-    """That of the whole island; None where there was none."""
+    """Merge the outer sync of an island's ranks; None if there was none."""
     if not ranks:
         return None
     return ranks[0]._replace(
@@ -122,7 +124,7 @@ def _exchange(ranks: Sequence[OuterExchange]) -> OuterExchange | None:
 
 
 class StepTotals:
-    """What the steps of an attempt come to, added up one by one: a run may have millions."""
+    """Running totals over the steps of an attempt: a run may have millions."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -130,7 +132,7 @@ class StepTotals:
         self._moved: dict[tuple[str, str], tuple[int, ByteCounters]] = {}
 
     def add(self, step: StepMetrics) -> None:
-        """One more step."""
+        """Add one step."""
         self.count += 1
         self._seconds.append(step.step_s)
         for port in step.interfaces:
@@ -140,11 +142,12 @@ class StepTotals:
 
     @property
     def median_step_s(self) -> float | None:
-        """Seconds a step; None without one."""
+        """Median seconds of a step; None without one."""
         return median_s(self._seconds) if self.count else None
 
     def mean_bytes(self, host: str, counters: Sequence[str]) -> ByteCounters | None:
-        """Bytes a step of some of a host's counters together; None unless each is known of every step."""
+        """Return the mean bytes per step of some counters of a host together; None unless each is known in every
+        step."""
         found = [self._moved.get((host, counter), (0, ByteCounters(0, 0))) for counter in counters]
         if not found or any(known < self.count for known, _ in found):
             return None
@@ -153,12 +156,13 @@ class StepTotals:
 
 
 def median_s(steps_s: Sequence[float]) -> float:
-    """Median of the seconds of steps but the first, which sets up connections and caches, if there are others."""
+    """Return the median seconds of all steps but the first, which sets up connections and caches, if there are
+    others."""
     return statistics.median(steps_s[1:] if len(steps_s) > 1 else steps_s)
 
 
 def by_interface(traffic: Iterable[InterfaceTraffic]) -> tuple[InterfaceTraffic, ...]:
-    """One entry an interface, which is what counters count: where two networks share one, their bytes add up."""
+    """Return one entry per interface, as counters have: traffic of two networks on one interface adds up."""
     merged: dict[tuple[str, str], InterfaceTraffic] = {}
     for port in traffic:
         known = merged.get((port.host, port.netdev))
@@ -177,10 +181,12 @@ def _added(one: InterfaceTraffic, other: InterfaceTraffic) -> InterfaceTraffic:
 
 
 def traffic_per_step(steps: StepTotals, plan: Plan) -> tuple[MeasuredTraffic, ...]:
-    """Mean bytes a step moved over each interface the plan names, in the plan's order.
+    """Return the mean bytes per step over each interface the plan names, in the plan's order.
 
-    Beside them those of the host's planned RDMA ports, where a group uses that interface's network by RDMA. Of all
-    steps: weights that a step gathers travel into the next one, so the first counts too few, the last too many.
+    Where a group uses RDMA on an interface's network, the entry also has the bytes of the host's planned RDMA ports.
+    The
+    mean is over all steps: weights that a step gathers travel into the next one, so the first counts too few, the last
+    too many.
     """
     ports = {node.host: planned_rdma_ports(node) for node in plan.nodes}
     by_rdma = rdma_interfaces(plan)
@@ -204,7 +210,7 @@ def traffic_per_step(steps: StepTotals, plan: Plan) -> tuple[MeasuredTraffic, ..
 
 
 def rdma_interfaces(plan: Plan) -> frozenset[tuple[str, str]]:
-    """Host and interface of each member of a group that NCCL carries by RDMA, which the interface does not count."""
+    """Return host and interface of each member of a group that uses RDMA, which the interface does not count."""
     return frozenset(
         (plan.ranks[rank].host, interface)
         for group in plan.groups

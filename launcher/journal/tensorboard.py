@@ -25,7 +25,7 @@ _VALUE, _TAG, _SIMPLE_VALUE = 1, 1, 2  # of Summary; of Summary.Value
 
 
 def write_event_file(folder: Path, run_id: str, steps: Iterable[WrittenStep]) -> Path:
-    """The file in `folder`, which is made; one of the same run is replaced. Raises HolmesError where it cannot be."""
+    """Write the event file in `folder`, creating it; replace one of the same run. Raises HolmesError on failure."""
     path = folder / f"events.out.tfevents.{run_id}.holmes"
     temporary = folder / f".{path.name}"
     try:
@@ -41,7 +41,7 @@ def write_event_file(folder: Path, run_id: str, steps: Iterable[WrittenStep]) ->
 
 
 def event_records(steps: Iterable[WrittenStep]) -> Iterator[bytes]:
-    """The records of such a file: its version, then the scalars of each step, counted from 1, at the time it ended."""
+    """Yield the records of such a file: its version, then the scalars of each step, counted from 1, at its end time."""
     yield _record(_double(_WALL_TIME, 0.0) + _bytes(_FILE_VERSION, b"brain.Event:2"))
     for time_s, step in steps:
         values = b"".join(
@@ -69,7 +69,7 @@ def _scalars(step: StepMetrics) -> Iterator[tuple[str, float]]:
 
 
 def crc32c(data: bytes) -> int:
-    """The Castagnoli checksum."""
+    """Return the Castagnoli checksum."""
     remainder = 0xFFFFFFFF
     for byte in data:
         remainder = _TABLE[(remainder ^ byte) & 0xFF] ^ remainder >> 8
@@ -100,7 +100,7 @@ def _key(field: int, encoding: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the top bit says that more follow."""
+    """Encode seven bits per byte, the lowest first; the top bit says that more follow."""
     data = bytearray()
     while number > 0x7F:
         data.append(number & 0x7F | 0x80)
@@ -113,7 +113,7 @@ def _bytes(field: int, data: bytes) -> bytes:
 
 
 def _float(value: float) -> bytes:
-    """Four bytes; what is beyond their range is infinite, as it is where a float of eight is rounded to one of four."""
+    """Encode a float in four bytes; a value beyond their range becomes infinite, as in rounding."""
     try:
         return struct.pack("<f", value)
     except OverflowError:
