@@ -1,4 +1,4 @@
-"""One run from start to end. Whatever happens in between, every node is let go of and cleaned."""
+"""One run from start to end. Every node is released and cleaned up, however the run ends."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ from launcher.supervise.slow_gradients import AFTER_STEPS, slow_gradients_senten
 from launcher.supervise.tell_command import TellCommand
 from launcher.supervise.watch import watch
 
-SEEN_EVERY_S = 1.0  # between two notes of how far the nodes' messages are written down
-MAX_CATCH_UP_S, CATCH_UP_S = 30.0, 3.0  # to hear of each node, and from then on all that it has kept
+SEEN_EVERY_S = 1.0  # between two writes of how many messages of the nodes are stored
+MAX_CATCH_UP_S, CATCH_UP_S = 30.0, 3.0  # to hear of each node, and then to receive all that it has kept
 
 
 class Launch:
-    """One run: its folder, and the attempt that is under way.
+    """One run: its folder and its present attempt.
 
-    `planner` makes plans on what is left; None where the inventory is not at hand. `exports`: a folder for what
-    Prometheus reads of the run. `island`: the run is one of several that `launch_islands.py` has in hand.
+    `planner` makes plans on the remaining hosts; None without the inventory. `exports`: a folder for Prometheus' file
+    of
+    the run. `island`: the run is one of several that `launch_islands.py` manages.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Launch:
             outer_sync=outer,
         )
         self._nodes = RunningNodes((), settings.detached)
-        self._remembering: dict[str, NodeBundle] = {}  # by host those whose ranks may keep a checkpoint in memory
+        self._remembering: dict[str, NodeBundle] = {}  # by host; ranks may keep a checkpoint in memory there
         self._stuck: tuple[str, ...] = ()
         self._seen_written_s = 0.0
         self._stop_at_s: float | None = None
@@ -112,7 +113,7 @@ class Launch:
             raise
 
     def discard(self) -> None:
-        """End what was brought up, and leave nothing of it."""
+        """End all that was started, and remove every trace of it."""
         with ctrl_c_ignored():
             stop(self._nodes)
             self.folder.close()
@@ -120,20 +121,20 @@ class Launch:
 
     @property
     def is_living(self) -> bool:
-        """Whether it is no island, or one in which nothing has failed since its last step."""
+        """True for an ordinary run, and for an island without a failure since its last step."""
         return not isinstance(self._replanning, ComingBack) or self._replanning.is_living
 
     def go(self) -> None:
-        """Let the ranks start that were checked."""
+        """Start the ranks after the checks have passed."""
         self._nodes.go()
 
     def leave(self) -> None:
-        """Let go of a detached run without ending it."""
+        """Disconnect from a detached run without ending it."""
         self._nodes.close()
         self.folder.close()
 
     def take_over(self, run: Run) -> None:
-        """Come back to a detached run whose controller is gone. Raises HolmesError when no node is reached."""
+        """Reconnect to a detached run whose controller is gone. Raises HolmesError if no node is reached."""
         self._attempt = replace(self._attempt, number=run.attempt)
         self._record.remember(run)
         bundles = prepare(self._plan, self._attempt, self._variables)
@@ -142,7 +143,7 @@ class Launch:
         self._record.write(self._plan, self._attempt.number, "running")
 
     def run_to_end(self) -> Run:
-        """Watch, start again where that is asked for, and end it all: at the last step, at a failure, at Ctrl-C."""
+        """Watch the run, restart it if asked to, and end it at the last step, a failure or Ctrl-C."""
         while True:
             state, interrupted = self._watch_attempt()
             try:
@@ -155,12 +156,12 @@ class Launch:
         return self._end(state, interrupted)
 
     def stop_unwatched(self) -> Run:
-        """Hear what the nodes have kept since nobody watched, end what still runs, and return what became of it."""
+        """Take the messages that the nodes kept without a controller, end what still runs, and return the outcome."""
         self._stop_at_s = time.monotonic() + MAX_CATCH_UP_S
         return self._end(*self._watch_attempt())
 
     def _watch_attempt(self) -> tuple[AttemptState, bool]:
-        """Watch one attempt to its end and clean up after it; whether Ctrl-C ended it."""
+        """Watch one attempt to its end and clean up after it. Return its state, and True if Ctrl-C ended it."""
         now_s = time.monotonic()
         state = AttemptState(self._plan, self._settings.detached, now_s, time.time() - now_s)
         interrupted = False
@@ -182,14 +183,14 @@ class Launch:
         return state, interrupted
 
     def _ask_slurm(self, state: AttemptState) -> None:
-        """Where hosts are nodes of a Slurm job and something failed, hear what Slurm did."""
+        """After a failure, ask Slurm about hosts that are nodes of its jobs."""
         nodes = self._plan.nodes
         names = {node.host: slurm_name(node.host, node.access) for node in nodes if node.access.transport == "slurm"}
         if names and state.failures:
             state.take_slurm_word(slurm_word(names))
 
     def _save_once_more(self, state: AttemptState) -> None:
-        """Where a run saves checkpoints, let its ranks finish the step and save. One that hangs is noticed as ever."""
+        """Have the ranks finish the step and save, if the run saves checkpoints. A hang is noticed as ever."""
         if self._plan.job.checkpoint is not None and state.has_stepped and not state.failures:
             self._record.say("the ranks finish this step and save; Ctrl-C or `holmes stop` again ends them at once")
             self._nodes.save()
@@ -200,7 +201,7 @@ class Launch:
             self._stuck = stop(self._nodes)
 
     def _take(self, event: RunEvent | FinishedStep | FilePart) -> None:
-        """Take what an attempt reports; what is slow may lead to another plan."""
+        """Take an event of the attempt. A slow host or link may lead to another plan."""
         if isinstance(event, FinishedStep):
             skipped = self._record.steps_skipped
             self._record.take(event.metrics)
@@ -221,7 +222,7 @@ class Launch:
                 self._record.write(self._plan, self._attempt.number, "running")
 
     def _say_slow_gradients(self, step: FinishedStep) -> None:
-        """Once an attempt, say that gradients are why steps take longer than planned, where they are."""
+        """Show once per attempt that waits for gradients make steps slower than planned, if they do."""
         steps = self._record.attempt_steps
         if steps.count == AFTER_STEPS and steps.median_step_s is not None:
             sentence = slow_gradients_sentence(self._plan, step, steps.median_step_s)
@@ -238,7 +239,7 @@ class Launch:
         return {"time_s": time.time(), "run_id": self.folder.run_id, "folder": str(path)}
 
     def _tick(self, state: AttemptState, now_s: float) -> None:
-        """What is done now and then while an attempt runs."""
+        """Do the periodic work of an attempt."""
         self._heed()
         self._stop_when_heard(state, now_s)
         if self._island is not None:
@@ -250,12 +251,12 @@ class Launch:
             self._save_for_next_plan()
 
     def _heed(self) -> None:
-        """Raises KeyboardInterrupt where an island is told to end."""
+        """Raise KeyboardInterrupt if the island was asked to end."""
         if self._island is not None:
             self._island.told.heed()
 
     def _stop_when_heard(self, state: AttemptState, now_s: float) -> None:
-        """Raises KeyboardInterrupt in a run that is to be stopped, once its nodes have said what they had kept."""
+        """Raise KeyboardInterrupt in a run that is to be stopped, once its nodes have sent the messages they kept."""
         if self._stop_at_s is None:
             return
         if len(state.seen) == len(self._plan.nodes):
@@ -265,12 +266,12 @@ class Launch:
             raise KeyboardInterrupt
 
     def _save_for_next_plan(self) -> None:
-        """Have the ranks save and end where the run is to go on with another plan."""
+        """Have the ranks save and end if the run continues with another plan."""
         if self._replanning.next_plan is not None:
             self._nodes.save()
 
     def _start_again(self, state: AttemptState) -> bool:
-        """Whether another attempt was started, as the settings ask or because there is a better plan."""
+        """Start another attempt if the settings ask for it or a better plan exists; return True if one was started."""
         if state.allocation_ended:
             return False
         if state.cause is not None:
@@ -280,7 +281,7 @@ class Launch:
         return plan is not None and self._start_attempts(plan)
 
     def _start_attempts(self, plan: Plan) -> bool:
-        """Start the next attempt from the last checkpoint; whether its checks let it start, or those of a later one."""
+        """Start the next attempt from the last checkpoint; return True once the checks of one pass."""
         following: Plan | None = plan
         while following is not None:
             self._plan = following
@@ -291,10 +292,10 @@ class Launch:
         return False
 
     def _start_attempt(self) -> Preflight:
-        """Start the next attempt, unless its checks refuse it."""
+        """Start the next attempt unless its checks refuse it."""
         resume, number = self._plan.job.checkpoint is not None, self._attempt.number + 1
         back_to = self._attempt.resume_step if not self._record.steps_done else None
-        # What was saved must be found again. An island that finds nothing is given the state of the others.
+        # A checkpoint that was saved must be found. An island that finds none receives the state of the others.
         has_nothing = self._record.safe_steps is None and (not self._settings.resume or self._settings.from_scratch)
         from_scratch = has_nothing or self._island is not None
         self._attempt = replace(
@@ -312,7 +313,7 @@ class Launch:
         return preflight
 
     def _start_nodes(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
-        """Write down what goes to the nodes, save secrets and settings, and bring them up."""
+        """Write down the files of the nodes, except secrets, and start the agents."""
         bundles = prepare(self._plan, self._attempt, self._variables)
         files = {name: text for parcel in bundles[0].parcels[1:] for name, text in parcel.files.items()}
         for bundle in bundles:
@@ -329,7 +330,7 @@ class Launch:
         return RunningNodes(bundles, self._settings.detached, self._island.meeting if self._island else None)
 
     def _forget_states(self, state: State) -> None:
-        """Nobody starts again. Ranks that have taken the last step have removed what they kept themselves."""
+        """Remove the checkpoints that ranks kept in memory. Ranks that took the last step have removed theirs."""
         clean = {node.host for node in self._plan.nodes} if state == "done" else set()
         forget_states(bundle for host, bundle in self._remembering.items() if host not in clean)
 

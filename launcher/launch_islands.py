@@ -1,4 +1,4 @@
-"""A run of islands from start to end: one launch an island, each in a thread of its own, so that one ends alone."""
+"""A run of islands from start to end: one launch per island, each in its own thread, so that one can end alone."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from launcher.supervise.tell_command import TellCommand
 
 POLL_S = 0.2
 DIGESTS_KEPT = 1000
-SAVING_AND_AT_ONCE = 2  # how often Ctrl-C says something new
+SAVING_AND_AT_ONCE = 2  # Ctrl-C has these two meanings, in this order
 
 
 class IslandsView(Protocol):
-    """Who shows the islands while they run; called from the threads of all, one at a time."""
+    """Shows the islands while they run. The threads of all islands call it, one at a time."""
 
     def show(self, island: int, event: RunEvent) -> None:
-        """Show what happened in an island."""
+        """Show an event of an island."""
 
     def take_run(self, run_id: str, started_at_s: float) -> None:
-        """The run that is shown, and when it began (Unix time)."""
+        """Take the id of the run and its start in Unix time."""
 
 
 class SilentIslands:
@@ -57,16 +57,16 @@ class SilentIslands:
 class _Island:
     launch: Launch
     told: Told
-    is_straggler: bool = False  # told to end, as there is nobody left to join
+    is_straggler: bool = False  # asked to end, as no island is left to join
     run: Run | None = None  # once it has ended
     error: BaseException | None = None
 
 
 class LaunchIslands:
-    """One run of several islands: its folder, in it the islands', and where their ranks meet.
+    """One run of several islands: its folder with theirs inside, and the rendezvous of their ranks.
 
-    `tries`: after so many starts in a row without a step an island is lost for good. `exports`: a folder for what
-    Prometheus reads of each island.
+    `tries`: after so many starts in a row without a step an island is lost for good. `exports`: a folder for
+    Prometheus' file of each island.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class LaunchIslands:
         self._view, self._exports = view, exports
         self._meeting, self._lock = Meeting(), threading.Lock()
         self._islands: list[_Island] = []
-        self._digests: dict[int, tuple[int, str]] = {}  # by exchange, of the island that has told first
+        self._digests: dict[int, tuple[int, str]] = {}  # by outer sync, of the island that reported first
         self._last: dict[int, OuterExchange] = {}  # the latest by island
         self._started_at_s = time.time()
         self._at_end = TellCommand(plan.job.launch.on_end, folder.path)
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
-        """Check all hosts, then start all islands. Raises PreflightFailed, or HolmesError; then nothing is left."""
+        """Check all hosts, then start all islands. After PreflightFailed or HolmesError nothing is left."""
         self._view.take_run(self.folder.run_id, self._started_at_s)
         try:
             self.folder.write_record(PLAN_FILE, self._plan)
@@ -108,13 +108,14 @@ class LaunchIslands:
             raise
 
     def leave(self) -> None:
-        """Let go of a detached run without ending it: its ranks end by themselves unless `take_over` comes soon."""
+        """Disconnect from a detached run without ending it: its ranks end by themselves unless `take_over` comes
+        soon."""
         for island in self._islands:
             island.launch.leave()
         self.folder.close()
 
     def take_over(self, run: Run) -> None:
-        """Come back to a run that was just left, before its ranks have met. Raises HolmesError as `Launch`."""
+        """Reconnect to a run just left, before its ranks have met. Raises HolmesError as `Launch`."""
         self._started_at_s = run.started_at_s
         for number in range(len(self._plan.islands)):
             island = self._make(number)
@@ -123,7 +124,7 @@ class LaunchIslands:
         self._write("running")
 
     def run_to_end(self) -> Run:
-        """Watch all until those that live have ended; Ctrl-C ends all."""
+        """Watch all islands until the living ones have ended; Ctrl-C ends all."""
         threads = [threading.Thread(target=_run, args=(island,), daemon=True) for island in self._islands]
         for thread in threads:
             thread.start()
@@ -152,7 +153,7 @@ class LaunchIslands:
         return _Island(launch, told)
 
     def _take(self, number: int, event: RunEvent) -> None:
-        """Show it; what is of the run as a whole is written down with it, too."""
+        """Show an event, and write down notices and node states for the whole run."""
         with self._lock:
             if isinstance(event, Notice):
                 self.folder.write_event(replace(event, text=f"island {number}: {event.text}"))
@@ -164,9 +165,10 @@ class LaunchIslands:
                 self._compare(number, event)
 
     def _compare(self, number: int, exchange: OuterExchange) -> None:
-        """After an exchange all islands have the same state, or something is wrong that no rank can see.
+        """Compare the digests of all islands after an outer sync; show a notice if they differ, as no rank can see
+        that.
 
-        Who has joined takes over a state without a digest, and is compared after the next.
+        An island that has joined received its state without a digest, and is compared after the next outer sync.
         """
         if exchange.has_joined:
             return
@@ -182,7 +184,7 @@ class LaunchIslands:
             del self._digests[next(iter(self._digests))]
 
     def _end_stragglers(self) -> None:
-        """Once an island is done, those that have failed and not come back have nobody left to join."""
+        """Once an island is done, end the others if all of them have failed and not come back."""
         ended = [island.run for island in self._islands if island.run is not None]
         left = [island for island in self._islands if island.run is None and not island.is_straggler]
         if any(run.state == "done" for run in ended) and not any(island.launch.is_living for island in left):
@@ -212,16 +214,16 @@ class LaunchIslands:
         return run
 
     def _missing(self) -> tuple[int, ...]:
-        """The islands that have not ended with the common model."""
+        """Return the islands that have not ended with the common model."""
         ended = enumerate(island.run for island in self._islands)
         done = [number for number, run in ended if run is not None and run.state == "done" and number in self._last]
         common = common_end({number: self._last[number] for number in done}, self._plan.num_exchanges - 1)
         return tuple(number for number in range(len(self._islands)) if number not in common)
 
     def _end(self, interrupted: bool) -> Run:
-        """The verdict: done if one island is, as those that were lost cost the others nothing.
+        """Return the verdict: done if one island is, as lost islands cost the others nothing.
 
-        The exit code is 1 where an island does not end with the others' model, unless that is allowed.
+        The exit code is 1 if an island does not end with the others' model, unless that is allowed.
         """
         runs = [island.run for island in self._islands if island.run is not None]
         if interrupted:
@@ -244,22 +246,22 @@ class LaunchIslands:
 def _run(island: _Island) -> None:
     try:
         island.run = island.launch.run_to_end()
-    except BaseException as error:  # of the thread that waits for all to tell
+    except BaseException as error:  # the waiting thread raises it
         island.error = error
 
 
 class _View:
-    """An island's part of the view of all."""
+    """The view of one island, which forwards its events to the view of all."""
 
     def __init__(self, show: Callable[[RunEvent], None]) -> None:
         self._show = show
 
     def show(self, event: RunEvent) -> None:
-        """As every view."""
+        """Forward the event."""
         self._show(event)
 
     def take_run(self, run_id: str, started_at_s: float) -> None:
-        """The whole run is told of once."""
+        """Do nothing: the view of the whole run takes it."""
 
     def take_plan(self, plan: Plan) -> None:
-        """An island keeps its plan."""
+        """Do nothing: an island keeps its plan."""

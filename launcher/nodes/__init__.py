@@ -1,1 +1,1 @@
-"""The nodes of a run: shipping to them, starting, checking, stopping, and the connection to each."""
+"""The nodes of a run: send files, start, check and stop, and the connection to each."""

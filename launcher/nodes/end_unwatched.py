@@ -17,7 +17,7 @@ from launcher.prepare.user_variables import UserVariables
 
 
 def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
-    """End it everywhere and record it as stopped. Returns, in words, what could not be ended and where."""
+    """End the run everywhere and record it as stopped. Return a line for each host with processes left."""
     attempt = Attempt(stored.run.run_id, stored.run.attempt, stored.run.settings.detached)
     nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), detached=True)
     left = nodes.each(_end)
@@ -29,7 +29,7 @@ def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
 
 
 def record_stopped(stored: StoredRun) -> None:
-    """Write down that a run whose controller is gone was stopped."""
+    """Record a run whose controller is gone as stopped."""
     ended = Run.model_validate(
         {
             **stored.run.model_dump(),

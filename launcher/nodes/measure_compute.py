@@ -1,4 +1,4 @@
-"""What a step costs a slot of a host, measured there by the runtime's own trials: the `compute:` of job.yaml."""
+"""Measure the `compute:` of job.yaml, the cost of a step on a slot of a host, there and by the runtime's trials."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TIMEOUT_S = 900.0  # layers are compiled first where the job compiles them
 
 
 def measure_compute(job: Job, host: str, access: Access, slots: int, variables: UserVariables) -> str:
-    """The lines of YAML, measured in `slots` processes at once on `host`, or on so many GPUs.
+    """Return the lines of YAML, measured in `slots` processes at once on `host`, or on so many GPUs.
 
-    `variables` holds the model's file or code, if it is the user's own. Raises HostError with what the host said.
+    `variables` holds the model's file or code, if it is the user's own. Raises HostError with the host's message.
     """
     words = f"{access.python_word} -m {shlex.join(trial_words(job, slots))}"
     if access.container is not None:
@@ -50,7 +50,8 @@ def measure_compute(job: Job, host: str, access: Access, slots: int, variables: 
 
 
 def trial_words(job: Job, slots: int) -> list[str]:
-    """The runtime's module that measures a layer of `job`, with its options; a micro-batch is 1 if none is fixed."""
+    """Return the module of the runtime that measures a layer of `job`, with its options; a free micro-batch size is
+    1."""
     model = job.model
     sizes = {
         "family": model.family,
@@ -70,5 +71,5 @@ def trial_words(job: Job, slots: int) -> list[str]:
 
 
 def model_file(job: Job) -> str | None:
-    """`model.factory` as a host finds it."""
+    """Return the path of `model.factory` on a host."""
     return f"{CODE_FOLDER}/{job.model.factory}" if job.launch.code is not None else job.model.factory

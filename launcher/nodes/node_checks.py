@@ -1,4 +1,4 @@
-"""Whether the nodes are as the plan needs them. Pure: the plan and what the nodes say of themselves, to faults."""
+"""Check the nodes against the plan. Pure: from the plan and the nodes' facts to faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 @dataclass(frozen=True)
 class CheckedNode:
-    """A node of the plan beside what it says of itself; the inventory where it is at hand."""
+    """A node of the plan with its reported facts, and the inventory if it is at hand."""
 
     plan: Plan
     node: Node
@@ -41,7 +41,7 @@ class CheckedNode:
 def check_facts(
     plan: Plan, attempt: Attempt, inventory: Inventory | None, answers: Mapping[int, Ready]
 ) -> Iterator[Fault]:
-    """Every fault in what the nodes say. `answers` are by node rank."""
+    """Yield every fault in the nodes' facts. `answers` are by node rank."""
     yield from _versions(plan, answers)
     for node in plan.nodes:
         facts, tunnel = answers[node.node_rank].facts, answers[node.node_rank].tunnel
@@ -60,7 +60,7 @@ def check_facts(
 
 
 def _versions(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
-    """Hosts that differ from the most common value."""
+    """Yield hosts that differ from the most common version."""
     versions = {rank: _versions_of(answer.facts) for rank, answer in answers.items()}
     for what in ("python", "torch", "nccl"):
         seen = {node.host: versions[node.node_rank][what] for node in plan.nodes}
@@ -71,7 +71,8 @@ def _versions(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
 
 
 def _checkpoints(plan: Plan, attempt: Attempt, answers: Mapping[int, Ready]) -> Iterator[Fault]:
-    """What the ranks would refuse once torch is up, of the first host that has it: of a shared folder all say so."""
+    """Yield checkpoint faults that the ranks would raise later, each of the first host with it: a folder may be
+    shared."""
     yield from _lost_with_the_run(plan, answers)
     folders = {node.host: answers[node.node_rank].facts.checkpoint for node in plan.nodes}
     newest = {(found.folder, found.newest): host for host, found in reversed(folders.items()) if found and found.newest}
@@ -84,7 +85,7 @@ def _checkpoints(plan: Plan, attempt: Attempt, answers: Mapping[int, Ready]) -> 
 
 
 def _lost_with_the_run(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
-    """Folders that are removed when the run ends, and with them what was saved there."""
+    """Yield checkpoint folders that are removed with all their content when the run ends."""
     for node in plan.nodes:
         found = answers[node.node_rank].facts.checkpoint
         if found is not None and found.in_cache:
@@ -97,7 +98,7 @@ def _lost_with_the_run(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fau
 
 
 def _versions_of(facts: NodeFacts) -> dict[str, str | None]:
-    """By name; of Python the first two numbers, which say what it can run."""
+    """Return the versions by name; of Python only major and minor."""
     return {"python": ".".join(facts.python.split(".")[:2]), "torch": facts.torch, "nccl": facts.nccl}
 
 
@@ -107,7 +108,7 @@ def _torch(at: CheckedNode) -> Iterator[str]:
 
 
 def _torch_build(at: CheckedNode) -> Iterator[str]:
-    """The range is that of Holmes' own requirements."""
+    """Check torch's version against the range of Holmes' own requirements, and its CUDA against the driver."""
     found = _numbers(at.facts.torch or "")
     if found and not TORCH_FROM <= found[:2] < TORCH_BELOW:
         needed = f"{_dotted(TORCH_FROM)} or later, and earlier than {_dotted(TORCH_BELOW)}"
@@ -125,7 +126,7 @@ def _torch_build(at: CheckedNode) -> Iterator[str]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, none where it has none: (2, 13, 0) of `2.13.0+cu130`."""
+    """Return the leading numbers of a version, () if it has none: (2, 13, 0) of `2.13.0+cu130`."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, found.group().split("."))) if found else ()
 
@@ -217,7 +218,7 @@ def _contents(at: CheckedNode) -> Iterator[str]:
 
 
 def _compiler(at: CheckedNode) -> Iterator[str]:
-    """A model of one's own is compiled by itself, if at all."""
+    """Check the compiler. The user's own model compiles itself, if at all."""
     job = at.plan.job
     if job.compiles and job.model.factory is None and at.facts.compile_lacks is not None:
         yield f"compiled layers need {at.facts.compile_lacks}"
@@ -244,9 +245,9 @@ def _memlock(at: CheckedNode) -> Iterator[str]:
 
 
 def _nccl_settings(at: CheckedNode) -> Iterator[str]:
-    """A setting fights the plan when the plan counts on another value of the variable, or when it is NCCL_NET.
+    """Yield settings that conflict with the plan: another value of a variable it relies on, or any NCCL_NET.
 
-    What the ranks' environment has comes first for NCCL, but a setting elsewhere says that someone wants it otherwise.
+    NCCL prefers the ranks' environment, but a setting elsewhere shows that someone wants it otherwise.
     """
     planned = {variable.name: variable.value for variable in at.node.environment}
     for where, name, value in at.facts.nccl_settings:

@@ -1,4 +1,4 @@
-"""The way to one node's agent: messages come in, commands and a heartbeat go out, a lost connection is made anew."""
+"""The connection to one node's agent: it receives messages, sends commands and a heartbeat, and reconnects."""
 
 from __future__ import annotations
 
@@ -31,35 +31,38 @@ RECONNECT_S = 1.0
 PAUSE_S = 0.01
 REMOVE_TIMEOUT_S = 4.0
 END_TIMEOUT_S = 15.0
-MAX_HEARD = 10_000  # messages that wait here to be taken; more wait on the node
-MAX_HEARD_CHARACTERS = 1 << 24  # the same for long ones, of which so many wait as make up this
-MAX_SKIPPED = 20  # lines that are kept of what is no message
+MAX_HEARD = 10_000  # messages queued here; more wait on the node
+MAX_HEARD_CHARACTERS = 1 << 24  # of queued messages: fewer long ones fit
+MAX_SKIPPED = 20  # lines kept of output that is no message
 
 
 @dataclass(frozen=True)
 class LinkState:
-    """How far the connection to a node is, in a word or two."""
+    """The state of the connection to a node, in a word or two."""
 
     state: str
 
 
 @dataclass(frozen=True)
 class LinkBroken:
-    """The connection to a node broke off, with these words of the way to it; a new one is tried."""
+    """The connection to a node broke off, with the stderr of its transport; a new one is tried."""
 
     stderr: str
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A node said what is no message: why it is none. Nothing more will come of it."""
+    """A node sent an invalid message, for this reason. Nothing more comes from it."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class LinkClosed:
-    """Nothing more will come of a node. `agent_ended`: its agent said so; else how the command that ran it ended."""
+    """The connection to a node has ended for good.
+
+    `agent_ended`: the agent reported its end; else `exit_code` and `stderr` are those that ended its command.
+    """
 
     exit_code: int
     stderr: str
@@ -71,9 +74,9 @@ LinkWord = LinkState | LinkBroken | Unreadable | LinkClosed
 
 @dataclass(frozen=True)
 class Heard:
-    """What came of a node, at `heard_s` of the monotonic clock.
+    """A message of a node, at `heard_s` of the monotonic clock.
 
-    `number` counts the agent's own messages from 1; None for what the link itself says.
+    `number` counts the agent's own messages from 1; None for messages of the link itself.
     """
 
     node_rank: int
@@ -83,14 +86,14 @@ class Heard:
 
 
 class NodeLink:
-    """One node of one attempt. `detached`: the agent goes on without us, so we try for ever to come back to it."""
+    """One node of one attempt. `detached`: the agent runs on without us, so reconnecting is tried for ever."""
 
     def __init__(self, bundle: NodeBundle, heard: queue.Queue[Heard], detached: bool) -> None:
         self.bundle = bundle
         self.opened = False  # the agent was started, or found again
-        self.ended = False  # it said that it ends
+        self.ended = False  # it reported its end
         self.lost = False  # it is out of reach
-        self.closed = False  # nothing more will come of it
+        self.closed = False  # nothing more comes from it
         self._heard = heard
         self._detached = detached
         self._connection: Connection | None = None
@@ -102,7 +105,7 @@ class NodeLink:
 
     @property
     def may_answer(self) -> bool:
-        """Whether something more may come of the agent."""
+        """True if the agent may send more."""
         return self.opened and not self.closed and not self.lost
 
     def start(self) -> None:
@@ -115,7 +118,7 @@ class NodeLink:
         self._open(self.bundle.start_command)
 
     def follow(self, messages_seen: int) -> None:
-        """Connect to an agent that runs, and go on after the messages that were seen. Raises HostError."""
+        """Connect to a running agent, and continue after the messages already seen. Raises HostError."""
         self._seen = messages_seen
         self._connection = connect(self.bundle.node.host, self.bundle.node.access)
         self._open(self.bundle.follow_command(messages_seen))
@@ -128,28 +131,28 @@ class NodeLink:
         threading.Thread(target=self._beat, daemon=True).start()
 
     def send(self, command: Command) -> None:
-        """Tell the agent something; nothing happens when it cannot be told."""
+        """Send the agent a command; a failure to send is ignored."""
         self._write(encode(command))
 
     def drop(self) -> None:
-        """Drop a connection over which nothing comes any more; a new one is tried."""
+        """Drop a silent connection; a new one is tried."""
         if self._stream is not None:
             self._stream.abandon()
 
     def end(self) -> str | None:
-        """End an agent that does not answer, by recorded ids; what could not be ended, None if all is gone."""
+        """End an agent that does not answer, by recorded ids. Return the processes left, None if all are gone."""
         with contextlib.suppress(HolmesError, OSError, EOFError):
             done = self._fresh_connection().run(self.bundle.end_command, b"", END_TIMEOUT_S)
             return "\n".join(last_lines(done.stdout, MAX_SKIPPED)) or None
         return "not reached"
 
     def remove_files(self) -> None:
-        """Remove the node's folder wherever it may still be."""
+        """Remove the node's folder wherever it may still exist."""
         with contextlib.suppress(HolmesError, OSError, EOFError):
             self._fresh_connection().run(self.bundle.remove_command, b"", REMOVE_TIMEOUT_S)
 
     def close(self) -> None:
-        """Drop everything; the agent is not told."""
+        """Drop all connections without notifying the agent."""
         self._closing.set()
         for stream in (self._stream, self._holding):
             if stream is not None:
@@ -166,7 +169,7 @@ class NodeLink:
         self._heard.put(Heard(self.bundle.node.node_rank, message, time.monotonic(), number))
 
     def _listen(self) -> None:
-        """Hand on every message; when the channel ends before the agent does, make a new one."""
+        """Forward every message; reconnect when the channel ends before the agent does."""
         last = self._hear()
         while isinstance(last, LinkClosed) and not last.agent_ended and self._seen and not self._closing.is_set():
             self._tell(LinkBroken(last.stderr))
@@ -180,14 +183,14 @@ class NodeLink:
         self._tell(last)
 
     def _hear(self) -> LinkClosed | Unreadable:
-        """Hear the channel out. What login shells and containers print before the agent's first message is skipped."""
+        """Read the channel to its end, skipping output of login shells and containers before the first message."""
         try:
             return self._hear_lines()
         except HostError as error:
             return Unreadable(error.evidence)
 
     def _hear_lines(self) -> LinkClosed | Unreadable:
-        """Raises HostError where the host sends more than a line may hold."""
+        """Read messages as `_hear`. Raises HostError if the host sends more than a line may hold."""
         assert self._stream is not None
         first = True
         skipped: deque[str] = deque(maxlen=MAX_SKIPPED)
@@ -211,12 +214,12 @@ class NodeLink:
                 time.sleep(PAUSE_S)
             self._tell(message, self._seen)
         exit_code, stderr = self._stream.wait()
-        self.ended = exit_code == NO_FOLDER  # which the agent removed at its end
-        said = "\n".join((*skipped, stderr)) if first else stderr  # a wrapper may say on either why it did not start
+        self.ended = exit_code == NO_FOLDER  # the agent removes it at its end
+        said = "\n".join((*skipped, stderr)) if first else stderr  # either may hold a wrapper's reason for not starting
         return LinkClosed(exit_code, said, agent_ended=self.ended)
 
     def _reconnect(self) -> bool:
-        """Whether the agent was found again; an attached one is looked for no longer than it would wait."""
+        """Find the agent again and return True. An attached one is tried no longer than it would wait."""
         deadline = time.monotonic() + SILENCE_LIMIT_S
         while self._detached or time.monotonic() < deadline:
             with contextlib.suppress(HostError, OSError, EOFError):

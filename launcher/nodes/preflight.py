@@ -1,6 +1,6 @@
-"""What must hold before any rank starts: the checks by name, and the faults that were found.
+"""The conditions for starting ranks: the checks by name, and their faults.
 
-A fault refuses the launch unless its check is forced by name, save for those without which nothing can start.
+A fault refuses the launch unless its check is forced by name. Checks without which nothing can start cannot be forced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PROBE_AGAIN = "`holmes probe` and `holmes plan` again, or bring the host back to
 
 @dataclass(frozen=True)
 class Check:
-    """A named check: what it makes sure of, what to do when it fails, and whether a launch can go on in spite of it."""
+    """A named check: its condition, the remedy when it fails, and if a launch may continue in spite of it."""
 
     name: str
     makes_sure: str
@@ -24,7 +24,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Fault:
-    """A check that failed on a host: `evidence` has the value seen. `remedy` where it is not the check's own."""
+    """A check that failed on a host. `evidence` has the value seen; `remedy` replaces that of the check."""
 
     check: str
     host: str
@@ -118,7 +118,7 @@ _CHECK_OF_KIND = {"key unknown": "host-keys", "key changed": "host-keys", "files
 
 @dataclass(frozen=True)
 class Preflight:
-    """The outcome: faults, and the names of checks that were forced."""
+    """The outcome: the faults, and the names of forced checks."""
 
     faults: tuple[Fault, ...]
     forced: frozenset[str]
@@ -132,17 +132,17 @@ class Preflight:
 
     @property
     def passed(self) -> bool:
-        """Whether the ranks may start."""
+        """True if the ranks may start."""
         return not self.refusing
 
     @property
     def may_pass_later(self) -> bool:
-        """Whether nothing but others on the GPUs keeps the ranks from starting."""
+        """True if only other users of the GPUs keep the ranks from starting."""
         return {fault.check for fault in self.refusing} <= {"gpus-taken", "gpus-free"}
 
 
 class PreflightFailed(HolmesError):
-    """The checks refuse the launch; no rank was started and nothing is left behind."""
+    """The checks refuse the launch; no rank was started and nothing is left on any host."""
 
     def __init__(self, preflight: Preflight) -> None:
         first = preflight.refusing[0]
@@ -159,16 +159,16 @@ class PreflightFailed(HolmesError):
 
 
 def remedy_of(fault: Fault) -> str:
-    """What to do about it."""
+    """Return the remedy of a fault."""
     return fault.remedy or _BY_NAME[fault.check].remedy
 
 
 def host_fault(error: HostError) -> Fault:
-    """A host that could not be made ready, as a fault."""
+    """Return the fault of a host that could not be prepared."""
     return Fault(_CHECK_OF_KIND.get(error.kind, "reachable"), error.host, error.evidence, error.hint)
 
 
 def unreadable_fault(host: str, reason: str) -> Fault:
-    """A host whose agent and this Holmes do not understand each other."""
+    """Return the fault of a host whose agent and this Holmes do not understand each other."""
     remedy = "see that nothing else prints to standard output there, such as a shell's start-up files; launch again"
     return Fault("agent", host, f"agent and controller do not understand each other: {reason}", remedy)

@@ -1,4 +1,4 @@
-"""Send a node its files over the connection's standard input. What it has already is not sent again."""
+"""Send a node its files over the connection's standard input, without those that it already has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ship(bundle: NodeBundle, connection: Connection) -> Stream:
     Return the session that holds the files. If it ends before the agent has begun, the host removes them.
 
     Raises:
-        HostError: files could not be unpacked, with the words of the host.
+        HostError: files could not be unpacked, with the host's message.
     """
     holding = connection.open(bundle.hold_command)
     try:

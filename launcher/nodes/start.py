@@ -37,7 +37,7 @@ from launcher.prepare.prepare import Attempt
 
 READY_TIMEOUT_S = 60.0
 AT_ONCE = 32
-SHOWN_LINES = 3  # of what a shell says; docker's last one is often "See 'docker run --help'"
+SHOWN_LINES = 3  # of a shell's output; docker's last line is often "See 'docker run --help'"
 PREPARED = "make `activate:` and `container:` of hosts.yaml work there in a shell without a terminal; then launch again"
 SECRET_BYTES = 32
 
@@ -48,14 +48,14 @@ Result = TypeVar("Result")
 
 
 class Meeting(Protocol):
-    """Where ranks of several launches ask for what the others' say."""
+    """The rendezvous of the ranks of several launches."""
 
     def take(self, reply: Reply, message: ToMeeting) -> str | None:
-        """Answer by `reply`, now or later; why it is refused, where it is."""
+        """Answer by `reply`, now or later; return the reason if the request is refused."""
 
 
 class RunningNodes:
-    """The agents of one attempt, and what is heard of them in one queue. An island's ranks ask `meeting`."""
+    """The agents of one attempt, and one queue of all their messages. An island's ranks meet at `meeting`."""
 
     def __init__(self, bundles: Sequence[NodeBundle], detached: bool, meeting: Meeting | None = None) -> None:
         self.heard: queue.Queue[Heard] = queue.Queue()
@@ -65,32 +65,32 @@ class RunningNodes:
         self._asked_to_save = False
 
     def host(self, node_rank: int) -> str:
-        """The name of that node's host."""
+        """Return the name of that node's host."""
         return self.links[node_rank].bundle.node.host
 
     def send(self, command: Command) -> None:
-        """The same command to every agent."""
+        """Send the same command to every agent."""
         for link in self.links:
             if link.opened:
                 link.send(command)
 
     def meet(self, node_rank: int, message: ToMeeting) -> str | None:
-        """Hand on what a rank of that node asks the others' ranks; why it is refused, where it is."""
+        """Forward a rank's request to the rendezvous of islands; return the reason if it is refused."""
         return None if self._meeting is None else self._meeting.take(self.links[node_rank].send, message)
 
     def go(self) -> None:
-        """Let the ranks start. Only after every check has passed."""
+        """Start the ranks. Call only after every check has passed."""
         assert self.master_port is not None  # a fault that no one can force
         self.send(Go(self.master_port, secrets.token_hex(SECRET_BYTES)))
 
     def save(self) -> None:
-        """Have the ranks finish the step, save and end. Asked once: ranks take a second time for "at once"."""
+        """Have the ranks finish the step, save and end. Sent once: a second time means "at once" to ranks."""
         if not self._asked_to_save:
             self._asked_to_save = True
             self.send(Save())
 
     def each(self, act: Callable[[NodeLink], Result]) -> list[Result]:
-        """What `act` gives for every link, many at a time, in order."""
+        """Return the result of `act` for every link in order; calls run in parallel."""
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
             return list(pool.map(act, self.links))
 
@@ -108,7 +108,7 @@ def start(
     forced: frozenset[str],
     on_state: OnState,
 ) -> Preflight:
-    """Bring every node to ready, and check; ranks start at `nodes.go()`, if all has passed."""
+    """Start every agent and check the nodes. Ranks start at `nodes.go()`, if all checks have passed."""
     faults = _open_all(nodes, on_state)
     answers, silent = _await(nodes, Ready, on_state)
     faults += silent
@@ -122,7 +122,7 @@ def start(
 
 
 def _open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
-    """Start all agents; a fault for each host where that failed. One failure hides no other."""
+    """Start all agents; return a fault for each host that failed. One failure hides no other."""
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         jobs: list[Future[None]] = [pool.submit(link.start) for link in nodes.links]
         while wait_for(jobs, timeout=0.1).not_done:
@@ -135,7 +135,7 @@ def _open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
 
 
 def _show_states(nodes: RunningNodes, on_state: OnState) -> None:
-    """Show states that have come; what else has come stays in the queue."""
+    """Show the connection states in the queue; other messages stay there."""
     for _ in range(nodes.heard.qsize()):
         heard = nodes.heard.get()
         if isinstance(heard.message, LinkState):
@@ -145,7 +145,7 @@ def _show_states(nodes: RunningNodes, on_state: OnState) -> None:
 
 
 def _await(nodes: RunningNodes, kind: type[Answer], on_state: OnState) -> tuple[dict[int, Answer], list[Fault]]:
-    """Every node's message of that kind, and a fault for each node that sends none, of those that were reached."""
+    """Return every started node's message of that kind, and a fault for each of them that sends none."""
     opened = {rank for rank, link in enumerate(nodes.links) if link.opened}
     answers: dict[int, Answer] = {}
     faults: dict[int, Fault] = {}
@@ -170,7 +170,7 @@ def _await(nodes: RunningNodes, kind: type[Answer], on_state: OnState) -> tuple[
 
 
 def _not_started(node: Node, closed: LinkClosed) -> Fault:
-    """A node whose agent did not start, with the last lines of the shell, wrapper or container that was to start it."""
+    """Return the fault of a node whose agent did not start, with the last lines of its shell, wrapper or container."""
     said = " | ".join(last_lines(closed.stderr, SHOWN_LINES)) or "no message"
     text = f"{node.access.python_in_words} could not start the node agent (exit code {closed.exit_code}): {said}"
     plain = node.access.activate is None and node.access.container is None
@@ -178,7 +178,7 @@ def _not_started(node: Node, closed: LinkClosed) -> Fault:
 
 
 def _introduce(nodes: RunningNodes, answers: Mapping[int, Ready], on_state: OnState) -> Iterator[Fault]:
-    """Tell every node's end of the tunnel of the others', where each has one."""
+    """Send every node the tunnel ends of the others, if each node has one."""
     ends = tuple(answers[rank].tunnel for rank in range(len(nodes.links)))
     made = tuple(end for end in ends if isinstance(end, TunnelEnd))
     if not made or len(made) < len(ends):
@@ -192,7 +192,7 @@ def _introduce(nodes: RunningNodes, answers: Mapping[int, Ready], on_state: OnSt
 
 
 def _check_network(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Ready], on_state: OnState) -> Iterator[Fault]:
-    """Every node tries the rendezvous, and the next member of each of its groups on the group's interfaces."""
+    """Have every node try the rendezvous, and the next member of each of its groups on the group's interfaces."""
     if answers[0].master_port is None:
         return
     for tries in rounds_of(plan, tries_of(plan, answers, answers[0].master_port)):
@@ -205,7 +205,7 @@ def _check_network(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Ready]
 
 
 def follow(nodes: RunningNodes, messages_seen: Mapping[int, int]) -> None:
-    """Come back to agents that run. Raises HolmesError when none of them is reached."""
+    """Reconnect to running agents. Raises HolmesError if none of them is reached."""
 
     def come_back(link: NodeLink) -> HostError | None:
         try:

@@ -1,4 +1,4 @@
-"""End a run everywhere: ask every agent, wait for each, then end by recorded ids what did not answer."""
+"""End a run everywhere: ask every agent, wait for each, then end by recorded ids those that did not answer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ STOP_LIMIT_S = 8.0
 
 
 def stop(nodes: RunningNodes) -> tuple[str, ...]:
-    """End all ranks and connections, in bounded time. Returns, in words, what could not be ended and where.
+    """End all ranks and connections, in bounded time. Return a line for each host with processes left.
 
-    An agent ends its ranks when told (TERM, then KILL). One that does not answer is ended with all it started by the
-    process ids it wrote down. Nothing is found by name.
+    An agent ends its ranks on command (TERM, then KILL). One that does not answer is ended, with all it started, by the
+    process ids it wrote down. No process is found by name.
     """
     nodes.send(Stop())
     stuck: dict[str, str] = {}
@@ -39,8 +39,7 @@ def stop(nodes: RunningNodes) -> tuple[str, ...]:
 
 
 def forget_states(bundles: Iterable[NodeBundle]) -> None:
-    """Remove what ranks have kept in the memory of those hosts for another start; of hosts that are out of reach the
-    agent does, which hears nobody."""
+    """Remove the checkpoints that ranks kept in the memory of those hosts; on a host out of reach its agent does so."""
 
     def forget(bundle: NodeBundle) -> None:
         with contextlib.suppress(HolmesError, OSError, EOFError), contextlib.ExitStack() as after:

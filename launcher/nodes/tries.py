@@ -1,4 +1,4 @@
-"""Which node tries to reach which before any rank starts, and in which order."""
+"""Choose the connections between nodes that are tried before any rank starts, and their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Try(NamedTuple):
 
 
 def tries_of(plan: Plan, answers: Mapping[int, Ready], master_port: int) -> list[Try]:
-    """Every node tries the rendezvous, and the next member of each of its groups on the group's interfaces."""
+    """Return the tries: every node to the rendezvous, and to the next member of each of its groups on its
+    interfaces."""
     first = plan.nodes[0].shared_address
     found = [
         Try(node.node_rank, 0, Destination("the rendezvous", node.shared_address, first, master_port))
@@ -34,10 +35,10 @@ def tries_of(plan: Plan, answers: Mapping[int, Ready], master_port: int) -> list
 
 
 def rounds_of(plan: Plan, tries: Sequence[Try]) -> list[list[Try]]:
-    """The tries to be made at once, then those after them.
+    """Return the tries in rounds; all tries of one round run at once.
 
-    All at once, but in tunnels the later of two nodes speaks first: ends of WireGuard that begin at the same moment
-    drop each other's answers, and often do so again 5 s later.
+    There is one round, except with tunnels: there the later of two nodes sends first. WireGuard ends that begin at the
+    same moment drop each other's answers, and often do so again 5 s later.
     """
     if plan.nodes[0].tunnel_endpoint is None:
         return [list(tries)]
@@ -45,7 +46,8 @@ def rounds_of(plan: Plan, tries: Sequence[Try]) -> list[list[Try]]:
 
 
 def _neighbours(plan: Plan) -> Iterator[tuple[int, str, int, str]]:
-    """(node, interface, next node, its interface) for members of a group that follow one another, as on a ring."""
+    """Yield (node, interface, next node, its interface) for members of a group that follow one another, as on a
+    ring."""
     node_of = {node.host: node.node_rank for node in plan.nodes}
     nodes = [node_of[rank.host] for rank in plan.ranks]
     for group in plan.groups:
