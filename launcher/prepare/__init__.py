@@ -1,1 +1,1 @@
-"""What a launch would do, decided without touching anything: files, environment, commands."""
+"""Decide a launch without touching anything: files, environment, commands."""

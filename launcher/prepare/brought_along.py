@@ -1,4 +1,4 @@
-"""What a plan or an inventory brings along that runs or reads something, here or there: shown where it is foreign."""
+"""The commands, files and settings that a plan or an inventory brings along: shown if another user made it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = "this machine"
 
 @dataclass(frozen=True)
 class Brought:
-    """One thing: `what` happens with `value`, and where."""
+    """One thing: `what` happens with `value`, and the hosts."""
 
     what: str
     value: str
@@ -25,7 +25,7 @@ class Brought:
 
 
 def brought_by_plan(plan: Plan) -> tuple[Brought, ...]:
-    """All that a launch of the plan would run, read or set because the plan says so."""
+    """Return all that a launch of the plan would run, read or set because the plan says so."""
     found = _Found()
     for node in plan.nodes:
         found.add_access(node.host, node.access)
@@ -36,7 +36,7 @@ def brought_by_plan(plan: Plan) -> tuple[Brought, ...]:
 
 
 def brought_by_inventory(inventory: Inventory) -> tuple[Brought, ...]:
-    """How its hosts would be reached by a run that goes on with a new plan."""
+    """Return the logins by which a run with a new plan would reach the hosts."""
     found = _Found()
     for host in inventory.hosts:
         found.add_access(host.name, host.access)
@@ -44,7 +44,7 @@ def brought_by_inventory(inventory: Inventory) -> tuple[Brought, ...]:
 
 
 class _Found:
-    """Things by what they are and their value, each with the hosts it is for, in the order they came."""
+    """Things by kind and value, each with its hosts, in the order they came."""
 
     def __init__(self) -> None:
         self._where: dict[tuple[str, str], list[str]] = {}
@@ -74,7 +74,7 @@ def _access_lines(access: Access) -> Iterator[tuple[str, str]]:
 
 
 def _target(host: str, access: Access) -> str:
-    """`user@address:port`, of which the SSH configuration adds what is not said."""
+    """Return `user@address:port`; the SSH configuration adds absent parts."""
     user = f"{access.user}@" if access.user else ""
     return f"{user}{access.address or host}{f':{access.port}' if access.port else ''}"
 

@@ -1,7 +1,7 @@
-"""What travels to a node and where it lies there. Every run file is named here.
+"""The files that travel to a node, and their places there. Every run file is named here.
 
-All of it lies in one folder, `$HOME/.cache/holmes`, private to its user: `parcels/DIGEST` holds files that many
-launches share and that are sent once, `runs/RUN/ATTEMPT-NODE` one node's part of one attempt, with links to them.
+All lie in one folder, `$HOME/.cache/holmes`, private to its user: `parcels/DIGEST` holds files that many launches
+share and that are sent once, `runs/RUN/ATTEMPT-NODE` one node's part of one attempt, with links to them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Parcel:
 
     @property
     def folder(self) -> str:
-        """Where it is unpacked; to be put between double quotes."""
+        """The unpacked folder; to be put between double quotes."""
         return f"{CACHE}/parcels/{self.digest}"
 
     @property
     def entries(self) -> tuple[str, ...]:
-        """What a node's folder links to: the names at the top."""
+        """The top-level names, to which a node's folder links."""
         return tuple(sorted({name.partition("/")[0] for name in self.files}))
 
     @property
@@ -124,7 +124,7 @@ class NodeBundle:
 
     @property
     def end_command(self) -> str:
-        """Ends an agent that nobody can talk to, by recorded ids, and prints what could not be ended."""
+        """End an agent without a connection, by recorded ids, and print the processes left."""
         if self._container == "docker":
             return self._in_folder(f"docker rm --force {self._name} >/dev/null 2>&1 || true")
         return self._in_folder(f"exec {self._python('end_agent')}")

@@ -1,4 +1,4 @@
-"""A folder of the user's own code, as `launch.code` names it: what of it travels to the ranks, and what it was."""
+"""The folder of the user's own code, as `launch.code` names it: the files that travel, and their revision."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class CodeFolder:
 
 
 def read_code(folder: Path) -> CodeFolder:
-    """What of `folder` travels, and its revision. Raises HolmesError for what cannot travel, or is too much."""
+    """Return the files of `folder` that travel, and its revision. Raises HolmesError if one cannot, or they are too
+    large."""
     files = read_code_files(folder)
     revision, changed = _git_state(folder, files)
     return CodeFolder(
@@ -62,7 +63,7 @@ def content_digest(files: Mapping[str, str]) -> str:
 
 
 def read_code_files(folder: Path) -> dict[str, str]:
-    """The files of `folder` by their path in it. Raises HolmesError as `read_code` does."""
+    """Return the files of `folder` by their path in it. Raises HolmesError as `read_code` does."""
     if not folder.is_dir():
         raise HolmesError(
             f"job.yaml: launch.code: {folder}: {'is no folder' if folder.exists() else 'is not there'}",
@@ -83,7 +84,7 @@ def read_code_files(folder: Path) -> dict[str, str]:
 
 
 def _paths(folder: Path) -> Iterator[Path]:
-    """All files that are not left out, and links. A link to a folder is one too, which is not followed."""
+    """Yield all files that are not left out, and links. A link to a folder is yielded too, and not followed."""
     for parent, folders, files in os.walk(folder, onerror=_cannot_list):
         if parent != str(folder) and any(name in files for name in LEFT_OUT_WITH):
             folders.clear()
@@ -105,7 +106,7 @@ def _cannot_list(error: OSError) -> None:
 
 
 def _within_limits(folder: Path, paths: Iterable[Path]) -> list[Path]:
-    """The paths. Raises HolmesError as soon as there are too many, or naming the largest where they hold too much."""
+    """Return the paths. Raises HolmesError for too many, or naming the largest if they hold too much."""
     taken = list[Path]()
     for path in paths:
         taken.append(path)
@@ -128,7 +129,7 @@ def _within_limits(folder: Path, paths: Iterable[Path]) -> list[Path]:
 
 
 def _git_state(folder: Path, files: Collection[str]) -> tuple[str | None, bool | None]:
-    """The commit that is checked out, and whether what is sent differs from it; None where git does not say."""
+    """Return the checked-out commit, and True if the sent files differ from it; None where git does not say."""
     revision = _git(folder, "rev-parse", "HEAD")
     prefix = _git(folder, "rev-parse", "--show-prefix")
     states = _git(
@@ -143,14 +144,14 @@ def _git_state(folder: Path, files: Collection[str]) -> tuple[str | None, bool |
 
 
 def _is_sent(path: str, inside: str, files: Collection[str]) -> bool:
-    """Whether anything is sent of what git does not follow: a file, or a folder whose name ends with a slash."""
+    """Return True if a file that git does not follow is sent; a `path` with a final slash is a folder."""
     if path.endswith("/"):
         return inside.startswith(path) or any(f"{inside}{file}".startswith(path) for file in files)
     return path.removeprefix(inside) in files
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git says, None where it fails; the program that a repository names to watch its files is not started."""
+    """Return git's output, None if it fails. A file watcher that the repository names is not started."""
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *words]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:

@@ -1,4 +1,4 @@
-"""What a plan counts on, in the terms the runtime measures: seconds of a micro-batch by rank, of a message by edge.
+"""The plan's expected seconds in the runtime's terms: of a micro-batch by rank, of a message by edge.
 
 A receiver times a message from asking for it to its arrival, so latency counts twice.
 """
@@ -12,7 +12,7 @@ from holmes_runtime.config.run_settings import VALUE_BYTES, Expectation
 
 
 def expectation_of(plan: Plan) -> Expectation:
-    """From the plan's prediction and the bandwidths of its groups; a bandwidth that is not known is left out."""
+    """Return them from the plan's prediction and the bandwidths of its groups; unknown bandwidths are left out."""
     model, by_place = plan.job.model, plan.prediction.microbatch_compute_s
     # hidden: (micro_batch_size, seq_length / tp, hidden_size)
     values = plan.micro_batch_size * model.seq_length // plan.tp * model.hidden_size

@@ -1,4 +1,4 @@
-"""Decide everything a launch will do, touching nothing: this is the dry run, and what is sent is equal to it."""
+"""Decide everything a launch will do, touching nothing: this is the dry run, and a launch sends exactly this."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from launcher.prepare.user_variables import UserVariables
 Translation = TypeVar("Translation")
 
 # Ranks wait so much longer than the controller, which asks where all are and names the one that holds up the others:
-# a rank that gives up first can tell only that somebody did not answer.
+# a rank that gives up first knows only that some other rank did not answer.
 VERDICT_MARGIN_S = 10.0
 SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken for lost; both speak every 2 s
 
@@ -45,9 +45,8 @@ SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken 
 class Attempt:
     """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint.
 
-    `from_scratch`: where there is none, it begins at step 1; else that is a fault. `resume_step`: it goes back to the
-    checkpoint after so many steps, which is the last from then on. `outer_sync`: of an island, what its ranks have to
-    know of the others.
+    `from_scratch`: without a checkpoint it begins at step 1; else that is a fault. `resume_step`: it goes back to the
+    checkpoint after so many steps, which becomes the last. `outer_sync`: an island's facts on the others.
     """
 
     run_id: str
@@ -60,7 +59,7 @@ class Attempt:
 
 
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
-    """Every file and command of every node, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
+    """Return every node's files and commands, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
     of_plan = Parcel({**variables.files, **plan_files(plan, attempt)})
     own = (Parcel(code),) if (code := code_files(variables)) else ()
     parcels = (Parcel(runtime_files()), of_plan, *own)
@@ -68,20 +67,21 @@ def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[Nod
 
 
 def runtime_files() -> dict[str, str]:
-    """The sources of the bundled runtime, by their name on the node."""
+    """Return the sources of the bundled runtime, by their name on the node."""
     package = Path(str(files(holmes_runtime)))
     sources = sorted(package.rglob("*.py"))
     return {str(file.relative_to(package.parent)): file.read_text(encoding="utf-8") for file in sources}
 
 
 def code_files(variables: UserVariables) -> dict[str, str]:
-    """The user's own code, by its name on the node; nothing where the job names none."""
+    """Return the user's own code, by its name on the node; nothing if the job names none."""
     code = variables.code
     return {f"{CODE_FOLDER}/{name}": content for name, content in code.files.items()} if code else {}
 
 
 def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
-    """What the plan says to all nodes alike. Named by the plan and not by the run, so that it is sent once."""
+    """Return the files that are equal on all nodes. Their names depend on the plan, not the run, so they are sent
+    once."""
     run_id = plan.digest().removeprefix("sha256:")[:12]
     run_config = replace(
         run_config_of(plan, run_id),
@@ -97,7 +97,7 @@ def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
 
 
 def node_environment(node: Node, variables: UserVariables) -> dict[str, str]:
-    """The plan's variables and the user's, whose value counts. Raises HolmesError where the plan counts on its own."""
+    """Return the variables of plan and user; the user's win. Raises HolmesError for one that the plan relies on."""
     planned = {variable.name: variable.value for variable in node.environment}
     for name in (*variables.environment, *variables.secrets):
         if name in planned and is_fixed(name) and variables.environment.get(name) != planned[name]:
@@ -109,13 +109,13 @@ def node_environment(node: Node, variables: UserVariables) -> dict[str, str]:
 
 
 def reasons_of(node: Node, variables: UserVariables) -> dict[str, str]:
-    """By name, why each variable of `node_environment` is set."""
+    """Return, by name, the reason of each variable of `node_environment`."""
     planned = {variable.name: variable.reason for variable in node.environment}
     return {**planned, **dict.fromkeys(variables.environment, "launch.environment in job.yaml")}
 
 
 def refuse_other_engine(job: Job) -> None:
-    """Raises HolmesError for a job that other software is to train."""
+    """Raise HolmesError for a job that other software is to train."""
     if not job.is_launched:
         raise HolmesError(
             f"the plan says what {job.engine} would take, which Holmes predicts and does not run",
@@ -124,7 +124,7 @@ def refuse_other_engine(job: Job) -> None:
 
 
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
-    """The plan in the runtime's own words. Raises HolmesError where it is not the runtime's."""
+    """Return the plan as the runtime's record. Raises HolmesError if the runtime refuses it."""
     job, model = plan.job, plan.job.model
     refuse_other_engine(job)
     try:
@@ -175,7 +175,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
 
 
 def shape_of(model: Model, in_code: bool = False) -> ModelShape:
-    """The model's shape; what may be said in two ways is said in one. `in_code`: its file is in the user's folder."""
+    """Return the model's shape with every default filled in. `in_code`: its file is in the user's folder."""
     return _translated(
         ModelShape,
         model,
@@ -188,13 +188,13 @@ def shape_of(model: Model, in_code: bool = False) -> ModelShape:
 
 
 def _translated(kind: type[Translation], record: Record, **filled_in: Any) -> Translation:
-    """The runtime's record `kind` of what `record` says under the same names; `filled_in` is what it leaves out."""
+    """Return the runtime's record `kind` with equally named fields of `record`; `filled_in` adds the others."""
     names = (field.name for field in fields(kind) if field.name not in filled_in)  # type: ignore[arg-type]
     return kind(**{name: getattr(record, name) for name in names}, **filled_in)
 
 
 def _data(job: Job) -> Data:
-    """The data in the runtime's own words."""
+    """Return the data as the runtime's record."""
     path = job.data.path
     return _translated(
         Data,
@@ -242,15 +242,16 @@ def _bundle(
 
 
 def _tunnel(plan: Plan, node: Node) -> TunnelConfig | None:
-    """The tunnel of the node, None where the plan encrypts nothing."""
+    """Return the tunnel of the node, None if the plan encrypts nothing."""
     endpoints = tuple(each.tunnel_endpoint for each in plan.nodes if each.tunnel_endpoint is not None)
     return TunnelConfig(node.shared_netdev, endpoints) if len(endpoints) == len(plan.nodes) else None
 
 
 def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
-    """Files and folders that every host must have: data, tokenizer, weights, a model's file that does not travel.
+    """Return the files and folders that every host must have: data, tokenizer, weights, a model's file that is not
+    sent.
 
-    A run that can only go on from a checkpoint reads no `weights`.
+    A run that can only continue from a checkpoint reads no `weights`.
     """
     path, model_file = job.data.path, (job.model.factory or "").rpartition(":")[0]
     data = [path] if isinstance(path, str) else [source.path for source in path]
@@ -263,7 +264,7 @@ def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
 
 
 def planned_interfaces(plan: Plan, node: Node) -> tuple[str, ...]:
-    """Every interface the node's ranks will use, each once."""
+    """Return every interface the node's ranks will use, each once."""
     hosts: Mapping[int, str] = {rank.rank: rank.host for rank in plan.ranks}
     used = {
         interface
@@ -275,5 +276,6 @@ def planned_interfaces(plan: Plan, node: Node) -> tuple[str, ...]:
 
 
 def planned_rdma_ports(node: Node) -> tuple[str, ...]:
-    """`mlx5_0:1`, ... by which NCCL is to reach the node's cluster; none where the plan leaves that to a library."""
+    """Return `mlx5_0:1`, ... by which NCCL is to reach the node's cluster; none if the plan leaves that to a
+    library."""
     return hca_ports(next((each.value for each in node.environment if each.name == "NCCL_IB_HCA"), ""))

@@ -1,4 +1,4 @@
-"""What job.yaml lets travel to the ranks: variables by name, secrets by file, a model of one's own and its code."""
+"""The parts of job.yaml that travel to the ranks: variables by name, secrets by file, the user's own model and code."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MOST_BYTES = MIB  # of a secret, of a model's file
 
 @dataclass(frozen=True)
 class UserVariables:
-    """Variables by name with their values, and files by name. `secrets` never appear in what a person is shown.
+    """Variables by name with their values, and files by name. `secrets` are never shown.
 
-    `code` is the folder that job.yaml names, if it does; then the model's file is one of it.
+    `code` is the folder that job.yaml names, if any; it then holds the model's file.
     """
 
     environment: Mapping[str, str]
@@ -34,8 +34,9 @@ class UserVariables:
 def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path, stored: bool = False) -> UserVariables:
     """Take values from `environ`, secrets from their files, and the model's file from `folder`.
 
-    That is the folder of job.yaml, or of a `stored` run, where the model's file and code lie by names of their own.
-    Raises HolmesError for what is not there, and for a model that is not Python.
+    `folder` is that of job.yaml, or of a `stored` run, where the model's file and code lie by names of their own.
+    Raises
+    HolmesError for an absent file, and for a model that is not Python.
     """
     settings, code = job.launch, _code(job, folder, stored)
     return UserVariables(
@@ -47,16 +48,16 @@ def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path, stor
 
 
 def brought_code(job: Job, folder: Path) -> Mapping[str, str]:
-    """The files by name that a launch would send of `launch.code` or `model.factory`, from the folder of job.yaml.
+    """Return the files of `launch.code` or `model.factory` that a launch would send, from the folder of job.yaml.
 
-    Raises HolmesError for what is not there or cannot be sent.
+    Raises HolmesError for a file that is absent or cannot be sent.
     """
     code = job.launch.code
     return _model_file(job, folder, stored=False) if code is None else read_code_files(folder / Path(code).expanduser())
 
 
 def _code(job: Job, folder: Path, stored: bool) -> CodeFolder | None:
-    """The folder of the user's own code, with the model's file in it."""
+    """Return the folder of the user's own code, which must hold the model's file."""
     named, model_file = job.launch.code, (job.model.factory or "").rpartition(":")[0]
     if named is None:
         return None
