@@ -1,1 +1,1 @@
-"""What becomes of a run: its events, its failures, hangs, lost hosts and new plans."""
+"""The fate of a run: its events, its failures, hangs, lost hosts and new plans."""

@@ -1,4 +1,4 @@
-"""One attempt as its nodes tell it: every message and every moment makes events and orders. Pure: time is passed in."""
+"""The state of one attempt: every message and clock tick makes events and orders. Pure: time is passed in."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from launcher.supervise.hang import HangDetector
 from launcher.supervise.silence import SilenceDetector
 
 LAST_LINES = 20  # of a rank, that are shown
-MAX_LINE_CHARACTERS = 2000  # of those, and of what a failure is said to be
+MAX_LINE_CHARACTERS = 2000  # of those, and of a failure's message
 KEPT_LINES = 200  # those, or a whole stack of it: faulthandler prints all threads, and at most 100 calls of each
 # TCP tries again after 0.2, 0.6, 1.4, 3, 6.2, 12.6 s: over a link that was away for 7 s nothing comes before 12.6 s.
 # A connection made anew does so within 2 s.
@@ -76,7 +76,7 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class ForMeeting:
-    """An order: what a rank of that node, an island's, asks is for the meeting of all islands."""
+    """An order: forward a rank's request to the rendezvous of all islands."""
 
     node_rank: int
     message: ToMeeting
@@ -88,9 +88,9 @@ Effect = RunEvent | FinishedStep | FilePart | Order
 
 
 class AttemptState:
-    """What is known of an attempt. `now_s` is any clock that only goes forward; it starts at `started_s`.
+    """The known state of an attempt. `now_s` is any clock that only goes forward; it starts at `started_s`.
 
-    `unix_offset_s` makes Unix time of it, by which nodes date failures. `seen` counts each node's messages, for a
+    `unix_offset_s` converts it to Unix time, by which nodes date failures. `seen` counts each node's messages, for a
     controller that takes over.
     """
 
@@ -123,11 +123,11 @@ class AttemptState:
         return tuple(dict.fromkeys(each.host for each in self.failures if each.host_lost and each.host is not None))
 
     def unheard_s(self, now_s: float) -> float:
-        """How long nothing has been heard of one of the nodes that have not ended."""
+        """Return the longest silence among the nodes that have not ended."""
         return self._silence.longest_s(set(range(len(self._plan.nodes))) - self._ended, now_s)
 
     def take_slurm_word(self, word: SlurmWord) -> None:
-        """What Slurm says of its job and nodes is dated before what came of it. A job that has ended leaves no host."""
+        """Take Slurm's report as the first cause, dated before its effects. A job that has ended leaves no host."""
         if not self.failures:
             return
         first_s = min(failure.time_s for failure in self.failures)
@@ -145,14 +145,15 @@ class AttemptState:
         self.allocation_ended = word.job_end is not None
 
     def is_over(self, now_s: float) -> bool:
-        """Whether every node has ended, or the first failure is some time ago, so that its cause has been told."""
+        """Return True once every node has ended, or enough time has passed since the first failure to hear its
+        cause."""
         if len(self._ended) == len(self._plan.nodes):
             return True
         window_s = CAUSE_WINDOW_S if self._has_cause else ONLY_PEERS_WINDOW_S
         return self._failed_s is not None and now_s > self._failed_s + window_s
 
     def take(self, heard: Heard, now_s: float) -> list[Effect]:
-        """What follows from a message of a node."""
+        """Return the effects of a message of a node."""
         node = self._plan.nodes[heard.node_rank]
         if heard.number is not None:
             self.seen[heard.node_rank] = heard.number
@@ -167,16 +168,16 @@ class AttemptState:
         return list(self._take_of_node(node, message, now_s))
 
     def take_refusal(self, node_rank: int, why: str, now_s: float) -> list[Effect]:
-        """What follows from a rank of that node having asked the meeting of islands for what cannot be."""
+        """Return the effects of an invalid request by a rank of that node to the rendezvous of islands."""
         text = f"one of its ranks asked the meeting of islands for what cannot be: {why}"
         return list(self._lose(self._plan.nodes[node_rank], text, now_s))
 
     def tick(self, now_s: float) -> list[Effect]:
-        """What follows from nothing having been said up to `now_s`."""
+        """Return the effects of silence up to `now_s`."""
         return [*self._notice_silence(now_s), *self._notice_hang(now_s)]
 
     def _misfit(self, node: Node, message: Message | LinkWord) -> str | None:
-        """Why that message cannot be of that node; None if it can."""
+        """Return why that message cannot be from that node; None if it can."""
         ranks: tuple[int | None, ...] = ()
         if isinstance(message, RankPrinted):
             ranks = (self._rank_at.get((node.host, message.local_rank)),)
@@ -271,11 +272,11 @@ class AttemptState:
         yield from self._lose(node, text, now_s, lines, host_lost=not closed.agent_ended)
 
     def _said_of(self, node: Node) -> str:
-        """What was said when the last connection to the node broke off."""
+        """Return the stderr of the last connection to the node that broke off."""
         return self._broken_off.get(node.node_rank, "")
 
     def _notice_silence(self, now_s: float) -> Iterator[Effect]:
-        """A host gone without a word (no power, no link) is a failure too; a detached run goes on without us."""
+        """Treat a silent host (no power, no link) as a failure; a detached run goes on without us."""
         for node_rank, silent_s in self._silence.silent(now_s, STALLED_S).items():
             node = self._plan.nodes[node_rank]
             if node_rank in self._ended:
@@ -295,7 +296,7 @@ class AttemptState:
             yield from self._lose(node, text, now_s, host_lost=True)
 
     def _notice_hang(self, now_s: float) -> Iterator[Effect]:
-        """Ranks that neither end nor take a step: find out who holds up the others."""
+        """Find the rank that holds up the others if ranks neither end nor take a step."""
         if self.failures:
             return
         if self._hang.asks_now(now_s):
@@ -310,7 +311,7 @@ class AttemptState:
     def _lose(
         self, node: Node, text: str, now_s: float, lines: tuple[str, ...] = (), host_lost: bool = False
     ) -> Iterator[Effect]:
-        """Nothing more comes of the node, which is a failure unless it has ended already."""
+        """Record a failure of the node, unless it has ended already. Nothing more comes from it."""
         if node.node_rank not in self._ended:
             self._ended.add(node.node_rank)
             if host_lost:

@@ -1,4 +1,4 @@
-"""Which failure came first, and what usually causes it. When one rank dies its peers fail with it, sooner or later."""
+"""Find the first failure and its likely cause. When one rank dies its peers fail with it, sooner or later."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SIGNS = (
 
 
 def failure_of(node: Node | None, failed: RankFailed, host_lost: bool) -> Failure:
-    """What an agent says of a rank of `node`, or what we say of the node or, without one, the run, for its record."""
+    """Return the record of a failure of a rank, of a node, or (`node` None) of the run."""
     text = "\n".join((failed.message, *failed.last_lines))
     return Failure(
         host=node.host if node else None,
@@ -52,13 +52,13 @@ def failure_of(node: Node | None, failed: RankFailed, host_lost: bool) -> Failur
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure to show first: one that no host has made; one that is no mere consequence; then the earliest."""
+    """Return the failure to show first: changed data, then any failure that is no consequence, then the earliest."""
     assert failures
     return min(failures, key=lambda one: (CHANGED not in one.message, is_consequence(one), one.time_s))
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether it tells of nothing but a peer that went away, or of being told to end."""
+    """Return True if it shows only that a peer went away, or that the rank was asked to end."""
     text = "\n".join((failure.message, *failure.last_lines))
     if CHANGED in failure.message or any(sign in text for sign in _FULL_DISK):
         return False
@@ -66,7 +66,7 @@ def is_consequence(failure: Failure) -> bool:
 
 
 def likely_reason(exit_code: int, text: str, oom_kills: int) -> str | None:
-    """What usually causes a failure with this exit code and these last words; None if we know of nothing."""
+    """Return the usual cause of a failure with this exit code and these last lines; None if none is known."""
     if exit_code == _SIGKILL and oom_kills:
         return "the kernel ended it for want of memory (out-of-memory killer)"
     if exit_code == _SIGKILL:
@@ -75,5 +75,5 @@ def likely_reason(exit_code: int, text: str, oom_kills: int) -> str | None:
 
 
 def shell_exit_code(exit_code: int) -> int:
-    """The exit code a shell would show: 128 + n for signal n."""
+    """Return the exit code a shell would show: 128 + n for signal n."""
     return 128 - exit_code if exit_code < 0 else exit_code

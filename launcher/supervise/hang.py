@@ -62,16 +62,16 @@ class HangDetector:
         self._usual_s = max(self._usual_s, step_s)
 
     def take_states(self, states: Mapping[int, str]) -> None:
-        """What the kernel says of ranks: R, S, D, T."""
+        """Take the kernel's states of ranks: R, S, D, T."""
         self._states.update(states)
 
     def take_position(self, position: RankPosition) -> None:
-        """What a rank says of itself, and of how far it is with its groups."""
+        """Take a rank's report of its own progress in its groups."""
         self._positions[position.rank] = position
 
     @property
     def has_begun(self) -> bool:
-        """Whether every rank has finished a step."""
+        """True if every rank has finished a step."""
         return min(self._steps.values()) >= 0
 
     @property
@@ -86,7 +86,7 @@ class HangDetector:
 
     @property
     def _for_others_s(self) -> float:
-        """Seconds for which an island that is behind waits for others, who may have begun their way to an exchange."""
+        """Seconds for which an island that is behind waits for others, which may be on their way to an outer sync."""
         islands = self._plan.job.islands
         if islands is None:
             return 0.0
@@ -101,7 +101,7 @@ class HangDetector:
         return False
 
     def verdict(self, last_lines: Mapping[int, Sequence[str]], now_s: float) -> Hung | None:
-        """That the run is hung, some time after asking; None before."""
+        """Return the verdict that the run is hung, some time after asking; None before."""
         if self._asked_s is None or now_s - self._asked_s < ASK_S:
             return None
         if sum(position.moved_bytes for position in self._positions.values()) >= MIN_MOVED_BYTES:
@@ -123,25 +123,25 @@ class HangDetector:
         return Hung(None, f"{since}; which rank is at fault is not known: {doing}{stuck_in_words(operations)}")
 
     def _halted(self) -> tuple[int, str] | None:
-        """A rank that the kernel does not run."""
+        """Return a rank that the kernel does not run."""
         halted = [rank for rank, state in self._states.items() if state in _STATES]
         return (halted[0], f"its process is {_STATES[self._states[halted[0]]]}") if halted else None
 
     def _alone(self) -> tuple[int, str] | None:
-        """A rank that needs nobody for what it is doing, while others do."""
+        """Return a rank that waits for no other, while others do."""
         alone = [rank for rank, position in self._positions.items() if position.alone]
         if not alone or len(alone) == len(self._positions):
             return None
         return alone[0], f"it is still {self._positions[alone[0]].doing}"
 
     def _behind(self) -> tuple[int, str] | None:
-        """The one rank that finished fewer steps than all others."""
+        """Return the one rank that finished fewer steps than all others."""
         fewest = min(self._steps.values())
         behind = [rank for rank, step in self._steps.items() if step == fewest]
         return (behind[0], f"it finished step {fewest + 1}, all others are further") if len(behind) == 1 else None
 
     def _working(self) -> tuple[int, str] | None:
-        """A rank that works while others wait, by its stack. A GPU's rank may wait for its GPU in any line of it.
+        """Return a rank that works while others wait, by its stack. A rank on a GPU may wait for its GPU in any line.
 
         A rank does not answer, either, while it computes in code that lets no other thread of Python run.
         """
@@ -158,7 +158,7 @@ class HangDetector:
         return None
 
     def _stack_of(self, rank: int, last_lines: Sequence[str]) -> tuple[str, ...]:
-        """The calls that it is in, by its answer; where it gave none, by what faulthandler printed."""
+        """Return the rank's stack by its answer; if it gave none, by faulthandler's output."""
         if rank in self._positions:
             return self._positions[rank].stack
         starts = [index for index, line in enumerate(last_lines) if _STACK_BEGINS in line]

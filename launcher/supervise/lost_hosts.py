@@ -14,7 +14,7 @@ PAUSE_S = 5.0
 
 
 def answers(node: Node) -> bool:
-    """Whether the node's host can be logged in to."""
+    """Return True if the node's host can be logged in to."""
     try:
         connect(node.host, node.access).close()
     except HostError:
@@ -23,7 +23,7 @@ def answers(node: Node) -> bool:
 
 
 def later_in_background(work: Callable[[], None]) -> None:
-    """Do it after a pause, in a thread of its own."""
+    """Do the work after a pause, in a thread of its own."""
 
     def pause_and_work() -> None:
         time.sleep(PAUSE_S)
@@ -33,7 +33,7 @@ def later_in_background(work: Callable[[], None]) -> None:
 
 
 class LostHosts:
-    """Hosts are tried in the background, so that a run under way does not wait for them."""
+    """The lost hosts. They are tried in the background, so that a run does not wait for them."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ class LostHosts:
         return tuple(sorted(node.host for node in self._nodes))
 
     def add(self, nodes: Iterable[Node]) -> None:
-        """These are lost, too."""
+        """Add lost hosts."""
         self._nodes += tuple(nodes)
 
     def look(self) -> None:
-        """See to it that they are being looked for."""
+        """Start looking for the lost hosts, unless that is under way."""
         if self._nodes and not self._is_looking:
             self._is_looking = True
             self._in_background(self._find)
 
     def take_found(self) -> tuple[str, ...]:
-        """Those that were found since the last time; they are lost no more."""
+        """Return the hosts found since the last time; they are no longer lost."""
         found, self._found = self._found, ()
         self._nodes = tuple(node for node in self._nodes if node.host not in found)
         return found

@@ -1,4 +1,4 @@
-"""With which plan a run goes on: after a failure, when hosts are lost or come back, when one turns out to be slow."""
+"""Choose the plan with which a run continues after a failure, a lost or returned host, or a slow one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NextStep = Literal["end", "restart", "wait", "replan"]
 
 
 class Planner(Protocol):
-    """Who makes plans for a run under way, from the inventory its first plan was made from. Each raises HolmesError."""
+    """Makes plans for a run under way, from the inventory of its first plan. Each method raises HolmesError."""
 
     def without(self, plan: Plan, hosts: tuple[str, ...]) -> Plan:
-        """A plan of the same job that does without those hosts."""
+        """Return a plan of the same job without those hosts."""
 
     def after(self, plan: Plan, verdict: SlowPart, hosts: tuple[str, ...]) -> Plan:
-        """A plan of the same job that takes the verdict on a slow host or link for true, without those hosts."""
+        """Return a plan of the same job that accounts for a slow host or link, without those hosts."""
 
 
 class Replanning:
@@ -45,7 +45,7 @@ class Replanning:
         self._new = NewVerdicts()
 
     def take_next_plan(self) -> Plan | None:
-        """The plan the ranks have saved for, which is none any more."""
+        """Return the plan for which the ranks have saved, and forget it."""
         plan, self.next_plan = self.next_plan, None
         return plan
 
@@ -69,13 +69,13 @@ class Replanning:
         return plan
 
     def after_refusal(self, plan: Plan, faults: Sequence[Fault]) -> None:
-        """Nothing more is tried where checks do not let the next attempt start."""
+        """Try nothing more after checks refused the next attempt."""
 
     def take_step(self) -> None:
-        """Restarts are counted over the whole run."""
+        """Do nothing: restarts are counted over the whole run."""
 
     def take_verdicts(self, verdicts: Sequence[Verdict], step_s: float | None) -> None:
-        """Show what a plan that knows what is slow gains over steps of `step_s`; go on with it where asked to."""
+        """Show the gain of a plan that accounts for slow parts over steps of `step_s`; continue with it if asked to."""
         verdicts = self._new.of(verdicts)
         for verdict in verdicts:
             self._say(verdict.sentence)
@@ -100,20 +100,20 @@ class Replanning:
         self._lost.look()
 
     def _is_faster(self, new: Plan, plan: Plan) -> bool:
-        """Whether a step of `new` is predicted to take less than one of `plan`; the reason is shown where not."""
+        """Return True if `new` has a shorter predicted step than `plan`; else show the reason."""
         if new.prediction.step_s < plan.prediction.step_s:
             return True
         self._say(f"the run keeps its plan, which takes no longer: {plan.prediction.step_s:.3g} s a step predicted")
         return False
 
     def _without(self, plan: Plan, hosts: Sequence[str]) -> Plan | None:
-        """A plan that does without those hosts of `plan`, and without the ones lost before."""
+        """Return a plan without those hosts of `plan`, and without the ones lost before."""
         self._lost.add(node for node in plan.nodes if node.host in hosts)
         gone = self._lost.names
         return self._plan(f"without {', '.join(gone)}", lambda planner: planner.without(self._first_plan, gone))
 
     def _after(self, verdict: SlowPart, step_s: float | None) -> Plan | None:
-        """A plan that knows what is slow, where it gains more than it costs to start again."""
+        """Return a plan that accounts for a slow part, if it gains more than a restart costs."""
         gone, why = self._lost.names, f"after that ({verdict.sentence})"
         plan = self._plan(why, lambda planner: planner.after(self._first_plan, verdict, gone))
         if plan is None or step_s is None:
@@ -144,7 +144,7 @@ class Replanning:
 
 
 def next_step(settings: Settings, restarts_done: int, lost_hosts: tuple[str, ...]) -> NextStep:
-    """End the run, start it again on the same hosts, wait for lost ones, or plan without them."""
+    """Choose to end the run, restart it on the same hosts, wait for lost ones, or plan without them."""
     if lost_hosts and settings.on_loss != "stop":
         return settings.on_loss
     if not lost_hosts and restarts_done < settings.restarts:

@@ -8,22 +8,22 @@ ASLEEP_S = 3.0  # a machine that is suspended or overloaded does not look at its
 
 
 class SilenceDetector:
-    """When each node last said something. `silent` is to be asked again and again: a pause is one of our own."""
+    """The time of each node's last message. Call `silent` regularly: a pause between calls counts as our own."""
 
     def __init__(self, num_nodes: int, now_s: float) -> None:
         self._heard_s = dict.fromkeys(range(num_nodes), now_s)
         self._looked_s = now_s
 
     def take_word(self, node_rank: int, now_s: float) -> None:
-        """A node said something."""
+        """Record a message of a node."""
         self._heard_s[node_rank] = now_s
 
     def longest_s(self, nodes: Collection[int], now_s: float) -> float:
-        """How long that of these nodes has said nothing which has been silent longest; 0 where there is none."""
+        """Return the longest silence among these nodes, in seconds; 0 if there are none."""
         return max((now_s - self._heard_s[node_rank] for node_rank in nodes), default=0.0)
 
     def silent(self, now_s: float, limit_s: float) -> dict[int, float]:
-        """Seconds without a word, of the nodes that have been silent for longer than `limit_s`."""
+        """Return the seconds of silence of each node that has been silent for longer than `limit_s`."""
         if now_s - self._looked_s > ASLEEP_S:  # it was us who did not listen
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
         self._looked_s = now_s

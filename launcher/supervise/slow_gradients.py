@@ -34,7 +34,7 @@ def slow_gradients_sentence(plan: Plan, finished: FinishedStep, median_step_s: f
 
 
 def _crossed(plan: Plan) -> str:
-    """What gradients cross: trunks between clusters, or else the network of a cluster; nothing inside one host."""
+    """Return the network of the gradients: trunks between clusters, or else a cluster's; "" inside one host."""
     across: set[str] = set()
     inside: set[str] = set()
     for group in plan.groups:

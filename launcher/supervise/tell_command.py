@@ -21,14 +21,14 @@ LOG_FILE = "told.log"
 
 
 class TellCommand:
-    """Runs `words` in the run's folder, if there are any; what it prints goes to told.log there. One at a time."""
+    """Runs `words` in the run's folder, if there are any, with output to told.log there. One at a time."""
 
     def __init__(self, words: Sequence[str], folder: Path, limit_s: float = LIMIT_S) -> None:
         self._words, self._folder, self._limit_s = tuple(words), folder.absolute(), limit_s
         self._running: subprocess.Popen[bytes] | None = None
 
     def tell(self, what: Mapping[str, object]) -> None:
-        """Start it with `what`, unless it still runs. A machine that cannot start it is none of the run's trouble."""
+        """Start it with `what`, unless it still runs. A failure to start it never affects the run."""
         if not self._words or (self._running is not None and self._running.poll() is None):
             return
         task = json.dumps({"words": self._words, "limit_s": self._limit_s, "what": json.dumps(what)})
@@ -48,7 +48,7 @@ class TellCommand:
 
 
 def cannot_run(words: Sequence[str]) -> str | None:
-    """Why the command cannot be run here; None if it can."""
+    """Return why the command cannot be run here; None if it can."""
     if shutil.which(words[0]) is None:
         return f"{words[0]}: no program of that name here"
     return None

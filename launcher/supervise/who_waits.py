@@ -1,9 +1,9 @@
-"""Which rank others wait for, by how far each is with its groups. Pure.
+"""Find the rank that others wait for, by the progress of each in its groups. Pure.
 
 Every member of a group does the same operations in the same order, torch numbers them, and a rank hands them over long
-before its GPU does them. A rank waits in a group for those members that have not come to the first operation it has not
-completed. Who is waited for but waits for nobody, and has no operation under way that all its members have come to,
-holds up the others. Nobody is named otherwise.
+before its GPU does them. A rank waits in a group for the members that have not come to the first operation it has not
+completed. A rank holds up the others if some wait for it, it waits for none, and it has no operation under way that
+all members have come to. Otherwise no rank is named.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Operation:
     p2p: bool
     number: int
     missing: tuple[int, ...]
-    begun: bool  # on a GPU by somebody, and not by those that are missing; else they have not even handed it over
+    begun: bool  # some rank's GPU has begun it, and the missing ones' have not; else they have not even handed it over
     all_known: bool  # of all members it is known how far they are
 
     @property
     def in_words(self) -> str:
-        """What it is: torch counts messages and collectives apart."""
+        """The operation in words: torch counts messages and collectives apart."""
         return f"{'message' if self.p2p else 'collective'} {self.number} of group {self.group}"
 
 
 def operations_under_way(groups: Iterable[PlanGroup], positions: Mapping[int, RankPosition]) -> Iterator[Operation]:
-    """Of each rank and group, the operation under way, if there is one; of ranks whose progress is known."""
+    """Yield the operation under way of each rank and group; only of ranks with known progress."""
     progress = {(rank, at.group, at.p2p): at for rank, position in positions.items() for at in position.groups}
     for group in groups:
         for p2p in (False, True):
@@ -57,7 +57,7 @@ def _operation(rank: int, at: GroupProgress, members: Mapping[int, GroupProgress
 
 
 def culprit(operations: Sequence[Operation]) -> tuple[int, str] | None:
-    """The rank that holds up the others and the operation that shows it; None where no rank is seen to."""
+    """Return the rank that holds up the others and the operation that shows it; None if no rank is seen to."""
     waiting = {operation.rank for operation in operations if operation.missing}
     reached = {(each.group, each.p2p, each.number) for each in operations if each.missing and each.begun}
     stuck = {
@@ -78,7 +78,7 @@ def stuck_in_words(operations: Iterable[Operation]) -> str:
 
 
 def doing_in_words(positions: Mapping[int, RankPosition], hosts: Mapping[int, str], silent: Iterable[int]) -> str:
-    """What each rank is doing, those that do the same together; `silent` did not answer."""
+    """Return each rank's activity in words, equal ones together; `silent` ranks did not answer."""
     doing: dict[str, list[int]] = {}
     for rank in sorted(positions):
         doing.setdefault(positions[rank].doing, []).append(rank)
