@@ -1,1 +1,1 @@
-"""The commands: each reads its files, calls a stage, and shows what came of it."""
+"""The commands: each reads its files, calls a stage, and shows the result."""

@@ -21,7 +21,7 @@ HERE = "this machine"
 
 
 class _Slots(NamedTuple):
-    """Where to measure, and how many slots compute there at once."""
+    """The host to measure, and the number of slots that compute there at once."""
 
     host: str
     access: Access
@@ -55,13 +55,13 @@ def calibrate_command(
 
 
 def _here(job: Job) -> _Slots:
-    """This machine, by this Python, where nothing was probed yet."""
+    """Return this machine with this Python, for use before any probe."""
     access = Access(transport="local", python=sys.executable)
     return _Slots(HERE, access, job.slots_per_host if job.device == "cpu" else 1)
 
 
 def _there(job: Job, path: Path, name: str | None) -> _Slots:
-    """The host of that name, or the first that answered. Raises HolmesError where there is none."""
+    """Return the host of that name, or the first that answered. Raises HolmesError if there is none."""
     signed = read_signed(Inventory, path)
     if not signed.is_own:
         raise HolmesError(
@@ -80,7 +80,7 @@ def _there(job: Job, path: Path, name: str | None) -> _Slots:
 
 
 def _slots_of(job: Job, host: Host, hosts: list[Host]) -> int:
-    """GPUs of the host; on CPUs the processes of all hosts that are one machine with it."""
+    """Return the GPUs of the host; on CPUs the processes of all hosts on the same machine."""
     if job.device == "cuda":
         return max(1, len(host.gpus))
     same = [each for each in hosts if host.boot_id is not None and each.boot_id == host.boot_id]

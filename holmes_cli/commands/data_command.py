@@ -53,7 +53,7 @@ def data_command(
 
 
 def _sources(source: Path, pattern: str, skip_bad_lines: int) -> list[Path]:
-    """Text files alone, which are all what their names say."""
+    """Return the source files. Raises HolmesError if one is not text of the kind its name says."""
     try:
         for file in source_files(source, pattern):
             if file.suffix == ".bin":

@@ -84,7 +84,7 @@ def _export(target: str, file: Path | None, output: Path) -> None:
 
 
 def _standard_input() -> str:
-    """All of it. Raises HolmesError where a person would have to type it, or it is too much or no text."""
+    """Return all of standard input. Raises HolmesError for a terminal, too much input or no text."""
     if sys.stdin.isatty():
         raise HolmesError("no FILE given", "name one, or pipe the other program's output into this command")
     data = sys.stdin.buffer.read(MOST_JSON_BYTES + 1)

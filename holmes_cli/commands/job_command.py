@@ -31,7 +31,7 @@ def job_command(
 
 
 def explained(keys: Sequence[Key], name: str) -> Sequence[Key]:
-    """The key of that dotted name, or all whose last part it is. Raises HolmesError naming the nearest."""
+    """Return the key of that dotted name, or all keys with that last part. Raises HolmesError naming the nearest."""
     wanted = name.replace("[]", "")
     by_name = {known.name.replace("[]", ""): known for known in keys}
     if wanted in by_name:

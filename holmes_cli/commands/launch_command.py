@@ -150,7 +150,7 @@ def _at_once(start: Callable[[], Run]) -> Run:
 
 
 def when_gpus_are_free(start: Callable[[], Run], pause_s: float = LOOK_AGAIN_S) -> Run:
-    """What `start` gives as soon as no other run or process has the GPUs."""
+    """Return the result of `start` as soon as no other run or process has the GPUs."""
     while True:
         try:
             return start()
@@ -162,7 +162,7 @@ def when_gpus_are_free(start: Callable[[], Run], pause_s: float = LOOK_AGAIN_S) 
 
 
 def _forced(names: list[str]) -> frozenset[str]:
-    """The names, each that of a check that can be forced."""
+    """Return the names. Raises HolmesError for a check that cannot be forced."""
     known = [PLAN_CURRENT, *(check.name for check in CHECKS if check.can_be_forced)]
     for name in names:
         if name not in known:

@@ -19,7 +19,7 @@ from holmes_runtime.data.text import FileTokenizer
 from holmes_runtime.published.architectures import read_shape
 from holmes_runtime.published.check_published import PickledWeights, read_tensors
 
-LONGEST = 8192  # tokens: published models reach many times as far as they are mostly trained at
+LONGEST = 8192  # tokens: published models often allow many times the length they are mostly trained at
 
 
 def model_command(
@@ -65,7 +65,7 @@ def _tokenizer_sentence(path: Path) -> str:
 
 
 def _has_tensors(folder: Path, shape: ModelShape) -> bool:
-    """Whether there are any; raises HolmesError for those of another model than `shape`, or that cannot be true."""
+    """Return True if there are tensors. Raises HolmesError if they are invalid or of another model than `shape`."""
     try:
         read_tensors(folder, shape)
     except PickledWeights as error:
@@ -83,7 +83,7 @@ def _has_tensors(folder: Path, shape: ModelShape) -> bool:
 
 
 def section_of(shape: ModelShape, source: str) -> dict[str, object]:
-    """The `model:` section of job.yaml for the `shape` in `source`, without what is said by leaving it out.
+    """Return the `model:` section of job.yaml for the `shape` in `source`, without keys at their defaults.
 
     Raises HolmesError for a shape that no job may have.
     """

@@ -117,7 +117,7 @@ def plan_command(
 
 
 def _check_options(given: Mapping[str, bool]) -> None:
-    """Raises HolmesError for an option that is about one plan of all hosts, where the job allows islands."""
+    """Raise HolmesError for an option about one plan of all hosts, if the job allows islands."""
     wrong = [option for option, is_given in given.items() if is_given]
     if wrong:
         raise HolmesError(
@@ -127,7 +127,7 @@ def _check_options(given: Mapping[str, bool]) -> None:
 
 
 def _show_mode(plan: Plan | IslandsPlan, inventory: Inventory, output: Path, html: Path | None, as_json: bool) -> None:
-    """The plan of the fastest mode as tables, page or JSON, with the modes it was compared with."""
+    """Show the plan of the fastest mode as tables, page or JSON, with the modes it was compared with."""
     modes = mode_sheets(plan.modes) if plan.modes is not None else ()
     if html and isinstance(plan, Plan):
         _write_page(html, plan, inventory, modes)
@@ -152,7 +152,7 @@ def _show_files(output: Path, html: Path | None, is_launched: bool = True) -> No
 
 
 def _write(output: Path, plan: Plan | IslandsPlan, is_own: bool) -> None:
-    """Signed where all it is made of is this user's own."""
+    """Write the plan, signed if all its inputs are this user's own."""
     write_atomically(output, signed_parts(plan) if is_own else plan.json_parts(), private=True)
 
 
@@ -161,7 +161,7 @@ def _changed(inventory: Inventory, text: str) -> Inventory:
 
 
 def _calibrated(job: Job, calibration: Calibration) -> Job:
-    """The job as the run knows it; says so."""
+    """Return the job with the run's calibration, and print it."""
     err.print(
         f"calibrated with {calibration.run}: compute takes {calibration.compute_factor:.2f} times the model's seconds, "
         f"networks give {calibration.network_efficiency:.0%} of their bandwidth",
@@ -172,7 +172,7 @@ def _calibrated(job: Job, calibration: Calibration) -> Job:
 
 
 def _write_page(path: Path, plan: Plan, inventory: Inventory, sheets: Sequence[Sheet]) -> None:
-    """Every table of the screen, and pictures; `sheets` come after those of the plan alone."""
+    """Write a page with every table of the screen, and pictures; `sheets` follow the plan's own tables."""
     from holmes_cli.pages.plan_page import plan_page  # slow to import: it brings Jinja2
 
     spans = plan_timeline(inventory, plan)
@@ -182,7 +182,7 @@ def _write_page(path: Path, plan: Plan, inventory: Inventory, sheets: Sequence[S
 
 
 def _print_file(plan: Path, sheets: Sequence[Sheet]) -> None:
-    """The plan as it was written, alone on standard output; `sheets` on standard error."""
+    """Print the written plan, alone on standard output; `sheets` go to standard error."""
     with open(plan, encoding="utf-8") as written:
         out.file.writelines(written)
     for sheet in sheets:
@@ -190,6 +190,6 @@ def _print_file(plan: Path, sheets: Sequence[Sheet]) -> None:
 
 
 def _source(path: Path, record: FileRecord, output: Path, overrides: Sequence[str] = ()) -> Source:
-    """Where the plan finds `path` again: relative to its own folder, so that both may move together."""
+    """Return the path to `path` relative to the plan's folder, so that both may move together."""
     relative = os.path.relpath(path.absolute(), output.absolute().parent)
     return Source(path=relative, digest=record.source_digest(), overrides=tuple(overrides))

@@ -114,7 +114,7 @@ def _replayed(folder: Path, hosts: str | None, links: bool) -> Inventory:
 
 
 def _with_kept(inventory: Inventory, output: Path, diff: Path | None) -> WithKept:
-    """With what this user's last probe measured: in the file that is written anew, or the one to compare with."""
+    """Add the links of this user's last probe: from the file to be replaced, or the one to compare with."""
     for path in (output, diff):
         if path is not None and path.is_file():
             with suppress(HolmesError):  # else it is written over, whatever it is
@@ -131,7 +131,8 @@ def _show_unmeasured(kept: WithKept) -> None:
 
 
 def unmeasured_sentence(inventory: Inventory) -> str | None:
-    """Say that rates between clusters, or the hosts of one, are those of ports alone, and what it takes to know."""
+    """Return a sentence that rates between clusters or hosts are nominal, with the time to measure them; None if
+    measured."""
     known = {frozenset(link.clusters) for link in inventory.links}
     known |= {frozenset(trunk.clusters) for trunk in inventory.trunks}
     wired = [each for each in inventory.clusters if each.fabric.kind != "loopback"]
@@ -149,12 +150,12 @@ def _usual() -> Path:
 
 
 def _holds(path: Path, text: str) -> bool:
-    """Whether that is the inventory in a file, be it signed or not."""
+    """Return True if the file holds that inventory, signed or not."""
     return path.is_file() and _SIGNATURE.sub(b"", path.read_bytes(), count=1) == text.encode()
 
 
 def _replay_output(text: str, as_json: bool) -> Path | None:
-    """Where a replay is written that was not told where: nowhere if it is printed, and never over another inventory."""
+    """Return the output of a replay without `-o`: None if it is printed. Another inventory is never replaced."""
     if as_json:
         return None
     usual = _usual()
@@ -167,7 +168,7 @@ def _replay_output(text: str, as_json: bool) -> Path | None:
 
 
 def _asked_hosts(hosts: str | None, allocation: bool, via: str | None) -> HostsFile:
-    """The hosts given, reached as they say or by `via`; or the nodes of the job this is."""
+    """Return the given hosts, reached as they say or by `via`; or the nodes of this Slurm job."""
     if allocation and hosts is not None:
         raise HolmesError("--allocation: the hosts are those of the job", "leave the hosts out, or `--via slurm`")
     if allocation or (hosts is None and is_in_allocation(os.environ)):
@@ -178,13 +179,13 @@ def _asked_hosts(hosts: str | None, allocation: bool, via: str | None) -> HostsF
 
 
 def _probed(hosts_file: HostsFile, record: Path | None, links: bool) -> Inventory:
-    own_key()  # a home where none can be made is said before any host is asked
+    own_key()  # fails here if no key can be made, before any host is asked
     with err.status(f"asking {len(hosts_file.hosts)} hosts") as status:
         return probe(hosts_file, links, record, status.update)
 
 
 def _hosts_file(hosts: str) -> HostsFile:
-    """A hosts.yaml, a plain host list, or host names on the command line."""
+    """Read a hosts.yaml, a plain host list, or host names on the command line."""
     path = Path(hosts)
     if path.suffix in (".yaml", ".yml", ".json"):
         return read_hosts_file(path)

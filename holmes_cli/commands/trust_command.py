@@ -45,7 +45,7 @@ def trust_command(
 
 
 def _accesses(hosts: list[str]) -> dict[str, Access]:
-    """How to reach each host that is named, by name."""
+    """Return the access of each named host, by name."""
     found: dict[str, Access] = {}
     for text in hosts:
         if Path(text).suffix in (".yaml", ".yml"):

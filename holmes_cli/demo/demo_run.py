@@ -1,4 +1,4 @@
-"""Probe, plan, launch and train a small GPT on two clusters; where clusters differ, in the usual rank order as well."""
+"""Probe, plan, launch and train a small GPT on two clusters; if their networks differ, also in the usual rank order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 8
 
 
 def run_demo(site: DemoSite, networks_differ: bool, steps: int = STEPS) -> None:
-    """The three commands; the usual order beside it where `networks_differ` between clusters and inside; the summary.
+    """Run the three commands and print a summary; if `networks_differ`, run the usual order as well.
 
     Local processes share one loopback, whose bytes cannot be told apart, and no order is slower than another.
     """
@@ -65,24 +65,24 @@ def run_demo(site: DemoSite, networks_differ: bool, steps: int = STEPS) -> None:
 
 
 def read_run(runs: Path) -> Run:
-    """The record of the one run in `runs`."""
+    """Return the record of the one run in `runs`."""
     return read_file(Run, only_run(runs) / "run.json")
 
 
 def only_run(runs: Path) -> Path:
-    """The folder of the one run in `runs`."""
+    """Return the folder of the one run in `runs`."""
     found: Sequence[Path] = sorted(runs.iterdir())
     assert len(found) == 1, found
     return found[0]
 
 
 def _across(traffic: Sequence[InterfaceTraffic | MeasuredTraffic]) -> str:
-    """Bytes a step on the network all clusters share."""
+    """Return the bytes per step on the network all clusters share."""
     return f"{sum(port.sent_bytes or 0 for port in traffic if port.network == 'shared') / 1e6:.2f} MB"
 
 
 def show_summary(results: dict[str, tuple[Plan, Run]]) -> None:
-    """One line an order, and the ratio where there are both."""
+    """Print one line per order, and the ratio if there are both."""
     out = Console(highlight=False, width=110)
     table = Table(title="\nSummary", title_justify="left")
     for heading in ("order", "stages on", "loss", "tokens/s", "predicted", "across clusters a step", "planned"):

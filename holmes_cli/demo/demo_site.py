@@ -1,4 +1,4 @@
-"""Where a demo runs: its folder, its hosts, text to train on, and what a core computes."""
+"""The site of a demo: its folder, its hosts, text to train on, and the compute speed of a core."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ LOCAL_HOSTS = ("a1", "a2", "b1", "b2")
 
 @dataclass(frozen=True)
 class DemoSite:
-    """Where commands run: `prefix` goes before each, `folder` holds the files."""
+    """The place where commands run: `prefix` goes before each, `folder` holds the files."""
 
     folder: Path
     hosts_yaml: Path
     prefix: tuple[str, ...] = ()
 
     def command(self, *arguments: str) -> list[str]:
-        """The whole command line of `holmes ARGUMENTS`."""
+        """Return the whole command line of `holmes ARGUMENTS`."""
         return [*self.prefix, *holmes_words(*arguments)]
 
     def write_job(self, name: str, job: dict[str, Any]) -> Path:
-        """`job` as NAME.yaml in the folder."""
+        """Write `job` as NAME.yaml in the folder, and return its path."""
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
         return path
@@ -47,7 +47,7 @@ class DemoSite:
 
 
 def write_local_hosts(folder: Path) -> Path:
-    """hosts.yaml with four names for this machine, in two pinned clusters, over the loopback."""
+    """Write hosts.yaml with four names for this machine, in two pinned clusters, over the loopback."""
     hosts = {
         "transport": "local",
         "python": sys.executable,
@@ -60,12 +60,12 @@ def write_local_hosts(folder: Path) -> Path:
 
 
 def standard_library_corpus() -> dict[str, str]:
-    """The `data:` of a job that trains on real text every machine has: the sources of its own Python."""
+    """Return the `data:` of a job that trains on real text every machine has: the sources of its own Python."""
     return {"path": sysconfig.get_path("stdlib"), "pattern": "*.py"}
 
 
 def measured_compute(model: dict[str, int], micro_batch_size: int, at_once: int, rounds: int = 3) -> dict[str, Any]:
-    """The `compute:` of a job for slots of this machine, of which `at_once` run, as Holmes' own calibration has it."""
+    """Return the `compute:` of a job for `at_once` slots of this machine, as Holmes' own calibration measures it."""
     arguments = ["--micro-batch-size", str(micro_batch_size), "--rounds", str(rounds), "--slots", str(at_once)]
     for key in ("hidden_size", "num_heads", "seq_length"):
         arguments += [f"--{key.replace('_', '-')}", str(model[key])]
@@ -78,7 +78,7 @@ def measured_compute(model: dict[str, int], micro_batch_size: int, at_once: int,
 
 
 def loopback_gbps(size_bytes: int = 256 * 1024**2) -> float:
-    """Gigabits per second of one TCP stream over the loopback, measured by sending `size_bytes`."""
+    """Return the gigabits per second of one TCP stream over the loopback, measured by sending `size_bytes`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = threading.Thread(target=_send, args=(server.getsockname(), size_bytes))
         started = time.perf_counter()

@@ -1,1 +1,1 @@
-"""What the commands show and do of a run of islands."""
+"""The views and commands for a run of islands."""

@@ -30,7 +30,7 @@ from launcher.journal.step_metrics import StepMetrics
 
 @dataclass(frozen=True)
 class IslandState:
-    """An island as its run folder shows it. `row` is its line under HEADINGS; `exchanges` are those still on record."""
+    """An island as its run folder shows it. `row` is its line under HEADINGS; `exchanges` are the stored ones."""
 
     row: tuple[str, ...]
     stored: StoredRun
@@ -94,7 +94,7 @@ def islands_status_page(
 
 
 def _charts(islands: Sequence[IslandState]) -> list[Chart]:
-    """One chart a quantity, with a curve an island over that island's own steps."""
+    """Return one chart per quantity, with a curve per island over that island's own steps."""
     numbers = sorted({step.step for island in islands for step in island.steps})
 
     def series(value: Callable[[StepMetrics], float | None]) -> list[Series]:

@@ -1,4 +1,4 @@
-"""What a run of islands shows while it lasts: lines, each with its island; or events as JSON."""
+"""The live view of a run of islands: lines, each with its island; or events as JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class LinesOfIslands:
         self._states: dict[int, dict[str, str]] = {}
 
     def take_run(self, run_id: str, _started_at_s: float) -> None:
-        """The run that is shown."""
+        """Take the run that is shown."""
         if not self._as_json:
             hosts = sum(len(plan.nodes) for plan in self._plan.islands)
             ranks = sum(plan.world_size for plan in self._plan.islands)
             self._print(f"run {run_id}: {len(self._plan.islands)} islands, {ranks} ranks on {hosts} hosts")
 
     def show(self, island: int, event: RunEvent) -> None:
-        """Show what happened in an island."""
+        """Show an event of an island."""
         if self._as_json:
             out.file.write(json.dumps({"island": island, **json.loads(to_line(event))}) + "\n")
             out.file.flush()
@@ -43,7 +43,7 @@ class LinesOfIslands:
             self._print(f"island {island}: {event.text}")
 
     def _show_state(self, island: int, event: NodeState) -> None:
-        """When the island's last node has come as far."""
+        """Print a state once the island's last node has reached it."""
         states, count = self._states.setdefault(island, {}), len(self._plan.islands[island].nodes)
         states[event.host] = event.state
         if sum(state == event.state for state in states.values()) == count:
@@ -63,7 +63,7 @@ class LinesOfIslands:
 
 
 def exchange_in_words(exchange: OuterExchange) -> str:
-    """With whom, how much, and what it took."""
+    """Return a sentence on an outer sync: its members, bytes and seconds."""
     names = ", ".join(map(str, exchange.islands))
     took = f"{format_seconds(exchange.duration_s)}, waited for {format_seconds(exchange.waited_s)}"
     if exchange.has_joined:

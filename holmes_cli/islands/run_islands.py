@@ -26,7 +26,7 @@ from launcher.supervise.ctrl_c import ctrl_c_ignored
 
 
 def refuse_settings(settings: Settings) -> None:
-    """Raises HolmesError for what a run of islands cannot do."""
+    """Raise HolmesError for settings that a run of islands does not support."""
     if settings.resume_step is not None:
         raise HolmesError(
             "--resume-step: islands go on from one state, which of an older one nobody else has",
@@ -65,9 +65,9 @@ def run_islands(
     as_json: bool,
     started: Callable[[Callable[[], Run]], Run],
 ) -> Run:
-    """Launch it and show how it ended, or its id where it is detached.
+    """Launch the run and show its end, or its id if it is detached.
 
-    `started` calls what it is given, perhaps once the GPUs are free.
+    `started` calls its argument, perhaps once the GPUs are free.
     """
     reached = plan.model_copy(update={"islands": tuple(reached_by(each, via) for each in plan.islands)})
 

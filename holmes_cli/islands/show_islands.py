@@ -1,4 +1,4 @@
-"""A run of islands as its folders tell it: the state of all, of each, and what was lost when."""
+"""A run of islands as read from its folders: the whole, each island, and the losses with their time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST_STEPS = 50
 
 
 def show_islands(run: Run, folder: Path) -> None:
-    """Print the run and each of its islands, lost ones with the time, and what could not be ended."""
+    """Print the run and each of its islands, notices with their time, and processes that could not be ended."""
     for what in run.not_ended:
         err.print(f"not ended: {what}", markup=False, soft_wrap=True)
     out.print(f"run {run.run_id}: {state_in_words(StoredRun(folder, run))}", markup=False, soft_wrap=True)
@@ -40,7 +40,7 @@ def show_islands(run: Run, folder: Path) -> None:
 
 
 def islands_sentences(run: Run, folder: Path) -> tuple[str, ...]:
-    """Steps that others took, islands that are lost or cut off, and of a run that has ended tokens against the plan."""
+    """Return sentences on skipped steps, lost and cut-off islands, and in the end on tokens against the plan."""
     folders, sentences = island_folders(folder), list[str]()
     for path in folders:
         island = read_run(path)
@@ -61,7 +61,7 @@ def islands_sentences(run: Run, folder: Path) -> tuple[str, ...]:
 
 
 def _against_plan(run: Run, folder: Path) -> str:
-    """Tokens and seconds of a run that has ended, and those planned."""
+    """Return the tokens and seconds of an ended run, and the planned ones."""
     plan, islands = read_islands_plan(folder), [read_run(each) for each in island_folders(folder)]
     per_step = [each.job.global_batch_size * each.job.model.seq_length for each in plan.islands]
     read = sum((each.steps_done - each.steps_skipped) * tokens for each, tokens in zip(islands, per_step, strict=False))
@@ -72,7 +72,7 @@ def _against_plan(run: Run, folder: Path) -> str:
 
 
 def island_row(folder: Path, whole: Run) -> tuple[str, ...]:
-    """The line of an island's folder under HEADINGS."""
+    """Return the line of an island's folder under HEADINGS."""
     plan, run = read_plan(folder), read_run(folder)
     is_missing = int(folder.name.removeprefix(ISLAND)) in whole.missing_islands
     stored, steps = StoredRun(folder, run), read_steps(folder, LAST_STEPS)
@@ -90,14 +90,14 @@ def island_row(folder: Path, whole: Run) -> tuple[str, ...]:
 
 
 def end_as_json(run: Run, folder: Path) -> None:
-    """The last line of events: the record of the whole, and of each island."""
+    """Print the last line of events: the record of the whole, and of each island."""
     islands = [read_run(each).model_dump(mode="json") for each in island_folders(folder)]
     line = {"event": "end", "time_s": time.time(), "run": run.model_dump(mode="json"), "folder": str(folder)}
     out.file.write(json.dumps({**line, "islands": islands}) + "\n")
 
 
 def state_as_json(stored: StoredRun) -> str:
-    """The state of a run of islands, as `holmes status --json` prints it."""
+    """Return the state of a run of islands, as `holmes status --json` prints it."""
     islands = [
         {
             "run": read_run(each).model_dump(mode="json"),
@@ -112,7 +112,7 @@ def state_as_json(stored: StoredRun) -> str:
 
 
 def refuse_whole(stored: StoredRun, what: str, command: str) -> NoReturn:
-    """Raises HolmesError for what there is of each island and not of the whole."""
+    """Raise HolmesError for an option that applies to each island and not to the whole."""
     first = stored.islands[0].folder
     raise HolmesError(
         f"{what}: run {stored.run.run_id} is of {len(stored.islands)} islands",

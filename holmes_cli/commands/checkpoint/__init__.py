@@ -1,1 +1,1 @@
-"""`holmes checkpoint`: what saved folders hold, checked and put together."""
+"""`holmes checkpoint`: list, check and combine checkpoint folders."""

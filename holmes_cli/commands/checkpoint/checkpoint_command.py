@@ -25,7 +25,7 @@ MISSING_SHOWN = 10
 
 
 class Action(str, Enum):
-    """What to do with the folders."""
+    """An operation on the folders."""
 
     LIST = "list"
     VERIFY = "verify"
@@ -80,7 +80,8 @@ def _read_old(checkpoint: Path) -> PieceIndex:
 def _show(
     found: Sequence[Found], folders: Sequence[Path], offers: Sequence[Offers], faults: Sequence[str], action: Action
 ) -> None:
-    """The table, what is wrong, and whether the newest can be gone on from; exit code 1 where something is wrong."""
+    """Print the table, the faults and the next step; exit with code 1 for faults in `verify` or without a whole
+    checkpoint."""
     rows = []
     for each in found:
         held = sum(bool(holders) for holders in each.holders.values())
@@ -112,7 +113,7 @@ def _show(
 
 
 def _gather(found: Sequence[Found], faults: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """Makes one folder of the newest checkpoint that is whole."""
+    """Make one folder of the newest whole checkpoint."""
     for fault in faults:
         err.print(fault, markup=False, soft_wrap=True)
     newest = next((each for each in found if each.is_whole), None)

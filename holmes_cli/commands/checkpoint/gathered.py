@@ -39,7 +39,7 @@ def index_of(found: Found, folders: Sequence[Path]) -> PieceIndex:
 
 
 def damaged(found: Found, folders: Sequence[Path]) -> Iterator[str]:
-    """A sentence on each file of a checkpoint, in any folder, that is not as it was written; all bytes are read."""
+    """Yield a sentence on each damaged file of a checkpoint in any folder; all bytes are read."""
     index = index_of(found, folders)
     for name, holders in found.holders.items():
         for at in holders:
@@ -49,10 +49,10 @@ def damaged(found: Found, folders: Sequence[Path]) -> Iterator[str]:
 
 
 def gather(found: Found, folders: Sequence[Path], output: Path) -> int:
-    """Writes the checkpoint, each file from a folder where it is sound, to `output`; how many bytes.
+    """Write the checkpoint to `output`, each file from a folder with an intact copy; return the bytes.
 
-    It has its name there only when it is whole. Raises HolmesError, and leaves nothing, where no folder has a file as
-    it was written.
+    It gets its name only once it is whole. Raises HolmesError, and leaves nothing, if no folder has an intact copy of a
+    file.
     """
     index, target = index_of(found, folders), CheckpointFolder(output, keep_last=1)
     partial, source = target.partial(index.steps), folders[found.folders[0]] / found.offer.name
@@ -79,7 +79,7 @@ def gather(found: Found, folders: Sequence[Path], output: Path) -> int:
 
 
 def _sound(found: Found, folders: Sequence[Path], index: PieceIndex, file: PieceFile) -> Path:
-    """The file in a folder where each of its bytes is as it was written."""
+    """Return the path of an intact copy of the file."""
     faults = []
     for at in found.holders[file.name]:
         checkpoint = folders[at] / found.offer.name

@@ -1,4 +1,4 @@
-"""The run that a command which only looks is asked for: the named one, else the one that was started last."""
+"""The run for a command that only reads: the named one, else the one that was started last."""
 
 from __future__ import annotations
 

@@ -51,11 +51,11 @@ def attach_command(
 
 
 def _watch_again(stored: StoredRun) -> None:
-    """Start another controller of a run that goes on without one. Raises HolmesError."""
+    """Start another controller of a run that continues without one. Raises HolmesError."""
     if not stored.goes_on:
         _refuse_ended(stored)
     read_own(Run, stored.folder, RUN_FILE)
-    # In the background what is missing could only be said into a log.
+    # In the background an absent variable could only be reported in a log.
     read_user_variables(read_own_plan(stored.folder).job, os.environ, stored.folder, stored=True)
     watch_in_background(stored.folder)
 
@@ -70,7 +70,7 @@ def _refuse_ended(stored: StoredRun) -> NoReturn:
 
 @contextmanager
 def _shown(stored: StoredRun, as_json: bool) -> Iterator[Callable[[int, RunEvent], None]]:
-    """Inside it the run is shown by what it gives, which takes an event and the island that it is of."""
+    """Show the run inside the context, by the function that it yields: it takes an island and its event."""
     if stored.islands:
         lines = LinesOfIslands(read_islands_plan(stored.folder), as_json)
         lines.take_run(stored.run.run_id, stored.run.started_at_s)

@@ -33,7 +33,7 @@ def logs_command(
 
 
 def _refuse_rank(stored: StoredRun, rank: int) -> None:
-    """Raises HolmesError for a rank that the run does not have; each island has its own."""
+    """Raise HolmesError for a rank that the run does not have; each island has its own."""
     if stored.islands:
         refuse_whole(stored, f"--rank {rank}", "logs")
     size = read_plan(stored.folder).world_size

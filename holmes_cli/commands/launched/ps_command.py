@@ -47,7 +47,7 @@ def ps_command(
 
 
 def show_runs(runs: Sequence[tuple[StoredRun, Sequence[Plan]]], now_s: float) -> None:
-    """Print a row for each run; its plans are one, or those of its islands."""
+    """Print a row for each run, given with its plan or its islands' plans."""
     headings = ("run", "state", "steps", "hosts", "age")
     rows = [_row(stored, plans, now_s) for stored, plans in runs]
     out.print(fitted_table(headings, rows, out.width, unwrapped=("run", "age")))

@@ -72,7 +72,7 @@ def status_command(
 
 
 class KnownRun(NamedTuple):
-    """A run as its folder tells it: its steps thinned out, the state of each host, and notices."""
+    """A run as read from its folder: its steps thinned out, the state of each host, and notices."""
 
     stored: StoredRun
     plan: Plan
@@ -97,7 +97,7 @@ def _read(folder: Path) -> KnownRun:
 
 
 def state_now(run: Run, plan: Plan, host: str, last: str) -> str:
-    """The state of a host whose agent last was in state `last`: that of no agent outlives its attempt."""
+    """Return the present state of a host from its agent's `last` one: no agent outlives its attempt."""
     if any(failure.host == host and failure.host_lost for failure in run.failures):
         return "lost"
     if run.state != "running":
@@ -106,7 +106,7 @@ def state_now(run: Run, plan: Plan, host: str, last: str) -> str:
 
 
 def _write_page(html: Path, folder: Path, follow: bool) -> None:
-    """Write the page of the run, and while it is followed and the run goes on, anew every few seconds."""
+    """Write the page of the run; if followed, rewrite it every few seconds until the run ends."""
     if follow and _goes_on(folder):
         err.print(f"{html} is written anew as the run goes on; Ctrl-C ends that, and leaves the run alone")
     with contextlib.suppress(KeyboardInterrupt):
@@ -121,7 +121,7 @@ def _goes_on(folder: Path) -> bool:
 
 
 def _page(folder: Path, followed: bool = False) -> str:
-    """The page of a run, or of all its islands together."""
+    """Return the page of a run, or of all its islands together."""
     from holmes_cli.islands.islands_page import IslandState, islands_status_page  # slow: they bring Jinja2
     from holmes_cli.pages.status_page import status_page
 
@@ -141,7 +141,7 @@ def _exchanges(folder: Path) -> list[OuterExchange]:
 
 
 def show_known(known: KnownRun) -> None:
-    """Print the run's state, its nodes', what was noticed, and its speed or its end."""
+    """Print the run's state, its nodes', its notices, and its speed or its end."""
     stored = known.stored
     out.print(f"run {stored.run.run_id}: {state_in_words(stored)}", markup=False, soft_wrap=True)
     if stored.run.code is not None:

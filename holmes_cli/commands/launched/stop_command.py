@@ -57,7 +57,7 @@ def stop_command(run: Annotated[str, typer.Argument(help="A run's id, the start 
 
 
 def _refuse_what_others_end(stored: StoredRun) -> None:
-    """Raises HolmesError for an island, and for a run whose controller is on another machine."""
+    """Raise HolmesError for an island, and for a run whose controller is on another machine."""
     run_id = stored.run.run_id
     if stored.whole is not None:
         whole = stored.whole.run.run_id
@@ -71,7 +71,7 @@ def _refuse_what_others_end(stored: StoredRun) -> None:
 
 
 def _end_by_ids(stored: StoredRun, parts: Sequence[tuple[StoredRun, Plan]]) -> tuple[str, ...]:
-    """End what is left of a run that no controller watches. Returns, in words, what could not be ended."""
+    """End the remains of a run without a controller. Return a line for each host with processes left."""
     left = [
         what
         for part, plan in parts
@@ -83,7 +83,7 @@ def _end_by_ids(stored: StoredRun, parts: Sequence[tuple[StoredRun, Plan]]) -> t
 
 
 def _stop_detached(stored: StoredRun, parts: Sequence[tuple[StoredRun, Plan]]) -> Run | None:
-    """Return what became of a detached run whose controller is gone; None where only its recorded ids can end it."""
+    """Return the outcome of a detached run whose controller is gone; None if only its recorded ids can end it."""
     if stored.islands or not stored.goes_on or not parts:
         return None
     from holmes_cli.control_command import stop_unwatched  # slow to import: it brings the launcher
@@ -92,7 +92,7 @@ def _stop_detached(stored: StoredRun, parts: Sequence[tuple[StoredRun, Plan]]) -
 
 
 def _wait(run_id: str, folder: Path, plans: Sequence[Plan]) -> None:
-    """Return when the run's controller has ended it. Raises HolmesError if it does not in time."""
+    """Wait until the run's controller has ended it. Raises HolmesError if it does not in time."""
     limit_s = LIMIT_S
     saving = [plan.job.timeout_s for plan in plans if plan.job.checkpoint is not None]
     if saving:
