@@ -1,4 +1,4 @@
-"""Curves over the steps of a run, with axes: where points and ticks lie, in a square that the page stretches."""
+"""Curves over the steps of a run, with axes, in a square that the page stretches."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ COLOURS = 8  # classes c0 to c7 of the style sheet
 
 @dataclass(frozen=True)
 class Series:
-    """Values by step, None where there is none; `is_planned` is drawn dashed, in the colour and
-    with the label of what it is for."""
+    """Values by step, None for no value; `is_planned` is dashed, in the colour and with the label of the measured
+    series."""
 
     label: str
     values: Sequence[float | None]
@@ -35,7 +35,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Tick:
-    """A line of the grid: percent from the left or the top, and what stands there."""
+    """A line of the grid: percent from the left or the top, and its label."""
 
     percent: float
     label: str
@@ -54,7 +54,7 @@ class Chart:
 def draw_chart(
     title: str, steps: Sequence[int], series: Sequence[Series], text: Callable[[float], str], from_zero: bool = True
 ) -> Chart:
-    """The series over `steps`, counted from 0. `text` says a value with its unit. Raises ValueError without a value."""
+    """Draw the series over `steps`, counted from 0. `text` formats a value. Raises ValueError without a value."""
     series = [replace(one, values=[_drawn(value) for value in one.values]) for one in series]
     known = [value for one in series for value in one.values if value is not None]
     marks = _marks(0.0 if from_zero else min(known), max(known))
@@ -84,7 +84,7 @@ def draw_chart(
 
 
 def _drawn(value: float | None) -> float | None:
-    """The value where a picture can show it: at the edge of what axes reach, and 0 for what is too small to tell."""
+    """Return the value clipped to the range of axes; tiny values become 0."""
     if value is None or abs(value) < SMALLEST:
         return value if value is None else 0.0
     return min(max(value, -LARGEST), LARGEST)
@@ -95,7 +95,7 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def _marks(low: float, high: float) -> list[float]:
-    """Round numbers a person would put on an axis, from one not above `low` to one not below `high`."""
+    """Return round numbers for an axis, from one not above `low` to one not below `high`."""
     span = (high - low) or abs(high) or 1.0
     unit = next(size for size in _round_sizes(span / MOST_TICKS / 10) if size * MOST_TICKS >= span)
     first = math.floor(low / unit)
@@ -103,7 +103,7 @@ def _marks(low: float, high: float) -> list[float]:
 
 
 def _round_sizes(above: float) -> Iterator[float]:
-    """1, 2, 5, 10, ... from a power of ten below `above`."""
+    """Yield 1, 2, 5, 10, ... from a power of ten below `above`."""
     power = math.floor(math.log10(above))
     while True:
         for digit in (1, 2, 5):

@@ -61,7 +61,7 @@ class Text:
 
 @dataclass
 class Picture:
-    """What is drawn, and how large the drawing is, in pixels; `faults` are the findings of each sick host."""
+    """The drawing and its size in pixels; `faults` are the findings of each faulty host."""
 
     faults: Mapping[str, Sequence[Finding]]
     width: int = 0
@@ -72,7 +72,7 @@ class Picture:
 
 
 def inventory_page(inventory: Inventory, now_s: float | None = None) -> str:
-    """The page as HTML, with the age of links at `now_s`; needs nothing from the network to be shown."""
+    """Return the page as HTML, with the age of links at `now_s`; it loads nothing from the network."""
     return render(
         "inventory.html.j2",
         summary=_summary(inventory),
@@ -90,7 +90,7 @@ def inventory_page(inventory: Inventory, now_s: float | None = None) -> str:
 
 
 def draw_inventory(inventory: Inventory) -> Picture:
-    """Clusters below one another, each with its hosts, its fabric as a bar; the shared network as a bar at the left."""
+    """Draw clusters below one another, each with hosts and fabric; a bar at the left is the shared network."""
     picture = Picture(faults_by_host(inventory))
     y = GAP
     anchors = []
@@ -108,7 +108,7 @@ def draw_inventory(inventory: Inventory) -> Picture:
 
 
 def _draw_cluster(picture: Picture, inventory: Inventory, cluster: Cluster, top: int) -> int:
-    """Draw one cluster from `top` down; its height."""
+    """Draw one cluster from `top` down; return its height."""
     left = 4 * GAP
     groups = _equal_hosts(picture, inventory, [inventory.host(name) for name in cluster.hosts])
     columns = min(HOSTS_A_ROW, len(groups))
@@ -135,7 +135,7 @@ def _draw_cluster(picture: Picture, inventory: Inventory, cluster: Cluster, top:
 
 
 def _draw_lost(picture: Picture, inventory: Inventory, hosts: list[Host], top: int) -> int:
-    """Draw the hosts of no cluster, which were not reached or have no network to share; the height they take."""
+    """Draw the hosts of no cluster, which were not reached or have no shared network; return the height they take."""
     groups = _equal_hosts(picture, inventory, hosts)
     rows = -(-len(groups) // HOSTS_A_ROW)
     left, width = 4 * GAP, max(min(HOSTS_A_ROW, len(groups)) * (HOST_WIDTH + GAP) + GAP, 420)
@@ -150,7 +150,8 @@ def _draw_lost(picture: Picture, inventory: Inventory, hosts: list[Host], top: i
 
 
 def _equal_hosts(picture: Picture, inventory: Inventory, hosts: Sequence[Host]) -> list[tuple[Host, ...]]:
-    """Each host alone; in a large inventory those together that have equal GPUs, ports and findings, the sick first."""
+    """Group hosts with equal GPUs, ports and findings, faulty ones first; in a small inventory each host stays
+    alone."""
     if len(inventory.hosts) <= MOST_ALONE:
         return [(host,) for host in hosts]
     groups: dict[tuple[object, ...], list[Host]] = {}
@@ -162,7 +163,7 @@ def _equal_hosts(picture: Picture, inventory: Inventory, hosts: Sequence[Host]) 
 
 
 def faults_by_host(inventory: Inventory) -> dict[str, list[Finding]]:
-    """The findings that make a host sick: those that refuse a launch or warn."""
+    """Return the findings that refuse a launch or warn, by host."""
     faults: dict[str, list[Finding]] = {}
     for finding in inventory.findings:
         for host in finding.hosts if finding.severity != "I" else ():
@@ -203,7 +204,7 @@ def _draw_shared(picture: Picture, inventory: Inventory, shared: Network, anchor
 
 
 def _measured(inventory: Inventory, network: Network) -> str:
-    """The best median that the link test saw on `network` in the clear, of each pair and direction the slowest."""
+    """Return the slowest pair and direction on `network` outside tunnels, each by its best measured median."""
     best: dict[tuple[str, ...], float] = {}
     for link in inventory.links:
         if link.network == network.name and not link.tunnel:

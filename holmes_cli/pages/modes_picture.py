@@ -1,4 +1,4 @@
-"""Which mode is best where, drawn: a square for each rate and latency between clusters, in the colour of its mode."""
+"""A picture of the best mode for each rate and latency between clusters, one square each in the mode's colour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLOURS: dict[Mode, str] = {
 
 @dataclass(frozen=True)
 class Label:
-    """What stands beside the squares, in pixels."""
+    """A label of a row or column of squares, in pixels."""
 
     x: int
     y: int
@@ -30,7 +30,7 @@ class Label:
 
 @dataclass(frozen=True)
 class ModesPicture:
-    """Squares, what stands beside them, and the size of it all in pixels."""
+    """Squares, their labels, and the size of the picture in pixels."""
 
     width: int
     height: int
@@ -43,7 +43,7 @@ def _over_next(cell: BestMode) -> str:
 
 
 def draw_modes(cells: Sequence[BestMode]) -> ModesPicture:
-    """The best modes: faster from left to right, latency growing downwards."""
+    """Draw the best modes: faster from left to right, latency growing downwards."""
     rates = sorted({cell.bandwidth_bytes_per_s for cell in cells})
     latencies = sorted({cell.latency_s for cell in cells})
     labels = [Label(LEFT + at * WIDTH + 8, TOP - 10, format_rate(rate)) for at, rate in enumerate(rates)]

@@ -39,7 +39,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class PlacementPicture:
-    """What is drawn, the size of it in pixels, the colour of each network, and what was left out, in words."""
+    """The drawing, its size in pixels, the colour of each network, and a sentence on hosts left out."""
 
     width: int
     height: int
@@ -50,7 +50,7 @@ class PlacementPicture:
 
 
 def draw_placement(plan: Plan) -> PlacementPicture:
-    """Clusters below one another, each with its hosts in rows."""
+    """Draw clusters below one another, each with its hosts in rows."""
     blocks = host_blocks(plan, NAMED_HOSTS)
     shown = blocks[:MOST_BOXES]
     colours = network_colours(plan)
@@ -79,7 +79,7 @@ def draw_placement(plan: Plan) -> PlacementPicture:
 
 
 def network_colours(plan: Plan) -> dict[str, str]:
-    """By network in use, its colour: one a fabric, red for what all share."""
+    """Return the colour of each network in use: one per fabric, red for the shared one."""
     used = dict.fromkeys(group.network for group in plan.groups)
     fabrics = [network for network in used if network != "shared"]
     colours = {name: NETWORK_COLOURS[index % len(NETWORK_COLOURS)] for index, name in enumerate(fabrics)}
@@ -87,7 +87,7 @@ def network_colours(plan: Plan) -> dict[str, str]:
 
 
 def stage_colour(pp_rank: int) -> str:
-    """The colour of a pipeline rank's squares and bars; they repeat after eight."""
+    """Return the colour of a pipeline rank's squares and bars; they repeat after eight."""
     return STAGE_COLOURS[pp_rank % len(STAGE_COLOURS)]
 
 
@@ -107,7 +107,7 @@ def _cluster_box(plan: Plan, cluster: str, blocks: Sequence[HostBlock], y: int, 
 
 
 def _block_boxes(plan: Plan, block: HostBlock, x: int, y: int) -> list[Box]:
-    """The box of one host or several alike, and a square for each rank of the first."""
+    """Return the box of one host or several alike, and a square for each rank of the first."""
     many = len(block.hosts)
     label = block.hosts[0] if many == 1 else f"{many} hosts from {block.hosts[0]}"
     tip = f"{label}: {tasklets(plan, block.ranks)}"
@@ -122,7 +122,7 @@ def _block_boxes(plan: Plan, block: HostBlock, x: int, y: int) -> list[Box]:
 
 
 def _wires(plan: Plan, at: Mapping[str, tuple[int, int, str]], colours: Mapping[str, str]) -> tuple[Wire, ...]:
-    """One line for all groups of a kind and network between two boxes."""
+    """Return one line for all groups of a kind and network between two boxes."""
     groups: dict[tuple[str, str, tuple[int, int, str], tuple[int, int, str]], list[PlanGroup]] = {}
     for group in plan.groups:
         role = "edges" if group.axis in ("pp_forward", "pp_backward") else group.axis.removesuffix("_across")
@@ -139,7 +139,7 @@ def _wires(plan: Plan, at: Mapping[str, tuple[int, int, str]], colours: Mapping[
 
 
 def _path(role: str, start: tuple[int, int, str], end: tuple[int, int, str]) -> str:
-    """Within a box a line, within a row a bow below it, else a line from the lower edge of the upper box."""
+    """Return a line within a box, a bow below a row, or a line from the lower edge of the upper box."""
     if start == end:
         y = start[1] + BOX_HEIGHT - (8 if role == "dp" else 14)
         return f"M{start[0] + 8} {y}H{start[0] + BOX_WIDTH - 8}"

@@ -30,7 +30,7 @@ class PercentBar:
 def plan_page(
     plan: Plan, inventory: Inventory, spans: Sequence[Span], sentences: Sequence[str], sheets: Sequence[Sheet]
 ) -> str:
-    """The page as HTML; needs nothing from the network to be shown. `spans` are the timeline of one replica."""
+    """Return the page as HTML; it loads nothing from the network. `spans` are the timeline of one replica."""
     return render(
         "plan.html.j2",
         sentences=sentences,
@@ -44,12 +44,12 @@ def plan_page(
 
 
 def islands_page(plan: IslandsPlan, sentences: Sequence[str], sheets: Sequence[Sheet]) -> str:
-    """The page of a plan of islands as HTML: which mode is best where, drawn, and tables."""
+    """Return the page of a plan of islands as HTML: a picture of the best modes, and tables."""
     return render("islands.html.j2", sentences=sentences, modes=_modes(plan.modes), sheets=sheets)
 
 
 def _modes(modes: Modes | None) -> list[ModesPicture]:
-    """The drawing of best modes, none where there are no others to compare with."""
+    """Return the picture of best modes; none without other modes to compare with."""
     return [draw_modes(modes.by_network)] if modes is not None and modes.by_network else []
 
 
@@ -62,7 +62,7 @@ def _part_bars(plan: Plan) -> list[PercentBar]:
 
 
 def _memory_bars(plan: Plan, inventory: Inventory) -> list[PercentBar]:
-    """Of the GPU's memory; where that is not known, of the fullest rank's need."""
+    """Return bars of the GPU's memory; if that is not known, of the fullest rank's need."""
     memories = stage_memories(inventory, plan)
     most = max(plan.prediction.memory_bytes)
     return [

@@ -28,12 +28,12 @@ from planner.schedule.simulate import Span
 PREDICTED = "predicted"
 
 Timelines = Mapping[int, Sequence[Span]]
-"""By replica, every action of its simulated step; none of any where the inventory is not at hand."""
+"""By replica, every action of its simulated step; empty without the inventory."""
 Event = Mapping[str, object]
 
 
 def keep_profile(run_folder: Path) -> None:
-    """Joins what the ranks of an ended run recorded, and says so where that cannot be done: the run is over anyway."""
+    """Join the recordings of an ended run's ranks; print the error if that fails, as the run is over anyway."""
     try:
         write_profile(run_folder)
     except HolmesError as error:
@@ -41,7 +41,7 @@ def keep_profile(run_folder: Path) -> None:
 
 
 def write_profile(run_folder: Path) -> Path | None:
-    """Joins what the ranks of a run recorded into one file; None where they recorded nothing. Raises HolmesError."""
+    """Join the recordings of a run's ranks into one file; return None without any. Raises HolmesError."""
     plan = read_plan(run_folder)
     traces = [trace for trace in read_traces(run_folder) if trace.rank < plan.world_size]
     if not traces:
@@ -61,7 +61,8 @@ def write_profile(run_folder: Path) -> Path | None:
 
 
 def trace_events(plan: Plan, timelines: Timelines, traces: Sequence[RankTrace]) -> Iterator[Event]:
-    """The events of such a file, in microseconds from the earliest span on. `traces`: one a rank, at least one."""
+    """Yield the events of such a file, in microseconds from the earliest span on. `traces`: one per rank, at least
+    one."""
     shift_ns = host_shifts_ns(plan, traces)
     begins_ns = [
         min(trace.start_ns, default=0) - shift_ns[plan.ranks[trace.rank].host] for trace in traces if trace.start_ns
@@ -92,14 +93,14 @@ def trace_events(plan: Plan, timelines: Timelines, traces: Sequence[RankTrace]) 
 
 
 def step_starts_ns(trace: RankTrace) -> dict[str, int]:
-    """When each recorded step began, by its name, by the clock of the rank's host."""
+    """Return the start of each recorded step, by its name and by the clock of the rank's host."""
     prefix = step_name(0).removesuffix("0")
     at = {number for number, name in enumerate(trace.names) if name.startswith(prefix)}
     return {trace.names[n]: start for n, start in zip(trace.name, trace.start_ns, strict=True) if n in at}
 
 
 def host_shifts_ns(plan: Plan, traces: Sequence[RankTrace]) -> dict[str, int]:
-    """By host, how far its clock is ahead of that of the first rank's host, by when their ranks begin steps."""
+    """Return how far each host's clock is ahead of the first rank's host, by when their ranks begin steps."""
     first = min(traces, key=lambda trace: trace.rank)
     reference_ns, own_host = step_starts_ns(first), plan.ranks[first.rank].host
     ahead: dict[str, list[int]] = {plan.ranks[trace.rank].host: [] for trace in traces}
@@ -111,7 +112,7 @@ def host_shifts_ns(plan: Plan, traces: Sequence[RankTrace]) -> dict[str, int]:
 
 
 def _predicted(rank: int, spans: Sequence[Span], step_s: float, begin_us: float) -> Iterator[Event]:
-    """The simulated step of a rank that begins then, around its actions."""
+    """Yield the simulated step of a rank that begins then, and the actions in it."""
     yield _span(rank, 0, "predicted step", begin_us, step_s * 1e6)
     for span in spans:
         name = action_name(span.kind.value, span.microbatch, span.stage)

@@ -10,6 +10,6 @@ import templates
 
 
 def render(template: str, **values: object) -> str:
-    """The page that the file `template` of templates/ makes of `values`, which are escaped."""
+    """Render the file `template` of templates/ with `values`, which are escaped."""
     source = files(templates).joinpath(template).read_text(encoding="utf-8")
     return Environment(autoescape=True, undefined=StrictUndefined).from_string(source).render(values)

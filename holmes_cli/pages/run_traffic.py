@@ -1,4 +1,4 @@
-"""What a run's hosts send, by cluster and network: the mean host of each over the steps, and every host in the end."""
+"""The traffic of a run's hosts by cluster and network: the mean host over the steps, and every host at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAST_STEPS = 50  # whose mean is what a host sends now
 
 @dataclass(frozen=True)
 class HostTraffic:
-    """Bytes a step that a host sends over a network, by all its interfaces there; None: not planned, or not known."""
+    """Bytes per step that a host sends over a network, by all its interfaces there; None: not planned, or not known."""
 
     host: str
     network: str
@@ -26,7 +26,7 @@ class HostTraffic:
 
 @dataclass(frozen=True)
 class GroupTraffic:
-    """The hosts of a cluster on one network: bytes a step that the mean one sends, and is planned to."""
+    """The hosts of a cluster on one network: bytes per step that the mean host sends, and the planned bytes."""
 
     cluster: str
     network: str
@@ -35,18 +35,18 @@ class GroupTraffic:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The display label."""
         return f"{self.cluster} over {self.network}"
 
 
 def network_of_interface(plan: Plan) -> dict[tuple[str, str], str]:
-    """By host and interface, of those the plan names; planned RDMA ports are one network beside the others."""
+    """Return the network of each host and interface the plan names; planned RDMA ports are one network of their own."""
     found = {(port.host, port.netdev): port.network for port in plan.prediction.traffic}
     return found | {(node.host, port): BY_RDMA for node in plan.nodes for port in planned_rdma_ports(node)}
 
 
 def planned_traffic(plan: Plan) -> dict[tuple[str, str], float]:
-    """Bytes a step by host and network."""
+    """Return the planned bytes per step by host and network."""
     by_rdma, planned = rdma_interfaces(plan), dict[tuple[str, str], float]()
     for port in plan.prediction.traffic:
         network = BY_RDMA if (port.host, port.netdev) in by_rdma else port.network
@@ -55,7 +55,7 @@ def planned_traffic(plan: Plan) -> dict[tuple[str, str], float]:
 
 
 def sent_in_step(step: StepMetrics, networks: Mapping[tuple[str, str], str]) -> dict[tuple[str, str], float]:
-    """Bytes by host and network. What the plan does not name, `lo` with it, is left out."""
+    """Return the bytes by host and network, without `lo` and interfaces the plan does not name."""
     sent = dict[tuple[str, str], float]()
     for port in step.interfaces:
         network = networks.get((port.host, port.netdev))
@@ -65,7 +65,7 @@ def sent_in_step(step: StepMetrics, networks: Mapping[tuple[str, str], str]) -> 
 
 
 def traffic_of_run(plan: Plan, steps: Sequence[StepMetrics]) -> tuple[list[GroupTraffic], list[HostTraffic]]:
-    """Groups, those that send most first, and hosts in the order of the plan. Nothing where hosts share a loopback."""
+    """Return groups, busiest first, and hosts in the order of the plan; nothing if hosts share a loopback."""
     if any(node.access.transport == "local" for node in plan.nodes):
         return [], []
     networks, planned = network_of_interface(plan), planned_traffic(plan)

@@ -63,8 +63,8 @@ def status_page(
     notices: Sequence[str],
     followed: bool = False,
 ) -> str:
-    """The page as HTML; needs nothing from the network to be shown. `followed`: it loads itself anew, as it is written
-    anew until the run has ended."""
+    """Return the page as HTML; it loads nothing from the network. `followed`: it reloads itself until the run has
+    ended."""
     groups, traffic = traffic_of_run(plan, steps)
     looks = hosts_to_look_at(stored, plan, nodes, notices)
     done = steps[-1].step + 1 if steps else 0
@@ -88,7 +88,7 @@ def status_page(
 def hosts_to_look_at(
     stored: StoredRun, plan: Plan, nodes: Mapping[str, str], notices: Sequence[str]
 ) -> tuple[Look, ...]:
-    """Hosts that failed, are out of reach or were found slow, and trunks that were, worst first, each once."""
+    """Return hosts that failed, are out of reach or slow, and slow trunks, worst first, each once."""
     cluster_of = {node.host: node.cluster for node in plan.nodes}
     found: dict[str, Look] = {}
     failures = cause_first(stored.run.failures)
@@ -109,18 +109,18 @@ def hosts_to_look_at(
 
 
 def worst_first(looks: Iterable[Look]) -> tuple[Look, ...]:
-    """Those that failed, then slow ones, then those that ended with the run."""
+    """Sort failed ones first, then slow ones, then those that ended with the run."""
     return tuple(sorted(looks, key=lambda look: ("failed", "slow", "ended").index(look.role)))
 
 
 def cause_first(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures as they came, but for the one to blame."""
+    """Return the failures in order of arrival, but with the first cause in front."""
     cause = first_cause(failures) if failures else None
     return sorted(failures, key=lambda failure: failure is not cause)
 
 
 def _hosts_of_verdict(notice: str, hosts: Mapping[str, str]) -> list[str]:
-    """The hosts that the sentence of a verdict is about."""
+    """Return the hosts that a verdict's sentence names."""
     what, name = notice.partition(":")[0].split(" ")[:2], notice.partition(":")[0].rpartition(" ")[2]
     if what in (["slow", "host"], ["slow", "data"]):
         return [name] if name in hosts else []
@@ -132,7 +132,7 @@ def _hosts_of_verdict(notice: str, hosts: Mapping[str, str]) -> list[str]:
 
 
 def _trunk_of_verdict(notice: str, plan: Plan) -> list[str]:
-    """The trunk between two clusters that the sentence of a verdict is about."""
+    """Return the trunk between two clusters that a verdict's sentence names."""
     clusters = sorted({node.cluster for node in plan.nodes})
     trunks = (f"trunk {one} - {other}" for one, other in combinations(clusters, 2))
     return [trunk for trunk in trunks if notice.startswith(f"the {trunk} carries ")]
@@ -173,7 +173,7 @@ def _charts(plan: Plan, steps: Sequence[StepMetrics], groups: Sequence[GroupTraf
 def cluster_parts(
     plan: Plan, states: Mapping[str, str], looks: Sequence[Look], traffic: Sequence[HostTraffic]
 ) -> list[ClusterPart]:
-    """The hosts of the plan by cluster, with their last states and what they sent."""
+    """Return the hosts of the plan by cluster, with their last states and traffic."""
     by_cluster: dict[str, list[Node]] = {}
     for node in plan.nodes:
         by_cluster.setdefault(node.cluster, []).append(node)

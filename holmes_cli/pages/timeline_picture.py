@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TimelinePicture:
-    """What is drawn, its size in pixels, and what was left out, in words."""
+    """The drawing, its size in pixels, and a sentence on parts left out."""
 
     width: int
     height: int
@@ -46,7 +46,7 @@ class TimelinePicture:
 
 
 def draw_timeline(spans: Sequence[Span], step_s: float) -> TimelinePicture:
-    """The spans over `step_s` seconds; of a deep pipeline the first and last ranks, of many micro-batches the first."""
+    """Draw the spans over `step_s` seconds; only the outer ranks of a deep pipeline, and at most MOST_BARS bars."""
     ranks = sorted({span.rank for span in spans})
     half = MOST_ROWS // 2
     shown = ranks if len(ranks) <= MOST_ROWS else [*ranks[:half], *ranks[-half:]]
