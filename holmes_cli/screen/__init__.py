@@ -1,1 +1,1 @@
-"""What the terminal shows: tables, sentences and the view of a run."""
+"""The terminal output: tables, sentences and the view of a run."""

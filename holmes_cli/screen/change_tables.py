@@ -1,4 +1,4 @@
-"""What else could be, as tables: changes that would help most, those the user asked about, and other modes."""
+"""Alternatives to a plan, as tables: the most helpful changes, the user's own, and other modes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPEED = ("step", "tokens/s", "ratio")
 
 
 def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
-    """The changes that would help, as `--what-if` takes them, best first; why there are none where there are none."""
+    """Return the helpful changes, as `--what-if` takes them, best first, or a row that says that none helps."""
     rows = [(item.words, str(item.change), *_speed(item.step_s, plan)) for item in advised.found]
     rows += [
         (_codec_words(codec), f"job.yaml: wire: {{edges: {codec}}}", *_speed(step_s, plan))
@@ -47,7 +47,8 @@ def _codec_words(codec: Codec) -> str:
 
 
 def _batch_row(plan: Plan, batch: int, step_s: float) -> tuple[str, str, str, str, str]:
-    """Another batch: what a sample takes, and its speed in tokens, since its step has another number of them."""
+    """Return the row of another batch size: seconds per sample and tokens/s, as its step has another number of
+    tokens."""
     now, sample_s = plan.prediction, step_s / batch
     tokens_per_s = plan.job.model.seq_length / sample_s
     before = format_seconds(now.step_s / plan.job.global_batch_size)
@@ -61,7 +62,7 @@ def _batch_row(plan: Plan, batch: int, step_s: float) -> tuple[str, str, str, st
 
 
 def what_if_sheet(plan: Plan, outcomes: Mapping[str, Plan | HolmesError]) -> Sheet:
-    """The plan as it is, and each change with the plan it would get, or why there is none."""
+    """Return the plan as it is, and each change with its plan, or why there is none."""
     rows = [("as it is", _degrees(plan), *_speed(plan.prediction.step_s, plan))]
     for change, outcome in outcomes.items():
         if isinstance(outcome, HolmesError):
@@ -72,7 +73,7 @@ def what_if_sheet(plan: Plan, outcomes: Mapping[str, Plan | HolmesError]) -> She
 
 
 def mode_sheets(modes: Modes) -> tuple[Sheet, ...]:
-    """What each mode would cost, and which would be best if clusters were joined otherwise."""
+    """Return the price of each mode, and the best modes for other networks between clusters."""
     first = modes.prices[0].tokens_per_s or 0.0
     rows = tuple(_mode_row(price, first, at == 0) for at, price in enumerate(modes.prices))
     headings = ("mode", "clusters", "step or round", "tokens/s", "across", "why not")
@@ -90,7 +91,7 @@ def _mode_row(price: ModePrice, most_per_s: float, is_best: bool) -> tuple[str, 
 
 
 def _best_modes(cells: Sequence[BestMode]) -> Sheet:
-    """A row a rate between clusters, a column a latency; how many times as fast as the next best mode."""
+    """Return a row per rate between clusters and a column per latency, with the speed over the next best mode."""
     latencies = sorted({cell.latency_s for cell in cells})
     by_rate: dict[float, dict[float, BestMode]] = {}
     for cell in cells:
@@ -112,6 +113,6 @@ def _degrees(plan: Plan) -> str:
 
 
 def _speed(step_s: float, base: Plan) -> tuple[str, str, str]:
-    """Step, tokens/s, and how many times as fast as `base`, whose job has as many tokens a step."""
+    """Return step, tokens/s, and the speed relative to `base`, whose job has as many tokens per step."""
     ratio = base.prediction.step_s / step_s if step_s else 1.0
     return format_seconds(step_s), f"{ratio * base.prediction.tokens_per_s:.0f}", f"{ratio:.2f}x"

@@ -1,4 +1,4 @@
-"""Which RDMA ports are the rails, and why the others are not: rows for the screen and the page alike."""
+"""The RDMA ports that are rails, and why the others are not: rows for the screen and the page alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = tuple[str, str, str, str, str]
 
 
 def rail_rows(hosts: Iterable[Host]) -> list[Row]:
-    """A row for the ports of a host that are alike, for all hosts that show the same; none without RDMA ports."""
+    """Return a row per kind of equal ports, shared by hosts that have the same rows; none without RDMA ports."""
     alike: dict[tuple[tuple[str, str, str, str], ...], list[str]] = {}
     for host in hosts:
         rows = tuple(_rows_of(host))
@@ -45,7 +45,7 @@ def _kind(nic: Nic) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """All names if they are few, else the first and the last and how many there are."""
+    """Return all names if they are few, else the first, the last and their number."""
     if len(names) <= _MOST_NAMED:
         return ", ".join(names)
     return f"{names[0]} ... {names[-1]} ({len(names)})"

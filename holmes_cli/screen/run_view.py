@@ -1,4 +1,4 @@
-"""What a run shows while it lasts: on a terminal one screen that is drawn anew, elsewhere lines; or events as JSON."""
+"""The live view of a run: one redrawn screen on a terminal, lines elsewhere; or events as JSON."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ MOST_NODES = 16
 LAST_LINES = 8
 MOST_HELD = 1000  # lines of a rank
 HELD_S = 30.0  # steps taken before it died may come in later than its traceback; a run that failed ends sooner
-PACE_STEPS = 50  # of which the median says how long the rest takes
+PACE_STEPS = 50  # their median predicts the time of the rest
 BAR_WIDTH = 40
 _TRACEBACK = "Traceback (most recent call last):"
 
 
 class RunView:
-    """A context: the screen is drawn inside it. `now_s` gives Unix time.
+    """A context that draws the screen while it is open. `now_s` gives Unix time.
 
-    When a rank dies its peers die with it, each with a page of traceback. From a rank's traceback on its lines are
-    held back until steps long after show that it lives: whoever looks reads the verdict, and the logs have every line.
+    When a rank dies its peers die with it, each with a page of traceback. From a rank's traceback on its lines are held
+    back, until later steps show that it lives: the verdict explains a failure, and the logs have every line.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RunView:
             self._live.stop()
 
     def show(self, event: RunEvent) -> None:
-        """Show what happened."""
+        """Show an event."""
         if self._as_json:
             out.file.write(to_line(event) + "\n")
             out.file.flush()
@@ -85,13 +85,13 @@ class RunView:
             self._of_rank_0[event.topic] = event.sentence
 
     def take_run(self, run_id: str, started_at_s: float) -> None:
-        """The run that is shown, and when it began (Unix time)."""
+        """Take the id of the run and its start in Unix time."""
         self._run_id, self._started_at_s = run_id, started_at_s
         if not self._as_json:
             self._print(f"run {run_id}: {self._plan.world_size} ranks on {len(self._plan.nodes)} hosts")
 
     def take_plan(self, plan: Plan) -> None:
-        """From now on the run follows this plan."""
+        """Take the plan that the run follows from now on."""
         self._plan, self._states, self._held, self._of_rank_0 = plan, {}, {}, {}
         self._pace_s.clear()
 
@@ -100,7 +100,7 @@ class RunView:
             err.print(text, markup=False, soft_wrap=True)
 
     def _show_state(self, event: NodeState) -> None:
-        """As lines: one when the last node has come as far."""
+        """Record a node's state; print a line once the last node has reached it."""
         self._states[event.host] = event
         count = sum(seen.state == event.state for seen in self._states.values())
         if count == len(self._plan.nodes):
@@ -119,7 +119,7 @@ class RunView:
         self._print(f"{self._step_text(step)}  {self._to_go()}")
 
     def _show_line(self, line: LogLine) -> None:
-        """Unless the rank seems to have failed."""
+        """Print a line, or hold it back if the rank seems to have failed."""
         if line.rank in self._held or line.line.endswith(_TRACEBACK):
             if not self._held:
                 self._held_since_s = self._now_s()
@@ -144,14 +144,14 @@ class RunView:
         )
 
     def _to_go(self) -> str:
-        """How long the steps that are left take, at the pace of the last ones."""
+        """Return the time of the remaining steps, at the pace of the last ones."""
         if self._step is None:
             return f"{self._plan.job.steps} steps to go"
         left = self._plan.job.steps - self._step.step - 1
         return f"{format_duration(left * statistics.median(self._pace_s))} to go" if left else "the last step"
 
     def screen(self) -> Group:
-        """What a terminal shows now."""
+        """Return the present screen."""
         elapsed = format_duration(max(0.0, self._now_s() - self._started_at_s))
         done = self._step.step + 1 if self._step else 0
         filled = BAR_WIDTH * done // self._plan.job.steps
@@ -167,7 +167,7 @@ class RunView:
         return Group(*parts, *self._lines)
 
     def _nodes_table(self) -> Table:
-        """A line a node; of many, those that are least far."""
+        """Return a row per node; of many, the ones that are least far."""
         nodes = sorted(self._plan.nodes, key=lambda node: self._states.get(node.host) is not None)
         rows = []
         for node in sorted(nodes[:MOST_NODES], key=lambda node: node.node_rank):

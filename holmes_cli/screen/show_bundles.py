@@ -1,4 +1,4 @@
-"""The dry run: what a launch would send and start, as a summary, or exactly as JSON."""
+"""The dry run: all that a launch would send and start, as a summary, or exactly as JSON."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Variable = tuple[str, str, str]
 
 
 def show_bundles(bundles: Sequence[NodeBundle], plan: Plan) -> None:
-    """Print what goes to all nodes, variables with values and reasons, and how the agents are started.
+    """Print the files of the nodes, variables with values and reasons, and the commands that start the agents.
 
-    Secrets, and values that job.yaml gives, are not shown.
+    Secrets, and values from job.yaml, are not shown.
     """
     first, port = plan.nodes[0], plan.job.master_port
     _line(f"{count(plan.world_size, 'rank')} on {count(len(plan.nodes), 'host')}; nothing was touched")
@@ -50,7 +50,7 @@ def show_bundles(bundles: Sequence[NodeBundle], plan: Plan) -> None:
 
 
 def bundles_as_json(bundles: Sequence[NodeBundle], plan: Plan) -> None:
-    """Print what would be sent and run, word for word: a line a parcel, then a line a node; secrets are null."""
+    """Print all files and commands exactly: a line per parcel, then a line per node; secrets are null."""
     for parcel in bundles[0].parcels:
         _json({"parcel": parcel.digest, "files": parcel.files, "commands": [parcel.unpack_command]})
     for bundle in bundles:
@@ -61,7 +61,7 @@ def bundles_as_json(bundles: Sequence[NodeBundle], plan: Plan) -> None:
 
 
 def _variables(bundles: Sequence[NodeBundle], plan: Plan) -> dict[tuple[str, ...], list[Variable]]:
-    """By the hosts that have them so: name, value and reason of variables."""
+    """Return name, value and reason of variables, by the hosts that share them."""
     users, found = plan.job.launch, dict[Variable, list[str]]()
     named = [(name, "...", "launch.environment in job.yaml") for name in sorted(users.environment)]
     named += [(name, "...", f"launch.secrets in job.yaml: {file}") for name, file in sorted(users.secrets.items())]
@@ -75,13 +75,13 @@ def _variables(bundles: Sequence[NodeBundle], plan: Plan) -> dict[tuple[str, ...
 
 
 def _planned(bundle: NodeBundle, plan: Plan) -> Iterator[EnvironmentVariable]:
-    """What the plan sets and the user does not."""
+    """Return the variables that the plan sets and the user does not."""
     users = {*plan.job.launch.environment, *plan.job.launch.secrets}
     return (variable for variable in bundle.node.environment if variable.name not in users)
 
 
 def _ways(bundles: Sequence[NodeBundle]) -> Iterator[tuple[list[str], NodeBundle]]:
-    """The hosts whose Python starts in the same way, with the first of them."""
+    """Yield the hosts whose Python starts in the same way, with the first of them."""
     alike: dict[object, list[NodeBundle]] = {}
     for bundle in bundles:
         access = bundle.node.access
@@ -99,7 +99,7 @@ def _size(parcel: Parcel) -> str:
 
 
 def _bytes(files: Mapping[str, str]) -> int:
-    """Before they are packed."""
+    """Return the size before packing."""
     return sum(len(as_bytes(text)) for text in files.values())
 
 

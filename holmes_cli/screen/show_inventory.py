@@ -1,4 +1,4 @@
-"""An inventory as tables: a table a cluster, differences between peers, links, trunks, findings with what to do."""
+"""An inventory as tables: one per cluster, differences between peers, links, trunks, findings with remedies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def show_inventory(inventory: Inventory, now_s: float | None = None) -> None:
 
 
 def show_changes(older: str, differences: Sequence[Difference]) -> None:
-    """What is otherwise than in the inventory `older`."""
+    """Print the differences from the inventory `older`."""
     if differences:
         _show_differences(f"Changed since {older}", differences)
     else:
@@ -54,7 +54,7 @@ def show_changes(older: str, differences: Sequence[Difference]) -> None:
 
 
 def _show_differences(title: str, differences: Iterable[Difference]) -> None:
-    """Each differing fact, its values and who has them."""
+    """Print each differing fact, its values and their hosts."""
     rows = [
         (each.subject, each.fact, "\n".join(f"{value}: {_named(hosts)}" for value, hosts in each.values))
         for each in differences
@@ -100,7 +100,7 @@ def _gpus(host: Host) -> str:
 
 
 def _ports(host: Host) -> str:
-    """Ports of one kind, rate and state as one line: `8 x InfiniBand 400 Active`."""
+    """Return a line per kind, rate and state of ports: `8 x InfiniBand 400 Active`."""
     kinds = Counter(_port_words(nic) for nic in host.nics if nic.kind != "Ethernet")
     return "\n".join(f"{count} x {words}" for words, count in kinds.items()) or "none"
 
@@ -137,7 +137,7 @@ def _links_table(links: Sequence[Link], now_s: float | None) -> Table:
 
 
 def link_method(link: Link) -> str:
-    """How a link was measured: by TCP with how many streams, in a tunnel or not, or over which rail from where."""
+    """Return the method of a link's measurement: TCP streams and tunnel, or the RDMA devices and memory."""
     if link.method != "ib_write_bw":
         return f"{link.method} x{link.streams}" + (", WireGuard" if link.tunnel else "")
     return f"{link.method} {' - '.join(link.devices)}" + (", GPU memory" if link.memory == "gpu" else "")
@@ -156,7 +156,7 @@ def _table(
 
 
 def trunk_cells(trunk: Trunk) -> tuple[str, str, str]:
-    """Which clusters, the rate each way, and where that is from, for the screen and the page alike."""
+    """Return the clusters, the rate each way and its source, for the screen and the page alike."""
     source = "hosts.yaml" if trunk.source == "hosts.yaml" else f"measured, {trunk.pairs} pairs of hosts at once"
     return " - ".join(trunk.clusters), format_rate(trunk.bandwidth_bytes_per_s), source
 

@@ -1,4 +1,4 @@
-"""Files that were not written by this user here: what they would run and read is shown, and asked for."""
+"""Show files that this user did not write here, with all they would run and read, and ask for consent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.prepare.brought_along import Brought
 
 @dataclass(frozen=True)
 class Foreign:
-    """A file of somebody else, or of another machine."""
+    """A file of another user or another machine."""
 
     path: Path
     digest: str
@@ -25,9 +25,9 @@ class Foreign:
 
 
 def confirm_foreign(files: Sequence[Foreign], trusted: Collection[str]) -> None:
-    """Show what each file brings along and ask; those whose digest is `trusted` pass.
+    """Show all that each file brings along and ask; files whose digest is `trusted` pass.
 
-    Raises HolmesError (wrong usage) at a no, and where there is no terminal to ask at.
+    Raises HolmesError (wrong usage) at a no, and without a terminal to ask at.
     """
     _refuse_unused(files, trusted)
     for file in files:
@@ -46,7 +46,7 @@ def confirm_foreign(files: Sequence[Foreign], trusted: Collection[str]) -> None:
 
 
 def _refuse_unused(files: Sequence[Foreign], trusted: Collection[str]) -> None:
-    """A digest of no file here is an older file's, or a slip."""
+    """Raise HolmesError for a trusted digest of no file here: it is an older file's, or a slip."""
     unused = sorted(set(trusted) - {file.digest for file in files})
     if unused:
         known = ", ".join(f"{file.path} is {file.digest}" for file in files) or "no file here needs it"
@@ -60,5 +60,5 @@ def _show(file: Foreign) -> None:
 
 
 def _one_line(text: str) -> str:
-    """All of it to be seen, with nothing a table or a terminal would take for its own."""
+    """Return the whole text in one line, without characters a table or a terminal would interpret."""
     return neutral(text).replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""A plan on the screen: the answer first, then where every rank sits, tables, the bottleneck and the proof in words.
+"""A plan on the screen: the answer first, then the place of every rank, tables, the bottleneck and the proof.
 
 Fits into 100 columns, or a narrower terminal, and reads without colour. Hosts alike are folded into one line.
 """
@@ -49,7 +49,7 @@ def show_plan(plan: Plan, inventory: Inventory, sheets: Sequence[Sheet] = ()) ->
 
 
 def show_islands(plan: IslandsPlan, inventory: Inventory, sheets: Sequence[Sheet]) -> None:
-    """Print the answer, where each island's ranks are, and `sheets`."""
+    """Print the answer, the ranks of each island, and `sheets`."""
     _show_sentences(islands_headline(plan, inventory))
     for number, island in enumerate(plan.islands):
         out.print(_placement_tree(island, f"Island {number}"))
@@ -58,7 +58,8 @@ def show_islands(plan: IslandsPlan, inventory: Inventory, sheets: Sequence[Sheet
 
 
 def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]:
-    """The answer: which clusters are apart, how fast, how much of the exchange is waited for, and against one mode."""
+    """Return the answer: the clusters of each island, speed, exposed outer sync, and the ratio to the best other
+    mode."""
     cost, names = plan.prediction, [" and ".join(_clusters(island)) for island in plan.islands]
     whole = f"{count(plan.rounds, 'round')} in {format_duration(plan.rounds * cost.round_s + cost.end_s)}"
     as_one = next((price for price in plan.modes.prices if price.mode != "islands" and price.tokens_per_s), None)
@@ -91,7 +92,7 @@ def _rate_sentence(plan: IslandsPlan) -> tuple[str, ...]:
 
 
 def islands_sheet(plan: IslandsPlan) -> Sheet:
-    """A row an island."""
+    """Return a table with a row per island."""
     rows = tuple(
         (
             str(number),
@@ -114,7 +115,7 @@ def _clusters(plan: Plan) -> tuple[str, ...]:
 
 
 def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """The answer: what runs where, how fast, and against the usual order; then what is left out and why."""
+    """Return the answer: placement, speed, the ratio to the usual order, and hosts left out with the reason."""
     alike = groupby(plan.stages, key=lambda stage: stage.clusters)
     stages = [(ranges([stage.index for stage in some]), " and ".join(clusters)) for clusters, some in alike]
     where = ", ".join(f"stage{'s' * (not numbers.isdigit())} {numbers} on {clusters}" for numbers, clusters in stages)
@@ -130,7 +131,7 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
 
 
 def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """Who runs more than others, what holds the step up, why stages span clusters, and how sure it is."""
+    """Return sentences on unequal shares, the bottleneck, stages that span clusters, and the proof."""
     return (
         *shares_sentence(plan),
         bottleneck(plan),
@@ -151,7 +152,7 @@ def _overrides_sentence(job: Source) -> tuple[str, ...]:
 
 
 def _codec_sentences(plan: Plan) -> tuple[str, ...]:
-    """Each codec on edges, on how many cuts between stages it is, and what that costs in loss."""
+    """Return, for each codec on edges, the number of cuts between stages it packs and its cost in loss."""
     cuts: dict[Codec, set[frozenset[int]]] = {}
     for group in plan.groups:
         if group.codec != "none":
@@ -163,7 +164,7 @@ def _codec_sentences(plan: Plan) -> tuple[str, ...]:
 
 
 def _engine_sentence(plan: Plan) -> tuple[str, ...]:
-    """That another engine is to train, where one is."""
+    """Return a sentence on the other engine that is to train, if any."""
     if plan.job.is_launched:
         return ()
     return (f"These are predictions for {plan.job.engine} (`engine` in job.yaml): Holmes does not launch it.",)
@@ -181,7 +182,7 @@ def _show_sentences(sentences: Iterable[str]) -> None:
 
 
 def _speed_sentence(plan: Plan, inventory: Inventory) -> str:
-    """Seconds a step, tokens/s, utilisation where GPUs compute, and how long the whole training takes."""
+    """Return seconds per step, tokens/s, MFU on GPUs, and the time of the whole training."""
     guess, steps, mfu = plan.prediction, plan.job.steps, predicted_mfu(plan, inventory)
     used = ""
     if plan.job.device == "cuda":
@@ -191,7 +192,7 @@ def _speed_sentence(plan: Plan, inventory: Inventory) -> str:
 
 
 def _usual_sentence(plan: Plan) -> str:
-    """Against the order of those who list hosts and fill them replica by replica, as Megatron does."""
+    """Compare with the usual order: hosts filled one after another, replica by replica, as Megatron does."""
     usual, ours = plan.usual_order, plan.prediction
     if plan.order == "usual":
         return "the usual rank order, as asked; without `--usual-order` Holmes looks for a better one"
@@ -202,7 +203,7 @@ def _usual_sentence(plan: Plan) -> str:
 
 
 def _unequal_sentence(solve: SolveReport) -> tuple[str, ...]:
-    """What degrees of its own in each cluster would gain; nothing where none were found that gain."""
+    """Return the gain of different degrees in each cluster; nothing if no such gain was found."""
     unequal = solve.unequal
     if unequal is None:
         return ()
@@ -218,7 +219,7 @@ def _unequal_sentence(solve: SolveReport) -> tuple[str, ...]:
 
 
 def _proof_sentence(solve: SolveReport) -> str:
-    """How sure it is that nothing is better."""
+    """Return the proof: the gap of the placement and of its simulated step."""
     if solve.status == "fixed":
         return "Placement: fixed by the usual rank order, nothing was solved."
     gap = "proven best" if solve.gap == 0 else f"at most {solve.gap:.2%} from the best"

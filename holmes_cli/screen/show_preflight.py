@@ -1,4 +1,4 @@
-"""What the checks before a launch found."""
+"""The results of the checks before a launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.nodes.preflight import CHECKS, Preflight, remedy_of
 
 
 def show_preflight(preflight: Preflight) -> None:
-    """A line a check, then each fault with its evidence and what to do."""
+    """Print a line per check, then each fault with its evidence and remedy."""
     faulty = {fault.check for fault in preflight.faults}
     refusing = {fault.check for fault in preflight.refusing}
     rows = []

@@ -1,4 +1,4 @@
-"""One rule of the audit's catalogue: what it checks, what it does to training, what to do, and who says so."""
+"""One rule of the audit's catalogue: its check, its effect on training, the remedy, and the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ended: the first failure first, or loss, speed and traffic against the plan."""
+"""The end of a run: the first failure first, or loss, speed and traffic against the plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN_COMMIT = 12  # characters that tell one from another
 
 
 def show_run(plan: Plan, run: Run, folder: Path) -> None:
-    """Print how a run ended, and what could not be ended."""
+    """Print how a run ended, and the processes that could not be ended."""
     for what in run.not_ended:
         err.print(f"not ended: {what}", markup=False, soft_wrap=True)
     if run.state == "failed":
@@ -45,7 +45,7 @@ def show_run(plan: Plan, run: Run, folder: Path) -> None:
 
 
 def show_end(plan: Plan, run: Run, folder: Path, as_json: bool) -> None:
-    """Print how a run that was watched ended: in words, or as the last line of its events."""
+    """Print how a watched run ended: in words, or as the last line of its events."""
     if as_json:
         _end_as_json(run, folder)
     else:
@@ -53,7 +53,7 @@ def show_end(plan: Plan, run: Run, folder: Path, as_json: bool) -> None:
 
 
 def _end_as_json(run: Run, folder: Path) -> None:
-    """The record, and the folder with everything else."""
+    """Print the record, and the folder with everything else."""
     record = run.model_dump(mode="json")
     line = {"event": "end", "time_s": time.time(), "run": record, "folder": str(folder)}
     line |= {"not_ended": record["not_ended"]}
@@ -119,7 +119,7 @@ def _show_result(plan: Plan, run: Run) -> None:
 
 
 def code_in_words(code: SentCode) -> str:
-    """Which code was sent: its folder, commit, and whether it was as committed."""
+    """Return the folder, size and commit of the sent code, and if it had changes."""
     size = f"{code.files} {'file' if code.files == 1 else 'files'}, {format_bytes(code.size_bytes)}"
     if code.revision is None:
         return f"code: {code.folder}, {size}, not in git"
@@ -128,7 +128,7 @@ def code_in_words(code: SentCode) -> str:
 
 
 def safe_in_words(plan: Plan, run: Run) -> str:
-    """Return which of the run's weights are on disk, how to go on from them, and up to which step hosts agree."""
+    """Return the newest checkpoint, the way to resume from it, and the step up to which hosts agree."""
     if run.compared_steps is None:
         return _saved_in_words(plan, run)
     equal = f"digests of what travelled between hosts were equal at both ends up to step {run.compared_steps}"
@@ -150,12 +150,12 @@ def _known_bytes(size_bytes: int | None) -> str:
 
 
 def islands_in_words(numbers: Sequence[int]) -> str:
-    """Such as `island 1` or `islands 1 and 2`."""
+    """Return `island 1` or `islands 1 and 2`."""
     return f"island{'s' if len(numbers) > 1 else ''} {' and '.join(map(str, numbers))}"
 
 
 def state_in_words(stored: StoredRun) -> str:
-    """The state, and for a run under way whether anybody watches it."""
+    """Return the state, and for a run under way if a controller watches it."""
     if stored.watched == "elsewhere" and stored.run.controller is not None:
         silent_s = stored.silent_s
         silent = f"; nothing written for {format_duration(silent_s)}" if silent_s > WORTH_A_WORD_S else ""

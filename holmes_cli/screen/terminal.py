@@ -1,6 +1,6 @@
 """Two consoles: results go to standard output, progress and errors to standard error.
 
-What ranks, hosts and files say is text here and never a command to the terminal: control characters are shown as such.
+Text from ranks, hosts and files never commands the terminal: control characters are written out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONTROLS = re.compile(
 
 
 class _Written(dict[int, str]):
-    """How each control character is written out: of a log that holds nothing else, millions are."""
+    """The written form of each control character, cached: a log may hold millions."""
 
     def __missing__(self, code: int) -> str:
         return self.setdefault(code, f"\\x{code:02x}")
@@ -36,7 +36,7 @@ _WRITTEN = _Written()
 
 
 def neutral(text: str) -> str:
-    """The text with control characters written out, `\\x1b`: a terminal shows them and does nothing."""
+    """Return the text with control characters written out, `\\x1b`: a terminal shows them and does nothing."""
     return _CONTROLS.sub(lambda found: found[0].translate(_WRITTEN), text)
 
 
@@ -44,13 +44,13 @@ class NeutralConsole(Console):
     """A console on which only Rich itself moves the cursor, sets colours and titles."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is drawn, with the text of every part made neutral."""
+        """Yield the segments, with the text of every part made neutral."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=neutral(segment.text))
 
 
 def _console(to_stderr: bool) -> Console:
-    """Tables keep their columns in a pipe or a log, where Rich would take 80 unless COLUMNS says otherwise."""
+    """Return a console that keeps its columns in a pipe or a log, where Rich would take 80 unless COLUMNS is set."""
     console = NeutralConsole(stderr=to_stderr, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH_WITHOUT_TERMINAL
@@ -62,7 +62,7 @@ err = _console(to_stderr=True)
 
 
 def show_error(error: HolmesError) -> None:
-    """What happened, then what to do."""
+    """Print the error, then the hint."""
     err.print("[bold red]error:[/] ", end="")
     err.print(error.what, markup=False, soft_wrap=True)
     err.print("[bold]hint:[/] ", end="")
