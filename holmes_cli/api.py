@@ -1,7 +1,7 @@
-"""Holmes from Python: `probe`, `plan` and `launch`, by which the commands of these names do their work.
+"""Holmes from Python: `probe`, `plan` and `launch`, the functions behind the commands of these names.
 
-All three take and give the records of `holmes_core` and raise HolmesError for what the user can act on; nothing is
-printed but by `tell` and `view`. What a function needs is imported when it is called: planning needs no SSH.
+All three take and return the records of `holmes_core` and raise HolmesError for errors the user can act on; output goes
+only to `tell` and `view`. Imports happen inside the functions: planning needs no SSH.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Tell = Callable[[str], None]
 
 
 def _silent(_: str) -> None:
-    """Nobody looks."""
+    """Discard the line."""
 
 
 def probe(hosts: HostsFile, links: bool = False, record: Path | None = None, tell: Tell = _silent) -> Inventory:
-    """The inventory of `hosts`; with `links` also what joins them, measured. `record` keeps all raw outputs.
+    """Return the inventory of `hosts`; `links` also measures the links between them. `record` keeps all raw outputs.
 
-    A host that cannot be reached stays in the inventory with a finding. Raises HolmesError where `record` is in use.
+    A host that cannot be reached stays in the inventory with a finding. Raises HolmesError if `record` is in use.
     """
     from prober.links.rdma_trials import try_open_pairs
     from prober.probe import probe as ask_hosts
@@ -52,7 +52,7 @@ def probe(hosts: HostsFile, links: bool = False, record: Path | None = None, tel
         tell(f"{done} of {count} hosts answered; {host}: {state}")
 
     def tried(inventory: Inventory, placing: Placing) -> Sequence[Trial]:
-        """What facts leave open of the clusters."""
+        """Try RDMA between pairs that the facts leave undecided."""
         return try_open_pairs(inventory, placing, lambda pair, verdict: tell(f"{pair}: RDMA {verdict}"))
 
     tell(f"asking {count} hosts")
@@ -61,7 +61,7 @@ def probe(hosts: HostsFile, links: bool = False, record: Path | None = None, tel
 
 
 def _with_links(inventory: Inventory, tell: Tell) -> Inventory:
-    """The inventory with measured links and trunks, and what they and the tests themselves showed."""
+    """Return the inventory with measured links and trunks, and their findings."""
     from prober.findings.audit import joined
     from prober.findings.stated_trunks import with_measured
     from prober.links.link_audit import audit_links
@@ -86,12 +86,15 @@ def plan(
     lp: Path | None = None,
     tell: Tell = _silent,
 ) -> Plan:
-    """The fastest plan of `job` on the reachable hosts of `inventory`, verified without the solver.
+    """Return the fastest plan of `job` on the reachable hosts of `inventory`, verified without the solver.
 
-    The sources say where the plan's own file finds theirs again; else it takes inventory.json and job.yaml beside it.
-    `order` "usual" is that of other launchers, to compare with. After `time_limit_s` the best so far is taken, with its
-    gap; without one after that of `holmes plan`. `lp` is written with the last integer program. Raises HolmesError
-    where there is no plan: what fails, and what would make it fit; and where the job allows islands.
+    The sources are the paths that the plan records; by default inventory.json and job.yaml in the plan's folder.
+    `order`
+    "usual" is that of other launchers, to compare with. After `time_limit_s` the best so far is taken, with its gap;
+    the
+    default is that of `holmes plan`. `lp` is written with the last integer program. Raises HolmesError if there is no
+    plan,
+    with the failed limit and a change that would make it fit; and if the job allows islands.
     """
     from planner.make_plan import TIME_LIMIT_S, make_plan
 
@@ -123,7 +126,7 @@ def plan_any_mode(
     lp: Path | None = None,
     tell: Tell = _silent,
 ) -> Plan | IslandsPlan:
-    """The plan of a job that allows islands: of islands where they are fastest, with the prices of all modes.
+    """Return the plan of a job that allows islands: of islands if they are fastest, with the prices of all modes.
 
     All else is as for `plan`.
     """
@@ -140,9 +143,9 @@ def plan_any_mode(
 
 
 def _refuse_other_weights(job: Job) -> None:
-    """Raises HolmesError where `weights` is a folder of this machine, too, with another model than the job's.
+    """Raise HolmesError if `weights` is a folder of this machine, too, with another model than the job's.
 
-    Where it is on the hosts alone, they make the same comparison before ranks start.
+    For a folder on the hosts alone, they make the same comparison before ranks start.
     """
     if job.weights is None or not job.is_launched or job.compute.emulate is not None:
         return
@@ -185,10 +188,13 @@ def launch(
 ) -> Run:
     """Run `plan` to its end, and return how it ended; its folder is `runs` / `run_id`. Ctrl-C ends it everywhere.
 
-    `inventory` is what checks compare the hosts with, and what a new plan is made from when a host is lost or slow.
-    `job_folder` is where the job names files from. `forced` checks before the start do not refuse it. `view` is shown
-    all that happens. A detached run is returned as it starts, and goes on without this process. Raises PreflightFailed
-    or another HolmesError where it does not start; then nothing is left on any host.
+    Checks compare the hosts with `inventory`, and a new plan is made from it when a host is lost or slow. `job_folder`
+    is
+    the base of file names in the job. `forced` checks do not refuse the start. `view` receives all events. A detached
+    run
+    is returned as it starts, and continues without this process. Raises PreflightFailed or another HolmesError if it
+    does
+    not start; then nothing is left on any host.
     """
     from holmes_cli.replan import Replanner
     from launcher.journal.prometheus import exports_folder
@@ -226,7 +232,7 @@ def launch_islands(
     forced: frozenset[str],
     view: IslandsView,
 ) -> Run:
-    """As `launch`, of a plan of islands: the run is done when all islands are that were not lost."""
+    """Run a plan of islands as `launch` does. The run is done when all islands are done that were not lost."""
     from launcher.journal.prometheus import exports_folder
     from launcher.journal.run_folder import new_folder
     from launcher.launch_islands import LaunchIslands
@@ -241,7 +247,7 @@ def launch_islands(
 
 
 def _left(run: Launch | LaunchIslands) -> Run:
-    """Leave a run that has just started to a process in the background, and return it as it goes on."""
+    """Leave a run that has just started to a process in the background, and return its record."""
     from holmes_cli.watch_in_background import watch_in_background
     from launcher.journal.run_folder import read_run
 
@@ -251,7 +257,7 @@ def _left(run: Launch | LaunchIslands) -> Run:
 
 
 def _refuse_detached_steps(settings: Settings, nodes: Sequence[Node]) -> None:
-    """Raises HolmesError where hosts are reached by steps of a Slurm job, which end with this process."""
+    """Raise HolmesError if hosts are reached by steps of a Slurm job, which end with this process."""
     if settings.detached and any(node.access.transport == "slurm" for node in nodes):
         raise HolmesError(
             "--detach: what this starts in a Slurm job ends with this process",
@@ -260,7 +266,7 @@ def _refuse_detached_steps(settings: Settings, nodes: Sequence[Node]) -> None:
 
 
 def _refuse_missing_commands(job: Job) -> None:
-    """Raises HolmesError for a command of the job's that this machine does not have."""
+    """Raise HolmesError for a command of the job's that this machine does not have."""
     from launcher.supervise.tell_command import cannot_run
 
     for name, words in (("on_end", job.launch.on_end), ("on_verdict", job.launch.on_verdict)):

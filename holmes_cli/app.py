@@ -1,7 +1,7 @@
-"""The `holmes` command: what it can be asked, and the module of the one command that is.
+"""The `holmes` command: all commands by name, and the module of the requested one.
 
 `holmes NAME` is the function `NAME_command` of `commands/NAME_command.py`, or of the module `ELSEWHERE` names, imported
-only when it is asked for: a start costs what that command needs and no more.
+only when it is requested: a start costs no more than that command needs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> NoReturn:
     gc.set_threshold(OBJECTS_A_COLLECTION)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal of ASCII shows ? for what it does not have
+            stream.reconfigure(errors="replace")  # an ASCII terminal shows ? for other characters
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
     logging.getLogger("paramiko").propagate = False
     signal.signal(signal.SIGTERM, _interrupt)
@@ -89,7 +89,7 @@ def main() -> NoReturn:
 
 
 def _say_cannot_write(error: OSError) -> NoReturn:
-    """Standard output goes nowhere: nothing more is written there, not even at the end."""
+    """Exit without writing more to standard output, which is closed or full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno != errno.EPIPE:  # who reads no more, as `head` does, wants no more
         hint = "make room where standard output and the run's folder are"
@@ -113,14 +113,14 @@ def _show_man(wanted: bool) -> None:
 
 
 def asked_command(words: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """The command of a command line, or of the one that a shell asks to complete; None before there is one."""
+    """Return the command of a command line, or of one that a shell completes; None before there is one."""
     if COMPLETES in environ:
         words = (environ.get("COMP_WORDS") or environ.get("_TYPER_COMPLETE_ARGS") or "").split()
     return next((word for word in words[1:] if not word.startswith("-")), None)
 
 
 def make_app(asked: str | None) -> typer.Typer:
-    """The command line with the command `asked` in full, and of every other its name and its line of help."""
+    """Return the command line with the command `asked` in full, and the name and line of help of every other."""
     app = typer.Typer(
         name="holmes",
         help=SUMMARY,
@@ -144,21 +144,21 @@ def _of_all_commands(
         bool, typer.Option("--man", help="Print the manual page, holmes(1).", is_eager=True, callback=_show_man)
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """The options before a command."""
 
 
 def _command(name: str) -> Callable[..., None]:
-    """The function of a command, with its arguments and options."""
+    """Return the function of a command, with its arguments and options."""
     module = ELSEWHERE.get(name, f"commands.{name}_command")
     function: Callable[..., None] = getattr(import_module(f"{__package__}.{module}"), f"{name}_command")
     return function
 
 
 def _not_asked() -> NoReturn:
-    """Stands where a command is listed only."""
+    """Stands for a command that is only listed."""
     raise AssertionError("a command that was not asked for has been called")
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """Being ended or losing the terminal ends a run as Ctrl-C does."""
+    """End a run as Ctrl-C does, when the process is terminated or loses its terminal."""
     raise KeyboardInterrupt

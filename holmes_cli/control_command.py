@@ -1,4 +1,4 @@
-"""`holmes control`: what a detached launch leaves behind in the background."""
+"""`holmes control`: the background process of a detached launch."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def _control_run(folder: Path, stored: Run, plan: Plan) -> None:
 
 
 def stop_unwatched(folder: Path, stored: Run, plan: Plan) -> Run | None:
-    """Stop a detached run whose controller is gone; return what became of it, by what its nodes have kept.
+    """Stop a detached run whose controller is gone; return its outcome by the messages its nodes have kept.
 
-    None where no node is reached. Raises HolmesError where another process watches it.
+    Return None if no node is reached. Raises HolmesError if another process watches it.
     """
     run = Launch(RunFolder(folder), plan, stored.settings, UserVariables({}, {}), Silent())
     try:
@@ -65,7 +65,7 @@ def _with_profile(folder: Path, plan: Plan, ended: Run) -> Run:
 
 
 def _control_islands(folder: Path, stored: Run, plan: IslandsPlan) -> None:
-    """The files that were sent to all lie in the folder of each."""
+    """Watch a run of islands. The folder of each has all files that were sent, so the first is read."""
     variables = read_user_variables(plan.job, os.environ, island_folders(folder)[0], stored=True)
     exports = exports_folder(os.environ)
     run = LaunchIslands(RunFolder(folder), plan, stored.settings, variables, SilentIslands(), exports)

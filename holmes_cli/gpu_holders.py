@@ -1,4 +1,4 @@
-"""Which runs, of all users, have the GPUs of hosts now: `holmes ps --hosts`."""
+"""The runs of all users that have the GPUs of hosts now: `holmes ps --hosts`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWER_TIMEOUT_S = 20.0
 
 
 def show_gpu_holders(hosts_yaml: Path, as_json: bool) -> None:
-    """Ask all hosts at once, and print a row for each run on each; a host that does not answer is named beside it."""
+    """Ask all hosts at once, and print a row for each run on each; hosts that do not answer go to standard error."""
     hosts = read_hosts_file(hosts_yaml)
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         found = list(pool.map(lambda index: _claims(hosts, index), range(len(hosts.hosts))))
@@ -47,7 +47,7 @@ def show_claims(found: Sequence[tuple[str, tuple[GpuClaim, ...] | None]], now_s:
 
 
 def _claims(hosts: HostsFile, index: int) -> tuple[GpuClaim, ...] | None:
-    """Of one host, by run and GPU; None where it does not answer."""
+    """Return the claims of one host, by run and GPU; None if it does not answer."""
     entry = hosts.hosts[index]
     try:
         with closing(connect(entry.name, hosts.access(entry))) as connection:

@@ -31,12 +31,12 @@ def read_job(path: Path, overrides: Sequence[str]) -> Job:
 
 
 def as_options(overrides: Sequence[str]) -> str:
-    """The overrides as a shell takes them."""
+    """Return the overrides as words for a shell."""
     return " ".join(f"--set {shlex.quote(override)}" for override in overrides)
 
 
 def _overridden(data: object, override: str) -> object:
-    """`data` with the override; nothing of `data` itself changes."""
+    """Return `data` with the override; `data` itself does not change."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):

@@ -1,4 +1,4 @@
-"""A plan as commands take it that are to start it: as it was written, not stale, and trusted."""
+"""Read a plan for commands that start it: unchanged, not stale, and trusted."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ SHOWN_DIGEST = 15  # characters that tell one from another
 
 
 def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> tuple[AnyPlan, Inventory | None]:
-    """The plan, of islands or not, and the inventory it was made from if that is still beside it.
+    """Return the plan, of islands or not, and the inventory it was made from if that file still exists.
 
-    Asks before it takes what was not made here by this user, unless `trust` has its digest. Raises HolmesError for a
+    Asks before it takes files that this user did not make here, unless `trust` has their digest. Raises HolmesError for
+    a
     plan that was changed or not trusted, that is stale and may not be, or that other software is to train.
     """
     signed = read_any((Plan, IslandsPlan), plan)
@@ -43,13 +44,13 @@ def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> t
 
 
 def _inventory(path: Path, plan: AnyPlan) -> Signed[Inventory] | None:
-    """The inventory the plan was made from, if it is still beside it."""
+    """Return the inventory the plan was made from, if the file still exists."""
     file = source_file(path, plan.inventory)
     return read_signed(Inventory, file) if file.exists() else None
 
 
 def _foreign(path: Path, plan: AnyPlan, is_own: bool, inventory: Signed[Inventory] | None) -> tuple[Foreign, ...]:
-    """The files that were not made here by this user. A plan vouches for the inventory it names by digest."""
+    """Return the files that this user did not make here. A plan vouches for the inventory it names by digest."""
     source, files = plan.inventory, []
     named = inventory is not None and inventory.record.source_digest() == source.digest
     by_inventory = brought_by_inventory(inventory.record) if inventory is not None else ()
@@ -64,13 +65,13 @@ def _foreign(path: Path, plan: AnyPlan, is_own: bool, inventory: Signed[Inventor
 
 
 def _digest(path: Path, plan: AnyPlan) -> str:
-    """The digest of a foreign plan and of the code it would send, which lies in files of its own."""
+    """Return the digest of a foreign plan and of the code it would send, which lies in files of its own."""
     code = brought_code(plan.job, source_file(path, plan.job_source).parent)
     return content_digest({**code, "": plan.digest()}) if code else plan.digest()
 
 
 def _refuse_stale(path: Path, plan: AnyPlan, inventory: Signed[Inventory] | None) -> None:
-    """Raises HolmesError if the inventory or the job has changed since the plan was made from it."""
+    """Raise HolmesError if the inventory or the job has changed since the plan was made from it."""
     if inventory is not None:
         _compare(path, source_file(path, plan.inventory), inventory.record, plan.inventory)
     job = source_file(path, plan.job_source)
@@ -79,7 +80,7 @@ def _refuse_stale(path: Path, plan: AnyPlan, inventory: Signed[Inventory] | None
 
 
 def source_file(path: Path, source: Source) -> Path:
-    """Where a file lies that the plan at `path` was made from."""
+    """Return the path of a file that the plan at `path` was made from."""
     return path.absolute().parent / source.path
 
 

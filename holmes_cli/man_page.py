@@ -1,4 +1,4 @@
-"""The manual page, holmes(1), from what the commands say of themselves."""
+"""The manual page, holmes(1), from the help texts of the commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDS = "0 done, 1 the answer is no, 2 wrong usage, 130 interrupted, else the ex
 
 
 def man_page(summary: str, commands: Mapping[str, typer.Typer]) -> str:
-    """The page in the language of man(7). `commands`: by name an app that has that command in full."""
+    """Return the page in the language of man(7). `commands`: by name an app that has that command in full."""
     lines = [
         f'.TH HOLMES 1 "" "holmes {VERSION}"',
         *(".SH NAME", rf"holmes \- {_plain(summary)}"),
@@ -33,7 +33,7 @@ def man_page(summary: str, commands: Mapping[str, typer.Typer]) -> str:
 
 
 def _parameters(parameters: Iterable[object]) -> Iterator[str]:
-    """A paragraph for each argument and option, with its default and its variable of the environment."""
+    """Yield a paragraph for each argument and option, with its default and its environment variable."""
     for each in parameters:
         names = [*getattr(each, "opts", ()), *getattr(each, "secondary_opts", ())]
         is_option = getattr(each, "param_type_name", "") == "option"
@@ -45,6 +45,6 @@ def _parameters(parameters: Iterable[object]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """`text` without Rich's markup, and with what man(7) would take for a command of its own written out."""
+    """Return `text` without Rich's markup, and with the characters escaped that man(7) would interpret."""
     written = Text.from_markup(text).plain.replace("\\", r"\e").replace("-", r"\-")
     return rf"\&{written}" if written.startswith((".", "'")) else written

@@ -1,4 +1,4 @@
-"""Holmes as another process: the same code by the same Python, whatever lies in the folder it is started in."""
+"""Start Holmes as another process: the same code and Python, whatever its working folder holds."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ Python's own option for it, -P, is of 3.11."""
 
 
 def holmes_words(*arguments: str) -> list[str]:
-    """The command line of `holmes ARGUMENTS`."""
+    """Return the command line of `holmes ARGUMENTS`."""
     return [sys.executable, "-c", _START, str(Path(str(files("holmes"))).parent), *arguments]

@@ -21,16 +21,16 @@ class Replanner:
     inventory: Inventory
 
     def without(self, plan: Plan, hosts: tuple[str, ...]) -> Plan:
-        """A plan on the hosts that are left. Raises HolmesError when the job's constraints do not allow one."""
+        """Return a plan on the remaining hosts. Raises HolmesError if the job's constraints allow none."""
         return self._plan(plan, [WithoutHost(host) for host in hosts])
 
     def after(self, plan: Plan, verdict: SlowPart, hosts: tuple[str, ...]) -> Plan:
-        """A plan without a host that computes slowly, or with a link at the rate the runtime's verdict gives it."""
+        """Return a plan without a host that computes slowly, or with a link at the rate of the runtime's verdict."""
         change = WithoutHost(verdict.host) if isinstance(verdict, HostIsSlow) else self._slower(plan, verdict)
         return self._plan(plan, [*(WithoutHost(host) for host in hosts), change])
 
     def _slower(self, plan: Plan, link: LinkIsSlow) -> FabricRate | LinkRate | TrunkRate:
-        """What joins the two hosts at the rate of the link, which is slower by a ratio than what was planned with."""
+        """Return the network between the two hosts with its planned rate divided by the link's ratio."""
         networks, hosts = Networks(self.inventory, plan.job), (link.sender, link.receiver)
         here, there = (networks.cluster(host).name for host in hosts)
         trunk = networks.connection(here, there).trunk_bytes_per_s if here != there else None

@@ -1,4 +1,4 @@
-"""Starting `holmes control`, which goes on without this process and its terminal."""
+"""Start `holmes control`, which continues without this process and its terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_LINES = 2  # of its last words: an error and its hint
 
 
 def watch_in_background(folder: Path) -> None:
-    """Start a process of its own session, and return when it watches the run; what it says goes to controller.log.
+    """Start a process of its own session, and return once it watches the run; its output goes to controller.log.
 
     Raises:
         HolmesError: It ended without having watched the run.
