@@ -89,12 +89,9 @@ def plan(
     """Return the fastest plan of `job` on the reachable hosts of `inventory`, verified without the solver.
 
     The sources are the paths that the plan records; by default inventory.json and job.yaml in the plan's folder.
-    `order`
-    "usual" is that of other launchers, to compare with. After `time_limit_s` the best so far is taken, with its gap;
-    the
-    default is that of `holmes plan`. `lp` is written with the last integer program. Raises HolmesError if there is no
-    plan,
-    with the failed limit and a change that would make it fit; and if the job allows islands.
+    `order` "usual" is that of other launchers, to compare with. After `time_limit_s` the best so far is taken, with its
+    gap; the default is that of `holmes plan`. `lp` is written with the last integer program. Raises HolmesError if
+    there is no plan, with the failed limit and a change that would make it fit; and if the job allows islands.
     """
     from planner.make_plan import TIME_LIMIT_S, make_plan
 
@@ -189,12 +186,9 @@ def launch(
     """Run `plan` to its end, and return how it ended; its folder is `runs` / `run_id`. Ctrl-C ends it everywhere.
 
     Checks compare the hosts with `inventory`, and a new plan is made from it when a host is lost or slow. `job_folder`
-    is
-    the base of file names in the job. `forced` checks do not refuse the start. `view` receives all events. A detached
-    run
-    is returned as it starts, and continues without this process. Raises PreflightFailed or another HolmesError if it
-    does
-    not start; then nothing is left on any host.
+    is the base of file names in the job. `forced` checks do not refuse the start. `view` receives all events. A
+    detached run is returned as it starts, and continues without this process. Raises PreflightFailed or another
+    HolmesError if it does not start; then nothing is left on any host.
     """
     from holmes_cli.replan import Replanner
     from launcher.journal.prometheus import exports_folder

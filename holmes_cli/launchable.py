@@ -27,8 +27,7 @@ def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> t
     """Return the plan, of islands or not, and the inventory it was made from if that file still exists.
 
     Asks before it takes files that this user did not make here, unless `trust` has their digest. Raises HolmesError for
-    a
-    plan that was changed or not trusted, that is stale and may not be, or that other software is to train.
+    a plan that was changed or not trusted, that is stale and may not be, or that other software is to train.
     """
     signed = read_any((Plan, IslandsPlan), plan)
     record = signed.record

@@ -46,8 +46,7 @@ class Launch:
     """One run: its folder and its present attempt.
 
     `planner` makes plans on the remaining hosts; None without the inventory. `exports`: a folder for Prometheus' file
-    of
-    the run. `island`: the run is one of several that `launch_islands.py` manages.
+    of the run. `island`: the run is one of several that `launch_islands.py` manages.
     """
 
     def __init__(

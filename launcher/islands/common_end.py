@@ -13,9 +13,8 @@ def common_end(last: Mapping[int, OuterExchange], final: int) -> tuple[int, ...]
     """Return the islands with the common model, by the `last` outer sync that each finished island reported.
 
     `final` is the number of the run's last one. An island that came when the others had ended held that one by itself,
-    and
-    has another model. If islands ended apart, the common model is the one of the largest group. Between equally many it
-    is the one from the most islands' pseudo-gradients.
+    and has another model. If islands ended apart, the common model is the one of the largest group. Between equally
+    many it is the one from the most islands' pseudo-gradients.
     """
     models = {number: each.islands for number, each in last.items() if each.exchange >= final}
     if not models:

@@ -184,9 +184,8 @@ def traffic_per_step(steps: StepTotals, plan: Plan) -> tuple[MeasuredTraffic, ..
     """Return the mean bytes per step over each interface the plan names, in the plan's order.
 
     Where a group uses RDMA on an interface's network, the entry also has the bytes of the host's planned RDMA ports.
-    The
-    mean is over all steps: weights that a step gathers travel into the next one, so the first counts too few, the last
-    too many.
+    The mean is over all steps: weights that a step gathers travel into the next one, so the first counts too few, the
+    last too many.
     """
     ports = {node.host: planned_rdma_ports(node) for node in plan.nodes}
     by_rdma = rdma_interfaces(plan)

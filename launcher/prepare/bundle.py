@@ -1,7 +1,7 @@
 """The files that travel to a node, and their places there. Every run file is named here.
 
-All lie in one folder, `$HOME/.cache/holmes`, private to its user: `parcels/DIGEST` holds files that many launches
-share and that are sent once, `runs/RUN/ATTEMPT-NODE` one node's part of one attempt, with links to them.
+All lie in one folder, `$HOME/.cache/holmes`, private to its user: `parcels/DIGEST` holds files that many launches share
+and that are sent once, `runs/RUN/ATTEMPT-NODE` one node's part of one attempt, with links to them.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path, stor
     """Take values from `environ`, secrets from their files, and the model's file from `folder`.
 
     `folder` is that of job.yaml, or of a `stored` run, where the model's file and code lie by names of their own.
-    Raises
-    HolmesError for an absent file, and for a model that is not Python.
+    Raises HolmesError for an absent file, and for a model that is not Python.
     """
     settings, code = job.launch, _code(job, folder, stored)
     return UserVariables(

@@ -2,8 +2,8 @@
 
 Every member of a group does the same operations in the same order, torch numbers them, and a rank hands them over long
 before its GPU does them. A rank waits in a group for the members that have not come to the first operation it has not
-completed. A rank holds up the others if some wait for it, it waits for none, and it has no operation under way that
-all members have come to. Otherwise no rank is named.
+completed. A rank holds up the others if some wait for it, it waits for none, and it has no operation under way that all
+members have come to. Otherwise no rank is named.
 """
 
 from __future__ import annotations
