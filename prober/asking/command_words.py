@@ -14,8 +14,8 @@ from pathlib import PurePosixPath
 class _Prefix:
     """A command that runs another one.
 
-    `own`: how many words of its own, such as a host or a folder, stand before that one. `valued`: its options that
-    take a word of their own. `labels`: it writes a label and a colon before every line. `dashes`: what it runs stands
+    `own`: the number of its own words, such as a host or a folder, before that command. `valued`: its options that
+    take a value. `labels`: it writes a label and a colon before every line. `dashes`: the command that it runs stands
     after `--` if that is there.
     """
 

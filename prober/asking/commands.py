@@ -41,10 +41,10 @@ def in_root(command: str) -> str:
 
 
 def script(commands: Iterable[Command], token: str) -> str:
-    """A POSIX shell script that runs every command, whatever the others do, between markers with `token`.
+    """Return a POSIX shell script that runs every command, even if others fail, between markers with `token`.
 
-    `token` is fresh for every probe, so that no output can look like a marker. What is printed leaves in large pieces:
-    each small one would be an SSH packet of its own, whose checking is most of what a host costs the asking side.
+    `token` is fresh for every probe, so that no output can look like a marker. The output leaves in large pieces:
+    each small one would be an SSH packet, and checking packets is most of the asking side's work for a host.
     """
     parts = [
         "{ export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin:/opt/amazon/efa/bin:/opt/rocm/bin",

@@ -21,13 +21,13 @@ def labels(text: str) -> tuple[str, ...]:
 
 
 def lines_of(text: str, host: str) -> str:
-    """What that host printed, with its label before each line."""
+    """Return the output of that host, with its label before each line."""
     own = "".join(block for hosts, block in _blocks(text) if host in hosts)
     return "".join(f"{host}: {line}" for line in own.splitlines(keepends=True))
 
 
 def without_labels(text: str) -> str:
-    """What the one host printed whose output it is; nothing where it is that of several, which must not mix."""
+    """Return the output of one host without labels, or nothing for several hosts, which must not mix."""
     found = labels(text)
     if not found:
         return text

@@ -30,7 +30,7 @@ def without(known: T, names: Collection[str]) -> T:
 
 
 def by_key(facts: Iterable[T], key: Callable[[T], K], join: Callable[[T, T], T]) -> dict[K, T]:
-    """The facts of each subject, those of one that comes again joined to what is known of it."""
+    """Return the facts of each subject. `join` adds later facts of a subject to its earlier ones."""
     known: dict[K, T] = {}
     for each in facts:
         subject = key(each)

@@ -28,7 +28,7 @@ def mebibytes(text: str | None) -> int | None:
 
 
 def guid(text: str | None) -> str | None:
-    """`xxxx:xxxx:xxxx:xxxx` of any spelling of a GUID; None for zeros and for what is no GUID."""
+    """Return any spelling of a GUID as `xxxx:xxxx:xxxx:xxxx`, or None for zeros and other text."""
     digits = re.sub(r"^0[xX]|[:\s]", "", (text or "").strip()).lower()
     if not re.fullmatch(r"[0-9a-f]{16}", digits) or set(digits) == {"0"}:
         return None

@@ -1,4 +1,4 @@
-"""What tools and /sys print of PCI devices: addresses, the bridges above, the link, the NUMA node."""
+"""Values that tools and /sys print of PCI devices: addresses, the bridges above, the link, the NUMA node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a value can be at all. One that cannot be was damaged on its way, and is not known."""
+"""Bounds of possible values. A value outside them was damaged on its way and counts as not known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 def is_name(text: str) -> bool:
-    """Whether the text can be the name of a device or an interface: one word of letters, digits, `_`, `.` and `-`."""
+    """Return True if a device or an interface can have this name: one word of letters, digits, `_`, `.` and `-`."""
     return bool(_NAME.fullmatch(text))
 
 

@@ -41,7 +41,7 @@ CUT_OFF = -1  # the answer ended before the command did
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a command printed (standard error included) and its exit code; None if that is not known."""
+    """The output of a command (standard error included) and its exit code, None if that is not known."""
 
     command: str
     text: str
@@ -69,7 +69,7 @@ class Recorded:
 
     @property
     def filtered(self) -> bool:
-        """The output went through a pipe, so that what is missing from it may still be there."""
+        """True if the output went through a pipe, which may have removed lines."""
         return "|" in self.command
 
     @property
@@ -123,7 +123,7 @@ class Recorded:
 
 
 class HostNotes(Record):
-    """What the asking side adds to a host's outputs: how it was reached, what hosts.yaml says of it, and its own clock.
+    """Notes of the asking side on a host: how it was reached, its entry in hosts.yaml, and its clock's skew.
 
     `position` is the host's number in hosts.yaml; `failure` is the finding of a host that could not be reached.
     """
@@ -140,7 +140,7 @@ class HostNotes(Record):
 
 
 class TrunkNotes(Record):
-    """What hosts.yaml states of the ways between clusters."""
+    """The trunks between clusters that hosts.yaml states."""
 
     trunks: tuple[StatedTrunk, ...]
 
@@ -191,7 +191,7 @@ def write_security(folder: Path, security: Security) -> None:
 
 
 def read_security(folder: Path) -> Security:
-    """What was asked for at the recording in `folder`. Raises HolmesError naming file and key."""
+    """Return the security asked for at the recording in `folder`. Raises HolmesError naming file and key."""
     file = folder / "security.json"
     return parse(Security, read_plain(file, inside=folder), str(file)) if is_there(file) else IN_THE_CLEAR
 
@@ -279,7 +279,7 @@ def _read_output(file: Path, number: int, entry: object) -> Recorded:
 
 
 def _read_notes(host_folder: Path) -> HostNotes | None:
-    """The notes; None where nobody made any, as `holmes probe --record` does."""
+    """Return the notes that `holmes probe --record` made, or None if there are none."""
     file = host_folder / "host.json"
     return parse(HostNotes, read_plain(file, inside=host_folder.parent), str(file)) if is_there(file) else None
 

@@ -17,7 +17,7 @@ _WHOLE_VALUE_ENDS = (")", "ACTIVE", "DOWN", "LinkUp", "Polling", "Disabled", *LI
 
 @dataclass
 class Tree:
-    """What the outputs show of a host's file tree. `listed` are folders that were listed, with their entries."""
+    """The part of a host's file tree that the outputs show. `listed` holds the entries of listed folders."""
 
     values: dict[str, list[str]] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
