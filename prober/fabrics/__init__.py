@@ -1,1 +1,1 @@
-"""What hosts show of their fabrics, and which of them share one."""
+"""The fabrics that hosts show, and the clusters of hosts that share one."""

@@ -1,6 +1,6 @@
 """The clusters of a fleet: hosts that share a fabric, and the network all of them share.
 
-`same_fabric` tells from facts which hosts share one; hosts.yaml may pin labels.
+`same_fabric` decides from facts which hosts share one; hosts.yaml may pin labels.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _SHORT: dict[FabricKind, str] = {
 
 
 def is_rail_class(host: Host, nic: Nic) -> bool:
-    """Whether a port that is not Active should be a rail: it is of the rails' kind and card model.
+    """Return True if a port that is not Active should be a rail: it has the rails' kind and card model.
 
-    Where no port is a rail, every port should be; where the models are not known, none is taken to be. `rails:` of
-    hosts.yaml decides where it is stated.
+    Where no port is a rail, every port should be. Where card models are not known, none should. `rails:` of hosts.yaml
+    overrides both.
     """
     stated = is_stated(nic)
     if stated is not None:
@@ -68,7 +68,7 @@ def find_clusters(
 
 
 def place_hosts(hosts: Sequence[Host], pinned: Mapping[str, str]) -> Placing:
-    """Where facts and pins put the reachable hosts, and what they leave open."""
+    """Place the reachable hosts by facts and pins, and note what these leave open."""
     return place({host.name: fabric_of(host) for host in hosts if host.reachable}, pinned)
 
 
@@ -124,7 +124,7 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
 
 
 def _with_wider_masks(networks: Mapping[str, Mapping[str, NetworkPort]]) -> Mapping[str, Mapping[str, NetworkPort]]:
-    """Of each network the ports by host, and those whose wider network holds it and whose address is in it."""
+    """Return the ports of each network by host, with ports of wider networks whose address lies in it."""
     lengths = sorted({parsed(text).prefixlen for text in networks})
     found = {}
     for text, ports in networks.items():

@@ -1,7 +1,7 @@
-"""What two hosts of one fabric cannot share: a LID under one subnet prefix, an IP address.
+"""LIDs and IP addresses that two hosts of one fabric cannot share.
 
-A LID is unique in its subnet, so InfiniBand needs one such pair. IP addresses are given by people: where only some of
-two hosts' addresses are the same, that is a mistake and no proof; where all are, the networks merely look alike.
+A LID is unique in its subnet, so one shared LID proves two InfiniBand subnets. People assign IP addresses. If only some
+of two hosts' addresses are the same, that is a mistake and no proof. If all are, the networks merely look alike.
 Containers on one machine share ports and addresses, and prove nothing.
 """
 

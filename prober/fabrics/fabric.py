@@ -1,4 +1,4 @@
-"""What one host shows of the fabric its job traffic goes over: that of its rails, or of its fastest netdev."""
+"""The fabric that carries one host's job traffic, as the host shows it: by its rails, or by its fastest netdev."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_LID = (None, 0, 0xFFFF)
 
 @dataclass(frozen=True)
 class Fabric:
-    """What one host shows of its fabric. None or empty: not known, and contradicts nothing."""
+    """The fabric as one host shows it. None or empty: not known, and contradicts nothing."""
 
     kind: FabricKind
     rails: tuple[Nic, ...]
@@ -58,17 +58,17 @@ class Fabric:
 
     @cached_property
     def subnet_prefixes(self) -> frozenset[str]:
-        """Of InfiniBand rails, as far as known."""
+        """The known subnet prefixes of InfiniBand rails."""
         return frozenset(nic.subnet_prefix for nic in self.rails if nic.subnet_prefix)
 
     @cached_property
     def sm_lids(self) -> frozenset[int]:
-        """Of the subnet managers of InfiniBand rails."""
+        """LIDs of the subnet managers of InfiniBand rails."""
         return frozenset(nic.sm_lid for nic in self.rails if nic.sm_lid and nic.kind == "InfiniBand")
 
     @cached_property
     def sm_guids(self) -> frozenset[str]:
-        """Of the subnet managers of InfiniBand rails, as far as this user may ask them."""
+        """GUIDs of the subnet managers of InfiniBand rails, where this user may ask them."""
         return frozenset(nic.sm_guid for nic in self.rails if nic.sm_guid)
 
     @cached_property
@@ -140,7 +140,7 @@ def carries_traffic(netdev: Netdev) -> bool:
 
 
 def _prefixes(host: Host, netdevs: Iterable[Netdev]) -> frozenset[str]:
-    """Where routes over these netdevs lead."""
+    """Return the prefixes of the routes over these netdevs."""
     names = {netdev.name for netdev in netdevs}
     return frozenset(route.prefix for route in host.routes if route.netdev in names)
 

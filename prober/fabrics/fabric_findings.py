@@ -1,4 +1,4 @@
-"""What the user should know of how hosts were put into clusters: what was proved, and what no fact decides."""
+"""Findings on the clusters of hosts: pins that facts contradict, proofs, and questions that no fact decides."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ TEXTS = (PIN_CONTRADICTS, FITS_SEVERAL, NO_NETWORK, NOTHING_IN_COMMON, ALIKE, AL
 
 
 def pin_findings(placing: Placing) -> Iterable[Finding]:
-    """A finding for every pinned host that shows another fabric than the first of its label of which most is known."""
+    """Yield a finding for every pinned host whose fabric contradicts that of the main group of its label."""
     fabrics = placing.fabrics
     for label, names in placing.groups:
         if label is None:
@@ -83,7 +83,7 @@ def pin_findings(placing: Placing) -> Iterable[Finding]:
 
 
 def fabric_findings(placing: Placing, answered: Collection[str]) -> Iterable[Finding]:
-    """Findings about hosts that hosts.yaml leaves to the probe; no question about those of which it is `answered`."""
+    """Yield findings about hosts that hosts.yaml leaves to the probe, and no question about hosts in `answered`."""
     fabrics = placing.fabrics
     for alike in placing.partition.looked_alike:
         if not set(alike.hosts) <= set(placing.pinned):

@@ -63,7 +63,7 @@ def find_nvlink_domains(hosts: Sequence[Host]) -> tuple[NvlinkDomain, ...]:
 def domain_findings(
     domains: Iterable[NvlinkDomain], hosts: Sequence[Host], clusters: Sequence[Cluster]
 ) -> Iterable[Finding]:
-    """Where IMEX does not run, or a domain is not one cluster, NVLink between hosts is not planned for."""
+    """Yield a finding for each domain without IMEX, or that is not one cluster: plans cannot use its NVLink."""
     by_name = {host.name: host for host in hosts}
     cluster_of = {name: cluster.name for cluster in clusters for name in cluster.hosts}
     for domain in domains:

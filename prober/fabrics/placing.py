@@ -1,4 +1,4 @@
-"""Where facts and the pins of hosts.yaml put hosts, and the hosts of which they leave it open."""
+"""Hosts placed in clusters by facts and the pins of hosts.yaml, and hosts that neither can place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Groups = Sequence[tuple[str | None, Group]]
 
 @dataclass(frozen=True)
 class Placing:
-    """Hosts in clusters, and of which hosts no fact tells with whom they are."""
+    """Hosts in clusters, and the hosts that no fact places."""
 
     groups: Groups  # in order of their first hosts
     fabrics: Fabrics
@@ -23,7 +23,7 @@ class Placing:
     torn: Group  # hosts of groups whose parts hosts.yaml pins to several labels
 
     def not_placed(self, alike: Alike) -> Group:
-        """Hosts of fabrics that look alike, of which nothing tells on which they are."""
+        """Return the hosts of fabrics that look alike for which no fact shows the right one."""
         return self._left_to_us(alike.not_placed)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Whether the rails of a cluster are subnets of their own, with no way from one to another."""
+"""A test if the rails of a cluster are separate subnets, with no path from one to another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prober.rails.port_networks import network_of
 
 
 def rails_apart(fabrics: Sequence[Fabric]) -> bool | None:
-    """Whether no rail reaches a rail of another number; None where the subnets of a rail are not known, as EFA's.
+    """Return True if no rail reaches a rail of another number, or None if subnets are not known, as with EFA.
 
     InfiniBand rails are apart under different subnet prefixes, and together under one prefix and subnet manager. RoCE
     rails are apart in different networks, unless a route over one leads to another.

@@ -1,11 +1,11 @@
-"""Which hosts share a fabric: by proof where there is one, and never by a guess. The order of hosts changes nothing.
+"""Partition of hosts by fabric: by proof where there is one, never by a guess, and independent of the hosts' order.
 
-RoCE, EFA and Ethernet hosts share a fabric when their networks overlap or, for RoCE, routes lead both ways; one that
-has nothing in common with another is a cluster of its own, since sockets inside a fabric are slow, but RDMA between
-two fails. InfiniBand fabrics look alike by default, so there what is not known is taken to be alike, and prefixes,
-subnet managers, partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets,
-whatever else looks alike; then only the networks around the rails can tell who is with whom. Addresses are set by
-people, so a host with all addresses of another is asked about, and the rest stays one fabric.
+RoCE, EFA and Ethernet hosts share a fabric when their networks overlap or, for RoCE, routes lead both ways. A host that
+has nothing in common with another is a cluster of its own: sockets inside a fabric are slow, but RDMA between two
+fails. InfiniBand fabrics look alike by default, so unknown facts count as alike, and prefixes, subnet managers,
+partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets, whatever else
+looks alike. Then only the networks around the rails can show which hosts belong together. People set addresses, so a
+finding asks about a host with all addresses of another, and the rest stays one fabric.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Group = tuple[str, ...]
 
 @dataclass
 class FabricPartition:
-    """Hosts that share a fabric, in groups; and what was found on the way, of which the user should know."""
+    """Groups of hosts that share a fabric, and doubts that the user should know."""
 
     groups: list[Group] = field(default_factory=list)
     looked_alike: list[Alike] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Alike:
 
     hosts: Group
     proof: str
-    not_placed: Group  # hosts of which nothing tells with whom they are
+    not_placed: Group  # hosts that no fact places
 
 
 def partition_by_fabric(fabrics: Fabrics) -> FabricPartition:
@@ -77,7 +77,7 @@ def contradict(one: Fabric, other: Fabric) -> bool:
 
 
 def agree(fabrics: Iterable[Fabric]) -> bool:
-    """What is known of InfiniBand's prefixes, subnet managers and partitions speaks against no two being one fabric."""
+    """Return True if no known prefix, subnet manager or partition of InfiniBand sets any two fabrics apart."""
     return all(_agree(one, other) for one, other in itertools.combinations({_facts(each) for each in fabrics}, 2))
 
 
@@ -187,7 +187,7 @@ def _facts(fabric: Fabric) -> _Facts:
 
 
 def _agree(one: _Facts, other: _Facts) -> bool:
-    """Of what both show, they have something in common."""
+    """Return True if each fact that both show has a value in common."""
     return not any(ours and theirs and not set(ours) & set(theirs) for ours, theirs in zip(one, other, strict=True))
 
 
@@ -221,7 +221,7 @@ def _split(group: Group, fabrics: Fabrics, partition: FabricPartition) -> list[G
     if not proofs:
         return [group]
     partition.proved_apart.update(proofs)
-    # A network that two hosts of different fabrics are both on tells nothing of the others.
+    # A network that two hosts of different fabrics share shows nothing about the others.
     misleading = {network for pair in proofs for network in members[pair[0]].around & members[pair[1]].around}
     around: UnionFind[str] = UnionFind(members)
     _join_equal(around, {name: fabric.around - misleading for name, fabric in members.items()})
@@ -259,13 +259,13 @@ def _holds_proof(part: Group, proofs: Collection[Pair]) -> bool:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether two networks are the same, or one holds the other."""
+    """Return True if two networks are the same, or one holds the other."""
     a, b = parsed(one), parsed(other)
     return _holds(a, b) or _holds(b, a)
 
 
 def _holds(outer: Network, inner: Network) -> bool:
-    """Whether `inner` lies within `outer`, or is it."""
+    """Return True if `inner` lies within `outer` or equals it."""
     return (
         outer.version == inner.version
         and outer.prefixlen <= inner.prefixlen
@@ -274,6 +274,6 @@ def _holds(outer: Network, inner: Network) -> bool:
 
 
 def leads_to(prefixes: Iterable[str], networks: Iterable[str]) -> bool:
-    """Whether a route to one of `prefixes` covers one of `networks`."""
+    """Return True if a route to one of `prefixes` covers one of `networks`."""
     targets = [parsed(network) for network in networks]
     return any(_holds(parsed(prefix), target) for prefix in prefixes for target in targets)

@@ -24,7 +24,7 @@ Verdict = Literal["works", "fails", "unknown"]
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of RDMA between two hosts; `how` says with which devices and what was seen."""
+    """The verdict of RDMA between two hosts; `how` gives the devices and the result seen."""
 
     hosts: Pair
     verdict: Verdict
@@ -68,7 +68,7 @@ class Settled:
 
     @cached_property
     def contradictory(self) -> tuple[Part, ...]:
-        """Clusters that trials would make one against what is known; these stay as facts gave them."""
+        """Clusters that trials would join against the facts; these stay as facts gave them."""
         return tuple(part for part in self._linked if len(part) > 1 and not self._may_be_one(part))
 
     @cached_property
@@ -83,7 +83,7 @@ class Settled:
 
     @cached_property
     def answered(self) -> frozenset[str]:
-        """Of the hosts that are asked about, those that a trial put with others, or that trials held apart from all."""
+        """The hosts in question that a trial joined with others, or that trials held apart from all."""
         found = {name for part in self.parts if len(part) > 1 for name in self.hosts_of(part)}
         tried = {name for trial in self.apart for name in self.hosts_of(self.part_of(trial.hosts[0]))}
         tried |= {name for trial in self.apart for name in self.hosts_of(self.part_of(trial.hosts[1]))}
@@ -100,7 +100,7 @@ class Settled:
         return self._part_at[self.at[host]]
 
     def open_pairs(self) -> Iterator[tuple[Part, Part]]:
-        """Every two parts of which neither facts nor trials tell whether they are one, and a finding asks."""
+        """Yield every two parts that a finding asks about and that neither facts nor trials join or hold apart."""
         asked = {self.at[name] for name in self.placing.asked}
         apart = {frozenset(map(self.part_of, trial.hosts)) for trial in self.apart}
         with_rails = [part for part in self.parts if self._has_rails(part)]
@@ -151,7 +151,7 @@ class Settled:
 
 
 def settle(placing: Placing, trials: Collection[Trial]) -> Settled:
-    """The clusters after `trials`; without any, those of the facts."""
+    """Return the clusters after `trials`; without any, the clusters of the facts."""
     known = (trial for trial in trials if set(trial.hosts) <= set(placing.fabrics))
     return Settled(placing, tuple(sorted(known, key=lambda trial: (trial.hosts, trial.verdict, trial.how))))
 

@@ -1,4 +1,4 @@
-"""What trials of RDMA told of clusters that facts left open, and what they could not tell."""
+"""Findings on clusters that facts left open: the results of RDMA trials, and the questions that remain."""
 
 from __future__ import annotations
 
