@@ -1,4 +1,4 @@
-"""What differs: between the hosts of one cluster, and between two inventories of the same hosts. Pure."""
+"""Differences between the hosts of one cluster, and between two inventories of the same hosts. Pure."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ Rates = Mapping[tuple[str, str], float]
 
 
 def _wire(inventory: Inventory) -> Rates:
-    """Of each pair of hosts, direction and network the best rate measured, and that of each trunk."""
+    """Return the best measured rate of each pair of hosts, direction and method, and the rate of each trunk."""
     rates: dict[tuple[str, str], float] = {}
     for link in inventory.links:
         sender, receiver = link.hosts if link.direction == "forward" else link.hosts[::-1]

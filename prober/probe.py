@@ -51,15 +51,15 @@ _connecting = threading.BoundedSemaphore(MAX_CONNECTING)
 
 Progress = Callable[[str, str], None]
 TryOpenPairs = Callable[[Inventory, Placing], Sequence[Trial]]
-"""Trials of RDMA between hosts of which facts leave open whether they share a fabric."""
+"""Runs trials of RDMA between hosts that facts neither join nor hold apart."""
 
 
 def probe(
     hosts_file: HostsFile, progress: Progress, record: Path | None = None, try_open_pairs: TryOpenPairs | None = None
 ) -> Inventory:
-    """The Inventory of all hosts. `progress(host, state)` is called as each one is done; `record` keeps raw outputs.
+    """Return the Inventory of all hosts. Calls `progress(host, state)` after each host; `record` keeps raw outputs.
 
-    `try_open_pairs` measures what facts leave open of the clusters. A host that cannot be reached or read stays in the
+    `try_open_pairs` measures between clusters that facts leave open. A host that cannot be reached or read stays in the
     inventory with a finding, and hides no other.
     """
     if record is not None:
@@ -106,7 +106,7 @@ def inventory_of(
 
 @dataclass(frozen=True)
 class ReadHost:
-    """A host as its recording tells it, what is wrong with the recording, and the cluster that hosts.yaml pins."""
+    """A host as its recording shows it, faults of the recording, and the cluster that hosts.yaml pins."""
 
     host: Host
     findings: tuple[Finding, ...]

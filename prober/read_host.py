@@ -170,7 +170,7 @@ def _nics(
 
 
 def _gpu_count(outputs: Sequence[Recorded], tree: Tree, found: int) -> int | None:
-    """The GPUs on the PCI bus; None where lspci, of which grep may have taken the lines of GPUs, alone shows none."""
+    """Return the number of GPUs on the PCI bus, or None if only a filtered lspci, which may hide them, shows none."""
     whole = any(output.tool == "lspci" and not output.filtered for output in outputs)
     return found if found or whole or any(pci_tree.parse_pci_sysfs(tree)) else None
 
@@ -183,12 +183,12 @@ def _from_lspci(devices: Iterable[pci_tree.PciFacts]) -> list[PartialGpu]:
 
 
 def _all(outputs: Iterable[Recorded], tool: str, parse: Callable[[Recorded], Iterable[F]]) -> list[F]:
-    """What `parse` finds in every output of `tool`, in order."""
+    """Return the facts that `parse` finds in every output of `tool`, in order."""
     return [found for output in outputs if output.tool == tool for found in parse(output)]
 
 
 def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Sequence[PortFacts]]]:
-    """What each source says of RDMA ports, in order of trust."""
+    """Return each source's facts on RDMA ports, in order of trust."""
     return [
         ("sysfs", rdma_sysfs.parse_sysfs(tree, rdma_sysfs.counter_growth(outputs))),
         ("rdma", _all(outputs, "rdma", rdma_tool.parse_rdma)),
@@ -206,7 +206,7 @@ def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Se
 
 
 def _netdev_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Sequence[PartialNetdev]]]:
-    """What each source says of netdevs, in order of trust.
+    """Return each source's facts on netdevs, in order of trust.
 
     /sys may show another network namespace than the one the host is in; `ip` shows which interfaces are ours.
     """
@@ -229,7 +229,7 @@ def _netdevs_by_pci(ports: Iterable[tuple[str, Iterable[PortFacts]]]) -> dict[st
 
 
 def _rdma_ruled_out(outputs: Iterable[Recorded], tree: Tree, about: kernel.Kernel) -> bool | None:
-    """Whether the host has no RDMA device: sysfs has none, or the kernel has no RDMA core loaded."""
+    """Return True if the host has no RDMA device: sysfs has none, or the kernel has no RDMA core loaded."""
     if "/sys/class/infiniband" in tree.absent or any(_lists_no_device(output) for output in outputs):
         return True
     if about.kernel_modules is not None and about.kernel_modules_complete and "ib_core" not in about.kernel_modules:
