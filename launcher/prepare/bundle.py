@@ -53,8 +53,8 @@ class Parcel:
     def unpack_command(self) -> str:
         """Read the archive from standard input. The folder appears whole or not at all, whoever else sends it too.
 
-        Forgets parcels and compiled layers long unused; where homes are shared, others do the same and `find` trips
-        over what they remove.
+        Remove parcels and compiled layers long unused. On shared homes others do the same, and `find` reports errors
+        for files that they remove.
         """
         new = f"{CACHE}/parcels/.{self.digest}.$$"
         forget = f"find . -mindepth 1 -maxdepth 1 -mtime +{FORGET_AFTER_DAYS} -exec rm -rf -- {{}} +"
@@ -112,13 +112,13 @@ class NodeBundle:
 
     @property
     def start_command(self) -> str:
-        """Becomes the node agent, which starts torchrun when told."""
+        """Become the node agent, which starts torchrun on command."""
         return self._in_folder(f"exec {self._python('agent', start=True)}")
 
     def follow_command(self, messages_seen: int) -> str:
-        """Becomes another relay to an agent that runs, which leaves out the messages that were seen.
+        """Become another relay to a running agent, which leaves out the messages already seen.
 
-        Exits with NO_FOLDER where there is none any more.
+        Exit with NO_FOLDER if the agent's folder is gone.
         """
         return self._in_folder(f"exec {self._python(f'relay {messages_seen}')}", f" || exit {NO_FOLDER}")
 
@@ -131,7 +131,7 @@ class NodeBundle:
 
     @property
     def remove_command(self) -> str:
-        """Removes the private folder, and the temporary one that it has a link to."""
+        """Remove the private folder, and the temporary one that it has a link to."""
         link = f"{self.folder}/tmp"
         return shell(
             f'if [ -L "{link}" ]; then rm -rf -- "$(readlink "{link}")"; fi; '
@@ -140,7 +140,7 @@ class NodeBundle:
 
     @property
     def forget_command(self) -> str:
-        """Removes what ranks have kept of the newest checkpoint in the host's memory for another start."""
+        """Remove the newest checkpoint that ranks kept in the host's memory for another start."""
         return shell(f"rm -rf -- {shlex.quote(memory_folder(self.run_id, self.node.host))}")
 
     @property
@@ -153,13 +153,14 @@ class NodeBundle:
         return f"holmes-{self.run_id}-{self.attempt}-{self.node.node_rank}"
 
     def _in_folder(self, command: str, otherwise: str = "") -> str:
-        """`command` in the node's folder, after the host's activation line, which needs a login shell's functions."""
+        """Return `command` in the node's folder, after the host's activation line, which needs a login shell's
+        functions."""
         enter = f'cd "{self.folder}"'
         script = f"umask 077 && {f'{{ {enter}{otherwise}; }}' if otherwise else enter} && {command}"
         return activated(self.node.access, script)
 
     def _python(self, arguments: str, start: bool = False) -> str:
-        """The words that run a module of the runtime, in the container if there is one."""
+        """Return the words that run a module of the runtime, in the container if there is one."""
         access = self.node.access
         module = f"{access.python_word} -m {RUNTIME_PACKAGE}.node.{arguments}"
         if access.container is None:
@@ -171,7 +172,7 @@ class NodeBundle:
 
 
 def archive(files: Mapping[str, str]) -> bytes:
-    """A compressed tar archive of `files` by relative name, readable by their owner alone; same content, same bytes."""
+    """Return a compressed tar archive of `files` by relative name, private to their owner; same content, same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(files):
@@ -183,17 +184,17 @@ def archive(files: Mapping[str, str]) -> bytes:
 
 
 def as_bytes(text: str) -> bytes:
-    """A file's bytes; those that are not UTF-8 stand in its text as lone surrogates."""
+    """Return a file's bytes; those that are not UTF-8 stand in its text as lone surrogates."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def activated(access: Access, script: str) -> str:
-    """`script` after the host's activation line, which needs a login shell's functions; without one for /bin/sh."""
+    """Return `script` after the host's activation line, which needs a login shell; without a line, for /bin/sh."""
     return (
         shell(script) if access.activate is None else f"exec bash -lc {shlex.quote(f'{access.activate} && {script}')}"
     )
 
 
 def shell(script: str) -> str:
-    """`script` for /bin/sh, whatever the login shell is."""
+    """Return `script` for /bin/sh, whatever the login shell is."""
     return f"exec /bin/sh -c {shlex.quote(script)}"

@@ -8,10 +8,10 @@ from holmes_core.records.plan import Node
 
 
 def container_words(node: Node, docker_options: str, folder: str, bound: str) -> str:
-    """The container engine's words up to and with the image, on a node that has one.
+    """Return the container engine's words up to and with the image, on a node that has one.
 
-    `folder` is where the command starts and `bound` what the container sees of the host, both to be put between double
-    quotes. `docker_options` are Docker's alone, ready for the shell.
+    `folder` is the working folder and `bound` the part of the host that the container sees, both to be put between
+    double quotes. `docker_options` are Docker's alone, ready for the shell.
     """
     container = node.access.container
     assert container is not None

@@ -72,7 +72,8 @@ def _code(job: Job, folder: Path, stored: bool) -> CodeFolder | None:
 
 
 def _model_file(job: Job, folder: Path, stored: bool) -> dict[str, str]:
-    """The file of `model.factory`, unless there is none or it lies on the hosts already, as an absolute path says."""
+    """Return the file of `model.factory`; nothing without one, or if an absolute path says it is on the hosts
+    already."""
     file = Path((job.model.factory or "").rpartition(":")[0])
     if job.model.factory is None or file.is_absolute():
         return {}

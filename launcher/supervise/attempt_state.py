@@ -119,7 +119,7 @@ class AttemptState:
 
     @property
     def lost_hosts(self) -> tuple[str, ...]:
-        """Hosts that are gone themselves."""
+        """Hosts that are gone themselves, not only their agents."""
         return tuple(dict.fromkeys(each.host for each in self.failures if each.host_lost and each.host is not None))
 
     def unheard_s(self, now_s: float) -> float:

@@ -51,14 +51,14 @@ class HangDetector:
         self._asked_s: float | None = None
 
     def take_progress(self, rank: int, step: int, now_s: float) -> None:
-        """A rank finished a step."""
+        """Record that a rank finished a step."""
         self._steps[rank] = max(step, self._steps[rank])
         self._progress_s = now_s
         self._asked_s = None
         self._positions.clear()
 
     def take_step(self, step_s: float) -> None:
-        """All ranks finished a step in that time."""
+        """Record that all ranks finished a step in that time."""
         self._usual_s = max(self._usual_s, step_s)
 
     def take_states(self, states: Mapping[int, str]) -> None:
@@ -94,7 +94,7 @@ class HangDetector:
         return islands.grace_s + self._plan.job.timeout_s + 2 * between_s
 
     def asks_now(self, now_s: float) -> bool:
-        """True once, when it is time to ask the ranks where they are."""
+        """Return True once, when it is time to ask the ranks for their positions."""
         if self._asked_s is None and now_s - self._progress_s > self.limit_s:
             self._asked_s = now_s
             return True

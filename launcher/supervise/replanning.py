@@ -50,7 +50,7 @@ class Replanning:
         return plan
 
     def after_failure(self, plan: Plan, cause: Failure, lost_hosts: tuple[str, ...]) -> Plan | None:
-        """The plan of the next attempt as the settings ask, None to end the run; lost hosts may be waited for."""
+        """Return the next attempt's plan as the settings ask, None to end the run. May wait for lost hosts."""
         self.next_plan = None
         step = next_step(self._settings, self._restarts, lost_hosts)
         if step == "end":

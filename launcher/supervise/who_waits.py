@@ -72,7 +72,7 @@ def culprit(operations: Sequence[Operation]) -> tuple[int, str] | None:
 
 
 def stuck_in_words(operations: Iterable[Operation]) -> str:
-    """The operations that all their members have come to and that are not completed."""
+    """Return the operations that all their members have come to and that are not completed."""
     stuck = dict.fromkeys(each.in_words for each in operations if each.all_known and not each.missing)
     return f"; all its ranks have come to {' and to '.join(stuck)}, which does not end" if stuck else ""
 
