@@ -14,7 +14,7 @@ MOST_MOVED = 12  # hosts named one by one
 
 
 def comparison_sheets(plan: Plan, other: Plan, name: str) -> tuple[Sheet, Sheet]:
-    """Figures side by side, then the hosts that hold other tasklets; `name` is the other plan's file."""
+    """Return the figures side by side, then the hosts that hold other tasklets; `name` is the other plan's file."""
     rows = (*_shape(plan, other), *_speed(plan, other), *_sizes(plan, other), *_networks(plan, other))
     return Sheet(f"This plan and {name}", ("", "this plan", name, "ratio"), rows), _moved(plan, other, name)
 
@@ -33,7 +33,7 @@ def _shape(plan: Plan, other: Plan) -> tuple[tuple[str, ...], ...]:
 
 
 def _stages(plan: Plan) -> str:
-    """Layers and clusters of each stage, a line a run of stages alike."""
+    """Return layers and clusters of each stage, one line per run of equal stages."""
     lines = []
     for (layers, clusters), alike in groupby(plan.stages, key=lambda stage: (stage.num_layers, stage.clusters)):
         stages = ranges([stage.index for stage in alike])
@@ -53,7 +53,7 @@ def _speed(plan: Plan, other: Plan) -> list[tuple[str, ...]]:
 
 
 def _sizes(plan: Plan, other: Plan) -> list[tuple[str, ...]]:
-    """Memory of the fullest rank, and bytes on each network."""
+    """Return rows for the memory of the fullest rank, and the bytes on each network."""
     ours, theirs = plan.prediction, other.prediction
     fullest = max(ours.memory_bytes), max(theirs.memory_bytes)
     rows = [("fullest rank", *(format_memory(size) for size in fullest), _ratio(*fullest))]
@@ -73,7 +73,7 @@ def _networks(plan: Plan, other: Plan) -> list[tuple[str, ...]]:
 
 
 def _used(plan: Plan, axis: Axis) -> str:
-    """The networks of the groups of `axis`, and how many groups are on each."""
+    """Return the networks of the groups of `axis`, with the number of groups on each."""
     networks = Counter(group.network for group in plan.groups if group.axis == axis)
     return ", ".join(f"{network} ({number})" for network, number in sorted(networks.items()))
 
@@ -95,5 +95,5 @@ def _moved(plan: Plan, other: Plan, name: str) -> Sheet:
 
 
 def _by_host(plan: Plan) -> dict[str, str]:
-    """By host, its tasklets in words; a host's ranks follow one another."""
+    """Return each host's tasklets in words; a host's ranks follow one another."""
     return {host: tasklets(plan, list(held)) for host, held in groupby(plan.ranks, key=lambda rank: rank.host)}

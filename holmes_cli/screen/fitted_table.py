@@ -1,4 +1,4 @@
-"""Tables as wide as the terminal at most, that wrap between words: the widest columns give way first."""
+"""Tables at most as wide as the terminal, wrapped between words: the widest columns shrink first."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def fitted_table(
     title: str | None = None,
     unwrapped: Collection[str] = (),
 ) -> Table:
-    """The table of `rows`, at most `width` characters wide; cells are plain text.
+    """Return the table of `rows`, at most `width` characters wide; cells are plain text.
 
-    Columns under headings in `unwrapped` give way last, as a word does.
+    Columns under headings in `unwrapped` shrink last, as a word does.
     """
     cells = [tuple(row) for row in rows]
     room = width - BORDER - (PADDING + BORDER) * len(headings)
@@ -35,10 +35,10 @@ def fitted_table(
 
 
 def column_widths(rows: Sequence[Sequence[str]], room: int, whole: Collection[int] = ()) -> list[int]:
-    """Characters of each column, together at most `room`.
+    """Return the characters of each column, together at most `room`.
 
-    The widest gives way first, and none below its longest word until all have come down to theirs. Cells of columns in
-    `whole` are words.
+    The widest shrinks first, and none below its longest word until all have come down to theirs. Cells of columns in
+    `whole` count as words.
     """
     columns = list(zip(*rows, strict=True))
     widths = [max(max(map(cell_len, cell.split("\n"))) for cell in column) for column in columns]

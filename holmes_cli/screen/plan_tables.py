@@ -25,7 +25,7 @@ AXES: dict[Axis, str] = {
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table: a title, a heading a column, and rows of as many cells."""
+    """A table: a title, one heading per column, and rows of as many cells."""
 
     title: str
     headings: tuple[str, ...]
@@ -33,7 +33,8 @@ class Sheet:
 
 
 def plan_sheets(plan: Plan, inventory: Inventory) -> tuple[Sheet, ...]:
-    """Stages, groups, traffic, the predicted step in parts, and the runners-up if the search kept any."""
+    """Return tables of stages, groups, traffic, the predicted step in parts, and the runners-up if the search kept
+    any."""
     return (
         _stages(plan, stage_memories(inventory, plan)),
         _groups(plan),
@@ -44,13 +45,13 @@ def plan_sheets(plan: Plan, inventory: Inventory) -> tuple[Sheet, ...]:
 
 
 def describe(plan: Plan) -> str:
-    """Degrees, micro-batches, schedule and order in a line."""
+    """Return degrees, micro-batches, schedule and order in a line."""
     order = "usual rank order" if plan.order == "usual" else "placed by Holmes"
     return f"{describe_degrees(plan)}; {order}"
 
 
 def describe_degrees(plan: Plan) -> str:
-    """Degrees, micro-batches and schedule in a line."""
+    """Return degrees, micro-batches and schedule in a line."""
     counts = "-".join(str(number) for number in sorted({min(plan.microbatches), max(plan.microbatches)}))
     batches = f"micro-batch {plan.micro_batch_size} x {counts}"
     states = ", optimizer states in host memory" if plan.optimizer_offload else ""
@@ -60,12 +61,12 @@ def describe_degrees(plan: Plan) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 host`, `2 hosts`."""
+    """Return `1 host`, `2 hosts`."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def bar(part: float, whole: float, width: int = BAR_WIDTH) -> str:
-    """`part` of `whole` as blocks, at most `width` of them; anything above nothing shows."""
+    """Return `part` of `whole` as blocks, at most `width` of them; any positive part shows."""
     if not part or not whole:
         return ""
     full, rest = divmod(max(1, round(8 * width * min(1.0, part / whole))), 8)
@@ -85,7 +86,7 @@ def _stages(plan: Plan, memories: Sequence[StageMemory]) -> Sheet:
 def _stage_row(
     plan: Plan, stages: Sequence[PlanStage], ranks: Mapping[int, Sequence[int]], memories: Sequence[StageMemory]
 ) -> tuple[str, ...]:
-    """One stage, or several alike with the memory of the fullest."""
+    """Return the row of one stage, or of several alike with the memory of the fullest."""
     first, last = stages[0], stages[-1]
     held = sorted({rank for stage in stages for rank in ranks[stage.index % plan.pp]})
     fullest = max((memories[stage.index % plan.pp] for stage in stages), key=lambda memory: memory.fullness)
@@ -112,7 +113,8 @@ def _groups(plan: Plan) -> Sheet:
 
 
 def _group_row(groups: Sequence[PlanGroup], leaves: bool) -> tuple[str, ...]:
-    """One group, or several that differ in their members alone; `leaves`: a network carries their traffic."""
+    """Return the row of one group, or of several that differ only in their members; `leaves`: a network carries
+    them."""
     first, many = groups[0], len(groups) > 1
     name = f"{len(groups)} x {AXES[first.axis]}" if many else first.name
     members = f"{len(first.ranks)} each" if many else ranges(sorted(first.ranks))
@@ -135,7 +137,7 @@ def _traffic(plan: Plan, loads: Sequence[NicLoad]) -> Sheet:
 
 
 def _traffic_row(plan: Plan, loads: Sequence[NicLoad]) -> tuple[str, ...]:
-    """One interface, or the busiest of those with its name in a cluster."""
+    """Return the row of one interface, or of the busiest with that name in a cluster."""
     most = max(loads, key=lambda load: (load.busy_s or 0.0, load.sent_bytes + load.received_bytes))
     host = most.host if len(loads) == 1 else f"{most.host}, busiest of {len(loads)}"
     busy = "not known"
@@ -159,7 +161,7 @@ def _step(plan: Plan) -> Sheet:
 
 
 def _runners_up(plan: Plan) -> Sheet:
-    """The next candidates, how much slower each is, and why it lost."""
+    """Return the next candidates, with how much slower each is and why it lost."""
     rows = tuple(
         (
             f"tp={other.tp} pp={other.pp} dp={other.dp}, micro-batch {other.micro_batch_size}, "
