@@ -69,14 +69,14 @@ def parse_query(output: Recorded) -> tuple[PartialGpu, ...]:
 
 
 def lacks_field_names(output: Recorded) -> bool:
-    """Whether there are rows of which neither the command nor a header says what their cells are."""
+    """Return True if neither the command nor a header names the fields of the rows."""
     rows = [{cell.strip() for cell in line.split(",")} for line in _comma_separated(output) if "," in line]
     asks = any(word.startswith("--query-gpu") for word in output.words)
     return asks and bool(rows) and not _asked_fields(output) and not any(_HEADINGS & row for row in rows)
 
 
 def _comma_separated(output: Recorded) -> list[str]:
-    """The lines; those of `column -t -s,`, which takes the commas out, with them."""
+    """Return the lines. Puts back the commas that `column -t -s,` removes."""
     if "column" not in output.command or "," in output.plain:
         return output.lines
     return [re.sub(r" {2,}", ", ", line.strip()) for line in output.lines]
@@ -90,7 +90,7 @@ def _asked_fields(output: Recorded) -> list[str]:
 
 
 def _is_one_cell_row(output: Recorded, field: str, cell: str) -> bool:
-    """Whether the line is a row of a query for one field: a failing nvidia-smi prints sentences instead."""
+    """Return True if the line is a row of a query for one field: a failing nvidia-smi prints sentences instead."""
     if field in ("name", "gpu_name"):
         return output.exit_code in (0, None) and bool(cell) and not re.search(r"[:.!]|WARNING|NVML| found$", cell)
     return field in ("uuid", "gpu_uuid") and cell.startswith("GPU-")

@@ -87,7 +87,7 @@ def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> 
 
 
 def read_failure(outputs: Sequence[Recorded]) -> str | None:
-    """What nvidia-smi said when it failed as a whole; None where it did not, or was not asked."""
+    """Return the message of an nvidia-smi that failed as a whole, or None if it did not fail or was not asked."""
     asked = (output for output in outputs if output.tool == "nvidia-smi")
     return next((text for output in asked if (text := _failure(output))), None)
 
@@ -96,7 +96,7 @@ _COMPARED = ("name", "uuid", "pci_address", "memory_bytes")
 
 
 def _by_index(asked: Sequence[Recorded]) -> tuple[dict[int, PartialGpu], list[Conflict]]:
-    """What is known of each GPU, and where it differs: of one kind of output the latest, the others fill its gaps."""
+    """Return the facts of each GPU and their conflicts: the latest of a kind of output, gaps filled by others."""
     collected: dict[int, list[tuple[str, PartialGpu]]] = {}
     for kind, parse in _PARSERS.items():
         shown = (gpu for output in asked if _kind(output) == kind for gpu in parse(output))
@@ -133,7 +133,7 @@ def _kind(output: Recorded) -> str:
 
 
 def _failure(output: Recorded) -> str | None:
-    """What nvidia-smi said when it failed as a whole; a field or a subcommand it does not know is no such failure."""
+    """Return the message of a whole failure of nvidia-smi. An unknown field or subcommand is no such failure."""
     said = [line.strip() for line in output.lines if any(text in line for text in _FAILURES)]
     if said or output.exit_code in (9, 15, 18):
         first = said[0] if said else (output.plain.strip().split("\n")[0] or "no output")

@@ -1,4 +1,4 @@
-"""What one source says of a GPU."""
+"""The facts that one source gives of a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from holmes_core.records.devices import Gpu
 
 
 class PartialGpu(Gpu):
-    """A GPU of which all but the index may be unknown; every source leaves out what it does not say."""
+    """A GPU as one source shows it: all but the index may be unknown."""
 
     name: str | None = None
     uuid: str | None = None

@@ -1,4 +1,4 @@
-"""What confines the probing process, so that it sees less than the host has: containers, jobs, privileges."""
+"""Limits on the probing process, which hide parts of the host: containers, jobs, privileges."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ NO_CONTAINER, UNKNOWN_CONTAINER = "none", "unknown"
 
 
 def read_container(outputs: Sequence[Recorded], tree: Tree) -> str | None:
-    """The container's kind; NO_CONTAINER where no sign of one was found; None where nobody looked for the files."""
+    """Return the container's kind, NO_CONTAINER without a sign of one, or None if its files were not looked for."""
     variables = _environment(outputs)
     cgroups = _cgroups(tree)
     kinds = [kind for name, kind in _VARIABLES.items() if name in variables]
     kinds += [kind for path, kind in _SIGNS.items() if _is_listed(tree, path)]
-    # A name such as docker.service is the engine's own group, in which nobody logs in.
+    # A name such as docker.service is the engine's own group, in which no user logs in.
     kinds += [kind for word, kind in _CGROUPS if re.search(rf"/{word}(?:[-/.]|$)(?!service)", cgroups)]
     if kinds:
         return min(kinds, key=("kubernetes", "docker", "podman", "apptainer", "lxc").index)
@@ -53,7 +53,7 @@ def read_slurm_job_id(outputs: Sequence[Recorded], tree: Tree) -> str | None:
 
 
 def read_gpu_device_files(tree: Tree) -> int | None:
-    """How many /dev/nvidia0, 1, ... there are; None where they were not listed."""
+    """Return the number of files /dev/nvidia0, 1, ..., or None if they were not listed."""
     files = {name for name in tree.listed.get("/dev", ()) if re.fullmatch(r"nvidia[0-9]{1,3}", name)}
     return len(files) if files or _GPU_FILES in tree.absent or "/dev/nvidia*" in tree.absent else None
 

@@ -36,7 +36,7 @@ _VIRTUAL_MAKERS = ("QEMU", "KVM", "VMware", "Xen", "Amazon EC2", "Google Compute
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is known of the kernel, under the names of the fields of `Host`; None where it is not."""
+    """Facts about the kernel, under the names of the fields of `Host`; None where not known."""
 
     hostname: str | None
     kernel: str | None

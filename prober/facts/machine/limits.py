@@ -49,7 +49,7 @@ def parse_shm(outputs: Sequence[Recorded]) -> int | None:
 
 
 def parse_user_is_root(outputs: Sequence[Recorded]) -> bool | None:
-    """Whether the probe ran as root."""
+    """Return True if the probe ran as root, or None if not known."""
     for output in outputs:
         if output.tool == "id" and re.fullmatch(r"\d+\s*", output.plain):
             return output.plain.strip() == "0"
@@ -65,7 +65,7 @@ def parse_own_name(outputs: Sequence[Recorded]) -> tuple[str, ...]:
 
 
 def parse_uverbs(outputs: Sequence[Recorded]) -> tuple[int | None, int | None]:
-    """How many verbs devices there are, and how many of them this user may open."""
+    """Return the number of verbs devices, and the number that this user may open."""
     for output in outputs:
         if output.tool == "test" and "/dev/infiniband/uverbs*" in output.words:
             states = re.findall(r"^/dev/infiniband/uverbs(?:\d+) (open|closed)$", output.plain, flags=re.MULTILINE)

@@ -13,7 +13,7 @@ from prober.asking.commands import Command
 from prober.asking.recording import Recorded
 
 _FILE = "libnccl-net*.so*"
-# Where the AWS, Google and HPC-X packages and images put it, none of which the loader's cache need know.
+# Folders of the AWS, Google and HPC-X packages and images. The loader's cache may lack all of them.
 _USUAL = (
     *("/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib64", "/opt/amazon/ofi-nccl/lib/*-linux-gnu"),
     *("/opt/aws-ofi-nccl/lib", "/opt/aws-ofi-nccl/install/lib", "/usr/local/gib/lib64", "/var/lib/tcpxo/lib64"),
@@ -35,7 +35,7 @@ PLUGINS = Command(
 
 
 def read_nccl_plugins(outputs: Sequence[Recorded]) -> tuple[str, ...] | None:
-    """Their paths; None where nobody looked for them."""
+    """Return the paths of the plugins, or None if they were not looked for."""
     asked = [output for output in outputs if "libnccl-net" in output.command or _OFI in output.command]
     found = re.findall(
         r"(?:^|\s)(/[^\s:]*/libnccl-net[\w.-]*\.so[\d.]*)(?=\s|$)", "\n".join(output.plain for output in asked)
@@ -44,7 +44,7 @@ def read_nccl_plugins(outputs: Sequence[Recorded]) -> tuple[str, ...] | None:
 
 
 def read_ofi_plugins(outputs: Iterable[Recorded]) -> tuple[OfiPlugin, ...] | None:
-    """Those of aws-ofi-nccl in order, each once; None where nobody looked into the files."""
+    """Return the plugins of aws-ofi-nccl in order, each once, or None if the files were not searched."""
     asked = [
         output for output in outputs if _SEARCH in output.command or (output.tool == "grep" and _OFI in output.command)
     ]

@@ -18,7 +18,7 @@ _SETTING = re.compile(r"\s*(NCCL_\w+)\s*=(.*)$")
 
 
 def read_nccl_settings(outputs: Sequence[Recorded], tree: Tree) -> tuple[NcclSetting, ...]:
-    """The settings, those of the environment first: they win."""
+    """Return the settings, the environment's first: they win."""
     found = []
     for output in outputs:
         if output.tool in ("env", "printenv", "export"):

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class OnPci(Protocol):
-    """A device or bridge of which the bridge right above is known, or not."""
+    """A device or bridge, with the bridge right above it where known."""
 
     @property
     def parent(self) -> str | None:

@@ -46,7 +46,7 @@ What = Literal["gpu", "nic", "bridge"]
 
 @dataclass(frozen=True)
 class PciFacts:
-    """What one source says of one PCI device. `secondary_bus` of a bridge: the bus below it, `0000:19`."""
+    """The facts that one source gives of one PCI device. `secondary_bus` of a bridge: the bus below it, `0000:19`."""
 
     address: str
     what: What | None = None

@@ -46,7 +46,7 @@ def software_command(access: Access) -> Command:
 
 
 def python_was_asked(outputs: Sequence[Recorded]) -> bool:
-    """Whether the outputs could show a Python: a recording of other tools alone cannot."""
+    """Return True if the outputs could show a Python: a recording of other tools alone cannot."""
     return any(output.asks_python for output in outputs)
 
 
@@ -58,7 +58,7 @@ def read_python_failure(outputs: Sequence[Recorded]) -> str | None:
 
 
 def read_software(outputs: Sequence[Recorded]) -> Software:
-    """Versions; None for what is not there."""
+    """Return the versions, None for missing software."""
     found: dict[str, str] = {}
     for output in outputs:
         if output.asks_python:

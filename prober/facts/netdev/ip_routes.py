@@ -59,7 +59,7 @@ def parse_routes(outputs: Iterable[Recorded]) -> tuple[Route, ...]:
 
 
 def _prefix(entry: Mapping[str, Any]) -> str | None:
-    """Where the route leads; None for the default route of the main table, link-local prefixes and what is none."""
+    """Return the route's prefix, or None for the main table's default route, link-local, multicast or other text."""
     text = entry.get("dst")
     if text == "default":
         return None if _table(entry) is None else "::/0" if _is_ipv6(entry) else "0.0.0.0/0"
@@ -111,7 +111,7 @@ def _text_rules(output: Recorded) -> Iterator[dict[str, Any]]:
 
 
 def _entries(outputs: Iterable[Recorded]) -> Iterator[dict[str, Any]]:
-    """Routes of `ip route`, as JSON and as text. What `show table N` prints says not of which table it is."""
+    """Yield the routes of `ip route`, from JSON or text. `show table N` names the table in its command alone."""
     for output in outputs:
         if output.tool == "ip" and not _asks(output, "rule", "ru"):
             asked = output.words[output.words.index("table") + 1 :][:1] if _asks(output, "table") else ()
@@ -142,7 +142,7 @@ def _text_routes(output: Recorded) -> Iterator[dict[str, Any]]:
 
 
 def _about(words: list[str]) -> dict[str, Any]:
-    """What the words of a route say of it, by the keys of the JSON."""
+    """Return the facts in the words of a route, by the keys of the JSON."""
     about: dict[str, Any] = {"metric": 0}
     for word, value in itertools.pairwise(words):
         if word in ("dev", "table", "pref"):

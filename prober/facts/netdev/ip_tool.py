@@ -52,7 +52,7 @@ def _netdev(name: str, entry: Mapping[str, Any]) -> PartialNetdev:
 
 
 def _other_netdev(name: object) -> str | None:
-    """The name of a netdev in the same namespace; `if5` is one of another, of which only the number is known."""
+    """Return the name of a netdev of this namespace, or None for `if5`: another namespace's, known by number only."""
     return name if isinstance(name, str) and name and not re.fullmatch(r"if\d+|NONE", name) else None
 
 
@@ -96,7 +96,7 @@ def _text_entries(output: Recorded) -> list[dict[str, Any]]:
 
 
 def _add_words(entry: dict[str, Any], words: Sequence[str]) -> None:
-    """What a line below an interface's first one says of it."""
+    """Add the facts of a line below an interface's first one to `entry`."""
     if words[0].startswith("link/"):
         entry |= {"link_type": words[0].removeprefix("link/"), "address": words[1]}
     elif words[0] in ("inet", "inet6"):
@@ -146,7 +146,7 @@ def _addresses(entry: Mapping[str, Any], family: str) -> tuple[str, ...]:
 
 
 def _accepts(make: Callable[[str], object], text: str) -> bool:
-    """Whether `make` takes the text for an address or a network."""
+    """Return True if `make` accepts the text as an address or a network."""
     try:
         make(text)
     except ValueError:

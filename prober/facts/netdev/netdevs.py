@@ -37,9 +37,9 @@ def read_netdevs(
     pinned_gbps: Mapping[str, float],
     names_by_pci: Mapping[str, str],
 ) -> NetdevReading:
-    """The netdevs in (source, facts) in order of trust.
+    """Merge the netdevs of (source, facts), given in order of trust.
 
-    `names_by_pci` names those of which a source gives the PCI address alone.
+    `names_by_pci` names the netdevs that a source gives by PCI address alone.
     """
     collected: dict[str, list[tuple[str, PartialNetdev]]] = {}
     impossible: list[Impossible] = []
@@ -64,7 +64,7 @@ def read_netdevs(
 def _names(
     facts: Iterable[PartialNetdev], names_by_pci: Mapping[str, str]
 ) -> Iterator[tuple[PartialNetdev, str | None]]:
-    """What one source says of each netdev, and its name."""
+    """Yield one source's facts of each netdev, and its name if known."""
     for netdev in facts:
         yield netdev, netdev.name or names_by_pci.get(netdev.pci_address or "")
 

@@ -1,4 +1,4 @@
-"""What one source says of a network interface, and what kind of interface that makes it."""
+"""The facts that one source gives of a network interface, and the kind of interface that follows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PHYSICAL_NAMES = re.compile(r"(en[bcopPsx]|eth|em|p\d+p|hsn|rail|net)\w*\d\w*")
 
 
 class PartialNetdev(Netdev):
-    """A netdev of which all but the name may be unknown; every source leaves out what it does not say."""
+    """A netdev as one source shows it: all but the name may be unknown."""
 
     up: bool | None = None
     mtu: int | None = None
@@ -30,7 +30,7 @@ def speed_bytes_per_s(mbps: float | None) -> float | None:
 
 
 def kind_of(netdev: PartialNetdev) -> NetdevKind | None:
-    """What kind of interface it is; by its name only where no source says."""
+    """Return the kind of the interface; by its name only if no source gives it."""
     if netdev.kind is not None:
         return netdev.kind
     if netdev.name == "lo":

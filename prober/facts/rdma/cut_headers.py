@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BlockForm:
-    """How a tool heads the block of a device and that of a port below it, and the keys of the lines of a port."""
+    """A tool's headers for a device and for a port below it, and the keys of a port's lines."""
 
     device_line: str  # a regular expression, as `port_line`
     port_line: str

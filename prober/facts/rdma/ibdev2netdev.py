@@ -1,4 +1,4 @@
-"""Which netdev belongs to which RDMA port: ibdev2netdev, with -v and without, and the GID table of show_gids."""
+"""The netdev of each RDMA port: ibdev2netdev, with -v and without, and the GID table of show_gids."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _FORM = BlockForm(
 
 
 def parse_ibv_devinfo(output: Recorded) -> tuple[PortFacts, ...]:
-    """Ports of ibv_devinfo's blocks. A port part without its `hca_id` line belongs to nobody, unless `-d` names it."""
+    """Return the ports of ibv_devinfo's blocks. Drops ports without an `hca_id` line, unless `-d` names the device."""
     options = " ".join(output.words)
     named = re.search(r"\s(?:-d|--ib-dev)[\s=]*([\w.-]+)", options, re.ASCII)
     asked = re.search(r"\s(?:-i|--ib-port)[\s=]*([0-9]{1,3})\b", options)

@@ -1,4 +1,4 @@
-"""What libfabric can open, and so NCCL's plugin for it: `fi_info`, with -v and without."""
+"""Devices that libfabric, and so NCCL's plugin for it, can open: `fi_info`, with -v and without."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINK_STATES = {"FI_LINK_UP": "Active", "FI_LINK_DOWN": "Down"}
 
 @dataclass
 class _Seen:
-    """What the lines so far say of one entry of the list."""
+    """The facts that the lines so far give of one entry of the list."""
 
     provider: str | None = None
     device: str | None = None
@@ -32,7 +32,7 @@ class _Seen:
 
 
 def read_libfabric(outputs: Iterable[Recorded]) -> tuple[LibfabricDomain, ...] | None:
-    """Every device once for each provider; None where nobody asked, () where libfabric finds none."""
+    """Return every device once for each provider: None if fi_info did not run, () if libfabric finds none."""
     asked = [output for output in outputs if output.tool == "fi_info" and not output.tool_missing]
     if not asked:
         return None

@@ -1,4 +1,4 @@
-"""What kind of port it is: by what the tools say of it, by what they would have said, and by names that tell."""
+"""The kind of a port: by facts that tools print, by facts that they would print of another kind, and by names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _kind_by_silence(port: PortFacts, netdev: Netdev | None) -> NicKind:
 
 
 def _is_ethernet(netdev: Netdev | None) -> bool:
-    """Whether the tools show an interface with an Ethernet address, which IPoIB's is not."""
+    """Return True if the tools show an interface with an Ethernet address, which IPoIB's is not."""
     return netdev is not None and netdev.mac is not None and len(netdev.mac) == len("00:00:00:00:00:00")
 
 
@@ -54,7 +54,7 @@ _NETDEV_NAMES: tuple[tuple[str, NicKind], ...] = (
 
 
 def _kind_by_name(port: PortFacts) -> NicKind | None:
-    """By names that tell; one that somebody chose (net1, rail0, rdma0) may be IPoIB's or an Ethernet interface's."""
+    """Return the kind that a default name shows. A chosen name (net1, rail0, rdma0) may be IPoIB's or Ethernet's."""
     for names, name in ((_NAMES, port.device), (_NETDEV_NAMES, port.netdev)):
         for pattern, kind in names:
             if name and re.match(pattern, name):

@@ -48,11 +48,11 @@ def read_nics(
     physical: Iterable[str],
     pinned_gbps: Mapping[str, float] | None = None,
 ) -> NicReading:
-    """The NICs in (source, facts) in order of trust.
+    """Merge the NICs of (source, facts), given in order of trust.
 
-    `links` are PCI links by address. `physical` names the netdevs that are cards; those of no RDMA port are NICs of
-    kind Ethernet. `rdma_ruled_out`: the host has no RDMA at all, so that they have none either. `pinned_gbps`, by
-    RDMA device, wins over what the tools say.
+    `links` are PCI links by address. `physical` names the netdevs that are cards; cards without an RDMA port are NICs
+    of kind Ethernet. `rdma_ruled_out`: the host has no RDMA at all, so that they have none either. `pinned_gbps`, by
+    RDMA device, overrides the tools.
     """
     collected: dict[tuple[str, int], list[Source]] = {}
     whole: dict[str, list[Source]] = {}
@@ -166,7 +166,7 @@ def _state_of_netdev(kind: NicKind, netdev_up: bool | None) -> str | None:
 
 
 def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tuple[bool | None, str]:
-    """Whether NCCL's verbs transport takes the port, and why; None where the tools did not say enough."""
+    """Return True if NCCL's verbs transport takes the port, and why; None if the tools did not show enough."""
     if kind == "unknown" and state in (None, "Active"):
         return None, "link layer not known"
     if kind == "EFA":
@@ -196,7 +196,7 @@ def _rate_gbps(port: PortFacts, kind: NicKind, state: str | None, netdev: Netdev
 
 
 def _subnet_prefix(port: PortFacts) -> str | None:
-    """What a source calls so, or the first half of its default GID."""
+    """Return the subnet prefix that a source gives, or the first half of the default GID."""
     return port.subnet_prefix or next((subnet_prefix(entry.gid) for entry in port.gids if entry.index == 0), None)
 
 

@@ -1,4 +1,4 @@
-"""What one source says of one RDMA port, and the words all sources are translated to (ibstat's)."""
+"""The facts that one source gives of one RDMA port, in the words of ibstat."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class PortFacts:
 
 
 def marked_if_old(ports: Sequence[PortFacts]) -> tuple[PortFacts, ...]:
-    """The ports of one whole output, marked as `before_roce` where none has a link layer.
+    """Return the ports of one whole output, marked as `before_roce` if none has a link layer.
 
-    The last block may be cut before that line, so that one block alone tells nothing.
+    The last block may be cut before that line, so that one block alone proves nothing.
     """
     if len(ports) < 2 or any(port.link_layer for port in ports):
         return tuple(ports)
@@ -96,12 +96,12 @@ def marked_if_old(ports: Sequence[PortFacts]) -> tuple[PortFacts, ...]:
 
 
 def state_word(text: str | None) -> str | None:
-    """`Active` of `4: ACTIVE`, `PORT_ACTIVE (4)`, `ACTIVE`; None for what is no state."""
+    """Return `Active` for `4: ACTIVE`, `PORT_ACTIVE (4)`, `ACTIVE`, or None for other text."""
     return _STATES.get(_letters(text).removeprefix("port"))
 
 
 def phys_state_word(text: str | None) -> str | None:
-    """`LinkUp` of `5: LinkUp`, `LINK_UP (5)`, `LINK_UP`; None for what is no physical state."""
+    """Return `LinkUp` for `5: LinkUp`, `LINK_UP (5)`, `LINK_UP`, or None for other text."""
     return _PHYS_STATES.get(_letters(text))
 
 
@@ -115,7 +115,7 @@ def _letters(text: str | None) -> str:
 
 
 def gid(index: int, text: str, version: str | None, netdev: str | None) -> Gid | None:
-    """A GID entry; None for zeros and for what is no GID. `version`: v1, v2 or the words of sysfs."""
+    """Return a GID entry, or None for zeros and other text. `version`: v1, v2 or the words of sysfs."""
     try:
         address = ipaddress.IPv6Address(text.strip())
     except ValueError:
@@ -156,9 +156,9 @@ def interface_id(gid_text: str | None) -> str | None:
 
 
 def is_made_of_a_mac(port_guid: str | None) -> bool:
-    """Whether the GUID is that of an Ethernet port, made of a global MAC address by the rule of IPv6.
+    """Return True if the GUID is an Ethernet port's, made of a global MAC address by the rule of IPv6.
 
-    That puts ff:fe in the middle and sets the bit 0x02, which a GUID that a maker gave has clear.
+    The rule puts ff:fe in the middle and sets the bit 0x02, which is clear in a maker's GUID.
     """
     digits = (port_guid or "").replace(":", "")
     return len(digits) == 16 and digits[6:10] == "fffe" and bool(int(digits[:2], 16) & 0x02)

@@ -1,4 +1,4 @@
-"""The ports whose names and numbers can be those of RDMA ports, and what of their facts can be."""
+"""Ports with possible names and numbers, reduced to the facts that are possible."""
 
 from __future__ import annotations
 
