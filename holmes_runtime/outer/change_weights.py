@@ -1,4 +1,4 @@
-"""Moving the weights of a rank by what islands have come to, on all ranks that hold copies of them."""
+"""Moves the weights of a rank to the result of an outer step, on all ranks that hold copies of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holmes_runtime.parallel.zero1 import Zero1
 
 
 def change_weights(zero1: Zero1, groups: RankGroups, names: Collection[str], values: Values, adds: bool) -> None:
-    """Puts or adds `values` of the owned pieces to the masters of parameters `names`, and of their copies.
+    """Set the masters of parameters `names` and their copies to `values` of the owned pieces, or add `values` to them.
 
     Nothing is published yet.
     """
@@ -32,7 +32,7 @@ def change_weights(zero1: Zero1, groups: RankGroups, names: Collection[str], val
 
 
 def _shared(shard: Shard, values: Values, groups: RankGroups, is_tied: bool) -> Tensor:
-    """The values of a shard on its device, from the rank that owns it where that is another."""
+    """Return the values of a shard on its device, received from the owner where that is another rank."""
     own = values.get(shard.name)
     device = shard.gradient.device
     moved = torch.empty(shard.stop - shard.start, device=device) if own is None else own.to(device)
@@ -44,5 +44,5 @@ def _shared(shard: Shard, values: Values, groups: RankGroups, is_tied: bool) -> 
 
 
 def _broadcast(values: Tensor, group: ProcessGroup) -> None:
-    """From the first rank of the group."""
+    """Broadcast from the first rank of the group."""
     dist.broadcast(values, group=group, group_src=0)

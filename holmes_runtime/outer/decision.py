@@ -1,4 +1,4 @@
-"""Who takes part in an exchange between islands, and which state is the common one since."""
+"""The roster of an outer sync between islands, and the common state that follows from it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MAX_EARLY = 100  # intervals
 
 @dataclass(frozen=True, order=True)
 class Coming:
-    """An island that has come, for the `start`th time begun anew, with so many ranks.
+    """An island that has arrived at an outer sync: its `start`th start, with so many ranks.
 
-    `exchange` is the next it is to take part in, and `lineage` tells its state apart from any other. It `is_behind` if
-    it knows that others have gone on without it. `tokens` are those of its change; `early` is the share of the
-    steps between two exchanges that it had not taken when it was called, and it takes `interval_s` for all of them. Its
-    groups were made for slot `groups`, -1 if it has none. `follows` is the lineage of the state that it is being given;
-    `ANEW` where that has failed before, empty where there was none.
+    `exchange` is the next outer sync it takes part in, and `lineage` identifies its state. It `is_behind` if it knows
+    that others have gone on without it. `tokens` are the tokens of its pseudo-gradient. `early` is the share of an
+    interval's steps that it had not taken when it was called, and `interval_s` the seconds of a whole interval. Its
+    groups were made in round `groups`, -1 if it has none. `follows` is the lineage of the state that it is receiving:
+    `ANEW` where a transfer has failed before, empty where there was none.
     """
 
     island: int
@@ -49,15 +49,16 @@ class Coming:
 
     @property
     def calls(self) -> bool:
-        """Whether others are to come at once, as it needs their state. Who is being given it follows them."""
+        """True if others should arrive at once, as this island needs their state and is not receiving it yet."""
         return self.is_behind and not self.follows
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Who takes part in the exchange of a slot, by island: members with their changes, and joiners.
+    """The roster of one rendezvous round, by island: members with their pseudo-gradients, and joining islands.
 
-    Joiners get the state. Those who are being given that which the members come with follow: they hear of the changes.
+    Joining islands receive the state. Those already receiving the state that the members bring are followers: they
+    receive the pseudo-gradients too.
     """
 
     slot: int
@@ -73,38 +74,38 @@ class Decision:
 
     @property
     def followers(self) -> tuple[Coming, ...]:
-        """Joiners who are being given the state that the members come with."""
+        """Joining islands that are receiving the state that the members bring."""
         return tuple(each for each in self.joiners if each.follows and each.follows == self.members[0].lineage)
 
     @property
     def newcomers(self) -> tuple[Coming, ...]:
-        """Joiners to whom the state after this exchange is given, once it has taken place."""
+        """Joining islands that receive the state after this outer sync, once it has taken place."""
         return tuple(each for each in self.joiners if each not in self.followers)
 
     @property
     def participants(self) -> tuple[Coming, ...]:
-        """Members and followers by island: the exchange takes place among these."""
+        """Members and followers by island: the islands that communicate in the outer sync."""
         return tuple(sorted((*self.members, *self.followers)))
 
     def giver(self, newcomer: Coming) -> Coming:
-        """The member that gives it the state; several newcomers are given it by as many."""
+        """Return the member that sends the state to this newcomer; members take turns."""
         return self.members[self.newcomers.index(newcomer) % len(self.members)]
 
     @property
     def all(self) -> tuple[Coming, ...]:
-        """Members and joiners by island."""
+        """Members and joining islands, in order."""
         return tuple(sorted((*self.members, *self.joiners)))
 
     @property
     def lineage(self) -> str:
-        """What tells the state after the exchange apart from any other."""
+        """The identifier of the state after the outer sync."""
         taken = to_json(replace(self, slot=0, joiners=()))
         return hashlib.blake2b(f"{self.members[0].lineage}/{taken}".encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The last exchange that took place, by whom, in which slot, and what the state is since."""
+    """The last outer sync that took place, its round, and the lineage of the state after it."""
 
     slot: int
     exchange: int
@@ -114,14 +115,14 @@ class Reached:
         check_counts(self, MAX_COUNT, "slot", "exchange")
 
     def is_past(self, exchange: int, lineage: str) -> bool:
-        """Whether an island in the state `lineage`, the next of whose exchanges is `exchange`, has missed it."""
+        """Return True if an island in state `lineage`, next due at `exchange`, has missed this outer sync."""
         return self.exchange >= exchange or (self.exchange == exchange - 1 and self.lineage != lineage)
 
 
 class Patience(NamedTuple):
-    """How long an island waits for others after it has come itself, and how long it waits for those that are ahead.
+    """The seconds an island waits for others after its own arrival (`grace_s`), or for islands ahead of it (`ahead_s`).
 
-    For those that are lost it waits `lost_s`, as they may be on their way back.
+    It waits `lost_s` for lost islands, as they may be on their way back.
     """
 
     grace_s: float
@@ -129,7 +130,7 @@ class Patience(NamedTuple):
     lost_s: float = 0.0
 
     def with_interval_of(self, before: Decision | None) -> Patience:
-        """For those who held the exchange before, and come to the next after an interval of theirs."""
+        """Return this patience, extended for islands that first end an interval after the outer sync `before`."""
         longest_s = max((each.interval_s for each in before.all), default=0.0) if before else 0.0
         return self._replace(ahead_s=max(self.ahead_s, self.grace_s + 2 * longest_s))
 
@@ -144,11 +145,11 @@ def decide(
     patience: Patience,
     quorum: int,
 ) -> Decision | None:
-    """Who takes part, as far as island `mine` can tell that has come itself `waited_s` ago; None to wait on.
+    """Return the roster as island `mine` sees it, `waited_s` after its own arrival; None to wait on.
 
-    `expected` took part the last time, and no others but `possible` can come. Those who are furthest are members, in
-    the state that most of them have. Where all that come are behind those who took the last step, as after a loss of
-    all, they go on from what they have.
+    `expected` took part the last time, and only `possible` islands can arrive. Members are the furthest islands in
+    the state that most of them have. If every arrival is behind the last outer step, as after a loss of all islands,
+    they go on from the state they have.
     """
     able = [each for each in coming if not each.is_behind]
     if len(coming) < quorum:

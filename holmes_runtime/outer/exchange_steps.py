@@ -1,4 +1,4 @@
-"""After how many steps an island comes to exchanges."""
+"""Steps after which an island arrives at outer syncs."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from holmes_runtime.outer.decision import Coming
 
 
 class Pace(NamedTuple):
-    """How fast steps are taken: `steps` so far, from `first_steps` on at `began_s` of the monotonic clock."""
+    """The speed of inner steps: now at `steps`, counted from `first_steps` at `began_s` of the monotonic clock."""
 
     first_steps: int
     began_s: float
     steps: int
 
     def without(self, steps: int) -> Pace:
-        """After so many that were left out."""
+        """Return the pace after so many steps were skipped."""
         return Pace(self.first_steps + steps, self.began_s, self.steps + steps)
 
     def step_s(self) -> float:
-        """Seconds a step, at least: of the one under way, where none is done yet."""
+        """Return the seconds of a step; before the first has ended, its seconds so far."""
         return (time.monotonic() - self.began_s) / max(1, self.steps - self.first_steps)
 
 
 class TakenByOthers(NamedTuple):
-    """Steps that those who were joined have taken since they came to the exchange."""
+    """Steps that the other islands took between the outer sync and our join."""
 
     steps: int
 
 
 def due_after(exchange: int, inner_steps: int, fragments: int) -> int:
-    """The steps after which an exchange begins: that of a round's last fragment at its end."""
+    """Return the steps after which an outer sync is due: a round's last one at the end of the round."""
     round_number, fragment = divmod(exchange, fragments)
     return round_number * inner_steps + (fragment + 1) * inner_steps // fragments
 
 
 def interval_before(exchange: int, inner_steps: int, fragments: int) -> int:
-    """The steps from the exchange before to this one."""
+    """Return the steps from the previous outer sync to this one."""
     return due_after(exchange, inner_steps, fragments) - (
         due_after(exchange - 1, inner_steps, fragments) if exchange else 0
     )
 
 
 class Rounds(NamedTuple):
-    """The exchanges of a run of `steps`, which are whole rounds."""
+    """The outer syncs of a run of `steps`, which are whole rounds."""
 
     steps: int
     inner_steps: int
@@ -54,20 +54,20 @@ class Rounds(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The exchange at the end of the run."""
+        """The outer sync at the end of the run."""
         return self.steps // self.inner_steps * self.fragments - 1
 
     def planned(self, exchange: int) -> int:
-        """Return the steps after which that exchange begins."""
+        """Return the steps after which that outer sync is planned."""
         return due_after(exchange, self.inner_steps, self.fragments)
 
     def interval(self, exchange: int) -> int:
-        """Return the steps from the exchange before to that one."""
+        """Return the steps from the previous outer sync to that one."""
         return interval_before(exchange, self.inner_steps, self.fragments)
 
 
 def next_due(counters: OuterCounters, inner_steps: int) -> int:
-    """When the next exchange is due: as planned, or as long after the one before as planned if that one was late."""
+    """Return the steps after which the next outer sync is due: as planned, or later by the delay of the one before."""
     number, _, synced_steps, *_ = counters
     fragments = len(synced_steps)
     if not number:
@@ -77,9 +77,10 @@ def next_due(counters: OuterCounters, inner_steps: int) -> int:
 
 
 def taken_since(until_s: float, since_s: float, interval_s: float, interval_steps: int, delay_steps: int) -> int:
-    """Steps that islands take at `interval_steps` an interval: `until_s` before an exchange has taken place, and after.
+    """Return the steps that islands take from `until_s` before an outer sync took place to `since_s` after it.
 
-    Until it has, they wait after `delay_steps`; for the next exchange after all the steps of an interval.
+    They take `interval_steps` in `interval_s`. Until it has taken place they stop after `delay_steps`, and for the
+    next outer sync after all steps of an interval.
     """
     if interval_s <= 0.0:  # nothing is known of how long they take
         return min(interval_steps, delay_steps)
@@ -88,10 +89,10 @@ def taken_since(until_s: float, since_s: float, interval_s: float, interval_step
 
 
 def is_awaited(waiting: Sequence[Coming], left_s: float, grace_s: float, is_last: bool) -> bool:
-    """Whether an island that would come in `left_s` should come at once, as others wait.
+    """Return True if an island that would arrive in `left_s` should arrive at once, as others wait.
 
-    They wait for its state if they are behind and it is not on its way to them; the exchange that `is_last` stays at
-    the end of the run all the same. Otherwise what it has learned might be left out.
+    They wait for its state if they are behind and are not receiving it yet; only the outer sync that `is_last` stays
+    at the end of the run. Other islands wait at most the grace time: an island that arrives much later is left out.
     """
     if any(each.calls for each in waiting) and not is_last:
         return True

@@ -1,4 +1,4 @@
-"""By what members of an exchange notice that changes of parameters were changed on the way, or that states differ."""
+"""Keyed digests by which members of an outer sync detect altered messages and differing states."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ TAGS_BYTES = 2 * TAG_BYTES
 
 
 class ExchangeTags:
-    """Those of one exchange. Members are known by their positions in it."""
+    """Tags of one outer sync. Members are identified by their positions in it."""
 
     def __init__(self, maker: LaneMaker, decision: Decision) -> None:
         self._maker, self._decision = maker, decision
 
     def tags(self, lane: Lane, position: int, packed: Tensor, digest: Tensor) -> Tensor:
-        """Return two tags of what a member sent and of the state that it has come to, uint8 (TAGS_BYTES,)."""
+        """Return two tags, of what a member sent and of its state afterwards, uint8 (TAGS_BYTES,)."""
         of_state = self._of_state(lane, position, digest)
         return torch.cat([of_state, self._of_packed(lane, position, packed, of_state)])
 
     def check(self, lane: Lane, position: int, packed: Tensor, tags: Tensor) -> None:
-        """Raises ChangedOnTheWay if the member sent other bytes, or other tags."""
+        """Check that the member sent these bytes and tags.
+
+        Raises:
+            ChangedOnTheWay: something was altered on the way.
+        """
         of_state, of_packed = tags[:TAG_BYTES], tags[TAG_BYTES:]
         if not torch.equal(self._of_packed(lane, position, packed, of_state), of_packed):
             island = self._decision.participants[position].island
@@ -34,7 +38,7 @@ class ExchangeTags:
             raise ChangedOnTheWay(f"what rank {rank} of island {island} sent to rank {mine} of another {CHANGED}")
 
     def agree(self, lane: Lane, position: int, digest: Tensor, tags: Tensor) -> bool:
-        """Whether the member has come to the state of this digest; its tags have been checked."""
+        """Return True if the member has reached the state of this digest; `check` has passed."""
         return torch.equal(self._of_state(lane, position, digest), tags[:TAG_BYTES])
 
     def _of_state(self, lane: Lane, position: int, digest: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The state that islands have in common on its way to one that comes back, rank to rank, beside training.
+"""State transfer: anchor and momentum travel rank to rank to a joining island while all others train.
 
-It travels in pieces. Between two of them the exchanges of the giver pass, for which its island may be waiting.
+They are sent in pieces. Between two pieces the sender's outer syncs pass, for which its island may be waiting.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Pieces = Iterator[list[tuple[OpenLane, Tensor]]]
 
 
 class Giving:
-    """What one rank of the giver sends: anchor and momentum as they are `after` an exchange, copied before it begins.
+    """The transfer that one rank of the sender makes: anchor and momentum `after` an outer sync, copied first.
 
-    Pieces leave while `is_free`. Raises ValueError if the islands do not train one model.
+    Pieces are sent while `is_free`. Raises ValueError if the islands do not train one model.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Giving:
             print(f"island {self.newcomer.island} has not got the whole state: {error}", flush=True)
 
     def is_over(self, limit_s: float) -> bool:
-        """Whether it is, within so long."""
+        """Return True if the transfer ends within so long."""
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
 
 class Given:
-    """What one rank of a newcomer gets, by lane: anchor and momentum one after the other, fp32.
+    """The state that one rank of a newcomer receives, by lane: anchor, then momentum, fp32.
 
     Raises ValueError if the islands do not train one model.
     """
@@ -80,7 +80,7 @@ class Given:
         self.states = [torch.empty(2 * lane.elements) for lane in self.lanes]
 
     def wait(self, is_given_up: Event) -> None:
-        """Until all is there, or is given up. Raises RuntimeError if the giver is gone."""
+        """Wait until all is there, or is given up. Raises RuntimeError if the sender is gone."""
         opened = self._maker.open(self.lanes, NEWCOMER, self._name)
         ahead = deque[Posted]()
         for pieces in _pieces(opened, self.states):
@@ -95,12 +95,12 @@ class Given:
 
 
 def _name(decision: Decision, newcomer: Coming) -> str:
-    """Where the two meet to make their groups."""
+    """Return the prefix under which both ends make their groups."""
     return f"state/{decision.slot}/{newcomer.island}"
 
 
 def _pieces(opened: Sequence[OpenLane], states: Sequence[Tensor]) -> Pieces:
-    """Those of all lanes that travel at once, in turn."""
+    """Yield the pieces of all lanes that are sent at once, in turn."""
     for first in range(0, max(map(len, states), default=0), PIECE):
         yield [
             (lane, state[first : first + PIECE])
@@ -110,7 +110,7 @@ def _pieces(opened: Sequence[OpenLane], states: Sequence[Tensor]) -> Pieces:
 
 
 def _compare(maker: LaneMaker, opened: Sequence[OpenLane], states: Sequence[Tensor], me: int, name: str) -> None:
-    """Hears that the other end has the same. Raises ChangedOnTheWay if it has not."""
+    """Check that the other end has the same state. Raises ChangedOnTheWay if it has not."""
     peer = NEWCOMER if me == GIVER else GIVER
     digests = [digest_of([state]) for state in states]
     tags = [maker.tag(lane.lane, name, me, digest) for lane, digest in zip(opened, digests, strict=True)]

@@ -1,4 +1,4 @@
-"""One exchange between islands from the coming to the verdict, as one rank takes part in it; in a thread of its own."""
+"""One rank's part in an outer sync, from arrival to verdict, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Done = TypeVar("Done")
 
 
 class NotHeldError(RuntimeError):
-    """Why an exchange has not taken place."""
+    """The reason why an outer sync has not taken place."""
 
 
 class NotGivenError(RuntimeError):
-    """Why an island that is behind has not got the others' state."""
+    """The reason why an island that is behind has not received the others' state."""
 
 
 class IslandExchange:
-    """Exchanges of one rank. `start` is the number of this start of its island, `fragments` says what travels when."""
+    """The outer syncs of one rank. `start` numbers this start of its island; `fragments` assigns parameters."""
 
     def __init__(
         self,
@@ -66,16 +66,17 @@ class IslandExchange:
         self._is_free.set()
 
     def hold(self, offer: Offer) -> Outcome:
-        """Takes part in one exchange with those who come; an island that is behind, until it has their state.
+        """Take part in one outer sync; an island that is behind repeats it until it has the others' state.
 
-        Raises RuntimeError if none takes place.
+        Raises:
+            RuntimeError: none took place in `MOST_FAILURES` tries.
         """
         began_s = time.monotonic()
-        # Who is called comes after the step it is in.
+        # A called island arrives after the step it is in.
         grace_s = max(self._sync.grace_s, 2 * (offer.step_s + LOOK_S))
         ahead_s = grace_s + self._limit_s + 2 * offer.interval_s
         patience = Patience(grace_s, ahead_s)
-        if offer.exchange >= self._fragments.last:  # who is not in it ends with another model
+        if offer.exchange >= self._fragments.last:  # an island that misses it ends with another model
             patience = Patience(ahead_s, ahead_s, lost_s=grace_s)
         follows, trouble = "", ""
         for _ in range(MOST_FAILURES):
@@ -95,7 +96,7 @@ class IslandExchange:
         raise RuntimeError(f"islands: exchange {offer.exchange} failed {MOST_FAILURES} times; the last time: {trouble}")
 
     def _hold_once(self, offer: Offer, patience: Patience, follows: str) -> Outcome:
-        """Raises NotHeldError or NotGivenError if nothing has come of it."""
+        """Take part in rounds until one has an outcome. Raises NotHeldError or NotGivenError if one fails."""
         joining: Joining | None = None
         try:
             while True:
@@ -121,13 +122,13 @@ class IslandExchange:
                 joining.give_up()
 
     def _join(self, decision: Decision, decided_s: float, me: Coming) -> Joining:
-        """Begins to get the state after an exchange that this island is not in. Raises NotGivenError."""
+        """Start to receive the state after an outer sync that this island is not in. Raises NotGivenError."""
         if trouble := self._meeting.hear(decision):
             raise NotGivenError(trouble)
         return Joining(self._maker, decision, decided_s, me, self._state, self._sync, self._fragments)
 
     def _follow(self, joining: Joining, decision: Decision, decided_s: float) -> None:
-        """Hears an exchange that others hold. Raises NotGivenError if it has not taken place."""
+        """Receive the messages of an outer sync of other islands. Raises NotGivenError if it has not taken place."""
         try:
             followed = self._take_part(
                 decision, lambda: joining.listen(decision, decided_s, self._lane_cells(decision))
@@ -160,7 +161,7 @@ class IslandExchange:
         return outcome._replace(sent_bytes=outcome.sent_bytes + sum(each.sent_bytes for each in over))
 
     def _take_part(self, decision: Decision, act: Callable[[], Done]) -> Done:
-        """What `act` comes to among those who take part. Raises NotHeldError if the exchange has not taken place."""
+        """Return the result of `act` once all participants are done. Raises NotHeldError if the outer sync failed."""
         result: Done | None = None
         try:
             self._open(decision)
@@ -175,9 +176,9 @@ class IslandExchange:
         return result
 
     def _watched(self, decision: Decision, act: Callable[[], Done]) -> Done:
-        """What `act` comes to. Raises RuntimeError as soon as it is known that the exchange does not take place.
+        """Return the result of `act`. Raises RuntimeError as soon as it is known that the outer sync fails.
 
-        Nothing ends a wait in Gloo before its time, so it is left to a thread, whose result nobody takes then.
+        Nothing ends a wait in Gloo early, so `act` runs in a thread, and its result is dropped then.
         """
         done = Future[Done]()
 
@@ -198,7 +199,7 @@ class IslandExchange:
                 raise RuntimeError(trouble)
 
     def _open(self, decision: Decision) -> None:
-        """Makes the groups that are needed, unless all have the same from an exchange before."""
+        """Make the lanes' groups, unless all participants have the same ones from an earlier outer sync."""
         islands = decision.participants
         made = {each.groups for each in islands}
         if len(made) == 1 and self._opened >= 0 and self._islands == len(islands):
@@ -213,7 +214,7 @@ class IslandExchange:
         return [each.island for each in islands].index(self._sync.island)
 
     def _lane_cells(self, decision: Decision) -> list[LaneCells]:
-        """The lanes that have something of the fragment, with that."""
+        """Return the lanes that carry a part of the fragment, with their cells."""
         of_all = (LaneCells(lane, self._cells(lane, decision.exchange)) for lane in self._lanes)
         return [each for each in of_all if each.cells]
 
@@ -221,7 +222,7 @@ class IslandExchange:
         return [cell for cell in lane.lane.cells if self._fragments.has(cell.name, exchange)]
 
     def _step(self, outcome: Outcome, decision: Decision, offer: Offer) -> Outcome:
-        """The outer step of this rank's part of the fragment, of which those who follow hear too."""
+        """Take the outer step of this rank's part of the fragment; followers receive its pseudo-gradient too."""
         state, sync, islands = self._state, self._sync, decision.participants
         codec: Codec = sync.codec if len(islands) > 1 else "none"  # alone there is nothing to save
         position, members = self._position(islands), [islands.index(each) for each in decision.members]
@@ -272,9 +273,10 @@ class IslandExchange:
         tells: tuple[int, ...],
         decision: Decision,
     ) -> None:
-        """Sends tags of what the `parcels` had, and of the state that has come of it, to those at `tells`.
+        """Send tags of this rank's message and its new state to some positions, and check the members' tags.
 
-        Raises RuntimeError unless what came is what all members sent, and they have come to the same.
+        Raises:
+            RuntimeError: a message was altered on the way, or the states of members differ.
         """
         tags = ExchangeTags(self._maker, decision)
         comparing = []
@@ -293,7 +295,7 @@ class IslandExchange:
                     )
 
     def _give(self, decision: Decision, outcome: Outcome) -> None:
-        """Begins to give the state after this exchange, all fragments of it, to those whose giver this island is."""
+        """Start to send the state after this outer sync, all fragments, to the newcomers assigned to this island."""
         state = self._state
         after = {**state.anchor, **outcome.anchor}, {**state.momentum, **outcome.momentum}
         for newcomer in decision.newcomers:
@@ -306,7 +308,7 @@ class IslandExchange:
                     self._givings.append(giving)
 
     def finish(self) -> None:
-        """Waits until those have the state to whom it is being given, as long as they are there."""
+        """Wait until the islands that are receiving the state have it, or are lost."""
         for each in self._givings:
             if self._rank == 0 and not each.is_over(0.0):
                 print(f"gives island {each.newcomer.island} the state before it ends", flush=True)

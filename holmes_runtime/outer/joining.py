@@ -1,7 +1,7 @@
-"""The way of a rank whose island comes back: it is given the state beside the others' training, and follows them.
+"""Catch-up of a joining island's rank: it receives the state while the others train, and replays their outer steps.
 
-What the others exchange while the state is on its way is kept. When all of the state is there, the same outer steps
-are taken on it, and the rank has what those have who were there.
+Messages of outer syncs during the transfer are kept. Once all of the state is there, the same outer steps are taken on
+it, and the rank has the state of those who took part.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FP32_BYTES = 4
 
 
 class Followed(NamedTuple):
-    """An exchange that the state does not have yet: by lane its cells, what each member sent, and the first one's tags.
+    """An outer sync to be replayed: by lane its cells, the message of each member, and the first member's tags.
 
-    It was decided on at `decided_s` of this rank's clock.
+    Its roster was agreed on at `decided_s` of this rank's clock.
     """
 
     decision: Decision
@@ -44,7 +44,7 @@ class Followed(NamedTuple):
 
 
 class Joining:
-    """The state that a newcomer's rank is given after an exchange, and what it follows meanwhile."""
+    """The state that a newcomer's rank receives after an outer sync, and the outer syncs to replay on it."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class Joining:
             self._given.set_exception(error)
 
     def give_up(self) -> None:
-        """What is still on its way is not wanted any more."""
+        """Give up the transfer."""
         self._is_given_up.set()
 
     def listen(self, decision: Decision, decided_s: float, lanes: Sequence[LaneCells]) -> Followed:
-        """Hears on these lanes, each with its cells of the fragment, what the members of an exchange send.
+        """Receive on these lanes, each with its cells of the fragment, the messages of an outer sync's members.
 
-        Raises ChangedOnTheWay if that is not what they sent, as far as the first one's tags show it.
+        Raises ChangedOnTheWay if the first member's tags show that its message was altered.
         """
         positions = [decision.participants.index(each) for each in decision.members]
         codec, streams = self._sync.codec, self._sync.streams
@@ -102,7 +102,7 @@ class Joining:
         return Followed(decision, decided_s, on, [cells for _, cells in lanes], packed, tags)
 
     def follow(self, followed: Followed) -> None:
-        """That exchange has taken place."""
+        """Keep an outer sync that has taken place, to be replayed."""
         before = self.outcome
         self._followed.append(followed)
         bytes_more = sum(each.nbytes for of_lane in followed.packed for each in of_lane)
@@ -111,7 +111,7 @@ class Joining:
         )
 
     def turn(self, slot: int) -> str:
-        """What all ranks of the island do that have waited since that slot: DONE, FOLLOW, or FAILED and why."""
+        """Return the turn all ranks of the island take, after that round: DONE, FOLLOW, or FAILED and why."""
         meeting, has_told = self._maker.meeting, False
         while True:
             if not has_told:
@@ -126,7 +126,7 @@ class Joining:
                 return turn
 
     def _catch_up(self) -> str | None:
-        """Takes what has been followed into the state that is there; what is wrong with it, if anything."""
+        """Replay the outer syncs on the received state; return the error, if any."""
         try:
             if not self._has_state:
                 self._take(self._given.result())
@@ -147,7 +147,7 @@ class Joining:
         self._has_state = True
 
     def _step(self, followed: Followed) -> None:
-        """The outer step of an exchange that was followed."""
+        """Replay one outer step."""
         state, sync, (anchor, momentum) = self._state, self._sync, (self.outcome.anchor, self.outcome.momentum)
         tokens = [each.tokens for each in followed.decision.members]
         rate, factor = self._fragments.rule(followed.decision.exchange, sync)

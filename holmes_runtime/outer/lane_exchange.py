@@ -1,4 +1,4 @@
-"""The groups over which one rank exchanges with ranks of other islands, a group a lane, and what travels on them."""
+"""The process groups of one rank with ranks of other islands, one per lane, and the messages on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OpenLane(NamedTuple):
 
 
 class LaneCells(NamedTuple):
-    """A lane, and those of its cells that travel at once."""
+    """A lane, and the cells of it that one message carries."""
 
     lane: OpenLane
     cells: list[Cell]
@@ -45,15 +45,16 @@ class LaneMaker(NamedTuple):
     streams: int
 
     def lanes(self, islands: Sequence[Coming], position: int) -> list[Lane]:
-        """Its lanes with these `islands`, of which its own is at that position.
+        """Return this rank's lanes with these `islands`; its own is at `position`.
 
-        Raises ValueError if they do not train one model.
+        Raises:
+            ValueError: the islands do not train one model.
         """
         layouts = [self.meeting.layout(each.island, each.start, each.num_ranks) for each in islands]
         return lanes_of(layouts, position, self.rank)
 
     def tag(self, lane: Lane, name: str, position: int, *parts: Tensor) -> Tensor:
-        """The tag, uint8 (TAG_BYTES,), of what the owner at `position` sends on a lane; `name` tells when and why.
+        """Return the tag, uint8 (TAG_BYTES,), of a message of the owner at `position`; `name` is its round and purpose.
 
         Both ends know the length of all parts.
         """
@@ -61,10 +62,12 @@ class LaneMaker(NamedTuple):
         return torch.frombuffer(bytearray(tag_of(self.meeting.key, where, *map(_bytes_of, parts))), dtype=torch.uint8)
 
     def open(self, lanes: Sequence[Lane], position: int, name: str) -> list[OpenLane]:
-        """Makes the groups of the lanes; `name` tells them from those made before.
+        """Make the groups of the lanes under `name`, which no earlier groups have.
 
-        All ranks make theirs by owners, the least first, so that no order of them can hang. Raises RuntimeError naming
-        the interface if one cannot be made.
+        All ranks go through their lanes in the order of owners, so that no group can wait for another in a circle.
+
+        Raises:
+            RuntimeError: a group cannot be made; names the interface.
         """
         opened = []
         for lane in lanes:
@@ -79,7 +82,7 @@ class LaneMaker(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """What one lane sends, to the owners at the positions `to`, and gets, by position. Tensors of one dimension."""
+    """A message of one lane to the owners at positions `to`, and buffers for theirs, by position. One-dimensional."""
 
     lane: OpenLane
     sends: Tensor | None
@@ -88,20 +91,20 @@ class Parcel(NamedTuple):
 
 
 class Posted(NamedTuple):
-    """What is under way; neither it nor what it fills may be freed before."""
+    """Transfers in progress; keeps their buffers alive."""
 
     works: list[Any]
     parcels: Sequence[Parcel]
 
     def wait(self) -> int:
-        """Until all of it has left, and come; the bytes that came. Raises RuntimeError if a peer is gone."""
+        """Wait until all is sent and received; return the bytes received. Raises RuntimeError if a peer is gone."""
         for work in self.works:
             work.wait()
         return sum(target.nbytes for parcel in self.parcels for target in parcel.gets.values())
 
 
 def post(parcels: Iterable[Parcel], streams: int) -> Posted:
-    """Begins to send and to receive all of them at once."""
+    """Start to send and to receive all parcels at once."""
     posted = Posted([], list(parcels))
     for (_, group), sends, to, gets in posted.parcels:
         for position, target in gets.items():
@@ -113,16 +116,16 @@ def post(parcels: Iterable[Parcel], streams: int) -> Posted:
 
 
 def carry(parcels: Sequence[Parcel], streams: int) -> int:
-    """Sends and receives all of them at once; the bytes this rank has sent. Raises RuntimeError if a peer is gone."""
+    """Send and receive all parcels at once; return the bytes sent. Raises RuntimeError if a peer is gone."""
     post(parcels, streams).wait()
     return sum(len(each.to) * each.sends.nbytes for each in parcels if each.sends is not None)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
 def _parts(tensor: Tensor, streams: int) -> Sequence[Tensor]:
-    """The parts in which it travels, each on a connection of its own; the same at both ends."""
+    """Return the parts of a tensor, one per connection; the same at both ends."""
     return tensor.chunk(max(1, min(streams, tensor.numel() // LEAST_PART)))

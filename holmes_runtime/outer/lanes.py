@@ -1,7 +1,7 @@
-"""What islands exchange of which parameters, rank with rank.
+"""Lanes between islands: the ranks that own the same elements, and those elements.
 
-Every island holds each parameter once, cut into pieces as its own plan has it. What one rank of each island has in
-common is a lane: these ranks, and no others, exchange it.
+Every island holds each parameter once, cut into pieces by its own plan. The elements that one rank of each island
+owns form a lane: only these ranks exchange them.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ class Cell(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Its numbers."""
+        """The number of its elements."""
         return math.prod(self.sizes)
 
 
 class Lane(NamedTuple):
-    """The ranks that own the same cells, one of each island, in the islands' order; and these, in one order for all."""
+    """The ranks that own the same cells, one of each island, in the islands' order; and these cells, sorted."""
 
     owners: tuple[int, ...]
     cells: tuple[Cell, ...]
 
     @property
     def elements(self) -> int:
-        """Those of its cells."""
+        """The number of elements of its cells."""
         return sum(cell.elements for cell in self.cells)
 
 
 def cells_of(piece: Piece) -> list[Cell]:
-    """The boxes of the whole parameter that the piece consists of, in the order of its elements."""
+    """Return the boxes of the whole parameter that the piece consists of, in the order of its elements."""
     return [
         Cell(piece.name, tuple(map(sum, zip(box.offsets, piece.offset, strict=True))), box.sizes)
         for box in boxes(piece.shape, piece.start, piece.stop)
@@ -80,9 +80,10 @@ def cells_of(piece: Piece) -> list[Cell]:
 
 
 def lanes_of(layouts: Sequence[Layout], island: int, rank: int) -> list[Lane]:
-    """The lanes of `rank` of the island at that position in `layouts`, by their owners.
+    """Return the lanes of `rank` of the island at that position in `layouts`, sorted by owners.
 
-    Raises ValueError, naming the parameter, if an island does not hold what the rank owns.
+    Raises:
+        ValueError: an island does not hold what the rank owns; names the parameter.
     """
     names = {piece.name for piece in layouts[island].ranks[rank]}
     held = [_by_name(layout, names) for layout in layouts]
@@ -112,7 +113,7 @@ def lanes_of(layouts: Sequence[Layout], island: int, rank: int) -> list[Lane]:
 
 
 def _by_name(layout: Layout, names: Iterable[str]) -> dict[str, list[tuple[int, Cell]]]:
-    """By parameter the cells of an island, each with the rank that owns it."""
+    """Return by parameter the cells of an island, each with the rank that owns it."""
     found: dict[str, list[tuple[int, Cell]]] = {name: [] for name in names}
     for rank, pieces in enumerate(layout.ranks):
         for piece in pieces:
@@ -122,7 +123,7 @@ def _by_name(layout: Layout, names: Iterable[str]) -> dict[str, list[tuple[int, 
 
 
 def _intersection(one: Cell, other: Cell) -> Cell | None:
-    """What two cells of one parameter have in common, if anything."""
+    """Return the common part of two cells of one parameter, None if they do not overlap."""
     offsets, sizes = [], []
     for first, size, other_first, other_size in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
         low, high = max(first, other_first), min(first + size, other_first + other_size)
@@ -134,18 +135,18 @@ def _intersection(one: Cell, other: Cell) -> Cell | None:
 
 
 class Fragments(NamedTuple):
-    """The fragment that each parameter travels with, of so many; in exchange number `last` all parameters travel."""
+    """The fragment of each parameter, of so many; outer sync number `last` has all parameters."""
 
     by_name: dict[str, int]
     num_fragments: int
     last: int
 
     def has(self, name: str, exchange: int) -> bool:
-        """Whether that parameter travels in that exchange."""
+        """Return True if that parameter takes part in that outer sync."""
         return exchange >= self.last or self.by_name[name] == exchange % self.num_fragments
 
     def names(self, exchange: int) -> list[str]:
-        """The parameters that travel in that exchange."""
+        """Return the parameters of that outer sync."""
         return [name for name in self.by_name if self.has(name, exchange)]
 
     def rule(self, exchange: int, sync: OuterSync) -> tuple[float, float]:
@@ -154,7 +155,7 @@ class Fragments(NamedTuple):
 
 
 def fragments_of(layout: Layout, num_fragments: int) -> dict[str, int]:
-    """By parameter the fragment it travels with: the largest first, each to the fragment that has the least so far.
+    """Return the fragment of each parameter: the largest first, each to the emptiest fragment.
 
     It follows from names and shapes alone, so that it is the same in all islands.
     """

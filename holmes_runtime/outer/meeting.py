@@ -1,10 +1,10 @@
-"""Where islands agree on who takes part in an exchange, and on whether it has taken place.
+"""The rendezvous at which islands agree on the roster of an outer sync, and on its verdict.
 
-They meet in a store that outlives each of them. Its slots are numbered; in each, the islands that have come are made
-members, whose changes are exchanged, or joiners, who are behind and get the state. Whoever decides first decides for
-all. When all ranks of those who take part have what they wanted, it took place; when one has failed it did not, for
-nobody, and those who are left come to the next slot. Between two slots the ranks of an island that is being given the
-state agree on their turn.
+It uses a store that outlives each of them, in numbered rounds. In a round, the islands that arrived become members,
+which exchange pseudo-gradients, or joining islands, which are behind and receive the state. The first roster written
+holds for all. The outer sync took place if all ranks of all participants are done. If one fails it took place for no
+island, and the rest arrive at the next round. Between two rounds the ranks of an island that is receiving the state
+agree on their turn.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from holmes_runtime.config.strict_json import MAX_VALUES, parse, to_json
 from holmes_runtime.outer.decision import Coming, Decision, Patience, Reached, decide
 from holmes_runtime.outer.lanes import Layout, Piece
 
-LOOK_S = 1.0  # between two looks at who has come; a decision is heard of at once
+LOOK_S = 1.0  # between two looks at who has arrived; a roster is seen at once
 LEAST_LOOK_S = 0.05
-WATCH_S = 2.0  # between two looks whether those who are to take part are still there
+WATCH_S = 2.0  # between two checks that the participants are still alive
 DONE, FOLLOW, FAILED = "done", "follow", "failed"
 KEY_BYTES = 32
 MAX_LAYOUT_BYTES = 1 << 26  # of the pieces of one rank, unpacked
-SLOTS_KEPT = 8  # what was said in them, for ranks that are slow to read it
+SLOTS_KEPT = 8  # for ranks that are slow to read them
 
 
 class Started(NamedTuple):
-    """How an island begins: its number of starts, the next slot to look at, and whether others have gone on."""
+    """The start of an island: its number, the next round, and if others have gone on without it."""
 
     start: int
     slot: int
@@ -44,9 +44,9 @@ class Started(NamedTuple):
 
 
 class Meeting:
-    """The meeting of islands as rank `rank` of one sees it; rank 0 comes for all ranks of its island.
+    """The rendezvous of islands as seen by rank `rank` of one; rank 0 arrives for all ranks of its island.
 
-    `slot` is the next to look at. `limit_s` bounds how long others are waited for who have come.
+    `slot` is the next round. `limit_s` bounds the wait for islands that have arrived.
     """
 
     def __init__(self, store: Store, sync: OuterSync, rank: int, limit_s: float) -> None:
@@ -57,11 +57,11 @@ class Meeting:
 
     @cached_property
     def key(self) -> bytes:
-        """The key that the ranks of all islands have in common: the meeting is reached inside SSH alone."""
+        """The key that the ranks of all islands share: only SSH connections reach the rendezvous."""
         return bytes.fromhex(self._store.compare_set("key", "", secrets.token_hex(KEY_BYTES)).decode())
 
     def start(self, exchange: int, lineage: str) -> Started:
-        """How an island begins in the state `lineage`, the next of whose exchanges is that, as rank 0 finds it."""
+        """Return the start of an island in state `lineage`, next due at `exchange`; only rank 0 looks."""
         if self._rank:
             return Started(0, 0, False)
         reached = self.reached()
@@ -69,18 +69,18 @@ class Meeting:
         return Started(self.begin(), reached.slot + 1 if reached else 0, is_behind)
 
     def begin(self) -> int:
-        """The number of this start of the island; called by one rank."""
+        """Announce a start of the island and return its number; called by one rank."""
         self._store.delete_key(self._ended(self._island))
         start = int(self._store.add(starts_key(self._island), 1))
         self._store.set(here_key(self._island), str(start))
         return start
 
     def reached(self) -> Reached | None:
-        """The last exchange that took place, if any."""
+        """Return the last outer sync that took place, if any."""
         return parse(Reached, self._store.get("reached").decode()) if self._store.check(["reached"]) else None
 
     def leave(self, has_ended: bool) -> None:
-        """Nobody waits for this island any more, which does not come back if it `has_ended`."""
+        """Make the others stop waiting for this island; it does not come back if it `has_ended`."""
         if has_ended:
             self._store.set(self._ended(self._island), DONE)
         self._store.set(here_key(self._island), LEFT)
@@ -89,11 +89,11 @@ class Meeting:
         return f"ended/{island}"
 
     def loss(self, awaited: Sequence[Coming]) -> str | None:
-        """That an island which is waited for is lost, as the controller has seen; None where all are there."""
+        """Return the first loss among the awaited islands, as reported by the controller; None if all are alive."""
         return next(iter(self._losses(awaited).values()), None)
 
     def _losses(self, awaited: Sequence[Coming]) -> dict[int, str]:
-        """The islands that are lost, and how."""
+        """Return the lost or silent islands, each with the reason."""
         here = self._store.multi_get([here_key(each.island) for each in awaited])
         losses = dict[int, str]()
         for each, what in zip(awaited, map(bytes.decode, here), strict=True):
@@ -104,24 +104,25 @@ class Meeting:
         return losses
 
     def _has_left(self, island: int) -> bool:
-        """Whether it has, or is lost or silent, and nobody waits for it."""
+        """Return True if it has left, or is lost or silent, so that no island waits for it."""
         key = here_key(island)
         return self._store.check([key]) and not self._store.get(key).decode().isdigit()
 
     def show(self, start: int, pieces: tuple[Piece, ...]) -> None:
-        """Tells other islands which pieces this rank owns."""
+        """Publish the pieces this rank owns."""
         text = to_json(Layout((pieces,))).encode()
         self._store.set(f"pieces/{self._island}/{start}/{self._rank}", zlib.compress(text))  # type: ignore[arg-type]
 
     def layout(self, island: int, start: int, num_ranks: int) -> Layout:
-        """The pieces of all ranks of an island since its `start`th start."""
+        """Return the pieces of all ranks of an island since its `start`th start."""
         keys = [f"pieces/{island}/{start}/{rank}" for rank in range(num_ranks)]
         return Layout(tuple(_pieces_in(self._store.get(key)) for key in keys))
 
     def meet(self, mine: Coming, patience: Patience) -> Decision:
-        """Comes to the next slot; the decision that this island is in, the same on all its ranks.
+        """Arrive at the next round and return the roster that has this island, the same on all its ranks.
 
-        Raises RuntimeError if there is none within the time that patience allows.
+        Raises:
+            RuntimeError: no roster within the time that `patience` allows.
         """
         while True:
             if mine.is_behind:
@@ -129,7 +130,7 @@ class Meeting:
             decision = self._lead(mine, patience) if self._rank == 0 else self._follow(patience)
             self.slot, self._last = decision.slot + 1, decision
             there = next((each for each in decision.all if each.island == self._island), None)
-            if there is not None and there.start == mine.start:  # or it is about ranks that are no more
+            if there is not None and there.start == mine.start:  # else it lists ranks of an earlier start
                 return decision
             mine = replace(mine, is_behind=True)
 
@@ -149,7 +150,7 @@ class Meeting:
         if self._store.check([key]):
             return self._decided()
         self._store.set(self._came(self.slot)[self._island], to_json(mine))
-        if self.slot == 0:  # some take longer to begin; to come late costs all of the state, and who is lost has left
+        if self.slot == 0:  # some start more slowly; a late one would receive all of the state, and a lost one has left
             patience = patience._replace(grace_s=patience.ahead_s)
         everyone = set(range(self._num_islands))
         expected = everyone if patience.lost_s else self._expected()
@@ -165,7 +166,7 @@ class Meeting:
             possible = everyone - (ended if waited_s < patience.lost_s else left)
             quorum = min(self._quorum, self._num_islands - len(ended))
             decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, quorum)
-            if decision is not None and mine in coming:  # of one that is silent the others decide
+            if decision is not None and mine in coming:  # a silent island leaves it to the others
                 return parse(Decision, self._store.compare_set(key, "", to_json(decision)).decode())
             if waited_s > 2 * patience.ahead_s:
                 raise RuntimeError(
@@ -177,14 +178,14 @@ class Meeting:
                 return self._decided()
 
     def waiting(self) -> list[Coming]:
-        """The other islands that have come to the next slot."""
+        """Return the other islands that have arrived at the next round."""
         keys = [key for island, key in enumerate(self._came(self.slot)) if island != self._island]
         return [parse(Coming, self._store.get(key).decode()) for key in keys if self._store.check([key])]
 
     def _is_there(self, key: str, limit_s: float) -> bool:
-        """Whether the key is there within the time, or within `LEAST_LOOK_S` if that is more.
+        """Return True if the key is set within the time, or within `LEAST_LOOK_S` if that is more.
 
-        A store counts whole milliseconds, and to torch's `HashStore` none at all is for ever.
+        A store counts whole milliseconds, and torch's `HashStore` takes 0 for no limit.
         """
         try:
             self._store.wait([key], timedelta(seconds=max(limit_s, LEAST_LOOK_S)))
@@ -193,13 +194,13 @@ class Meeting:
         return True
 
     def _came(self, slot: int) -> list[str]:
-        """Where each island says that it has come."""
+        """Return the keys of the arrivals, by island."""
         return [f"coming/{slot}/{island}" for island in range(self._num_islands)]
 
     def tidy_up(self) -> None:
-        """Takes away what was said long ago and nobody looks at any more: one island of the last exchange does.
+        """Delete the keys of an old round; one member of the last outer sync does so.
 
-        Decisions stay, for islands that have been away.
+        Rosters stay, for islands that have been away.
         """
         slot = self.slot - 1 - SLOTS_KEPT
         if self._rank == 0 and slot >= 0 and self._last and self._last.members[0].island == self._island:
@@ -209,12 +210,12 @@ class Meeting:
                 self._store.delete_key(key)
 
     def _expected(self) -> set[int]:
-        """The islands that are waited for: those of the slot before; at first all."""
+        """Return the islands to wait for: those in the round before; at first all."""
         before = self._before()
         return {each.island for each in before.all} if before else set(range(self._num_islands))
 
     def _before(self) -> Decision | None:
-        """On the slot before, if there was one."""
+        """Return the roster of the round before, if there was one."""
         if self._last is not None:
             return self._last
         key = f"decision/{self.slot - 1}"
@@ -223,7 +224,7 @@ class Meeting:
         return parse(Decision, self._store.get(key).decode())
 
     def conclude(self, decision: Decision, trouble: str | None) -> str | None:
-        """Says that this rank is done, or its `trouble`, and waits for all who take part; why it did not take place."""
+        """Report that this rank is done, or its `trouble`, and wait for all others; return why the sync failed."""
         key = f"verdict/{decision.slot}"
         if trouble is None:
             total = sum(each.num_ranks for each in decision.participants)
@@ -238,22 +239,22 @@ class Meeting:
         return self._verdict(key)
 
     def hear(self, decision: Decision) -> str | None:
-        """Waits for the verdict of those who take part, as a newcomer; why it did not take place."""
+        """Wait, as a newcomer, for the verdict of the participants; return why the outer sync failed."""
         key = f"verdict/{decision.slot}"
         return self._wait_for_verdict(decision, key) or self._verdict(key)
 
     def trouble(self, decision: Decision) -> str | None:
-        """Why this exchange will not take place, as far as it is known before this rank is done."""
+        """Return why this outer sync will fail, if that is known before this rank is done."""
         key = f"verdict/{decision.slot}"
         return self._verdict(key) if self._store.check([key]) else self.loss(decision.participants)
 
     def _verdict(self, key: str) -> str | None:
-        """That has been given: why the exchange did not take place."""
+        """Return why the outer sync failed by the verdict at `key`; None if it took place."""
         verdict = self._store.get(key).decode()
         return None if verdict == DONE else str(verdict)
 
     def _wait_for_verdict(self, decision: Decision, key: str) -> str | None:
-        """Why there is none, if there is none."""
+        """Wait for a verdict; return why none came, if none came."""
         ends_s = time.monotonic() + self._limit_s
         while (rest_s := ends_s - time.monotonic()) > 0:
             if self._is_there(key, min(WATCH_S, rest_s)):
@@ -263,7 +264,7 @@ class Meeting:
         return f"the others were not done within {self._limit_s:.0f} s"
 
     def tell_of_state(self, slot: int, num_ranks: int, trouble: str | None) -> None:
-        """Says that this rank has all of the state after that slot, or its `trouble`: one is the turn of all ranks."""
+        """Report that this rank has all of the state after that round, or its `trouble`, which sets the turn."""
         turn, told = _turn_keys(slot, self._island)
         if trouble is not None:
             self._store.compare_set(turn, "", f"{FAILED}: rank {self._rank}: {trouble}")
@@ -271,12 +272,12 @@ class Meeting:
             self._store.compare_set(turn, "", DONE)
 
     def turn(self, slot: int, limit_s: float) -> str | None:
-        """What all ranks of this island do that have waited since that slot; None if nothing is agreed on in time."""
+        """Return the turn of this island's ranks, which have waited since that round; None if none is set in time."""
         turn, _ = _turn_keys(slot, self._island)
         return self._store.get(turn).decode() if self._is_there(turn, limit_s) else None
 
     def follow_if_held(self, slot: int) -> None:
-        """On rank 0: all ranks follow as soon as an island that is not behind has come to the next slot."""
+        """On rank 0, let all ranks follow as soon as an up-to-date island has arrived at the next round."""
         if self._rank == 0 and (
             any(not each.is_behind for each in self.waiting()) or self._store.check([f"decision/{self.slot}"])
         ):
@@ -284,7 +285,7 @@ class Meeting:
 
 
 def _pieces_in(packed: bytes) -> tuple[Piece, ...]:
-    """Return what `Meeting.show` packed. Raises ValueError where it is something else, or unpacks to too much."""
+    """Return the pieces that `Meeting.show` packed. Raises ValueError if they are malformed or unpack to too much."""
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(packed, MAX_LAYOUT_BYTES)
@@ -297,5 +298,5 @@ def _pieces_in(packed: bytes) -> tuple[Piece, ...]:
 
 
 def _turn_keys(slot: int, island: int) -> tuple[str, str]:
-    """Where the turn of an island's ranks is, and how many of them have all of the state."""
+    """Return the keys of the turn of an island's ranks, and of the number of ranks that have all of the state."""
     return f"turn/{slot}/{island}", f"told/{slot}/{island}"

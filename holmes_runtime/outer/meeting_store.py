@@ -1,4 +1,4 @@
-"""The meeting of islands as a store of torch: what one sets there all others see, whichever island comes or goes.
+"""The islands' rendezvous as a torch store: a value that one sets is seen by all, and outlives each island.
 
 Under a PrefixStore a Gloo group can be made of it. A round trip takes a tenth of a second or two, as it goes through
 the agents and the controller.
@@ -26,13 +26,13 @@ TRIES = 5  # the controller may be making its connection to this host anew
 
 
 def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> MeetingStore | None:
-    """The meeting of the island that this process is of, which waits so long at most; None where it is of none."""
+    """Return the rendezvous of this process's island, with a limit on each wait; None without islands."""
     address, _, port = environ.get(MEETING, "").rpartition(":")
     return MeetingStore(address, int(port), limit_s) if port else None
 
 
 def islands_store(environ: Mapping[str, str], limit_s: float) -> Store:
-    """Where islands keep what they say at the meeting. Raises RuntimeError if it is not known."""
+    """Return the store of the islands' rendezvous. Raises RuntimeError if its address is not known."""
     store = open_meeting(environ, limit_s)
     if store is None:
         raise RuntimeError(f"{MEETING} must say where the islands meet, as ADDRESS:PORT of this node's agent")
@@ -40,7 +40,7 @@ def islands_store(environ: Mapping[str, str], limit_s: float) -> Store:
 
 
 class _Connection:
-    """One to the meeting, on which one thing is asked at a time."""
+    """A connection to the rendezvous, with one question at a time."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._socket = socket.create_connection(address)
@@ -48,7 +48,7 @@ class _Connection:
         self._lines = self._socket.makefile("rb")
 
     def ask(self, question: bytes, limit_s: float) -> tuple[str, ...]:
-        """The answer's values. Raises TimeoutError, or OSError if the connection ends."""
+        """Return the values of the answer. Raises TimeoutError, or OSError if the connection ends."""
         self._socket.settimeout(limit_s)
         self._socket.sendall(question)
         line = self._lines.readline()
@@ -57,13 +57,13 @@ class _Connection:
         return parse(Answer, line.decode()).values
 
     def close(self) -> None:
-        """What is answered now is lost."""
+        """Close it; an answer on its way is lost."""
         self._lines.close()
         self._socket.close()
 
 
 class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
-    """The meeting at `address`. Values are bytes. Threads that ask at the same time each have a connection."""
+    """The store at `address`. Values are bytes. Threads that ask at the same time have a connection each."""
 
     def __init__(self, address: str, port: int, limit_s: float = LIMIT_S) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get` and `wait` wait where they are not told."""
+        """The limit of `get` and `wait` by default."""
         return timedelta(seconds=self._limit_s)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -85,11 +85,11 @@ class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
         self._ask(Ask("set", tuple(keys), tuple(map(_text, values))))
 
     def get(self, key: str) -> bytes:
-        """The value, as soon as there is one. Raises DistStoreError after the time limit."""
+        """Return the value, as soon as there is one. Raises DistStoreError after the time limit."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values, as soon as all are there, in one round trip. Raises DistStoreError after the time limit."""
+        """Return the values, as soon as all are set, in one round trip. Raises DistStoreError at the time limit."""
         return [b64decode(value) for value in self._ask(Ask("get", tuple(keys)))]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -97,29 +97,29 @@ class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
         self._ask(Ask("get", tuple(keys)), timeout.total_seconds() if timeout is not None else None)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Return True if all keys are there."""
         return self._ask(Ask("check", tuple(keys))) == ("1",)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number at `key`, once, also where the answer was lost and it is asked again; the sum."""
+        """Add to the number at `key` and return the sum. A repeated question after a lost answer adds nothing."""
         return int(self._ask(Ask("add", (key,), amount=amount, token=secrets.token_hex(TOKEN_BYTES)))[0])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Put `desired` there if `expected` is, or nothing is and it is empty; what is there then."""
+        """Set `desired` if the value is `expected`, or if there is none and that is empty; return the value then."""
         return b64decode(self._ask(Ask("compare_set", (key,), (_text(expected), _text(desired))))[0])
 
     def delete_key(self, key: str) -> bool:
-        """Take the key away; whether it was there."""
+        """Delete the key; return True if it was there."""
         return self._ask(Ask("delete", (key,))) == ("1",)
 
     deleteKey = delete_key  # what PrefixStore looks for, in torch 2.13
 
     def has_extended_api(self) -> bool:
-        """It has `multi_get` and `multi_set`."""
+        """True: it has `multi_get` and `multi_set`."""
         return True
 
     def _ask(self, ask: Ask, limit_s: float | None = None) -> tuple[str, ...]:
-        """The answer's values. A connection that breaks is made anew and asked again."""
+        """Return the values of the answer. Reconnects and asks again when a connection breaks."""
         question = to_json(ask).encode() + b"\n"
         for tries_left in range(TRIES - 1, -1, -1):
             connection = None
@@ -139,7 +139,7 @@ class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
         raise AssertionError
 
     def _connection(self) -> _Connection:
-        """One on which nothing is asked now."""
+        """Return an idle connection, or a new one."""
         try:
             return self._idle.pop()
         except IndexError:

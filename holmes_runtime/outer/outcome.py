@@ -1,4 +1,4 @@
-"""What an island brings to an exchange, and what it gets."""
+"""The offer an island brings to an outer sync, and the outcome it receives."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from holmes_runtime.outer.outer_state import Values
 
 
 class Offer(NamedTuple):
-    """What an island brings to exchange number `exchange`: the parameters it sends, and how many tokens they are from.
+    """The contribution of an island to outer sync `exchange`: the parameters it sends, and the tokens behind them.
 
-    Nothing if it `is_behind`. `lineage` tells the state apart in which it comes. `early` is the share of the steps
-    between two exchanges that it had not taken when it was called; it takes `interval_s` for all of them.
+    It is not used if the island `is_behind`. `lineage` identifies its state on arrival. `early` is the share of an
+    interval's steps that it had not taken when it was called, and `interval_s` the seconds of a whole interval.
     """
 
     exchange: int
@@ -30,12 +30,12 @@ class Offer(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What exchange number `exchange` has led to: for each piece it was about anchor, momentum and, if any, error.
+    """The result of outer sync `exchange`: anchor, momentum and, if any, error of each of its pieces.
 
-    As joiner a rank gets the anchor and momentum of all its pieces, no error, and no digest. `islands` are those whose
-    changes are in the mean, `tokens` theirs; `digest` is of what this rank has: that of an island is the sum over its
-    ranks. It was decided on at `decided_s` of this rank's clock, and had taken place at `held_s`; `early` and
-    `interval_s` are the furthest island's.
+    A joining rank gets the anchor and momentum of all its pieces, no error, and no digest. `islands` are those with a
+    pseudo-gradient in the mean, and `tokens` their sum. `digest` is that of this rank's part; an island's is the sum
+    over its ranks. The roster was agreed on at `decided_s` of this rank's clock, and the outer sync had taken place at
+    `held_s`. `early` and `interval_s` are the furthest island's.
     """
 
     exchange: int
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
     @classmethod
     def of(cls, decision: Decision, decided_s: float, has_joined: bool) -> Outcome:
-        """Before anything has come of it."""
+        """Return the outcome before any values are known."""
         furthest = min(decision.members, key=lambda each: each.early)
         return cls(
             exchange=decision.exchange,
@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
         )
 
     def said(self, waited_s: float) -> OuterExchange:
-        """As the metrics of a step have it that waited for it so long."""
+        """Return it as the metrics of a step that waited `waited_s` for it."""
         return OuterExchange(
             self.exchange,
             self.has_joined,
@@ -95,7 +95,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class UnderWay:
-    """An exchange of parameters as they were after `sent_steps`, `early_steps` before it was due, and its outcome."""
+    """An outer sync of the parameters after `sent_steps`, `early_steps` before it was due, and its outcome."""
 
     sent_steps: int
     early_steps: int

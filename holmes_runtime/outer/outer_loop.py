@@ -1,10 +1,10 @@
-"""An island's part in what islands have in common, between the steps of its own training.
+"""The DiLoCo outer loop on one rank: exchanges fragments with other islands while inner steps continue.
 
-When a fragment of the parameters is due, they are copied to host memory, and a thread exchanges their change with the
-other islands while training goes on: from where the outer step leads if the others have come to what this island has.
-`delay_steps` later the outcome is applied: the parameters move by as much as it is off that guess, so that what was
-learned in between stays. What an island knows by itself is never late. Where others wait for it, because they come back
-and need its state or because it has become slow, an island comes to an exchange before it is due.
+When a fragment is due, its parameters are copied to host memory, and a thread exchanges their pseudo-gradient with the
+other islands. Training goes on meanwhile, from an estimate: the outer step as if the others had sent the same.
+`delay_steps` later the outcome is applied: the parameters move by the error of the estimate, so that what was learned
+in between stays. What an island knows by itself is never late. An island arrives at an outer sync before it is due
+where others wait for it: because they come back and need its state, or because it has become slow.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to 
 
 
 class OuterLoop:
-    """The outer loop of one rank, whose weights are those of `zero1`.
+    """The outer loop of one rank with the weights of `zero1`.
 
-    All methods are called by all ranks after the same step.
+    All ranks call all methods after the same step.
     """
 
     def __init__(
@@ -52,9 +52,10 @@ class OuterLoop:
         groups: RankGroups,
         call: Callable[[int], None],
     ) -> None:
-        """`call` has all ranks come to that exchange at once.
+        """`call` makes all ranks arrive at that outer sync at once.
 
-        Raises RuntimeError if nobody answers at the meeting.
+        Raises:
+            RuntimeError: the rendezvous does not answer.
         """
         assert config.outer_sync is not None
         self._config, self._sync, self._me, self._zero1, self._groups = config, config.outer_sync, me, zero1, groups
@@ -65,23 +66,23 @@ class OuterLoop:
         self._exchanges = partial(IslandExchange, config, me.rank, self._state, self._meeting, store)
         self._rounds = Rounds(config.steps, self._sync.inner_steps, self._sync.fragments)
         self._under_way: UnderWay | None = None
-        self._unapplied: int | None = None  # the steps after which was sent what is known, and not applied yet
+        self._unapplied: int | None = None  # the steps of the last send with an outcome that is not applied yet
         self._fragments = Fragments({}, self._sync.fragments, self._rounds.last)
         self._changed: set[str] = set()  # parameters whose masters are not published yet
-        self._behind_steps = 0  # to be left out once what is known is applied, as others have taken them
-        self._watched: Future[Outcome] | None = None  # the exchange after which it is looked who comes to the next
+        self._behind_steps = 0  # steps that the others have taken, to be skipped once the outcome is applied
+        self._watched: Future[Outcome] | None = None  # the outer sync after which the next one's arrivals are watched
         self._pace = Pace(0, time.monotonic(), 0)
         self.counters = OuterCounters(0, "", (0,) * self._sync.fragments)
         self._said = deque[OuterExchange]()
 
     def saved(self) -> Mapping[str, TensorPiece]:
-        """What a checkpoint holds beside the counters, to be loaded into as well."""
+        """Return the tensors a checkpoint holds in addition to the counters; it is loaded into the same ones."""
         return self._state.saved()
 
     def begin(self, steps: int, counters: OuterCounters | None) -> int:
-        """Comes to the other islands after so many steps; the steps to go on from, more where others had gone on.
+        """Join the other islands after so many steps; return the steps to go on from, more where others had gone on.
 
-        `counters` are those of the checkpoint that the state was loaded from; without one the weights are the anchor.
+        `counters` belong to the loaded checkpoint; without one the weights are the anchor.
         """
         if counters is None:
             self._state.start_from_masters()
@@ -111,7 +112,7 @@ class OuterLoop:
             self._unapplied = sent_steps
 
     def before_step(self, step: int) -> None:
-        """Keeps that step from publishing weights that are to be changed after it, as far as that is known before."""
+        """Delay the publication of that step's weights if an outer step is known to change them after it."""
         acts = [self._due_steps if self._under_way is None else self._under_way.sent_steps + self._sync.delay_steps]
         if self._unapplied is not None:
             acts.append(self._unapplied + self._sync.delay_steps)
@@ -119,9 +120,9 @@ class OuterLoop:
             self._zero1.hold()
 
     def after_step(self, steps: int, stops: bool, called: int) -> int:
-        """Does what is due after so many steps; the steps to go on from, more where others had gone on.
+        """Do all that is due after so many steps; return the steps to go on from, more where others had gone on.
 
-        To the exchange `called` it comes at once. If it `stops`, or these are all, nobody waits for this island then.
+        Arrives at outer sync `called` at once. If the run `stops`, or these are all steps, others stop waiting for us.
         """
         delay = self._sync.delay_steps
         self._pace = self._pace._replace(steps=steps)
@@ -143,7 +144,7 @@ class OuterLoop:
         return steps
 
     def _publish(self) -> None:
-        """Publishes the weights that were changed; all, where the update before has left it to this."""
+        """Publish the weights that were changed; all weights, if the optimizer's update was held."""
         if self._changed or self._zero1.is_held:
             self._zero1.publish(self._changed)
         self._changed = set()
@@ -153,16 +154,16 @@ class OuterLoop:
         self._changed.update(names)
 
     def take_said(self) -> OuterExchange | None:
-        """What there is to tell of the last exchange, once; who has joined and come to another tells of one a step."""
+        """Return the oldest outer sync not reported yet; an island that has joined may have several, one a step."""
         return self._said.popleft() if self._said else None
 
     def settle(self) -> None:
-        """Waits for what is under way, so that a checkpoint has it; it is applied when it is due."""
+        """Wait for the outer sync in flight, so that a checkpoint has it; it is applied when it is due."""
         if self._under_way is not None and not self._under_way.outcome.result().has_joined:
             self._take(self._under_way)
 
     def _finish(self, steps: int) -> int:
-        """The end of the run, at which islands come to the same weights; or of this start of it."""
+        """End this start of the run; at the end of the run, bring all islands to the same weights."""
         is_over = steps >= self._config.steps
         self._watched = None
         if is_over:
@@ -174,7 +175,7 @@ class OuterLoop:
         return steps
 
     def _hold_the_last(self, steps: int) -> int:
-        """Holds the exchanges that are left, in the last of which all parameters travel; they become the anchor."""
+        """Hold the outer syncs that are left, the last with all parameters, which become the anchor."""
         while True:
             if self._under_way is not None:
                 steps = self._receive(steps)
@@ -191,14 +192,14 @@ class OuterLoop:
 
     @property
     def _due_steps(self) -> int:
-        """When the next exchange is due, after that which is under way; one of this run at its end at the latest."""
+        """The steps after which the next outer sync is due; one of this run is due at its end at the latest."""
         number, due = self.counters.exchange, next_due(self.counters, self._sync.inner_steps)
         if (sent := self._under_way) is not None:
             number, due = number + 1, sent.sent_steps + sent.early_steps + self._rounds.interval(number + 1)
         return min(due, self._config.steps) if number <= self._rounds.last else due
 
     def _send(self, steps: int, is_behind: bool) -> Values:
-        """Starts the next exchange; the parameters that it sends, of those this rank owns."""
+        """Start the next outer sync; return the parameters it sends, only those this rank owns."""
         number, lineage, synced_steps, *_ = self.counters
         taken = steps - synced_steps[number % self._sync.fragments]
         tokens = taken * self._config.global_batch_size * self._config.model.seq_length
@@ -209,22 +210,22 @@ class OuterLoop:
         offer = Offer(number, lineage, is_behind, sent, max(tokens, 1), early, interval * step_s, step_s)
         self._under_way = UnderWay(steps, early_steps, Future())
         self._watched = self._under_way.outcome
-        # A daemon: when the run fails elsewhere, nobody waits for islands that are gone.
+        # A daemon: when the run fails elsewhere, it must not wait for islands that are gone.
         Thread(target=self._run, args=(self._under_way.outcome, offer), name="islands", daemon=True).start()
         return sent
 
     def _run(self, outcome: Future[Outcome], offer: Offer) -> None:
         try:
             outcome.set_result(self._exchange.hold(offer))
-        except Exception as error:  # all are raised again in the training thread
+        except Exception as error:  # raised again in the training thread
             outcome.set_exception(error)
         else:
-            with contextlib.suppress(RuntimeError):  # where they meet may be gone by now
+            with contextlib.suppress(RuntimeError):  # the rendezvous may be gone by now
                 self._meeting.tidy_up()
                 self._watch(outcome)
 
     def _watch(self, before: Future[Outcome]) -> None:
-        """Until the exchange after `before` is sent, looks whether others wait for this island to come to it."""
+        """Watch, until the outer sync after `before` is sent, if others wait for this island to arrive at it."""
         while self._me.rank == 0 and self._watched is before:
             number = before.result().exchange + 1
             left_s = (self._due_steps - self._pace.steps) * self._pace.step_s()
@@ -235,11 +236,11 @@ class OuterLoop:
             time.sleep(LOOK_S)
 
     def _go_ahead(self, sent: Values) -> None:
-        """Moves the parameters that were just sent to where the outer step leads if all islands have the same."""
+        """Move the parameters just sent to their outer step as if all islands had sent the same."""
         self._change(self._fragments.names(self.counters.exchange), self._state.go_ahead(sent), adds=False)
 
     def _receive(self, steps: int) -> int:
-        """Waits for what is under way and applies it; the steps to go on from."""
+        """Wait for the outer sync in flight and apply it; return the steps to go on from."""
         assert self._under_way is not None
         waited_s = time.monotonic()
         outcome = self._under_way.outcome.result()
@@ -261,7 +262,7 @@ class OuterLoop:
         return steps
 
     def _take(self, under_way: UnderWay) -> None:
-        """Makes an outcome this rank's state, all but the parameters."""
+        """Take over an outcome into this rank's state, all but the parameters."""
         outcome, state = under_way.outcome.result(), self._state
         state.take(outcome.anchor, outcome.momentum, outcome.error)
         if state.correction is not None:
@@ -275,10 +276,10 @@ class OuterLoop:
         self._behind_steps = max(0, under_way.early_steps - furthest_steps)
 
     def _join(self, outcome: Outcome, steps: int) -> int:
-        """Takes over the state of the others, parameters included; the steps to go on from.
+        """Take over the state of the others, parameters included; return the steps to go on from.
 
-        They are the others' own by now, so that this island comes to the next exchange when they do: who always came
-        some steps behind them would join anew each time, and what it had learned would be lost.
+        These include the steps the others took meanwhile, so that this island arrives at the next outer sync with them:
+        always some steps behind, it would join anew each time, and lose its own progress.
         """
         self._state.take(outcome.anchor, outcome.momentum, None)
         self._state.forget()
@@ -296,9 +297,9 @@ class OuterLoop:
         return now
 
     def _apply(self, steps: int) -> int:
-        """Moves the parameters of the last exchange: to the anchor if nothing was learned since they were sent.
+        """Apply the last outcome: move its parameters to the anchor, or by the correction if steps were taken since.
 
-        The steps to go on from: an island that was slower than others leaves out what they have taken and it has not.
+        Return the steps to go on from: an island slower than the furthest skips the steps it is missing.
         """
         left_out = min(self._behind_steps, self._config.steps - steps)
         adds = steps != self._unapplied

@@ -1,4 +1,4 @@
-"""What a rank keeps of the islands' common state beside its optimizer states: of the pieces it owns, in host memory."""
+"""The part of the islands' common state that a rank keeps in host memory: that of the pieces it owns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Values = dict[str, Tensor]
 
 
 class OuterState:
-    """Anchor and momentum of the pieces that a rank owns, and what islands have not been told yet.
+    """Anchor and momentum of the pieces that a rank owns, and this island's unsent remainders.
 
-    `error` is what codecs have rounded away, None where none does. `correction`, to be added to the parameters once
-    `delay_steps` are over, is the anchor less what they went on from; None where there is no delay. Of a parameter that
-    several ranks of a run have, one owns it.
+    `error` is what codecs have rounded away, None where none does. `correction` is the anchor less the estimate that
+    the parameters went on from, added to them after `delay_steps`; None where there is no delay. Where several ranks
+    of a run have a parameter, one owns it.
     """
 
     def __init__(self, shards: Iterable[Shard], tp_rank: int, sync: OuterSync) -> None:
@@ -39,16 +39,16 @@ class OuterState:
         return {name: torch.zeros_like(values) for name, values in self.anchor.items()}
 
     def masters(self, names: Iterable[str]) -> Values:
-        """Copies of the weights now."""
+        """Return copies of the current masters of `names`."""
         return {name: self.owned[name].master.detach().to("cpu", copy=True) for name in names}
 
     def start_from_masters(self) -> None:
-        """Begins with the weights as they are now for an anchor."""
+        """Take the current weights as the anchor."""
         for name, values in self.anchor.items():
             values.copy_(self.owned[name].master)
 
     def take(self, anchor: Values, momentum: Values, error: Values | None) -> None:
-        """The state after an exchange, of some of the parameters."""
+        """Take over the state after an outer sync, of some of the parameters."""
         for name in anchor:
             self.anchor[name].copy_(anchor[name])
             self.momentum[name].copy_(momentum[name])
@@ -57,7 +57,7 @@ class OuterState:
             self.error[name].copy_(rounded)
 
     def go_ahead(self, sent: Values) -> Values:
-        """Where the outer step leads what was sent if all islands have the same; what it is off that is to be added."""
+        """Return the outer step of `sent` as if all islands had sent the same; the correction becomes its negative."""
         assert self.correction is not None
         rate, factor = self._sync.outer_rate, self._sync.momentum
         ahead = {
@@ -69,19 +69,19 @@ class OuterState:
         return ahead
 
     def forget(self) -> None:
-        """What this island had of its own is not to be told any more."""
+        """Drop this island's own error and correction."""
         for values in (*(self.error or {}).values(), *(self.correction or {}).values()):
             values.zero_()
 
     def pieces(self) -> tuple[Piece, ...]:
-        """What this rank owns, as other islands are told."""
+        """Return the pieces this rank owns, as reported to other islands."""
         return tuple(
             Piece(name, each.part.global_shape, each.part.offset, each.part.shape, each.start, each.stop)
             for name, each in self.owned.items()
         )
 
     def saved(self) -> dict[str, TensorPiece]:
-        """What a checkpoint holds of it, under the names it has there."""
+        """Return the tensors a checkpoint holds of this state, by the names they have there."""
         kinds = {"anchor": self.anchor, "momentum": self.momentum, "error": self.error, "correction": self.correction}
         return {
             f"{kind}/{name}": TensorPiece(piece, self.owned[name].part, self.owned[name].start, self.owned[name].stop)
@@ -90,18 +90,18 @@ class OuterState:
         }
 
     def views(self, values: Mapping[str, Tensor], cells: Iterable[Cell]) -> Iterator[Tensor]:
-        """The memory of each cell in `values` of the rank's pieces, in the cell's shape."""
+        """Yield the memory of each cell in `values` of the rank's pieces, in the cell's shape."""
         for cell in cells:
             shard = self.owned[cell.name]
             piece = TensorPiece(values[cell.name], shard.part, shard.start, shard.stop)
             yield next(view for chunk, box in piece.chunks() if (view := _within(chunk.offsets, box, cell)) is not None)
 
     def gather(self, values: Mapping[str, Tensor], cells: Iterable[Cell]) -> Tensor:
-        """The numbers of the cells one after the other, fp32 (elements,)."""
+        """Return the numbers of the cells one after the other, fp32 (elements,)."""
         return torch.cat([view.reshape(-1) for view in self.views(values, cells)])
 
     def scatter(self, numbers: Tensor, values: Mapping[str, Tensor], cells: Iterable[Cell]) -> None:
-        """Puts `numbers`, fp32 (elements,), where the cells are in `values`."""
+        """Write `numbers`, fp32 (elements,), to the cells in `values`."""
         first = 0
         for view in self.views(values, cells):
             view.copy_(numbers[first : first + view.numel()].view(view.shape))
@@ -109,7 +109,7 @@ class OuterState:
 
 
 def _within(first: Iterable[int], box: Tensor, cell: Cell) -> Tensor | None:
-    """The cell as a view of the box whose first element is at `first`; None if it is not inside."""
+    """Return the cell as a view of the box whose first element is at `first`; None if it is not inside."""
     begins = [offset - start for offset, start in zip(cell.offsets, first, strict=True)]
     if any(
         begin < 0 or begin + size > length for begin, size, length in zip(begins, cell.sizes, box.shape, strict=True)

@@ -1,7 +1,7 @@
-"""The outer step: what becomes of parameters that several islands have changed, each in its own way.
+"""The outer step: the Nesterov update of the anchor by the mean pseudo-gradient of all islands.
 
-An island's change is the anchor, where all began, less its parameters now. The mean of all changes is the gradient of
-an outer optimizer with Nesterov momentum, whose result is the next anchor. Every operation is one that IEEE 754
+An island's pseudo-gradient is the anchor, where all began, less its parameters now. Their mean is the gradient of
+an outer optimizer with Nesterov momentum, and its result is the next anchor. Every operation is one that IEEE 754
 defines, on fp32 numbers of the host: islands that take the same step have the same bits.
 Source: Douillard et al., DiLoCo, 2023.
 """
@@ -23,7 +23,7 @@ DIGEST_BYTES = 16
 
 
 class Outgoing(NamedTuple):
-    """What an island sends, uint8; what of it arrives everywhere, fp32 (elements,); and what was rounded away."""
+    """The bytes an island sends, uint8; their values on arrival, fp32 (elements,); and the rounding error."""
 
     packed: Tensor
     arrives: Tensor
@@ -31,9 +31,9 @@ class Outgoing(NamedTuple):
 
 
 def outgoing(anchor: Tensor, parameters: Tensor, error: Tensor | None, codec: Codec) -> Outgoing:
-    """Packs an island's part in the mean: its change and the `error` of the one before, or all its `parameters`.
+    """Pack an island's part in the mean: its pseudo-gradient plus the previous `error`, or all its `parameters`.
 
-    All fp32 (elements,). Parameters themselves travel where nothing is lost, so that an island alone keeps each bit.
+    All fp32 (elements,). Without a codec the parameters themselves are sent, so that a lone island keeps each bit.
     """
     if codec == "none":
         return Outgoing(pack(parameters, codec, None), parameters, error)
@@ -45,7 +45,7 @@ def outgoing(anchor: Tensor, parameters: Tensor, error: Tensor | None, codec: Co
 
 
 def arrived(packed: Tensor, codec: Codec, elements: int) -> Tensor:
-    """What was packed, fp32 (elements,), as far as the codec keeps it."""
+    """Return the values of `packed` after unpacking, fp32 (elements,)."""
     return unpack(packed, codec, (elements,), torch.float32, OUTER_BLOCK)
 
 
@@ -65,9 +65,9 @@ def outer_step(
     outer_rate: float,
     factor: float,
 ) -> Stepped:
-    """The next anchor: `parts` of all islands have arrived, each from as many `tokens`; `factor` is of the momentum.
+    """Return the next anchor and momentum from the `parts` of all islands; `factor` is that of the momentum.
 
-    It is the mean of the islands' parameters where the rate is 1 and the factor 0, to the bit.
+    The next anchor is the mean of the islands' parameters where the rate is 1 and the factor 0, to the bit.
     """
     mean = weighted_mean(parts, tokens)
     if codec == "none":
@@ -81,12 +81,12 @@ def outer_step(
 
 
 def step_ahead(anchor: Tensor, momentum: Tensor, parameters: Tensor, outer_rate: float, factor: float) -> Tensor:
-    """The next anchor if all islands had come to these `parameters`, fp32 (elements,): what one knows by itself."""
+    """Return the next anchor if all islands had reached these `parameters`, fp32 (elements,)."""
     return outer_step(anchor, momentum, [parameters], [1], "none", outer_rate, factor).anchor
 
 
 def weighted_mean(parts: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
-    """The mean of `parts`, fp32 (elements,), each counting for its tokens; of one, itself."""
+    """Return the mean of `parts`, fp32 (elements,), weighted by tokens; of one, itself."""
     total = sum(tokens)
     mean = parts[0] * (tokens[0] / total)
     for part, count in zip(parts[1:], tokens[1:], strict=True):
@@ -95,7 +95,7 @@ def weighted_mean(parts: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
 
 
 def digest_of(tensors: Iterable[Tensor]) -> Tensor:
-    """What tells that others have not the same, of contiguous numbers: uint8 (DIGEST_BYTES,)."""
+    """Return the digest of contiguous tensors, uint8 (DIGEST_BYTES,), by which islands detect differing states."""
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for values in tensors:
         hashed.update((ctypes.c_char * values.nbytes).from_address(values.data_ptr()))
@@ -103,5 +103,5 @@ def digest_of(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def sum_of(digests: Iterable[Tensor]) -> int:
-    """Modulo 2^64."""
+    """Return the sum of the digests modulo 2^64."""
     return sum(int.from_bytes(bytes(digest.tolist()), "big") for digest in digests) % 2**64
