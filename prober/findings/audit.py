@@ -72,5 +72,5 @@ def joined(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def refuses(inventory: Inventory) -> bool:
-    """Whether a finding refuses launching on these hosts."""
+    """Return True if a finding refuses launching on these hosts."""
     return any(finding.severity == "F" for finding in inventory.findings)

@@ -40,7 +40,7 @@ CATALOGUE = _by_id()
 
 
 def explain(rule_id: str) -> Sequence[RuleText]:
-    """What is said of one rule, in any case of letters. Raises HolmesError naming the nearest ids."""
+    """Return the texts of one rule, in any case of letters. Raises HolmesError naming the nearest ids."""
     known = CATALOGUE.get(rule_id.upper())
     if known is None:
         near = difflib.get_close_matches(rule_id.upper(), CATALOGUE, n=3, cutoff=0.4)
@@ -50,6 +50,6 @@ def explain(rule_id: str) -> Sequence[RuleText]:
 
 
 def when_found(about: RuleText) -> str:
-    """A sentence: what is checked, and over which hosts."""
+    """Return the rule's check and the hosts that it compares, as a sentence."""
     among = {"cluster": " (hosts of one cluster)", "job": " (all hosts of the job)"}
     return about.checks + (among[about.scope] if isinstance(about, PeerRule) else "")

@@ -1,4 +1,4 @@
-"""Where the labels of a scheduler, which hosts.yaml gives as hints, contradict what was found. Nothing follows them."""
+"""Findings where a scheduler's labels, given as hints in hosts.yaml, contradict the facts. Clusters ignore hints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TEXTS = (ONE_SWITCH, OTHER_FABRIC, NO_SWITCH, ONE_NVLINK)
 
 
 def hint_findings(hosts: Sequence[Host], clusters: Sequence[Cluster]) -> Iterator[Finding]:
-    """A finding for every switch, kind of fabric, cluster and NVLink domain of which hints say otherwise."""
+    """Yield a finding for every switch, kind of fabric, cluster and NVLink domain that hints contradict."""
     reachable = {host.name: host for host in hosts if host.reachable}
     yield from _split_switches(reachable, clusters)
     for cluster in clusters:

@@ -10,7 +10,7 @@ from holmes_core.records.link import Trunk
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
 from prober.rules.reported_rules import TRUNK_LOW, TRUNK_UNKNOWN
 
-LOW_SHARE = 0.80  # of a stated line rate, of which headers take a twentieth
+LOW_SHARE = 0.80  # of a stated line rate; headers take a twentieth of it
 
 
 def find_stated_trunks(

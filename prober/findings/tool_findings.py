@@ -1,4 +1,4 @@
-"""What went wrong with the asking itself: tools missing, failed, slow, cut off, or not known to Holmes."""
+"""Findings on the asking itself: tools missing, failed, slow, cut off, or not known to Holmes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
 
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     failure = read_failure(outputs)
-    # Those of GPU-NONE, GPU-DRIVER-MISMATCH and GPU-COUNT.
+    # GPU-NONE, GPU-DRIVER-MISMATCH and GPU-COUNT report these.
     answers = ("No devices were found", "exit 18", "version mismatch", LOST_GPU)
     if failure is not None and not any(answer in failure for answer in answers):
         yield TOOL_FAILED.finding((name,), f"nvidia-smi: {failure}")
@@ -115,7 +115,7 @@ _CLOSING = re.compile(r"^[ \t]*link[ _]layer:[ \t]*\w", re.MULTILINE | re.IGNORE
 
 
 def _cut_block(output: Recorded) -> str | None:
-    """What is missing from the blocks of an RDMA tool. Versions that print no link layer at all are whole without."""
+    """Return the fault of an RDMA tool's blocks. Versions that print no link layer at all are whole without."""
     if output.tool not in ("ibstat", "ibv_devinfo", "ibstatus"):
         return None
     device, *blocks = _BLOCK.split(output.plain)

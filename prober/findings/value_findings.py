@@ -1,4 +1,4 @@
-"""What in the answers cannot be: values out of bounds, digits of other scripts, lines of several hosts at once."""
+"""Findings on impossible answers: values out of bounds, digits of other scripts, lines of several hosts at once."""
 
 from __future__ import annotations
 
