@@ -49,7 +49,7 @@ def _gpu_findings(links: Sequence[Link]) -> Iterator[Finding]:
 
 
 def best_links(links: Iterable[Link]) -> Iterable[Link]:
-    """Of the links that differ in streams alone, the one with the highest median."""
+    """Return the link with the highest median among links that differ in streams alone."""
     best: dict[object, Link] = {}
     for link in links:
         if link.way not in best or link.bandwidth_bytes_per_s.median > best[link.way].bandwidth_bytes_per_s.median:

@@ -1,7 +1,7 @@
 """The node's part of the link test: a program of the standard library alone, sent to a host over SSH and never stored.
 
-It reads one JSON command a line and answers with lines that begin with MARK. It ends when its input does, when no
-command came for IDLE_S, and takes what it started with it. Python >= 3.7.
+It reads one JSON command a line and answers with lines that begin with MARK. It ends when its input does or when no
+command came for IDLE_S, and then ends the processes it started. Python >= 3.7.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def say(**answer: Any) -> None:
 
 
 def tools() -> None:
-    """Which of the test tools are installed here, and which options for GPU memory ib_write_bw was built with."""
+    """Report the test tools installed here, and the options for GPU memory that ib_write_bw was built with."""
     found = [name for name in ("iperf3", "ib_write_bw") if shutil.which(name) and shutil.which("timeout")]
     said = _help("ib_write_bw") if "ib_write_bw" in found else ""
     found += [option for option in ("--use_cuda", "--use_cuda_dmabuf") if re.search(option + r"(?![\w])", said)]
@@ -76,7 +76,7 @@ def tools() -> None:
 
 
 def _help(tool: str) -> str:
-    """What a tool says of its options, "" if it says nothing in time."""
+    """Return a tool's help text, or "" if none comes in time."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             [tool, "--help"],
@@ -255,7 +255,7 @@ def run_tool(words: list[str], seconds: float) -> None:
 
 
 def _start(words: list[str], seconds: float) -> subprocess.Popen[str]:
-    """The tool below `timeout`, which ends it even if nobody is left to do so."""
+    """Start the tool below `timeout`, which ends it even if this program is gone."""
     pipe = subprocess.PIPE
     child = subprocess.Popen(
         ["timeout", "-k", "1", f"{seconds:g}", *words],
@@ -274,7 +274,7 @@ def _finish(child: subprocess.Popen[str]) -> None:
 
 
 def _listens(port: int) -> bool:
-    """Whether some socket here listens on `port`; the kernel's state 0A is LISTEN."""
+    """Return True if some socket here listens on `port`; the kernel's state 0A is LISTEN."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""Which pairs of hosts to measure, and which of them at the same time. Pure and deterministic."""
+"""Pairs of hosts to measure, in rounds that run at the same time. Pure and deterministic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def claims(self) -> frozenset[str]:
-        """What no other test may use meanwhile: both hosts, and between clusters the uplink of each."""
+        """Resources that no other test may use meanwhile: both hosts, and between clusters the uplink of each."""
         uplinks = [f"uplink of {cluster}" for cluster in self.clusters] if self.kind == "between" else []
         return frozenset((*(f"host {host}" for host in self.hosts), *uplinks))
 

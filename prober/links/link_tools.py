@@ -1,4 +1,4 @@
-"""What iperf3 and ib_write_bw are asked, and what their answers say. Pure."""
+"""Commands of iperf3 and ib_write_bw, and readers of their answers. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def iperf3_client(
 
 
 def iperf3_points(answer: str) -> Points:
-    """What had arrived after each 0.1 s of a server's answer. ValueError if there is nothing."""
+    """Return the bytes arrived after each 0.1 s of a server's answer. Raises ValueError if there are none."""
     data = json.loads(answer)
     if not isinstance(data, dict) or data.get("error"):
         raise ValueError(str(data.get("error") if isinstance(data, dict) else "no iperf3 answer"))
@@ -78,7 +78,7 @@ def gid_options(host: Host, hca: str) -> list[str]:
 
 
 def line_of_no_way(answer: str) -> str | None:
-    """The line that tells that the tools met and no packet was answered; None where something else went wrong.
+    """Return the line proving that the tools met and no packet was answered, or None for any other failure.
 
     Retries were exhausted, or RoCE did not find the peer's MAC. Source: perftest, NOTIFY_COMP_ERROR_SEND (status 12 is
     IBV_WC_RETRY_EXC_ERR) and ctx_modify_qp_to_rtr.

@@ -25,7 +25,7 @@ Progress = Callable[[str, str], None]
 
 @dataclass
 class LinkResults:
-    """What came of the tests: figures, and a finding for each test that gave none."""
+    """The results of the tests: figures, and a finding for each test that gave none."""
 
     links: list[Link] = field(default_factory=list)
     trunks: list[Trunk] = field(default_factory=list)
@@ -86,7 +86,7 @@ def _open_session(host: Host) -> LinkSession | Finding:
 
 
 def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: LinkLimits) -> LinkResults:
-    """Every test of one pair, one after the other, both directions; none if a host let nobody in."""
+    """Run every test of one pair, one after the other, in both directions; none if a host has no session."""
     result = LinkResults()
     if not all(host in sessions for host in pair.hosts):
         return result

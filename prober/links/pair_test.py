@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LinkLimits:
-    """How much to test: pairs a network, and of each transfer the seconds, the bytes and the numbers of streams."""
+    """Limits of the tests: pairs a network, and seconds, bytes and numbers of streams of each transfer."""
 
     pairs: int = 8
     seconds: float = 1.0
@@ -83,9 +83,9 @@ class PairTest:
             yield self._link(usable[0], streams, devices, latency, read_figures(window_rates, points))
 
     def transfer(self, method: LinkMethod, streams: int, expected_bytes_per_s: float | None) -> Points:
-        """What arrived when in one transfer by `tcp` or `iperf3`; both ports have addresses. Raises LinkProblem.
+        """Return the bytes arrived over time in one transfer by `tcp` or `iperf3`. Raises LinkProblem.
 
-        iperf3 keeps one bound, in seconds or in bytes: the one that a transfer at the expected rate reaches first.
+        Both ports have addresses. iperf3 keeps one bound, seconds or bytes: the first reached at the expected rate.
         """
         source, address = self.sender.address, self.receiver.address
         assert source is not None
@@ -253,7 +253,7 @@ def _check_exit(tool: str, code: int, message: str) -> None:
 
 
 def read_figures(read: Callable[[Any], T], answer: object) -> T:
-    """What `read` makes of a tool's answer. Raises LinkProblem where that is nothing."""
+    """Return the figures that `read` finds in a tool's answer. Raises LinkProblem if it cannot read them."""
     try:
         return read(answer)
     except (ValueError, KeyError, TypeError) as error:

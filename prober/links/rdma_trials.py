@@ -1,4 +1,4 @@
-"""Trials of RDMA between hosts of which facts leave open whether they share a fabric; `fabrics/settle.py` judges them.
+"""Trials of RDMA between hosts that facts neither join nor hold apart; `fabrics/settle.py` judges them.
 
 A trial counts as failed only where both ends' tools met over TCP and then nothing came through by RDMA: a tool that is
 missing or a closed port proves nothing, and TCP that works over the rails' netdevs proves nothing of RDMA.
@@ -24,7 +24,7 @@ from prober.links.link_tools import gid_options, line_of_no_way
 from prober.links.pair_test import USUAL_LIMITS, PairTest
 
 MAX_AT_ONCE = 64
-MOST_ROUNDS = 64  # of pairs without a host in common; what is open after them stays a question
+MOST_ROUNDS = 64  # of pairs without a host in common; pairs open after them stay a question
 MOST_RAILS = 2  # of a pair, in case one of them is broken
 LIMITS = replace(USUAL_LIMITS, size_bytes=16 * 10**6)
 
@@ -103,7 +103,7 @@ def _runs(tests: Iterable[PairTest]) -> Iterable[tuple[PairTest, Names]]:
 
 
 def _rate(inventory: Inventory, test: PairTest, hcas: Names) -> str:
-    """What came through, in words. Raises LinkProblem."""
+    """Return the path and the measured rate, in words. Raises LinkProblem."""
     assert test.receiver.address is not None
     rate = test.rdma_rate(hcas, test.receiver.address, _options(inventory, test, hcas))
     return f"{_way(test, hcas)} at {format_rate(rate)}"
@@ -121,7 +121,7 @@ def _options(inventory: Inventory, test: PairTest, hcas: Names) -> tuple[list[st
 
 
 def _proof(inventory: Inventory, test: PairTest, hcas: Names, problem: LinkProblem) -> str | None:
-    """What shows that packets did not arrive. RoCE's failure may be a wrong GID's fault where none was chosen."""
+    """Return the line that shows lost packets. RoCE without a chosen GID proves nothing: the GID may be wrong."""
     nics = inventory.host(test.sender.host).nics
     roce = any(nic.kind == "RoCE" for nic in nics if nic.hca == hcas[0])
     gid_known = bool(_options(inventory, test, hcas)[0])
@@ -129,7 +129,7 @@ def _proof(inventory: Inventory, test: PairTest, hcas: Names, problem: LinkProbl
 
 
 def _port(inventory: Inventory, name: str) -> NetworkPort:
-    """Where the host touches its fabric, with the address at which tools can meet: that of the shared network."""
+    """Return the host's port on its fabric, with its address on the shared network, where the tools can meet."""
     port = next(port for cluster in inventory.clusters for port in cluster.fabric.ports if port.host == name)
     shared = inventory.shared.port_of(name) if inventory.shared else None
     return port.model_copy(update={"address": shared.address}) if shared and shared.address else port

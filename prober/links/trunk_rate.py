@@ -1,4 +1,4 @@
-"""What all flows between two clusters share, told from several pairs of hosts that sent at once. Pure.
+"""The rate that all flows between two clusters share, from several pairs of hosts that sent at once. Pure.
 
 A pair alone shows its hosts' own interfaces or the way between the clusters, whichever is slower. Pairs without a
 host in common show the way as soon as they carry less together than the sum of what each carries alone. Where they
@@ -25,14 +25,14 @@ Alone = Mapping[tuple[tuple[str, str], Direction], Link]  # by hosts and directi
 
 
 def alone_links(links: Iterable[Link]) -> Alone:
-    """What each pair between clusters carried by TCP in the clear with nobody beside it."""
+    """Return the best link of each pair between clusters by TCP in the clear, measured alone."""
     clear = [link for link in links if not link.tunnel]
     between = [link for link in clear if link.kind == "between" and link.method != "ib_write_bw"]
     return {(link.hosts, link.direction): link for link in best_links(between)}
 
 
 def trunk_pairs(pairs: Iterable[Pair], alone: Alone) -> Mapping[tuple[str, str], tuple[Pair, ...]]:
-    """By two clusters, the measured pairs that may run at once, no two of which share a host; at least two each."""
+    """Return, by two clusters, at least two measured pairs that may run at once: no two share a host."""
     chosen: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
         if (pair.hosts, "forward") in alone and (pair.hosts, "backward") in alone:
@@ -51,7 +51,7 @@ class Flow:
 
     @property
     def length_s(self) -> float:
-        """How long it took."""
+        """The seconds of the whole transfer."""
         return self.points[-1][0]
 
     def bytes_at(self, moment_s: float) -> float:

@@ -21,9 +21,9 @@ MORE_SECONDS, MORE_BYTES = 3, 4
 def measure_trunk(
     pairs: Sequence[Pair], alone: Alone, sessions: Sessions, limits: LinkLimits, pool: Executor
 ) -> Trunk | Finding | None:
-    """The trunk between the two clusters of `pairs`, which share no host; None if it does not limit them.
+    """Measure the trunk between the two clusters of `pairs`, which share no host; None if it does not limit them.
 
-    A finding where a pair that was measured alone gives no figure beside the others. `pool` runs all at once.
+    Return a finding if a pair that was measured alone gives no figure with the others. `pool` runs all at once.
     """
     limits = replace(limits, seconds=MORE_SECONDS * limits.seconds, size_bytes=MORE_BYTES * limits.size_bytes)
     ways = []

@@ -15,7 +15,7 @@ from prober.links.link_session import LinkProblem, TunnelSession
 from prober.links.pair_test import LinkLimits, PairTest, Sessions
 from prober.rules.reported_rules import TUNNEL_NOT_MEASURED
 
-# The end of the block for tests between networks (RFC 2544), of which the tunnels of runs take the beginning.
+# The end of the block for tests between networks (RFC 2544); the tunnels of runs take the beginning.
 ADDRESSES, PREFIX = ("198.19.255.253", "198.19.255.254"), 30
 
 
