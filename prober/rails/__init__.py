@@ -1,1 +1,1 @@
-"""Which RDMA ports of a host are its rails: where they lead, how near they are to its GPUs, what hosts.yaml says."""
+"""The choice of a host's rails among its RDMA ports: by network, nearness to its GPUs, and hosts.yaml."""

@@ -1,7 +1,7 @@
 """The rails of a host: which of its RDMA ports carry the job, by what number, and why the others do not. Pure.
 
-Nobody asks the ports themselves: what serves GPUs, storage or the front end is told by where a port leads, how near it
-is to the GPUs, how fast it is, and whether the default route goes over it. `rails:` of hosts.yaml overrides all that.
+A port does not show if it serves GPUs, storage or the front end. Its network, its nearness to the GPUs, its rate and
+the default route decide. `rails:` of hosts.yaml overrides all that.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Reasons = dict[str, str]
 
 
 def rails_of(host: Host) -> tuple[Nic, ...]:
-    """The rails in order of their numbers; of a host whose rails nobody has chosen, those that would be."""
+    """Return the rails in order of their numbers. Chooses them first if the host has no choice yet."""
     chosen = host if any(nic.rail_why for nic in host.nics) else with_rails(host)
     numbers = {nic.hca: nic.rail for nic in chosen.nics if nic.rail is not None}
     return tuple(sorted((nic for nic in host.nics if nic.hca in numbers), key=lambda nic: numbers[nic.hca]))
 
 
 def is_stated(nic: Nic) -> bool | None:
-    """Whether `rails:` of hosts.yaml names the port or leaves it out; None where it states nothing of this host."""
+    """Return True if `rails:` of hosts.yaml names the port, False if it leaves it out, else None."""
     return True if nic.rail_why.startswith(STATED) else False if nic.rail_why == NOT_STATED else None
 
 
@@ -61,8 +61,8 @@ def with_rails(host: Host, stated: Sequence[str] | None = None) -> Host:
 def undecided_ports(host: Host) -> tuple[Nic, ...]:
     """The rails and the ports that might as well be, in the order of the host; () where facts or hosts.yaml decide.
 
-    Those of another group of as many ports, as fast and as near; or one port a subnet, which are rails of their own
-    or a rail beside storage, unless there is one for each GPU.
+    Either another group has as many ports, as fast and as near. Or each port has its own subnet, and the ports do not
+    match the GPUs in number: they may be rails, or one rail and storage.
     """
     rails = rails_of(host)
     if not rails or rails[0].rail_why == STATED or rails[0].kind not in RAIL_KINDS:
@@ -85,7 +85,7 @@ def ports_not_told(host: Host) -> tuple[Nic, ...]:
 
 def _stated(host: Host, stated: Sequence[str]) -> tuple[list[Nic], str, Reasons]:
     """The ports that hosts.yaml names and NCCL may take, all of one kind: that with most bandwidth."""
-    kinds_of_rails = (*RAIL_KINDS, "EFA", "unknown")  # who names a port knows what it is
+    kinds_of_rails = (*RAIL_KINDS, "EFA", "unknown")  # a user who names a port knows its kind
     named = [nic for nic in host.nics if nic.kind in kinds_of_rails and named_by(stated, nic.device, nic.port)]
     usable = [nic for nic in named if nic.usable_by_nccl_ib is not False or nic in efa_rails(host)]
     kinds = sorted({nic.kind for nic in usable})
@@ -116,7 +116,7 @@ def _chosen(host: Host, nearness: Nearness) -> tuple[list[Nic], str, Reasons]:
 
 
 def _candidates(host: Host, nearness: Nearness, reasons: Reasons) -> list[Nic]:
-    """Ports that NCCL takes, without those of the front end; why those are out goes into `reasons`."""
+    """Return the ports that NCCL takes, without front-end ports; adds the reason for each of these to `reasons`."""
     found = [nic for nic in host.nics if nic.usable_by_nccl_ib and nic.kind in RAIL_KINDS]
     for leave_out in (_front_end, _beside_connectx):
         out = leave_out(host, found, nearness)
@@ -139,7 +139,7 @@ def _front_end(host: Host, candidates: Sequence[Nic], _: Nearness) -> Reasons:
 
 
 def _beside_connectx(host: Host, candidates: Sequence[Nic], nearness: Nearness) -> Reasons:
-    """Host ports of BlueField cards beside ConnectX ports, unless they are nearer to the GPUs, or one for each GPU."""
+    """Return BlueField host ports of a host with ConnectX ports, unless nearer to the GPUs or one for each GPU."""
     ours = [nic for nic in candidates if nic.hca_type in BLUEFIELD_TYPES]
     others = [nic for nic in candidates if nic.hca_type not in BLUEFIELD_TYPES]
     if not ours or not others or not all(nic.hca_type for nic in others):
@@ -172,14 +172,14 @@ def _why(host: Host, rails: Sequence[Nic], group: PortGroup, others: bool) -> st
 
 
 def _place(fabric: tuple[object, ...], kind: str) -> str:
-    """Where a port leads, in words; empty where not known."""
+    """Return the network that a port leads to, in words; empty where not known."""
     if kind != "InfiniBand":
         return f"in {', '.join(map(str, fabric))}" if fabric != (None,) else ""
     return f"below SM lid {fabric[1]}" if fabric[1] else ""
 
 
 def _why_not(host: Host, group: PortGroup, nic: Nic, best: PortGroup) -> str:
-    """What sets a left-out port apart from the rails."""
+    """Return the difference between a left-out port and the rails."""
     what = f"{len(best.ports)} rails" if len(best.ports) > 1 else "rail"
     have = "have" if len(best.ports) > 1 else "has"
     if group.kind != best.kind:
@@ -207,7 +207,7 @@ def _rate(nic: Nic) -> str:
 
 
 def _in_order(rails: Iterable[Nic], nearness: Nearness) -> list[Nic]:
-    """The rails in order of the GPUs beside them, then of PCI address, then of name."""
+    """Sort the rails by the GPUs on the same PCI switch, then by PCI address, then by name."""
 
     def place(nic: Nic) -> tuple[object, ...]:
         paths = nearness.get(nic.device, {})
@@ -223,9 +223,9 @@ def _in_order(rails: Iterable[Nic], nearness: Nearness) -> list[Nic]:
 def _with_nearest_rails(
     gpus: Sequence[Gpu], rails: Sequence[Nic], numbers: Mapping[str, int], nearness: Nearness
 ) -> tuple[Gpu, ...]:
-    """The GPUs with the rail beside each; several GPUs at the same rails take turns.
+    """Return the GPUs, each with the rail nearest to it; several GPUs at the same rails take turns.
 
-    By number where there are as many rails as GPUs and no way is known.
+    If no path is known, by number where there are as many rails as GPUs.
     """
     known = any(nearness.get(nic.device) for nic in rails)
     if not known:

@@ -7,7 +7,7 @@ from holmes_core.records.inventory import Host, OfiPlugin
 
 
 def efa_plugin(host: Host) -> OfiPlugin | None:
-    """The plugin that NCCL is told to load, None where there is none or nobody looked."""
+    """Return the plugin that NCCL has to load, or None if there is none or it is not known."""
     return next(iter(host.ofi_plugins or ()), None)
 
 

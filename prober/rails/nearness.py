@@ -1,4 +1,4 @@
-"""How near RDMA devices are to the GPUs: from the PCI tree, or where `topo -m` was read."""
+"""The nearness of RDMA devices to the GPUs: from the PCI tree, or from `topo -m`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLASS: Mapping[str, int] = {"LOC": 0, "PIX": 0, "PXB": 0, "PHB": 1, "NODE": 2, 
 BESIDE, FAR = 0, 2  # classes of a path: on one PCI switch; across the host's root or its sockets
 
 Nearness = Mapping[str, Mapping[int, str]]
-"""Path of each RDMA device to each GPU, by device name and GPU index; what is not known is left out."""
+"""Path of each RDMA device to each GPU, by device name and GPU index, without unknown ones."""
 
 
 def path_class(path: str) -> int:
@@ -48,7 +48,7 @@ def _by_pci(host: Host) -> Nearness:
 
 
 def _by_nearest(host: Host) -> Nearness:
-    """What is nearest to no GPU, while others are, is taken to be far."""
+    """Return the paths of the nearest devices. Devices that are nearest to no GPU count as far."""
     listed = {name for gpu in host.gpus for name in gpu.nearest_nics}
     devices = {nic.device for nic in host.nics if nic.kind != "Ethernet"}
     if not listed & devices:

@@ -15,7 +15,7 @@ FAR_MUST_CARRY = 4  # times as much as nearer ports, for ports far from the GPUs
 PKEY_MEMBERSHIP = 0x8000  # the bit of a P_Key that says full member; the rest is the partition
 
 Fabric = tuple[object, ...]
-"""What tells a port's subnet from another: prefix, SM lid and partitions, or its IP networks. None: not known."""
+"""The key of a port's subnet: prefix, SM lid and partitions, or its IP networks. None: not known."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class PortGroup:
 
     @property
     def rate_gbps(self) -> float:
-        """Of each port; one that is not known counts least."""
+        """The rate of each port, 0 where not known."""
         return self.ports[0].rate_gbps or 0.0
 
     @property
     def total_gbps(self) -> float:
-        """Of all ports together."""
+        """The rate of all ports together."""
         return self.rate_gbps * len(self.ports)
 
 
@@ -61,7 +61,7 @@ def port_groups(host: Host, ports: Iterable[Nic], nearness: Nearness) -> list[Po
 
 
 def fabric_of_port(host: Host, port: Nic) -> Fabric:
-    """Where the port leads."""
+    """Return the key of the port's subnet."""
     if port.kind == "InfiniBand":
         partitions = frozenset(pkey & ~PKEY_MEMBERSHIP for pkey in port.pkeys) if port.pkeys else None
         return port.subnet_prefix, port.sm_lid or None, partitions
@@ -69,7 +69,7 @@ def fabric_of_port(host: Host, port: Nic) -> Fabric:
 
 
 def _one_set(similar: Sequence[list[Nic]]) -> Iterable[list[Nic]]:
-    """Groups with as many ports each are one set where each is a rail's subnet, and not one fabric beside another.
+    """Join groups of equal size where each is a rail's subnet, and not a separate fabric.
 
     One port a subnet is what rails look like. Several InfiniBand ports a subnet are fabrics of their own. On Ethernet,
     equal numbers of ports in several networks are rails, as storage and front end have fewer.
@@ -115,14 +115,14 @@ def ties(groups: Sequence[PortGroup], best: PortGroup) -> list[PortGroup]:
 
 
 def _by_weight(group: PortGroup) -> tuple[object, ...]:
-    """Sort key: most bandwidth, most ports, then what is told of them; names come last, and decide nothing else."""
+    """Sort key: most bandwidth, most ports, then kind and known networks; names only break ties."""
     addressed = sum(fabric != (None,) for fabric in group.fabrics)
     first = min((port.pci_address or "~", port.device, port.port) for port in group.ports)
     return -group.total_gbps, -len(group.ports), group.kind != "InfiniBand", -addressed, first
 
 
 def near_part(host: Host, group: PortGroup, nearness: Nearness) -> tuple[Nic, ...]:
-    """The group's ports beside a GPU, where there are as many as GPUs and each GPU has one; otherwise all ports."""
+    """Return the ports on a GPU's PCI switch, if they are at least as many as GPUs and each GPU has one; else all."""
     beside = [
         port for port in group.ports if BESIDE in {path_class(path) for path in nearness.get(port.device, {}).values()}
     ]
