@@ -16,7 +16,7 @@ OTHER_DRIVERS = {"amdgpu": "AMD", "habanalabs": "Intel Gaudi", "drv_davinci_intf
 
 
 def has_module(host: Host, name: str) -> bool:
-    """Whether a kernel module is known to be loaded."""
+    """Return True if a kernel module is known to be loaded."""
     return name in (host.kernel_modules or ())
 
 
@@ -47,7 +47,7 @@ def _missing_gpus(host: Host) -> str | None:
 
 
 def is_given_a_part(host: Host) -> bool:
-    """A container, or a job of Slurm, sees its own GPUs only, while /sys shows those of the machine."""
+    """Return True in a container or a Slurm job: it sees its own GPUs only, while /sys shows the machine's."""
     return host.container not in (None, "none") or host.slurm_job_id is not None
 
 

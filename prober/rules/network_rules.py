@@ -81,9 +81,9 @@ def _interface_names_differ(shared: Network) -> list[Finding]:
 
 
 def _subnet_conflicts(clusters: Sequence[Cluster], shared: Network | None) -> list[Finding]:
-    """Two clusters that use one prefix for different wires: routing between them is undefined.
+    """Return a finding for two clusters that use one prefix for different wires: routing between them is undefined.
 
-    That harms nobody where what they send one another goes over a shared network of its own.
+    It does no harm where a separate shared network carries the traffic between them.
     """
     findings = []
     for position, cluster in enumerate(clusters):

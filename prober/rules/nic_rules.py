@@ -1,4 +1,4 @@
-"""What a NIC is: its kind, its card, its bond, how the host shows it; and whether hosts have the same."""
+"""Rules on a NIC's kind, card, bond and device, and on differences between hosts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _roce_mode(nic: Nic) -> str:
 
 
 def _two_fabrics(host: Host) -> Evidence:
-    """InfiniBand ports alike below different subnet managers, where nothing tells which of them are the rails."""
+    """Yield InfiniBand ports alike below different subnet managers, where no fact shows the rails among them."""
     fabrics: dict[str, list[str]] = {}
     for nic in undecided_ports(host):
         if nic.kind == "InfiniBand" and nic.sm_lid:

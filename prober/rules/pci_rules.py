@@ -21,7 +21,7 @@ _TRANSLATED = re.compile(r"\b(intel_iommu|amd_iommu)=on\b|\biommu=(force|nopt)\b
 
 @dataclass(frozen=True)
 class _Lack:
-    """A link below what it could do. `slot_known`: what the other end can do was taken into account."""
+    """A link below its possible rate. `slot_known`: the other end's maximum was taken into account."""
 
     device: str  # its PCI address, or an RDMA device without one
     evidence: str
@@ -29,7 +29,7 @@ class _Lack:
 
 
 def _lack(link: PciLink, slot: PciLink | None, speed_counts: bool) -> str | None:
-    """What a link lacks of what both its ends can do; None if nothing or not known."""
+    """Return a link's shortfall from the rate that both its ends can do, or None if there is none or not known."""
     width, speed = _both(link.max_width, slot, "max_width"), _both(link.max_speed_gts, slot, "max_speed_gts")
     if link.width and width and link.width < width:
         return f"width x{link.width} of x{width:g}"

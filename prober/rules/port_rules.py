@@ -1,4 +1,4 @@
-"""RDMA ports and netdevs: whether they are there, up, and allowed to talk to those of other hosts."""
+"""Rules on RDMA ports and netdevs: present, up, and allowed to talk to other hosts."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def _none_usable(host: Host) -> Evidence:
 
 
 def _waits_for_subnet_manager(nic: Nic) -> bool:
-    """The link is up and nobody has set the port up."""
+    """Return True if the link is up and no subnet manager has set the port up."""
     half_way = nic.state in ("Initializing", "Armed")
     return nic.kind == "InfiniBand" and (half_way or (nic.state == "Down" and nic.phys_state == "LinkUp"))
 
 
 def _is_spare_function(host: Host, nic: Nic) -> bool:
-    """A virtual function nobody uses, beside ports that serve: SR-IOV hosts have dozens, and all are Down."""
+    """Return True for an unused virtual function on a host with rails: SR-IOV hosts have dozens, and all are Down."""
     return nic.virtual_function is True and any(rail.kind == "InfiniBand" for rail in rails_of(host))
 
 
 def _is_missing_rail(host: Host, nic: Nic) -> bool:
-    """Whether a port without service should be a rail."""
+    """Return True if a port without service should be a rail."""
     spare = _is_spare_port(host, nic) or _is_spare_function(host, nic) or _serves_others(host, nic)
     return is_rail_class(host, nic) and (is_stated(nic) is True or not spare)
 
@@ -82,7 +82,7 @@ def missing_rails(host: Host) -> Evidence:
 
 
 def _raise(nic: Nic) -> str:
-    """How a port comes up, by why it is down."""
+    """Return the remedy for a port by its reason for being down."""
     if nic.phys_state == "Polling":
         return "it sees no partner: check the cable, the optic and the switch port"
     if nic.kind == "RoCE":
@@ -130,7 +130,7 @@ def _serves_others(host: Host, nic: Nic) -> bool:
 
 
 def _without_link(host: Host) -> Iterable[Netdev]:
-    """Cards without a carrier; those of RDMA ports are told as ports."""
+    """Yield cards without a carrier, except those that are reported as RDMA ports."""
     told = {nic.netdev for nic in host.nics if nic.kind in RDMA}
     for netdev in host.netdevs:
         if netdev.kind in (None, "physical") and netdev.link_detected is False and netdev.name not in told:

@@ -41,7 +41,7 @@ def _swapped(peers: Sequence[Host]) -> PeerEvidence:
                 moved.append(f"rail {number} ({rails[number].hca}) is in {subnet}, which is rail {usual} elsewhere")
         if moved and places != sorted(set(places)):
             found[host.name] = f"{host.name}: {'; '.join(moved)}"
-    if 2 * len(found) >= len(peers):  # which of them are right, nobody can say
+    if 2 * len(found) >= len(peers):  # it is not known which are right
         yield from [(tuple(found), " | ".join(found.values()))] if found else []
     else:
         yield from (((name,), evidence) for name, evidence in found.items())
@@ -85,7 +85,7 @@ def _partitions_apart(peers: Sequence[Host]) -> PeerEvidence:
 
 
 def _other_partition(peers: Sequence[Host]) -> PeerEvidence:
-    """Where the keys at index 0 do not let hosts talk, and those at others do."""
+    """Yield the hosts if the keys at index 0 do not let them talk, and keys at other indices do."""
     indices = _other_indices(peers)
     keys = {host.name: _keys_in_use(host) for host in peers}
     if indices is not None and not can_talk(keys):
@@ -94,7 +94,7 @@ def _other_partition(peers: Sequence[Host]) -> PeerEvidence:
 
 
 def _other_indices(peers: Sequence[Host]) -> dict[str, int] | None:
-    """What Holmes sets NCCL_IB_PKEY to, by host; None where a host sets it itself, or nothing serves all."""
+    """Return Holmes's NCCL_IB_PKEY of each host, or None if a host sets its own or no index serves all."""
     if any(setting.name == "NCCL_IB_PKEY" for host in peers for setting in host.nccl_settings):
         return None
     rails = {host.name: rails_of(host) for host in peers}
@@ -111,7 +111,7 @@ def _keys_in_use(host: Host) -> set[int]:
 
 
 def _index(hosts: Sequence[Host]) -> int:
-    """NCCL_IB_PKEY, 0 where nobody sets it; NCCL reads numbers as C does, 0x2 too."""
+    """Return NCCL_IB_PKEY, or 0 if it is not set; NCCL reads numbers as C does, 0x2 too."""
     values = [setting.value for host in hosts for setting in host.nccl_settings if setting.name == "NCCL_IB_PKEY"]
     return next((int(value, 0) for value in values if re.fullmatch(r"0x[0-9a-fA-F]{1,4}|0|[1-9]\d{0,4}", value)), 0)
 
@@ -165,7 +165,7 @@ def _all_rails_down(hosts: Sequence[Host]) -> PeerEvidence:
 
 
 def _no_port_up(hosts: Sequence[Host]) -> PeerEvidence:
-    """The host may be meant for sockets: cards that nobody cabled are common."""
+    """Yield hosts with RDMA cards and no rail. The host may be meant for sockets: cards without a cable are common."""
     lost = _lost_all(hosts)
     for host in hosts:
         if not rails_of(host) and host.name not in lost:
@@ -173,7 +173,7 @@ def _no_port_up(hosts: Sequence[Host]) -> PeerEvidence:
 
 
 def _no_card(hosts: Sequence[Host]) -> PeerEvidence:
-    """A host that is known to have no RDMA port, of the GPUs that most hosts have beside rails."""
+    """Yield hosts known to have no RDMA port, where most hosts with the same GPUs have rails."""
     alike: dict[tuple[str | None, ...], list[Host]] = {}
     for host in hosts:
         alike.setdefault(tuple(sorted(gpu.name or "" for gpu in host.gpus)), []).append(host)

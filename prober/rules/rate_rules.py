@@ -1,4 +1,4 @@
-"""Rates and error counters of NICs: whether each carries what it should and its peers do, and loses nothing."""
+"""Rules on rates and error counters of NICs: each is as fast as it should be and as its peers, and loses nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ERROR_COUNTERS = (
 
 
 def _outliers_beside_gpus(host: Host) -> Evidence:
-    """Where the rails are, and slower or faster."""
+    """Yield ports near a GPU, as rails are, that are slower or faster."""
     yield from (evidence for nic, evidence in _outliers(host) if _is_near_a_gpu(host, nic))
 
 
@@ -47,12 +47,12 @@ def _outliers(host: Host) -> Iterable[tuple[Nic, str]]:
 
 
 def _slow_rails(host: Host) -> Evidence:
-    """Ports beside a GPU, as the rails are: those are no front end."""
+    """Yield slow ports near a GPU, as rails are: these are no front end."""
     yield from (evidence for nic, evidence in _below_class(host) if _is_near_a_gpu(host, nic))
 
 
 def _slow_ports(host: Host) -> Evidence:
-    """Of the rails' model; where no GPU's neighbours are known, it may be a rail or a front end."""
+    """Yield slow ports of the rails' model. Without known neighbours of GPUs, each may be a rail or a front end."""
     known = any(gpu.nearest_nics for gpu in host.gpus)
     yield from (f"{evidence}; a front end may" for _, evidence in _below_class(host) if not known)
     for nic in active_ports(host):
@@ -76,7 +76,7 @@ def _below_class(host: Host) -> list[tuple[Nic, str]]:
 
 
 def _model(nic: Nic) -> tuple[str, str, str | None]:
-    """Cards of one chip differ by board: a 200 Gbit/s model beside 400 Gbit/s ones is not slow."""
+    """Return chip, kind and board. Cards of one chip differ by board: a 200 Gbit/s model among 400 ones is not slow."""
     return nic.hca_type or "", nic.kind, nic.board_id
 
 
@@ -125,7 +125,7 @@ def _flaps(host: Host) -> Evidence:
 
 
 def _errors(host: Host) -> Evidence:
-    """What was counted since boot may be years old; only growth shows a fault that is there now."""
+    """Yield error counters that grew. Counts since boot may be years old; only growth shows a present fault."""
     yield from _grown(host, ERROR_COUNTERS)
 
 

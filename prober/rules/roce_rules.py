@@ -57,7 +57,7 @@ def _has_v2_gid(nic: Nic) -> bool:
 
 
 def _give_address(nic: Nic) -> str:
-    """A GID comes with an address of the netdev; ConnectX-3 needs to be told of RoCE v2 besides."""
+    """Return the command that gives the netdev an address, and so a GID; ConnectX-3 needs an option for RoCE v2."""
     address = f"`ip address add ADDRESS/LENGTH dev {nic.netdev or 'NETDEV'}`"
     old = nic.driver == "mlx4_core" or nic.device.startswith("mlx4")
     return f"{address}; and `options mlx4_core roce_mode=2` in /etc/modprobe.d" if old else address

@@ -1,6 +1,6 @@
-"""What a rule is: what is said of its findings, and the check that yields their evidence.
+"""The rule of an audit: the text of its findings, and the check that yields their evidence.
 
-Hosts are compared by the majority: what most of them have is taken to be right, and the others are named.
+Hosts are compared by the majority: the value of most hosts counts as right, and findings name the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME_IT = "name it by `rails:` in hosts.yaml"
 Evidence = Iterable[str | Seen]
 PeerEvidence = Iterable[tuple[Sequence[str], str | Seen]]
 Scope = Literal["cluster", "job"]
-"""Which hosts are compared: those that share a fabric, or all of the job."""
+"""The hosts that are compared: hosts of one fabric, or all of the job."""
 
 
 @dataclass(frozen=True)
