@@ -1,1 +1,1 @@
-"""What runs on a node beside the ranks: agent, relay, torchrun; standard library only."""
+"""Processes of a node other than the ranks: agent, relay, torchrun; standard library only."""

@@ -1,9 +1,9 @@
-"""The node agent: looks at the node, starts torchrun, writes down what happens, and ends everything when told.
+"""The node agent: looks at the node, starts torchrun, records events, and ends everything on command.
 
 It lives in the folder that was shipped to it and talks through files there, a record of `messages.py` a line: the parts
 of its messages, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to the
 controller and back. An attached run ends when no sign of life comes for `silence_limit_s`; a detached one goes on. It
-imports no torch, which may be missing, and only what is quick to import: no dataclasses, no concurrent.futures.
+imports no torch, which may be missing, and only modules that import quickly: no dataclasses, no concurrent.futures.
 """
 
 from __future__ import annotations
@@ -141,11 +141,11 @@ class Agent:
         return self._told_to_stop or self._has_to_go or (not self._config.detached and self._hears_nobody())
 
     def _hears_nobody(self) -> bool:
-        """Whether the controller is gone, so that it can neither start again nor remove what that would need."""
+        """Return True if the controller is silent for too long: it can neither restart the run nor remove its files."""
         return time.monotonic() - self._commands.last_heard_s > self._config.silence_limit_s
 
     def _will_be_seen_to(self) -> bool:
-        """Whether the controller speaks yet: ranks end, too, because an agent elsewhere heard nobody before we did."""
+        """Return True if the controller speaks again; ranks may also end because another agent lost it first."""
         self._hear(0.0)
         since_s = time.monotonic()
         while not self._has_to_go and not self._hears_nobody():  # told to go as at the end of a Slurm job

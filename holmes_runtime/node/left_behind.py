@@ -1,8 +1,8 @@
-"""What runs have left on a host because all who would have removed it were killed at once: the next run there does.
+"""Removal of files that earlier runs left on a host because all their processes were killed at once.
 
 In /dev/shm that is the newest checkpoint (`checkpoint/memory_files.py`), up to half of a host's memory. An agent binds
-its run's name as a socket, which the kernel frees however the agent ends; so an old folder whose name is free is
-nobody's. On the disk it is the files of an agent that was never started. Free of torch.
+its run's name as a socket, which the kernel frees however the agent ends; so an old folder
+with a free name has no owner. On the disk it is the files of an agent that was never started. Free of torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def remove_unstarted(now_s: float, runs: Path) -> None:
 
 
 def remove_memory(now_s: float, within: Path = MEMORY_FOLDERS) -> None:
-    """Remove folders of this user that nobody has held or written into for LEFT_AFTER_S. `now_s`: Unix time."""
+    """Remove folders of this user not held now, nor written into for LEFT_AFTER_S. `now_s`: Unix time."""
     for folder in within.glob("holmes-*"):
         with contextlib.suppress(OSError):
             if now_s - max(_written_s(folder)) > LEFT_AFTER_S and (held := hold(folder)) is not None:
@@ -50,7 +50,7 @@ def remove_memory(now_s: float, within: Path = MEMORY_FOLDERS) -> None:
 
 
 def _written_s(folder: Path) -> Iterator[float]:
-    """Times at which it and its ranks' parts changed. Raises OSError for what is no folder of this user."""
+    """Yield the times at which it and its ranks' parts changed. Raises OSError unless it is a folder of this user."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(folder)

@@ -28,9 +28,9 @@ class Listeners:
         self.rendezvous: socket.socket | None = None
 
     def open(self, interfaces: dict[str, NodeInterface]) -> dict[str, SocketAddress]:
-        """Listen on every planned interface; where, by interface. Where the plan names no address, the host's is taken.
+        """Listen on every planned interface; return the addresses, by interface.
 
-        `interfaces` are those of the node.
+        Where the plan names no address, it is taken from the node's `interfaces`.
         """
         addresses = {}
         for name, planned in self._config.addresses.items():

@@ -46,7 +46,7 @@ def _read_command(line: bytes) -> Command | Refused:
 
 
 class MessageFile:
-    """What the agent says. What a full disk does not take waits for the next one.
+    """The agent's messages. Those that a full disk does not take wait for the next one.
 
     A spare file keeps room for last words: it goes when the disk is full, so that the controller hears why.
     """
@@ -108,7 +108,7 @@ class MessageFile:
 
 
 class MessageReader:
-    """What the agent says after its first `seen` messages, through all parts, while it goes on."""
+    """The agent's messages after the first `seen`, through all parts, while it writes more."""
 
     def __init__(self, folder: Path, seen: int) -> None:
         self._folder, self._seen = folder, seen
@@ -116,7 +116,7 @@ class MessageReader:
         self._before = -1
 
     def read(self, most_bytes: int) -> bytes:
-        """The next bytes, none if there are none yet; `NotKept` stands for what is gone already."""
+        """Return the next bytes, none if there are none yet; `NotKept` stands for deleted messages."""
         befores = self._befores()  # looked at first: a part that had a successor by then is at its end when it is read
         data = (self._file.read(most_bytes) or b"") if self._file else b""
         if data or not befores:
@@ -131,7 +131,7 @@ class MessageReader:
         return self.read(most_bytes)
 
     def _befores(self) -> list[int]:
-        """How many messages came before each part that is kept."""
+        """Return the number of messages before each part that is kept."""
         prefix, suffix = PART_NAME.split("{before:012}")
         paths = self._folder.glob(f"{prefix}*{suffix}")
         return [int(path.name.removeprefix(prefix).removesuffix(suffix)) for path in paths]

@@ -13,10 +13,12 @@ RANK_CPUS = "HOLMES_RANK_CPUS"
 
 
 def stay_near_gpu(environ: Mapping[str, str]) -> frozenset[int]:
-    """Keeps this process, and every thread it starts from now on, on its rank's CPUs; the CPUs it may use afterwards.
+    """Bind this process, and every thread it starts later, to its rank's CPUs; return the CPUs it may use then.
 
-    Of those named only the ones that it was allowed before count; where there are none, nothing changes. Nothing
-    changes either in what is no rank. Raises ValueError naming the variable where it has no list for this rank.
+    CPUs that it was not allowed before are ignored; if none remain, or this process is no rank, nothing changes.
+
+    Raises:
+        ValueError: the variable has no list for this rank; names the variable.
     """
     allowed = frozenset(os.sched_getaffinity(0))
     lists, local_rank = environ.get(RANK_CPUS), environ.get("LOCAL_RANK")

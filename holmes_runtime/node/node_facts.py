@@ -1,4 +1,4 @@
-"""What a launch relies on, as this node is now: software, interfaces, ports, GPUs, limits, NCCL settings.
+"""Facts of this node that a launch relies on: software, interfaces, ports, GPUs, limits, NCCL settings.
 
 Standard library only, and quick: torch is not imported, its version is read from its files.
 """
@@ -80,7 +80,7 @@ def _torch_file() -> Path | None:
 
 
 def _of_torch(name: str) -> str | None:
-    """What torch/version.py says under that name, None where it says None or is not there."""
+    """Return the value of that name in torch/version.py; None if it is None or missing."""
     file = _torch_file()
     with contextlib.suppress(OSError):
         text = "" if file is None else file.read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def _of_torch(name: str) -> str | None:
 
 
 def _nccl_version() -> str | None:
-    """The version of the NCCL package beside torch, None where torch brings it along or there is none."""
+    """Return the version of the installed NCCL package; None where torch brings its own or there is none."""
     for folder in map(Path, sys.path):
         for found in folder.glob("nvidia_nccl_*.dist-info"):
             return found.stem.split("-")[1]
@@ -137,7 +137,7 @@ def _rdma_ports() -> dict[str, str]:
 
 
 def _net_plugin_there(value: str) -> bool | None:
-    """Whether the file is there; None for what names no file but the end of a library's name, which NCCL searches."""
+    """Return True if the file exists; None for the ending of a library's name, which NCCL searches for."""
     return Path(value).is_file() if value.startswith("/") else None
 
 
@@ -154,7 +154,7 @@ def _gpu_processes() -> tuple[NodeGpuProcess, ...] | None:
 
 
 def _nvidia_smi(query: str) -> tuple[list[list[str]] | None, str | None]:
-    """Rows of the answer, None where nvidia-smi gives none; and what it says of a lost GPU, or why it failed."""
+    """Return the rows of the answer, None if there are none; and its message on a lost GPU, or why it failed."""
     command = ["nvidia-smi", query, "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, check=False)
@@ -190,7 +190,7 @@ def _wrong_inputs(run_config: Path) -> tuple[str, ...]:
 
 
 def _available_memory_bytes(meminfo: Path) -> int | None:
-    """What processes can still get without swapping, as the kernel estimates it."""
+    """Return the memory that processes can still get without swapping, by the kernel's estimate."""
     with contextlib.suppress(OSError):
         found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
         return int(found[1]) * 1024 if found else None
@@ -217,7 +217,7 @@ def _checkpoint(path: str | None) -> NodeCheckpointFolder | None:
 
 
 def _nccl_settings(environment: Mapping[str, str]) -> tuple[NodeNcclSetting, ...]:
-    """Of the agent's own environment and of files; `environment` is what the ranks get beside it."""
+    """Return the NCCL settings of the agent's environment, of files, and of `environment`, which ranks get too."""
     found = [NodeNcclSetting("the environment", *item) for item in os.environ.items() if item[0].startswith("NCCL_")]
     shells = [*(Path(name).expanduser() for name in _FILES), *sorted(Path("/etc/profile.d").glob("*.sh"))]
     for file in (*conf_files({**os.environ, **environment}), *shells):

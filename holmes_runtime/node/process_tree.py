@@ -97,7 +97,7 @@ def _signal_all(number: signal.Signals) -> None:
 
 
 def _all_have_ended() -> bool:
-    """Whether no child is left; takes the exit statuses of those that ended."""
+    """Return True if no child is left; takes the exit statuses of those that ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -74,7 +74,7 @@ class AgentAsChild:
         self._stopped_s, self._looked_s = 0.0, time.monotonic()
 
     def has_ended(self) -> bool:
-        """Whether the agent has ended, with its tunnel; takes the exit statuses of all orphans on the way.
+        """Return True if the agent has ended, and remove its tunnel then; takes the exit statuses of all orphans.
 
         An agent that a signal stopped is ended once it was silent for long: its ranks must not outlive the run.
         """
@@ -117,14 +117,14 @@ def _pass_on(folder: Path) -> bool:
 
 
 def _write_all(pipe: int, data: bytes) -> None:
-    """Write as the agent reads; what it does not take for long, it will never."""
+    """Write as fast as the agent reads; drop the rest once it reads nothing for PATIENCE_S."""
     while data and select.select([], [pipe], [], PATIENCE_S)[1]:
         with contextlib.suppress(BlockingIOError):
             data = data[os.write(pipe, data) :]
 
 
 def _write(data: bytes) -> tuple[bytes, bool]:
-    """What is left after writing no more than a pipe takes without blocking, and whether anybody takes it."""
+    """Write as much as a pipe takes without blocking; return the rest, and True if the pipe has a reader."""
     try:
         return data[os.write(1, data[: select.PIPE_BUF]) :], True
     except OSError:
@@ -132,7 +132,7 @@ def _write(data: bytes) -> tuple[bytes, bool]:
 
 
 def _lock_is_free(folder: Path) -> bool:
-    """Whether the agent, which holds its lock as long as it lives and removes the folder at its end, has ended."""
+    """Return True if the agent has ended: it holds its lock while it lives and removes the folder at its end."""
     try:
         with open(folder / AGENT_LOCK_FILE, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -144,7 +144,7 @@ def _lock_is_free(folder: Path) -> bool:
 
 
 def _has_ended(folder: Path) -> bool:
-    """Whether the agent has ended; then with its tunnel, which the first relay, ended too, may have left."""
+    """Return True if the agent has ended; then remove its tunnel, which an ended first relay may have left."""
     if not _lock_is_free(folder):
         return False
     take_down(folder)

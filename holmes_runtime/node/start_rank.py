@@ -1,7 +1,7 @@
 """`python -m holmes_runtime.node.start_rank` in a folder that `holmes emit` wrote: becomes one rank of the plan.
 
-Who it is follows from HOLMES_HOST and LOCAL_RANK by the folder's table of ranks, whoever started it and however that
-counts. Its variables and secrets are files of the folder; what it leaves goes to `out` there.
+The rank follows from HOLMES_HOST and LOCAL_RANK by the folder's table of ranks, independent of the starter's own
+numbering. Its variables and secrets are files of the folder; its output goes to `out` there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OUT = "out"
 
 
 class Place(NamedTuple):
-    """A row of the table: what is needed to start that rank, and how many there are on its host and in all."""
+    """A row of the table: the rank and its node, and the number of ranks on its host and in all."""
 
     rank: int
     node: int
@@ -41,7 +41,7 @@ def find_place(table: str, host: str, local_rank: str) -> Place:
 
 
 def rank_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the rank finds in its environment. Raises ValueError naming a variable that is missing or of no rank."""
+    """Return the environment of the rank. Raises ValueError naming a variable that is missing or fits no rank."""
     for name in ("HOLMES_HOST", "LOCAL_RANK"):
         if not environ.get(name):
             raise ValueError(f"{name} is not set: start ranks by start-rank.sh, with srun, mpirun or torchrun")

@@ -1,4 +1,4 @@
-"""How the agent starts torchrun: its arguments, its environment, and the way to the store."""
+"""The start of torchrun by the agent: its arguments, its environment, and the path to the store."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def compile_cache(cache: Path, machine: str) -> Path:
 
 
 def gpu_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """`environment`, and what ranks on GPUs get beside; NCCL's log goes to `folder`."""
+    """Return `environment` with the defaults of ranks on GPUs; NCCL's log goes to `folder`."""
     return {**ON_GPUS, **_nccl_log(environment, folder), **environment}
 
 
 def _nccl_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Has NCCL say what it sets up, in a file of each process; not where the user has it log otherwise."""
+    """Return variables that make NCCL log its setup, one file per process; none if the user has set its log."""
     if any(name.startswith("NCCL_DEBUG") for name in environment):
         return {}
     return {
@@ -109,7 +109,7 @@ def _nccl_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 def _make_temporary_folder(folder: Path) -> str:
-    """Where torch leaves temporary files; a link leads whoever cleans up to it. Short, as names of sockets must be."""
+    """Make the folder of torch's temporary files, and a link to it for removal. Short, as socket names must be."""
     temporary = tempfile.mkdtemp(prefix="holmes-")
     (folder / TEMPORARY_LINK).symlink_to(temporary)
     return temporary

@@ -58,7 +58,7 @@ class Tail:
             yield line.decode(errors="replace")
 
     def _put_aside(self) -> bytes:
-        """What had not been read of the file before this one, which is read from its start."""
+        """Return the unread rest of the file before this one, which is read from its start."""
         offset, self._offset, self._freed = self._offset, 0, 0
         with contextlib.suppress(FileNotFoundError), open(f"{self._path}.1", "rb") as file:
             file.seek(offset)

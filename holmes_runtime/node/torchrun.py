@@ -84,7 +84,7 @@ def _failure(rank: int, failure: Any) -> RankFailed:
 
 
 def _with_cause(report: dict[str, Any]) -> str:
-    """What the exception says, after the one that caused it: torch's pipelining wraps a lost peer in its own errors."""
+    """Return the message after that of its cause: torch's pipelining wraps a lost peer in its own errors."""
     traceback = report.get("extraInfo", {}).get("py_callstack", "")
     before, chained, _ = traceback.partition("\n\nThe above exception was the direct cause")
     text = str(report["message"])
