@@ -1,1 +1,1 @@
-"""What a run looks at while it runs, what it finds slow, and what it changes about it between two steps."""
+"""Measurements during a run, verdicts on slow hosts and links, and changes of edges between two steps."""

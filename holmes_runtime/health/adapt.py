@@ -1,4 +1,4 @@
-"""How edges are used best by what was measured: codecs and depth, as the planner chooses them. Free of torch.
+"""The best settings of edges by measurement: codecs and depth, as the planner chooses them. Free of torch.
 
 A pure function: all ranks call it with the same numbers and come to the same answer.
 """
@@ -21,10 +21,10 @@ LEAST_GAIN = 1.05  # a step that is as much faster is worth a change: less may b
 
 
 def adapt(plan: RunConfig, config: RunConfig, measured: Measured) -> Settings:
-    """How all edges are to be used from now on, by what was measured under `config`; `plan` is the run as planned.
+    """Return the next settings of all edges, from measurements under `config`; `plan` is the run as planned.
 
-    Changes what is for a step at least five percent faster; and for less loss, or to be as planned, where that costs at
-    most two percent.
+    They change for a step at least five percent faster. They also change for less loss, or back to the plan, where that
+    costs at most two percent.
     """
     estimate, now = StepEstimate(config, measured), config.edge_settings
     best = choose(plan, estimate)
@@ -80,9 +80,9 @@ def _deepest(plan: RunConfig, estimate: StepEstimate) -> Settings:
 
 
 def _useful_depths(plan: RunConfig, estimate: StepEstimate) -> list[int]:
-    """By edge, the micro-batches in flight beyond those of 1F1B that hide what a round trip over it takes.
+    """Return by edge the micro-batches in flight, beyond 1F1B, that hide a round trip over it.
 
-    Of all codecs the most; but never more than a step has.
+    The largest number over all codecs, but never more than a step has.
     """
     replicas = [[sum(seconds) for seconds in zip(*stages, strict=True)] for stages in estimate.stage_s]
     stages_s = [max(seconds) for seconds in zip(*replicas, strict=True)]
@@ -100,7 +100,7 @@ def _useful_depths(plan: RunConfig, estimate: StepEstimate) -> list[int]:
 
 
 def _fits(plan: RunConfig, settings: Settings) -> bool:
-    """Whether every pipeline rank has room for what is then in flight; where that is not known, it has."""
+    """Return True if every pipeline rank has room for its micro-batches in flight; unknown room suffices."""
     most = max(plan.microbatches)
     in_flight = (
         min(most, plan.pp - rank + sum(each.extra_in_flight for each in settings[rank:])) for rank in range(plan.pp)
@@ -109,6 +109,6 @@ def _fits(plan: RunConfig, settings: Settings) -> bool:
 
 
 def _loses_less(settings: Settings, now: Settings) -> bool:
-    """Whether some edge loses less and none more."""
+    """Return True if some edge loses less and none more."""
     ours, theirs = ([CODECS.index(codec) for each in edges for codec in each[:2]] for edges in (settings, now))
     return ours != theirs and all(one <= other for one, other in zip(ours, theirs, strict=True))

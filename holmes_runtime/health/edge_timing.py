@@ -1,4 +1,4 @@
-"""How long messages take on the edges of the pipeline, all of which are loaded at once."""
+"""Times of messages on the edges of the pipeline, with all edges loaded at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BURST = 8  # whole messages at once: one alone says little of a wire that others
 
 
 def time_edges(config: RunConfig, me: Rank, groups: RankGroups, device: torch.device) -> dict[str, EdgeTime]:
-    """What messages take on each edge this rank receives on, by the group's name; a whole one as it is packed.
+    """Return the times of messages on each edge this rank receives on, by group name; whole ones as packed.
 
     All ranks call it at once, so that links are loaded as in a step. The receiver asks for messages, and times from
     then to their arrival.
@@ -102,7 +102,7 @@ def _exchange(me: Rank, source: _Edge, target: _Edge, device: torch.device, coun
 
 
 def _wait_for(arrivals: Sequence[Transfer], device: torch.device) -> None:
-    """Waits until all have come, and on a GPU for nothing else: a stream of its own does not wait for what is sent."""
+    """Wait until all have arrived. On a GPU a stream of its own keeps this from waiting for sends too."""
     if device.type == "cpu":
         for arrival in arrivals:
             arrival.wait()

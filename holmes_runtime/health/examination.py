@@ -1,4 +1,4 @@
-"""Examinations of a run under way: all ranks measure at the same time, judge what is slow, and adapt their edges."""
+"""Examinations of a run under way: all ranks measure at the same time, judge slowness, and adapt their edges."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Examination:
         return self._usual.add(step_s)
 
     def is_due(self, step: int, asked: bool) -> bool:
-        """Whether to hold one after `step`, the same on all ranks; `asked`: one of them has a reason."""
+        """Return True if one is due after `step`, the same on all ranks; `asked`: one of them has a reason."""
         return self._plan.expectation is not None and self._occasions.is_due(step, asked)
 
     def hold(self, step: int, asked: bool) -> tuple[Verdict, ...]:
@@ -77,7 +77,7 @@ class Examination:
         return tuple(found)
 
     def _measure(self) -> Measured:
-        """What all ranks have seen, on all of them: each adds its own numbers to zeros, so that sums are exact."""
+        """Gather the measurements of all ranks: each adds its own numbers to zeros, so that sums are exact."""
         config, rank = self.config, self._me.rank
         names = [group.name for group in config.groups if group.axis in EDGE_AXES]
         own = time_edges(config, self._me, self._groups, self._device)
@@ -96,7 +96,7 @@ class Examination:
 
 
 def adapted_edges(config: RunConfig, measured: Measured, now: tuple[EdgeSettings, ...]) -> list[EdgeAdapted]:
-    """What is new in `now` against `config`, under which it was measured, by edge."""
+    """Return the edges with settings in `now` other than in `config`, the one measured."""
     found = []
     for edge, (old, new) in enumerate(zip(config.edge_settings, now, strict=True)):
         if old != new:

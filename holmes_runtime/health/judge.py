@@ -1,6 +1,6 @@
-"""Which hosts compute and which links carry more slowly than the plan expects. Free of torch.
+"""Verdicts on hosts and links that are slower than the plan expects. Free of torch.
 
-Waiting alone tells nothing: in a synchronous step everybody waits for the slowest. So compute is timed without the
+Waiting alone shows nothing: in a synchronous step all ranks wait for the slowest. So compute is timed without the
 waits, and links with one message on its own, and both are compared with what the plan counted on.
 """
 
@@ -22,7 +22,7 @@ HAS_A_PART = 1.02  # and one of them alone
 
 
 def verdicts(plan: RunConfig, config: RunConfig, measured: Measured, used: Sequence[EdgeSettings]) -> list[Verdict]:
-    """What is slow, hosts first; nothing where the plan expects nothing in particular.
+    """Return the verdicts, hosts first; none where the plan has no expectation.
 
     `plan` is the run as planned, `config` as it was measured, and `used` are the settings of its edges from now on: a
     link that they hide is not worth a word.

@@ -1,4 +1,4 @@
-"""What all ranks together have measured, and how long a step's pipeline would take by it. Free of torch."""
+"""Measurements of all ranks, and the seconds of a step's pipeline by them. Free of torch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Wire:
 
 
 class StepEstimate:
-    """What the pipeline of a step would take, by what was measured under `config`, with other settings of its edges.
+    """The seconds of a step's pipeline with other settings of its edges, from measurements under `config`.
 
     Of a replica whose stages are split, the slowest shard counts; of all replicas, the slowest.
     """
@@ -157,7 +157,7 @@ class StepEstimate:
         )
 
     def _by_stage(self, by_rank: Sequence[float], replica: int) -> tuple[float, ...]:
-        """What a rank measured, divided among its stages by their layers."""
+        """Return the measurements of a replica's ranks, divided among their stages by layers."""
         config = self._config
         found = []
         for stage in config.stages:

@@ -12,7 +12,7 @@ FIRST_STEPS = 10  # early enough to act on, late enough for caches and connectio
 EVERY_STEPS = 200
 SOON_STEPS = 20  # after a change or a reason, and then twice as long each time: what was slow may recover
 
-WARM_UP_STEPS = 3  # of the run, and when it has become another: they say nothing about what is usual
+WARM_UP_STEPS = 3  # of the run, and when it has become another: they do not show the usual step
 LEAST_KNOWN = 5  # steps that make something usual
 MOST_KNOWN = 20
 UNUSUAL = 1.3  # how many times as long a step must take, or as short
@@ -20,13 +20,13 @@ UNUSUAL_STEPS = 2  # in a row: one may be anything
 
 
 class UsualStep:
-    """What a step usually takes, as one rank sees it, and whether that is still so."""
+    """The usual seconds of a step on one rank, and a watch for a lasting change of them."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """What comes now is another run."""
+        """Forget all steps: the run has changed."""
         self._recent_s: deque[float] = deque(maxlen=MOST_KNOWN)
         self._to_ignore, self._unusual = WARM_UP_STEPS, 0
 
@@ -57,7 +57,7 @@ class Occasions:
         self._seen_steps: int | None = None
 
     def is_due(self, step: int, asked: bool) -> bool:
-        """Whether to examine after `step`, which may come after some that were left out."""
+        """Return True if an examination is due after `step`; steps before it may have been skipped."""
         before, steps = step if self._seen_steps is None else self._seen_steps, step + 1
         self._seen_steps = steps
         is_among = any(mark is not None and before < mark <= steps for mark in (FIRST_STEPS, self._next_steps))
@@ -66,7 +66,7 @@ class Occasions:
     def held(self, step: int, is_another: bool, is_as_planned: bool) -> None:
         """One was held after `step`, and leaves the run as planned or not.
 
-        `is_another`: it changed something, or somebody had a reason for it, so that what steps take is not known yet.
+        `is_another`: it changed something, or a rank had a reason for it, so that the usual step is not known yet.
         """
         self._wait_steps = SOON_STEPS if is_another else min(2 * self._wait_steps, EVERY_STEPS)
         self._next_steps = step + 1 + self._wait_steps if is_another or not is_as_planned else None

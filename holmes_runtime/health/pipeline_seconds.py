@@ -23,9 +23,9 @@ class PipelineTimes:
 
 
 def pipeline_s(schedule: Schedule, times: PipelineTimes) -> float:
-    """Seconds until all actions have ended. Sends hold up nobody; a wire takes one message at a time.
+    """Seconds until all actions have ended. Sends block no action; a wire takes one message at a time.
 
-    Of a backward in halves the first stage runs all in the second one.
+    The first stage runs a whole backward in the second half.
     Raises ValueError for actions that wait for one another.
     """
     forward_s, backward_s = times.forward_s, times.backward_s

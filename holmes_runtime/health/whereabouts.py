@@ -1,4 +1,4 @@
-"""What this rank is doing, written down when the agent asks, whatever the thread that trains is stuck in."""
+"""The position of this rank, written when the agent asks, even while the training thread is stuck."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Whereabouts:
         self._doing, self._alone = doing, alone
 
     def position(self) -> RankPosition:
-        """Where it is; without groups where torch's record cannot be read, which must not end a run."""
+        """Return the position; without groups if torch's record cannot be read, which must not end a run."""
         calls = main_calls()
         stack, working = tuple(map(str, calls[:MAX_CALLS][::-1])), working_call(calls)
         working_in = None if working is None else f"{Path(working.file).name} line {working.line} in {working.function}"
@@ -62,6 +62,6 @@ class Whereabouts:
 
 
 def whereabouts_of(config: RunConfig, rank: int) -> Whereabouts:
-    """Those of `rank` in the run, by torch's flight recorder."""
+    """Return the whereabouts of `rank` in the run, by torch's flight recorder."""
     groups = [group.name for group in config.groups if rank in group.ranks]
     return Whereabouts(rank, lambda: parse_flight_record(dump_flight_record(config.device), groups))
