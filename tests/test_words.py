@@ -1,0 +1,67 @@
+"""Docstrings and comments in plain English, as the style guide asks; docs/glossary.md has the terms."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RUNTIME_ROOMS = ("admission", "config", "health", "node", "outer")
+REWRITTEN = ("prober", "launcher", "holmes_cli", "holmes", *(f"holmes_runtime/{room}" for room in RUNTIME_ROOMS))
+"""The rooms whose words were edited. The others follow, and this list goes."""
+OPENING = re.compile(r"(What|Whether|How|Which|Who|Whose|Whom|Where|Of)\b")
+PHRASES = re.compile(
+    r"\b(told of|tells|is said|nobody|somebody|besides?|of which|those of|what is|what it|as far as)\b"
+    r"|\b(bears?|heed|amiss)\b",
+    re.IGNORECASE,
+)
+HELP_TEXTS = ROOT / "holmes_cli" / "commands"  # docstrings there are what `--help` prints, which has tests of its own
+
+
+def docstrings(file: Path) -> Iterator[tuple[int, str]]:
+    """Docstrings of the module, its classes and functions, and the texts below constants, with their lines."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for statement in node.body:
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                    yield statement.lineno, str(statement.value.value).strip()
+
+
+def comments(file: Path) -> Iterator[tuple[int, str]]:
+    """Comments with their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(file.read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def files(package: str) -> list[Path]:
+    """The package's files."""
+    found = sorted((ROOT / package).rglob("*.py"))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("package", REWRITTEN)
+def test_no_docstring_begins_like_a_question(package: str) -> None:
+    assert [
+        f"{file.relative_to(ROOT)}:{line}: {text[:60]}"
+        for file in files(package)
+        for line, text in docstrings(file)
+        if OPENING.match(text)
+    ] == []
+
+
+@pytest.mark.parametrize("package", REWRITTEN)
+def test_no_docstring_or_comment_holds_a_phrase_that_reads_as_translated(package: str) -> None:
+    assert [
+        f"{file.relative_to(ROOT)}:{line}: {found[0]}"
+        for file in files(package)
+        for line, text in (*(() if HELP_TEXTS in file.parents else docstrings(file)), *comments(file))
+        if (found := PHRASES.search(text))
+    ] == []
