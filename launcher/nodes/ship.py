@@ -44,7 +44,7 @@ def _unpack(bundle: NodeBundle, holding: Stream) -> set[str]:
         lacking: set[str] = set()
         try:
             with contextlib.suppress(OSError, EOFError):  # the host says why it takes no more
-                holding.send(bundle.archive)
+                holding.send(bundle.shipment)
             for line in holding.lines():
                 if line == UNPACKED:
                     return answers.put(lacking)

@@ -89,8 +89,13 @@ class NodeBundle:
         return archive(self.files)
 
     @property
+    def shipment(self) -> bytes:
+        """The input of `hold_command`: the size of the archive in bytes, a newline, and the archive."""
+        return b"%d\n%s" % (len(self.archive), self.archive)
+
+    @property
     def hold_command(self) -> str:
-        """Unpack the archive of `files` from standard input, and hold the files until an agent has begun there.
+        """Unpack `shipment` from standard input, and hold the files until an agent has begun there.
 
         Print the parcels that the node lacks, then UNPACKED. Remove the folder when the archive is cut short, or the
         input ends before an agent has locked the folder: the sender is gone. An agent that begins just then may still
@@ -100,7 +105,7 @@ class NodeBundle:
         folders = " ".join(f'"{parcel.folder}"' for parcel in self.parcels)
         return shell(
             f"trap '' HUP INT PIPE TERM; umask 077; "
-            f'if mkdir -p "{self.folder}" && cd "{self.folder}" && head -c {len(self.archive)} | tar -xzf - && '
+            f'if mkdir -p "{self.folder}" && cd "{self.folder}" && read -r size && head -c "$size" | tar -xzf - && '
             f"ln -s {links} .; then "
             f'for parcel in {folders}; do touch -c "$parcel"; '
             f'test -d "$parcel" || echo "{MISSING} ${{parcel##*/}}"; done; '

@@ -48,7 +48,7 @@ def shell(command: str, home: Path, stdin: bytes = b"") -> subprocess.CompletedP
 
 def unpack(one: NodeBundle, home: Path) -> list[str]:
     """Unpack the bundle's files where an agent then begins; return the lines that the node prints."""
-    with holding(one, home, one.archive) as session:
+    with holding(one, home, one.shipment) as session:
         assert session.stdin is not None
         lines = session_lines(session)
         (only_folder(home) / AGENT_LOCK_FILE).touch(0o600)
@@ -57,13 +57,13 @@ def unpack(one: NodeBundle, home: Path) -> list[str]:
     return lines
 
 
-def holding(one: NodeBundle, home: Path, archive_bytes: bytes) -> subprocess.Popen[bytes]:
-    """The session that holds the bundle's files, with its archive sent and its input open."""
+def holding(one: NodeBundle, home: Path, shipment: bytes) -> subprocess.Popen[bytes]:
+    """The session that holds the bundle's files, with its files sent and its input open."""
     environment = {"HOME": str(home), "PATH": f"{home}/bin:{os.environ['PATH']}"}
     pipe, arguments = subprocess.PIPE, ["/bin/sh", "-c", one.hold_command]
     session = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=home)
     assert session.stdin is not None
-    session.stdin.write(archive_bytes)
+    session.stdin.write(shipment)
     session.stdin.flush()
     return session
 
@@ -173,7 +173,7 @@ def test_second_launch_of_a_plan_sends_no_parcel(home: Path) -> None:
 
 def test_files_that_no_agent_begins_with_are_removed_when_their_sender_is_gone(home: Path) -> None:
     one = bundle(Access())
-    with holding(one, home, one.archive) as session:
+    with holding(one, home, one.shipment) as session:
         session_lines(session)
         assert (only_folder(home) / "node.json").is_file()
         session.communicate()
@@ -182,7 +182,7 @@ def test_files_that_no_agent_begins_with_are_removed_when_their_sender_is_gone(h
 
 def test_a_sender_that_is_gone_midway_leaves_nothing(home: Path) -> None:
     one = bundle(Access())
-    with holding(one, home, one.archive[:100]) as session:
+    with holding(one, home, one.shipment[:100]) as session:
         _, stderr = session.communicate()
     assert session.returncode == 1
     assert stderr != b""
@@ -194,7 +194,7 @@ def test_a_sender_that_is_gone_midway_leaves_nothing(home: Path) -> None:
 
 def test_files_stay_while_their_sender_lives_and_signals_end_no_session(home: Path) -> None:
     one = bundle(Access())
-    with holding(one, home, one.archive) as session:
+    with holding(one, home, one.shipment) as session:
         session_lines(session)
         for number in (signal.SIGHUP, signal.SIGTERM):
             session.send_signal(number)
