@@ -1,9 +1,9 @@
 """A best-first branch and bound over candidates, for the placement of least closed-form seconds.
 
-The open branch of the lowest bound is refined first, and a branch's refinements cost more and more: bounds from compute
+The open branch of the lowest bound is refined first. A branch's refinements cost more and more: bounds from compute
 alone, bounds that relax the integer program, a greedy placement, programs at the paces that may still win; see
 refinements.py. The best placement found is the incumbent. The search ends when no branch may beat it; the gap between
-it and the least bound that was left open is what is not proved.
+it and the least bound that was left open is not proved.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ Progress = Callable[[int, int, float | None], None]
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What the search found.
+    """The result of the search.
 
-    `found` are placements, best first; `bound_s` is a lower bound on all there are; `ranked` has the candidates that
+    `found` are placements, best first; `bound_s` is a lower bound on all there are. `ranked` has the candidates that
     may fit, each with its lower bound from compute alone, in ascending order. `sharded` are placements under ZeRO-3
-    that beat all in `found`, if any, where job.yaml leaves that open, and `sharded_bound_s` the bound on all of those.
+    that beat all in `found`, if any, where job.yaml leaves that open, and `sharded_bound_s` is the bound on all such
+    placements.
     """
 
     found: tuple[PricedPlacement, ...]
@@ -107,9 +108,9 @@ def search(
 
 
 def _explore_sharded(state: SearchState) -> SearchState:
-    """A search beside `state`, of candidates that fit under ZeRO-3 alone, for placements that beat its incumbent.
+    """Search candidates that fit under ZeRO-3 alone, for placements that beat the incumbent of `state`.
 
-    Where one fits without, it is no slower. The bounds of what cannot beat it count as left open.
+    Where one fits without, it is no slower. The bounds of candidates that cannot beat it count as left open.
     """
     beside, branches = state.beside(), list[Branch]()
     for misfit in dict.fromkeys(state.misfits) if state.problem.job.parallel.zero is None else ():
@@ -136,12 +137,12 @@ def _explore_all(
 
 
 def explore(state: SearchState, branches: list[Branch], progress: Progress | None = None) -> None:
-    """Refines the branch of the lowest bound, until no open one may beat the incumbent or the time is over.
+    """Refine the branch of the lowest bound, until no open one may beat the incumbent or the time is over.
 
-    Programs of mixed form, which may take all the time there is, wait until no other branch is open, and so do those
-    that are due before anything was found: what others find tells them where to look. While runners-up are missing
-    closed branches are refined, too, but for those of mixed form. `state` gets what is found, and the bounds of
-    branches that are left open.
+    Programs of mixed form, which may take all the time there is, wait until no other branch is open. So do programs
+    that are due before anything was found: the placements of other branches show where to look. While runners-up are
+    missing, closed branches are refined, too, but for those in mixed form. `state` gets the placements, and the bounds
+    of branches that are left open.
     """
     heapq.heapify(branches)
     waiting: list[Branch] = []
@@ -170,14 +171,14 @@ def explore(state: SearchState, branches: list[Branch], progress: Progress | Non
 
 
 def _are_due(state: SearchState, branches: Sequence[Branch], waiting: Sequence[Branch]) -> bool:
-    """Whether it is time for the programs that wait."""
+    """Return True if it is time for the programs that wait."""
     if not waiting or not branches:
         return bool(waiting)
     return state.beats_incumbent(waiting[0].lower_bound_s) and not state.beats_incumbent(branches[0].lower_bound_s)
 
 
 def _may_stop(state: SearchState, branch: Branch, is_open: bool) -> bool:
-    """Whether what is found suffices, `branch` being the next one."""
+    """Return True if the placements found suffice, `branch` being the next one."""
     if is_open:
         return state.is_late and state.has_enough
     enough = branch.refinements[0] is exchange_bound and state.closed_refined >= MOST_CLOSED_REFINED
@@ -218,7 +219,7 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
         return
     job, candidate = state.problem.job, branch.candidate
     if candidate.weight_shards > 1 and job.parallel.zero != 3:
-        return  # those of `_sharded_branches` are all there are
+        return  # `_sharded_branches` yields all there are
     more = state.early.more_recompute(candidate)
     if more is not None and (first := _first_branch(state, more)) is not None:
         yield first
@@ -233,9 +234,9 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
 
 
 def _sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]:
-    """The branches under ZeRO-3 of a candidate that memory does not hold without, as far as it may hold them with.
+    """Yield the branches under ZeRO-3 of a candidate that does not fit into memory without, where it may fit with it.
 
-    In blocks, or with whole replicas over several clusters, each of which holds the weights once.
+    In blocks, or with whole replicas over several clusters, where each cluster holds the weights once.
     """
     job, sharded = state.problem.job, with_sharded_weights(state.problem.job, misfit)
     if sharded is not None and state.early.fits(sharded):
@@ -254,7 +255,7 @@ def _sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator
 
 
 def _prefer(state: SearchState) -> None:
-    """Where programs found the best or runners-up, takes the preferred one among placements as good."""
+    """Take the preferred one among equally good placements, where programs found the best or runners-up."""
     best_first = sorted(state.found, key=lambda key: state.found[key].objective_s)
     for key in best_first[:RUNNERS_UP]:
         spec, limit_s = state.specs.get(key), state.program_limit_s
@@ -268,9 +269,9 @@ def _prefer(state: SearchState) -> None:
 
 
 def _certify(state: SearchState) -> None:
-    """Where bounds alone closed the search, solves the program of the incumbent at its pace as well.
+    """Solve the program of the incumbent at its pace as well, where bounds alone closed the search.
 
-    Whole replicas are no question of a program.
+    Whole-replica placements are solved without an integer program.
     """
     key, limit_s = state.incumbent, state.program_limit_s
     if key is None or limit_s <= 0 or key[1] == "whole replicas" or key in state.specs:
@@ -298,7 +299,7 @@ def _spec_of_best(state: SearchState) -> ProgramSpec:
 
 
 def _best_first(state: SearchState) -> tuple[PricedPlacement, ...]:
-    """What was found, best first, as many as are kept; of equals first what recomputes least.
+    """Return the best placements, as many as are kept; among equals the one that recomputes least is first.
 
     A placement found under several fills stands where it is best.
     """
@@ -312,7 +313,7 @@ def _best_first(state: SearchState) -> tuple[PricedPlacement, ...]:
 
 
 def _status(state: SearchState, bound_s: float) -> Status:
-    """How sure it is that the incumbent is the best."""
+    """Return the status: the certainty that the incumbent is the best."""
     if bound_s >= state.incumbent_s * (1 - RELATIVE_TOLERANCE):
         return "optimal"
     return "time limit" if state.is_late or state.ran_out else "near optimal"

@@ -41,11 +41,11 @@ class Edge(NamedTuple):
 
     @property
     def fill_s(self) -> float:
-        """What it adds to a step in one direction: once in the fill, and once more under way for the norm."""
+        """The seconds added to a step in one direction: once in the fill, and once more under way for the norm."""
         return self.busy_s + 2 * self.latency_s
 
     def paced_s(self, coeffs: Coefficients) -> float:
-        """What bounds the pace: latency does not where enough is in flight."""
+        """Return the seconds that bound the pace, without latency where enough is in flight."""
         return self.busy_s if coeffs.hides_edges else self.busy_s + self.latency_s
 
 

@@ -1,9 +1,9 @@
-"""Whether there is room for stages over several clusters, which is quicker to say than by a program.
+"""A check for room for stages over several clusters, quicker than a program.
 
 Each such stage takes group slots of all the clusters it is over, equally many where its gradients are to be exchanged
-in two levels, and what it leaves must hold the other stages, each inside one cluster. What a cluster has left is mostly
-too little for one more stage, so that few sets of crossing stages leave room for all others, and often none does.
-Order, edges and positions are left out, so that only a no is certain.
+in two levels. The slots it leaves must hold the other stages, each inside one cluster. The rest of a cluster is mostly
+too small for one more stage, so few sets of crossing stages leave room for all others, and often none does. Order,
+edges and positions are left out, so that only a no is certain.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CrossingRoom:
             self._slots[cluster] += group_slots
 
     def may_hold(self, pace_s: float, sync_s: float) -> bool:
-        """Whether stages that take at most `pace_s`, and expose at most `sync_s` of exchanges, may hold all layers."""
+        """Return False if stages within `pace_s`, with at most `sync_s` of exposed exchanges, cannot hold all layers."""
         within = self._inside.within(pace_s)
         limited = [each._replace(layers=self._most_layers(each, within, sync_s)) for each in self._crossings]
         crossings = sorted((each for each in limited if each.layers), key=lambda each: -each.layers)
@@ -100,12 +100,12 @@ class CrossingRoom:
         return sorted(found, key=lambda stage: -stage[0])
 
     def _rooms(self, look: _Look, inside: Sequence[tuple[int, int, int]]) -> list[int]:
-        """The most layers of 0, 1, 2 ... stages inside the clusters, beside the crossing ones."""
+        """Return the most layers of 0, 1, 2 ... stages inside the clusters, next to the crossing ones."""
         whole = {cluster: left // self._dp for cluster, left in look.left.items()}
         return [0, *accumulate(limit for limit, cluster, number in inside if number < whole[cluster])]
 
     def _hold(self, look: _Look, rooms: Sequence[int], more: int, layers: int) -> bool:
-        """Whether the stages of `look`, so many more crossing ones with `layers`, and others inside hold all layers."""
+        """Return True if the stages of `look`, `more` crossing ones with `layers`, and others inside hold all."""
         inside = self._pp - len(look.sites) - more
         enough_slots = sum(look.left.values()) - look.owed >= (inside + more) * self._dp
         return enough_slots and inside < len(rooms) and look.layers + layers + rooms[inside] >= self._num_layers

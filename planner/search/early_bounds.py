@@ -32,7 +32,7 @@ class Speed(NamedTuple):
 
 
 class Speeds(NamedTuple):
-    """Of a tensor degree, micro-batch and recomputation: all classes, fastest first, and the seconds of their heads.
+    """Speeds for one tensor degree, micro-batch and recomputation: classes, fastest first, and seconds of their heads.
 
     `first` is a layer on the first class of the fleet.
     """
@@ -52,7 +52,7 @@ class EarlyBounds:
         self._more_recompute = cache(self._read_more_recompute)
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether the class with the largest memory might hold a stage's layers."""
+        """Return True if the class with the largest memory might hold a stage's layers."""
         c = candidate
         return c.pp >= self._fewest_stages(
             c.tp, c.dp, c.micro_batch_size, c.recompute, c.weight_shards, c.optimizer_offload
@@ -85,9 +85,9 @@ class EarlyBounds:
         return self._at_pace_s(candidate, max(self._average_s(candidate, speeds), fullest_s), speeds)
 
     def whole_layers_s(self, candidate: Candidate, mixed: bool) -> float | None:
-        """Lower bound as `compute_s`, of stages that hold whole layers; None where the hosts cannot hold p stages.
+        """Return a lower bound as `compute_s`, for stages of whole layers; None where the hosts cannot hold p stages.
 
-        Group slots of a cluster make up stages together, and with `mixed` those of all clusters.
+        Group slots of a cluster make up stages together; with `mixed`, the slots of all clusters do.
         """
         stages = self._stages_by_pace(candidate, mixed)
         if sum(count for _, count in stages) < candidate.pp:
@@ -217,9 +217,9 @@ class EarlyBounds:
 
 
 def more_stages(group_slots: Iterable[tuple[Hashable, int]], dp: int, mixed: bool) -> Iterator[int]:
-    """By class, fastest first, given as (cluster, slots): how many more stages there can be that are as fast.
+    """Yield, for each class given as (cluster, slots), fastest first, how many more stages as fast it makes possible.
 
-    Group slots of one cluster make up stages together, and with `mixed` those of all.
+    Group slots of one cluster make up stages together; with `mixed`, the slots of all clusters do.
     """
     together: dict[Hashable, int] = {}
     for cluster, count in group_slots:

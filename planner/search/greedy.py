@@ -174,6 +174,6 @@ def _cut(coeffs: Coefficients, stage_limits: dict[int, list[int]]) -> dict[int, 
 
 
 def _fits(coeffs: Coefficients, blocks: Sequence[Block]) -> bool:
-    """Whether memory holds every stage where it stands."""
+    """Return True if memory holds every stage on its site."""
     held = [(block.site[0], count) for block in blocks for count in block.layers]
     return all(count <= coeffs.capacity[stage][c] for stage, (c, count) in enumerate(held))

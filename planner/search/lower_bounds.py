@@ -93,7 +93,7 @@ class LowerBounds:
         return [least_sync_s_per_byte(self.coeffs, c, self.mixed) for c in self._classes]
 
     def holds(self, limits: LayerLimits) -> bool:
-        """Whether p stages within `limits` can hold all layers."""
+        """Return True if p stages within `limits` can hold all layers."""
         found = self.most_layers(limits)
         return found is not None and found >= self.coeffs.num_layers
 
@@ -251,9 +251,9 @@ class LowerBounds:
 
     @cached_property
     def _least_crossings(self) -> int:
-        """How many edges at least are not inside one cluster: stages inside one stand in as few clusters as hold them.
+        """The least number of edges not inside one cluster: stages inside one stand in as few clusters as hold them.
 
-        Of stages over several clusters there is one at least, where there may be any, and no edge of theirs is.
+        Where stages may be over several clusters, at least one is, and none of its edges is inside one.
         """
         left, clusters = self._pp - self.mixed, 0
         for slots in sorted(self.coeffs.cluster_slots.values(), reverse=True):

@@ -22,7 +22,7 @@ class Placement:
     microbatches: tuple[int, ...]
 
     def crossing(self, fleet: Fleet) -> Crossing:
-        """What travels between clusters: nothing, the pipeline's messages, gradients, or both."""
+        """Return the traffic between clusters: nothing, the pipeline's messages, gradients, or both."""
         clusters = [[fleet.classes[c].cluster for c in dict.fromkeys(row)] for row in self.sites]
         if len({name for row in clusters for name in row}) == 1:
             return "nothing"

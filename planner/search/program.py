@@ -1,7 +1,7 @@
 """The integer program of one candidate: how many stages of how many layers each class of hosts holds.
 
 Equal hosts are counted, not named, and so are equal stages, so the size of the program depends on how many classes and
-layers there are and not on how many GPUs. Sets and parameters are those of program_spec.py.
+layers there are and not on how many GPUs. program_spec.py has the sets and parameters.
 
 Sets
     C   classes of equal hosts, c                      I   sites, i: sets of classes that may hold a stage, C(i)
@@ -14,16 +14,16 @@ Parameters (seconds divided by `unit_s`, so that the objective is near 1)
     cap[i,k]  most layers memory and slowest allow     fit[i,a]  first position where memory allows a middle stage of a
     most[i]  stages site i can hold; one over several clusters 1        group_slots[c]  tensor groups class c can hold
     near[i]  seconds that one message between hosts of i adds to the fill    far[i,j]  that one from i to j adds
-    pacedNear[i], pacedFar[i,j]  of those, what bounds the pace: no latency where the schedule hides it
+    pacedNear[i], pacedFar[i,j]  the part of those that bounds the pace: no latency where the schedule hides it
     share[i]  stages that share a host, between which messages are free
     sync[i,k,a]  seconds of a stage's exchange of gradients that nothing hides, in two levels where that is faster
     even[i]  replicas of a stage on a site over several clusters in each, if equally many; ring[i,k,a]  sync if not
-    least  lower bound on G, in seconds                phi  fill_share: what of 1F1B's fill the best schedule leaves
+    least  lower bound on G, in seconds                phi  fill_share: part of 1F1B's fill in the best schedule
 Variables
     n[i,k,a]  integer: stages of kind k with a layers on site i           Q[i] = sum over k, a: all stages on i
     u[i]      binary: site i is used                    w[i,a]  binary: some middle stage on i holds a layers
     v[i,a]    binary: some middle stage on i holds a layers or more; for each a at which fit[i,a] grows
-    z[i,j]    binary: the stages of j follow those of i  f[i]   integer: edges inside i that leave a host
+    z[i,j]    binary: the stages of j come after i's     f[i]   integer: edges inside i that leave a host
     h[i]      binary: the stage on i has equally many replicas in each cluster; where even[i] is
     e[i]      binary: f[i] > 0                          P[i]    position of the first stage on i
     r[i,c]    integer: replicas of the stages on i that are in class c; only of sites of several classes
@@ -150,7 +150,7 @@ def add_counts(program: Program) -> None:
 
 
 def _add_count(program: Program, i: int, kind: Kind, position: int, a: int) -> None:
-    """n[i,k,a] and its rows, unless its exchange alone takes longer than what is looked for."""
+    """Add n[i,k,a] and its rows, unless its exchange alone takes longer than `at_most_s`."""
     given, spec = program.given, program.given.spec
     stage_s, sync_s = given.stage_s(i, a, kind in ("last", "only")), given.sync_s(i, position, a)
     if spec.at_most_s is not None and sync_s * given.unit_s > spec.at_most_s:
@@ -304,6 +304,6 @@ def add_edges(program: Program) -> None:
 
 
 def _may_show(program: Program, seconds: float) -> bool:
-    """Whether an edge of `seconds` (scaled) can be slower than what hides it."""
+    """Return True if an edge of `seconds` (scaled) can be slower than the compute that hides it."""
     given = program.given
     return not given.coeffs.hides_edges or seconds * given.unit_s > given.spec.slow_s

@@ -1,4 +1,4 @@
-"""What one integer program is asked, and its sets and parameters, in the letters of program.py's docstring."""
+"""The specification of one integer program: its sets and parameters, in the letters of program.py's docstring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = Literal["first", "middle", "last", "only"]
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """What one program is asked: a pace between `slow_s` and `slowest_s`; with `fixed_layers`, by stage, any pace.
+    """The request to one program: a pace between `slow_s` and `slowest_s`; with `fixed_layers`, by stage, any pace.
 
     `at_most_s`: placements that take longer are of no use, though one may be found all the same. `least_sync_s`: a
     lower bound on G. `crossing`: one stage at least is over several clusters, else none is.
@@ -106,11 +106,11 @@ class Parameters:
         return replicas_by_cluster(self.coeffs, self.sites[i]) if self.crosses(i) else None
 
     def crosses(self, i: int) -> bool:
-        """Whether the site is over several clusters."""
+        """Return True if the site is over several clusters."""
         return len({self.coeffs.cluster[c] for c in self.sites[i]}) > 1
 
     def fits(self, i: int, position: int, layers: int) -> bool:
-        """Whether memory holds a stage of `layers` at `position`, and the pace allows it."""
+        """Return True if memory holds a stage of `layers` at `position`, and the pace allows it."""
         within = self.spec.fixed_layers is not None or (
             self.stage_s(i, layers, position == self.pp - 1) * self.unit_s <= self.spec.slowest_s * (1 + ROUNDING)
         )
@@ -136,7 +136,7 @@ def make_parameters(spec: ProgramSpec, unit_s: float | None = None) -> Parameter
 
 
 def may_cross(problem: Problem, candidate: Candidate) -> bool:
-    """Whether a site over several clusters, of those that `make_sites` gives, has room for a stage."""
+    """Return True if a site over several clusters, as `make_sites` gives them, has room for a stage."""
     classes, slots = problem.fleet.classes, Counter[str]()
     for each in classes:
         slots[each.cluster] += each.num_group_slots(candidate.tp)

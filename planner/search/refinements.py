@@ -1,7 +1,7 @@
-"""Branches of the search and their refinements, in the order of what they cost.
+"""Branches of the search and their refinements, in the order of their cost.
 
 A branch is all placements of one candidate in one form. A refinement raises its lower bound, finds placements in it, or
-both; what it learns of the branch it returns, what it finds it gives to the `SearchState`.
+both. It returns the new bound, and gives the placements to the `SearchState`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Branch(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What tells it from all other branches."""
+        """The key that distinguishes it from all other branches."""
         return self.candidate, self.form
 
     def refine(self, state: SearchState) -> Branch | None:
@@ -70,12 +70,12 @@ class Branch(NamedTuple):
 
 
 class SearchState:
-    """What a search found and what it left open; and how much time it has.
+    """The placements a search found, the bounds it left open, and the time it has.
 
-    `incumbent_s` are the seconds of the best placement so far, infinite before there is one; `found` has the best of
+    `incumbent_s` are the seconds of the best placement so far, infinite before there is one. `found` has the best of
     each branch, `specs` the programs that found some of them. `open_bounds_s` are the lower bounds of branches that
-    were left open, `closed_refined` counts branches refined although no placement of theirs can be the best.
-    `misfits` are candidates that memory does not hold in blocks.
+    were left open. `closed_refined` counts branches refined although no placement of theirs can be the best. `misfits`
+    are candidates that memory does not hold in blocks.
     """
 
     def __init__(self, problem: Problem, time_limit_s: float) -> None:
@@ -102,17 +102,17 @@ class SearchState:
         return other
 
     def beats_incumbent(self, bound_s: float) -> bool:
-        """Whether a placement of `bound_s` would be better than the incumbent by more than the gap that is accepted."""
+        """Return True if a placement of `bound_s` would beat the incumbent by more than the accepted gap."""
         return bound_s < self.incumbent_s * (1 - self.gap)
 
     @property
     def is_late(self) -> bool:
-        """Whether the time limit is over."""
+        """True if the time limit is over."""
         return time.monotonic() > self._deadline_s
 
     @property
     def has_enough(self) -> bool:
-        """Whether a search that is late may stop: with the first few placements, or one after some more looks."""
+        """True if a search that is late may stop: with the first few placements, or one after some more looks."""
         self._late_looks += 1
         return self.incumbent is not None and (len(self.found) >= FEW or self._late_looks > MOST_LATE_LOOKS)
 
@@ -160,7 +160,7 @@ class SearchState:
 
 
 def _may_be_proved(problem: Problem, clusters: int) -> bool:
-    """Whether a search to the end is short enough."""
+    """Return True if a search to the end is short enough."""
     few = clusters <= MOST_CLUSTERS_FOR_A_PROOF and len(problem.fleet.classes) <= MOST_CLASSES_FOR_A_PROOF
     return few and problem.job.model.num_layers <= MOST_LAYERS_FOR_A_PROOF
 
@@ -186,7 +186,7 @@ def full_lower_bound(state: SearchState, branch: Branch) -> float | None:
 
 
 def greedy_placements(state: SearchState, branch: Branch) -> float:
-    """Finds placements without a program, at the first paces; the bound stays what it is."""
+    """Find placements without a program, at the first paces; the bound stays the same."""
     bounds = state.relaxation(branch)
     for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
         if not state.beats_incumbent(bounds.from_pace_s(pace_s)) and branch.key in state.found:
@@ -196,7 +196,7 @@ def greedy_placements(state: SearchState, branch: Branch) -> float:
 
 
 def fixed_cut_placement(state: SearchState, branch: Branch) -> float:
-    """Finds a placement of the cut that job.yaml fixes without a program; the bound stays what it is."""
+    """Find a placement of the cut that job.yaml fixes without a program; the bound stays the same."""
     coeffs, layers = state.problem.coefficients(branch.candidate), usual_cut(state.problem.job, branch.candidate.pp)
     _keep_blocks(state, branch, place_cut(coeffs, layers))
     return branch.lower_bound_s
@@ -251,7 +251,7 @@ def programs(state: SearchState, branch: Branch) -> None:
 
 
 def _is_open(state: SearchState, bounds: LowerBounds, room: CrossingRoom | None, pace_s: float) -> bool:
-    """Whether placements of that pace may beat the incumbent, in `room` where a stage is over several clusters."""
+    """Return True if placements of that pace may beat the incumbent, in `room` if a stage is over several clusters."""
     bound_s, within_s = bounds.at_pace_s(pace_s), state.incumbent_s * (1 - state.gap)
     if bound_s >= within_s:
         state.leave_open(bound_s)

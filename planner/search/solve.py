@@ -33,7 +33,7 @@ SolverName = Literal["HiGHS", "CBC"]
 class Solution:
     """A solver's result. `blocks` and `replicas`, by stage and class, are None when it found no placement.
 
-    `bound_s` is a lower bound on the placements that were asked for, as far as proved; None when nothing was.
+    `bound_s` is the proved lower bound on the placements of the spec; None when nothing was proved.
     """
 
     status: Literal["optimal", "infeasible", "time limit"]
@@ -149,7 +149,7 @@ def _decode(program: Program) -> tuple[tuple[Block, ...], tuple[tuple[int, ...],
 
 
 def _is_even(program: Program, row: tuple[int, ...]) -> bool:
-    """Whether each cluster that holds any of a stage's replicas, given by class, holds equally many."""
+    """Return True if each cluster that holds any of a stage's replicas, given by class, holds equally many."""
     return are_even(program.given.coeffs.cluster[c] for c, count in enumerate(row) for _ in range(count))
 
 
@@ -197,7 +197,7 @@ def _whole(expression: Any) -> int:
 
 
 def _gave_up(program: Program) -> bool:
-    """Whether HiGHS ended for another reason than the time limit."""
+    """Return True if HiGHS ended for another reason than the time limit."""
     return "TimeLimit" not in str(program.model.solverModel.getModelStatus())
 
 

@@ -1,9 +1,9 @@
-"""Other tensor and data degrees in each cluster: what they would gain, as far as a search of the closed form sees.
+"""Other tensor and data degrees in each cluster: their gain, where a search of the closed form finds one.
 
 Classes of hosts join as blocks of consecutive stages, in the order of the inventory, each with its own tp and dp. All
 work on the same samples at a time, a wave of dp x micro_batch_size, the same everywhere, so that every block runs the
-same number of micro-batches. The bundled runtime has one tp and dp for all stages, so this says what that costs and is
-no plan; nothing proves that there is no better one.
+same number of micro-batches. The bundled runtime has one tp and dp for all stages, so this is the cost of that limit
+and no plan; nothing proves that there is no better one.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def cut_layers(num_layers: int, offers: Sequence[Offer]) -> list[tuple[int, ...]
 
 
 def fits(blocks: Sequence[tuple[Coefficients, Block]]) -> bool:
-    """Whether memory holds the layers of every stage under 1F1B."""
+    """Return True if memory holds the layers of every stage under 1F1B."""
     stages = [(coeffs, block.site[0], held) for coeffs, block in blocks for held in block.layers]
     return all(held <= coeffs.capacity[stage][c] for stage, (coeffs, c, held) in enumerate(stages))
 

@@ -37,7 +37,7 @@ def place_whole_replicas(coeffs: Coefficients, fixed_layers: tuple[int, ...] | N
 
 
 def _latency_s(coeffs: Coefficients, classes: Sequence[int]) -> float:
-    """Of one ring over all replicas, there and back."""
+    """Return the latency of one ring over all replicas, there and back."""
     farthest_s = max((way.latency_s for way in crossings_of(coeffs, classes)), default=0.0)
     return 2 * (coeffs.candidate.dp - 1) * farthest_s
 
@@ -81,7 +81,7 @@ def _place_over(
 
 
 def _hold_weights_together(coeffs: Coefficients, counts: dict[int, int], shares: dict[int, tuple[int, ...]]) -> bool:
-    """Whether replicas that share weights are in one cluster, or are all, and run as many micro-batches each."""
+    """Return True if replicas that share weights are in one cluster, or are all, and run as many micro-batches each."""
     candidate = coeffs.candidate
     if candidate.weight_shards == 1:
         return True
