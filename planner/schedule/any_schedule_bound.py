@@ -1,7 +1,7 @@
 """A lower bound on the simulated step of all placements of a job, under every schedule that it may run.
 
-The search proves its answer in the closed form, which assumes how a pipeline fills and what is hidden. Here only what
-no schedule avoids counts. Of a replica of m micro-batches, w_r seconds of forwards and backwards of one on its rank r:
+The search proves its answer in the closed form, which assumes how a pipeline fills and hides exchanges. Here only what
+no schedule avoids counts. A replica runs m micro-batches; one takes w_r seconds of forward and backward on rank r:
 
 - Rank r begins when another micro-batch went through the ranks before it, runs all of its own, and then those ranks
   have a backward to run: T >= phi (w_0 + ... + w_(r-1)) + m w_r. phi is 1 with one stage a rank, the share of a
@@ -81,7 +81,7 @@ class AnyScheduleBounds:
         return least_s
 
     def work_s(self, candidate: Candidate) -> float:
-        """Seconds of all the work on the fastest group slots, as though nobody waited."""
+        """Return the seconds of all the work on the fastest group slots, as though no rank waited."""
         speeds, slots, total = self._speeds_of(candidate), candidate.pp * candidate.dp, self._microbatches(candidate)
         fastest_s = speeds.layer_s[0]
         if not fastest_s:
@@ -110,7 +110,7 @@ class AnyScheduleBounds:
         return (waited_s + after_s) * (1 - ROUNDING)
 
     def _filled_s(self, candidate: Candidate, fill: float) -> float:
-        """Of all group slots: those of rank r work for (1 - fill / m) ** r of the step at most, the fastest first."""
+        """Return a bound for all group slots, fastest first: rank r works at most (1 - fill / m) ** r of the step."""
         speeds, dp, most = (
             self._speeds_of(candidate),
             candidate.dp,
@@ -123,7 +123,7 @@ class AnyScheduleBounds:
         return self.work_s(candidate) * speeds.rate(candidate.pp * dp) / together
 
     def _whole_layers_s(self, candidate: Candidate, fill: float, within_s: float) -> float:
-        """Of the busiest replica, as though it were on the fastest group slots alone, in whole layers a rank.
+        """Return a bound for the busiest replica, on the fastest group slots alone, in whole layers a rank.
 
         No more than `within_s`.
         """
@@ -171,7 +171,7 @@ class AnyScheduleBounds:
         return fixed.chunks or max(1, min(CHUNKS[-1], self._num_layers // pp))
 
     def _microbatches(self, candidate: Candidate) -> int:
-        """Of all replicas."""
+        """Return the micro-batches of all replicas."""
         return self._job.global_batch_size // candidate.micro_batch_size
 
     def _shares_cores(self, candidate: Candidate) -> bool:

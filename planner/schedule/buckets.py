@@ -61,11 +61,11 @@ def make_buckets(
     exchange: Callable[[int], Exchange],
     full_bytes: int = 0,
 ) -> list[Bucket]:
-    """The buckets of a stage's `parts`, which stand in the order of their gradients.
+    """Return the buckets of a stage's `parts`, which stand in the order of their gradients.
 
     A bucket takes parts until its fp32 gradients have half of `full_bytes`, as the runtime's do; of parts larger than
-    that the runtime makes several. `backward_s` is by part; the embedding's gradients come with those of the layer
-    before. `exchange` is what the parameters of one of `tp` shards take.
+    that the runtime makes several. `backward_s` is by part; the embedding's gradients come with the gradients of the
+    layer before. `exchange` returns the time that the parameters of one of `tp` shards take.
     """
     parts = tuple(parts)
     parameters = part_parameters(model, tp, is_first="embedding" in parts)

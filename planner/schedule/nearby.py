@@ -27,10 +27,10 @@ from planner.search.placement import Placement, PricedPlacement
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
-STARTS = 16  # contenders to begin with beside the best, of those that are near it:
+STARTS = 16  # contenders to begin with after the best, of those that are near it:
 NEAR = 0.1  # of a step
 MOST_STAGES = 6  # of pipelines whose stages are changed one by one; of longer ones it is the order of all, or the depth
-MOST_CLASSES = 4  # of hosts, for what is moved from one to another
+MOST_CLASSES = 4  # of hosts, for moves from one to another
 MOST_WORK = 400_000  # forwards and backwards simulated in all: half a second
 MORE_WORK = 2_000_000  # around the best alone, where its pipeline is longer than `MOST_STAGES`
 EVENLY = (1, 2, 4, 8)  # micro-batches more in flight on all edges, wherever a climb stands: deeper is not always faster
@@ -44,13 +44,14 @@ def rank_improved(
     left: TimeLeft | None = None,
     most_starts: int = STARTS,
 ) -> list[Contender]:
-    """As `rank_contenders`, each contender the best that is found around it, then around that one, and so on.
+    """Return contenders as `rank_contenders` does, each improved by local search until no neighbour is better.
 
-    It is begun with what is `found`, and with placements of `candidates` that straddle clusters.
-    First all are run deeper or shallower, then the best are changed, as long as there is work left that may be done. In
-    the end the best, and what comes so near that it may be it, are run in the least memory that is worth it.
-    No more than `most_starts` beside the best are begun with, and with fewer less is done in all; around the best of a
-    long pipeline, which has most ways near it, more is. What no time is `left` for is not done.
+    The search starts from the placements in `found`, and from placements of `candidates` that straddle clusters. First
+    all are run deeper or shallower; then the best are changed while there is work left that may be done. In the end the
+    best, and all that come near it, are run in the least memory that is worth it.
+
+    The search starts from `most_starts` beyond the best at most; fewer starts mean less work in all. Around the best of
+    a long pipeline, which has most neighbours, it does more. Whatever no time is `left` for is skipped.
     """
     left = left or TimeLeft(inf)
     climb = _Climb(problem, MOST_WORK * most_starts // STARTS, left)

@@ -29,7 +29,7 @@ from planner.search.closed_form import NO_EDGE, Edge, edge_of
 from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
 
-NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does what it does in less memory
+NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does the same in less memory
 CHUNKS = (2, 3, 4)  # tried where none are fixed
 MOST_AHEAD = 16  # micro-batches that are all tried ahead where there are no more
 ROUNDS = 3  # rounds of pp micro-batches simulated; more repeat the last one
@@ -52,7 +52,7 @@ class PlacementSimulator:
         return max(count * max(map(sum, self._stage_s(sites, layers))) for count, sites in self._lanes)
 
     def modes(self) -> list[RunMode]:
-        """What job.yaml and memory allow, each with the lower bound on its step."""
+        """Return the modes that job.yaml and memory allow, each with the lower bound on its step."""
         return [replace(mode, step_s=self.lower_bound_s(mode)) for mode in self.allowed_modes() if self.fits(mode)]
 
     def timed(self, mode: RunMode) -> RunMode:
@@ -78,7 +78,7 @@ class PlacementSimulator:
         return [(max(self._placement.microbatches), self._sites)]
 
     def allowed_modes(self, eager: bool = True) -> Iterator[RunMode]:
-        """What job.yaml allows, whether it fits into memory or not; their bounds are still to be found."""
+        """Yield the modes that job.yaml allows, even if they exceed memory; their bounds are still to be computed."""
         fixed, layers = self._job.parallel, self._placement.layers
         names = (fixed.schedule,) if fixed.schedule else tuple(name for name in SIMPLEST if name not in NEVER_TRIED)
         names = tuple(name for name in names if name in engine_of(self._job).schedules)
@@ -94,7 +94,7 @@ class PlacementSimulator:
 
     @property
     def may_split(self) -> bool:
-        """Whether backwards may be run in halves."""
+        """Return True if backwards may be run in halves."""
         execution = self._execution
         return splits_backwards(self._job, self._pp, execution.recompute, execution.weight_shards)
 
@@ -114,10 +114,10 @@ class PlacementSimulator:
                 yield RunMode("interleaved", chunks, (), cut, 0.0)
 
     def _extras(self) -> list[tuple[int, ...]]:
-        """Micro-batches more in flight on edges between clusters, and on all edges that take time, as memory allows.
+        """Return extra micro-batches in flight on edges between clusters, and on all that take time, as memory allows.
 
-        As many as hide messages by every codec that is allowed: depth loses nothing, so it comes before a codec; and
-        one more, or of few micro-batches all: while a pipeline fills, what is ahead keeps links busy.
+        As many as hide messages by every codec that is allowed: depth loses nothing, so it comes before a codec. Also
+        one more, or all where there are few: while a pipeline fills, micro-batches ahead keep links busy.
         """
         if self._pp == 1:
             return [()] if self._job.parallel.schedule == "eager" else []
@@ -150,7 +150,7 @@ class PlacementSimulator:
         ]
 
     def fits(self, mode: RunMode) -> bool:
-        """Whether every rank's memory holds what the schedule keeps."""
+        """Return True if every rank's memory holds the micro-batches that the schedule keeps."""
         return all(share <= 1 for share in self._memory_shares(mode))
 
     def fullest_share(self, mode: RunMode) -> float:
@@ -158,7 +158,7 @@ class PlacementSimulator:
         return max(self._memory_shares(mode))
 
     def _memory_shares(self, mode: RunMode) -> Iterator[float]:
-        """By pipeline rank, what it needs as a part of the least memory on its site; 0 where that is not known."""
+        """Yield, by pipeline rank, its needed memory over the least memory on its site; 0 where that is not known."""
         count = max(self._placement.microbatches)
         for rank, site in enumerate(self._sites):
             held = microbatches_in_flight(mode.schedule, self._pp, count, rank, mode.chunks, mode.extra_in_flight)
@@ -313,7 +313,7 @@ class PlacementSimulator:
 
 
 def _depths(stages: Sequence[tuple[float, float]], edges: Sequence[Edge]) -> list[int]:
-    """By edge, the micro-batches in flight beyond those of 1F1B that hide what a round trip over it takes."""
+    """Return, by edge, the micro-batches in flight, beyond 1F1B's, that hide a round trip over it."""
     pace_s = max(*(f + b for f, b in stages), *(edge.busy_s for edge in edges))
     trips_s = [sum(stages[e]) + sum(stages[e + 1]) + 2 * (edge.busy_s + edge.latency_s) for e, edge in enumerate(edges)]
     return [max(0, ceil(trip_s / pace_s * (1 - ROUNDING)) - 2) if pace_s else 0 for trip_s in trips_s]

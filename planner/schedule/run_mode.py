@@ -1,4 +1,4 @@
-"""How a placement can be run, and the parts of the step that it then takes."""
+"""The mode in which a placement runs, and the parts of the step that it then takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIMPLEST: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "eager", "interleaved", "
 
 @dataclass(frozen=True)
 class RunMode:
-    """How a placement is run."""
+    """The mode in which a placement runs."""
 
     schedule: ScheduleName
     chunks: int

@@ -23,7 +23,7 @@ from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
 WORK_WHEN_LATE = 200_000  # forwards and backwards simulated whatever the time: a few tenths of a second
-NEXT_BEST = 3  # runners-up, beside the best of every other crossing
+NEXT_BEST = 3  # runners-up, with the best of every other crossing after them
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,14 @@ def rank_contenders(
     near: float = inf,
     left: TimeLeft | None = None,
 ) -> list[Contender]:
-    """The fastest contender and its runners-up, by seconds simulated by classes.
+    """Return the fastest contender and its runners-up, by seconds simulated by classes.
 
-    The runners-up are the `next_best`, of those beyond `NEXT_BEST` what is as near to the fastest, as a part of its
-    step; and behind them the best of every other crossing. When no time is `left`, they are the best of what was
-    simulated until then.
-    Raises HolmesError where job.yaml fixes a schedule that none of them can run.
+    The runners-up are the `next_best`; those beyond `NEXT_BEST` only if within `near` of the fastest, as a part of its
+    step. Behind them comes the best of every other crossing. When no time is `left`, the placements simulated until
+    then are ranked.
+
+    Raises:
+        HolmesError: job.yaml fixes a schedule that none of them can run.
     """
     entrants = [_Entrant(problem, each) for each in found]
     _simulate_promising(entrants, next_best, near, left)

@@ -36,7 +36,7 @@ def _without(pipelines: Sequence[Pipeline], rounds: int) -> list[Pipeline]:
 
 
 def run_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_faster: float = 1.0) -> list[Run]:
-    """When each action of each replica runs, if their seconds are those of a time when all n ranks compute.
+    """Return the runs of all replicas, whose action seconds hold for a time when all n ranks compute.
 
     While k compute, each does min(n / k, `most_faster`) times as much: no rank uses more cores than it has threads.
     """
@@ -96,7 +96,7 @@ class _Rank:
         return self
 
     def ends(self, now_s: float) -> bool:
-        """Ends the action, and sends what it made. Whether there is another one."""
+        """End the action and send its output. Return True if there is another one."""
         run, number = self.replica.run, self.numbers[self.done]
         _, _, work, ahead, edge = run.precedence.waits[number - 1]
         run.ends_s[number] = max(now_s, self.replica.least_end_s[work])

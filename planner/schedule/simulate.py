@@ -22,7 +22,7 @@ from holmes_runtime.config.schedule import ActionKind, Schedule, ScheduleName
 from planner.schedule.buckets import Bucket
 from planner.tolerances import ROUNDING
 
-MOST_SIMULATED = 1024  # micro-batches of which all are simulated; of more, at first so many
+MOST_SIMULATED = 1024  # micro-batches up to which all are simulated; with more, at first so many
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class PipelineTimes:
     """Seconds per micro-batch of one replica.
 
     forward_s and backward_s are by stage. forward_edge_s[s] is how long one message from stage s to s+1 keeps the link
-    busy, backward_edge_s[s] one from s+1 to s; both arrive latency_s[s] after they have left, none if it is empty.
+    busy, backward_edge_s[s] one from s+1 to s. Both arrive latency_s[s] after they have left, at once if it is empty.
     `weight_part` of a backward makes weight gradients, which a schedule may split off; its two halves then take
-    `split_factor` times as long together. The first stage, which nobody waits for, runs all of it as its weight half.
+    `split_factor` times as long together. The first stage, for which none waits, runs all of it as its weight half.
     """
 
     forward_s: tuple[float, ...]
@@ -90,7 +90,7 @@ class Order(NamedTuple):
 
     @property
     def precedence(self) -> Precedence:
-        """What its actions wait for."""
+        """The actions that each action waits for."""
         return precedence_of(*self)
 
     def without(self, rounds: int) -> Order:
@@ -120,10 +120,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Run:
-    """When each action of one replica ended and its message had left, by its number; see precedence.py.
+    """The end of each action of one replica and the time its message had left, by its number; see precedence.py.
 
-    `late_s` is how long what it waits for is then under way, by work as `Waits` numbers it. `steady_s` is how much
-    later every last action ends, as a part of the steady state was left out.
+    `late_s` is how long an exchange that it waits for is then under way, by work as `Waits` numbers it. `steady_s` is
+    how much later every last action ends, as a part of the steady state was left out.
     """
 
     precedence: Precedence

@@ -1,4 +1,4 @@
-"""What ends a step after the last gradients: copies of a tied table are added up, and every rank updates its shard."""
+"""The end of a step after the last gradients: copies of a tied table are added up, and every rank updates its shard."""
 
 from __future__ import annotations
 

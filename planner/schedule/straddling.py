@@ -18,13 +18,13 @@ from planner.search.placement import Placement, PricedPlacement, even_shares, us
 
 MOST_CLUSTERS = 3  # that are tried in every order
 MOST_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
-MOST_CANDIDATES = 16  # those of the lowest bounds
+MOST_CANDIDATES = 16  # with the lowest bounds
 
 
 def straddling_placements(
     problem: Problem, candidates: Sequence[Candidate], within_s: float
 ) -> Iterator[PricedPlacement]:
-    """Of the candidates that may take less than `within_s` under some schedule; their closed forms are not known."""
+    """Yield placements of candidates that may take less than `within_s` under some schedule, without closed forms."""
     fleet = problem.fleet
     if not 1 < len(fleet.cluster_names) <= MOST_CLUSTERS or fleet.num_group_slots(1) > MOST_SLOTS:
         return
