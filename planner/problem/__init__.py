@@ -1,1 +1,1 @@
-"""What is to be placed and on what: the fleet, its networks, the candidates and their coefficients."""
+"""The planning problem: the fleet, its networks, the candidates and their coefficients."""

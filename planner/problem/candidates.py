@@ -46,11 +46,11 @@ class Candidate:
         return -(-global_batch_size // (self.dp * self.micro_batch_size))
 
     def divides(self, global_batch_size: int) -> bool:
-        """Whether all replicas can run the same number of micro-batches."""
+        """Return True if all replicas can run the same number of micro-batches."""
         return global_batch_size % (self.dp * self.micro_batch_size) == 0
 
     def execution(self, job: Job) -> Execution:
-        """How every tasklet of `job` is run."""
+        """Return the execution of every tasklet of `job`."""
         degrees = self.tp, self.pp, self.dp, self.micro_batch_size
         return make_execution(job, *degrees, self.recompute, self.weight_shards, self.optimizer_offload)
 
@@ -166,7 +166,7 @@ def _check_engine(job: Job) -> None:
 
 
 def _sharded_sizes(job: Job) -> dict[str, int]:
-    """What the tensor degree must divide, by its key in job.yaml."""
+    """Return the sizes that the tensor degree must divide, by key in job.yaml."""
     model = job.model
     return {
         "num_heads": model.num_heads,

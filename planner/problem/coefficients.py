@@ -28,10 +28,10 @@ SLACK_BYTES = 4096  # of a rank's memory: more than what roundings of its parts 
 
 @dataclass(frozen=True)
 class Crossing:
-    """What the way between two clusters takes, or between hosts of one, beside what their NICs do; 0 where not known.
+    """The costs of the path between two clusters, or between hosts of one, apart from their NICs; 0 where not known.
 
     `edge_s` is one message in one direction, all replicas at once. A parameter byte of a stage takes `path_s_per_byte`
-    as a NIC of a host would, and `trunk_s_per_byte` of what all groups share.
+    as a NIC of a host would, and `trunk_s_per_byte` of the trunk that all groups share.
     """
 
     edge_s: float
@@ -72,16 +72,16 @@ class Coefficients:
     layer_sync_bytes: int
     first_sync_bytes: int
     last_sync_bytes: int
-    action_s: tuple[float, ...]  # of a forward or backward in a pipeline beside computing; the simulation's alone
+    action_s: tuple[float, ...]  # of a forward or backward in a pipeline without computing; the simulation's alone
     hides_edges: bool  # whether the schedule may keep enough micro-batches in flight to hide what edges take
     fill_share: float = 1.0  # of what ranks wait under 1F1B while a pipeline fills and drains; see cost/fill.py
     crossings: Mapping[tuple[int, int], Crossing] = field(default_factory=dict)
-    """What was measured, by two indices of clusters, the smaller first, or inside one by twice its index."""
+    """Measured, by two indices of clusters, the smaller first, or inside one by twice its index."""
     slots: tuple[Slot, ...] = ()  # for the update, the simulation's alone
 
     @cached_property
     def num_microbatches(self) -> int:
-        """Those of the busiest replica when they are shared as evenly as can be."""
+        """The micro-batches of the busiest replica when they are shared as evenly as can be."""
         return -(-self.total_microbatches // self.candidate.dp)
 
     @cached_property
@@ -104,7 +104,7 @@ class Coefficients:
 
     @cached_property
     def aligned(self) -> bool:
-        """Whether the hosts can hold p stages even if none begins or ends inside a host that another one uses."""
+        """True if the hosts can hold p stages even if none begins or ends inside a host that another one uses."""
         return sum(map(self._aligned_slots, range(len(self.group_slots)))) >= self.candidate.pp
 
     def _aligned_slots(self, c: int) -> int:
@@ -260,7 +260,7 @@ def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> t
 
 
 def _most_layers(most: int, rooms: Iterable[tuple[int | None, tuple[int, int]]]) -> int:
-    """How many layers, `most` at most, have room everywhere: bytes there are, taken already, and taken by a layer."""
+    """Return the layers, `most` at most, that fit in all `rooms`: bytes available, taken already and per layer."""
     for room, (taken, per_layer) in rooms:
         if room is not None and per_layer:
             most = max(0, min(most, (room - taken) // per_layer))
@@ -270,7 +270,7 @@ def _most_layers(most: int, rooms: Iterable[tuple[int | None, tuple[int, int]]])
 @dataclass(frozen=True)
 class _MemoryParts:
     """Bytes of a rank: without layers, by whether it is first and last; what layers share of each micro-batch held;
-    those of one layer; and of its host's."""
+    bytes of one layer; and of its host's."""
 
     empty: dict[tuple[bool, bool], int]
     microbatch: int
@@ -306,7 +306,7 @@ def joined_s(coeffs: Coefficients, classes: Iterable[int], fabric: Sequence[floa
 
 
 def are_alike(coeffs: Coefficients, classes: Iterable[int]) -> bool:
-    """Whether they share the fabric of one cluster, by one transport."""
+    """Return True if they share the fabric of one cluster, by one transport."""
     return len({(coeffs.cluster[c], coeffs.net_names[c]) for c in classes}) == 1
 
 

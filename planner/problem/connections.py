@@ -1,8 +1,9 @@
-"""What joins clusters, and the hosts of one, as it was measured: rate of a pair of hosts, latency, streams, trunk.
+"""Measured connections between clusters, and between hosts of one: rate of a pair of hosts, latency, streams, trunk.
 
-NICs limit a link whose rate comes near theirs, and the ports say it; a rate clearly below is the way's between them,
-one clearly above shows that a port's is not what its driver reports. Of several pairs the lower middle one counts, of
-two directions the slower. What hosts encrypt is told from what passed in a tunnel and in the clear beside it.
+NICs limit a link whose rate comes near theirs; the ports then give the rate. A rate clearly below is the limit of the
+path between them. One clearly above shows that the port's driver reports a wrong rate. The lower middle one of several
+pairs counts, and the slower of two directions. The limit of encryption follows from the rates in a tunnel and in the
+clear.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from holmes_core.units import bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share, tunnel_payload_share
 
 NEAR_PORTS = 0.9  # of the slower port's rate and more: the ports are the limit
-ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as those of virtual NICs are
+ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as with virtual NICs
 ENOUGH = 0.95  # of the best rate: more streams than it takes to get this only cost memory and processor
 
 Clusters = frozenset[str]
@@ -35,10 +36,10 @@ PortRate = Callable[[Link, int], float | None]
 
 @dataclass(frozen=True)
 class Connection:
-    """What was measured between two clusters or inside one; a rate is None where the ports' hold.
+    """A measurement between two clusters or inside one; a rate is None where the ports' hold.
 
     A host gets `sockets_bytes_per_s` in each direction over TCP, `rdma_share` of its ports' rate over RDMA; where
-    `raised`, even if its port is said to be slower. `trunk_bytes_per_s` is for all hosts together.
+    `raised`, even if its port reports less. `trunk_bytes_per_s` is for all hosts together.
     """
 
     sockets_bytes_per_s: float | None = None
@@ -49,7 +50,7 @@ class Connection:
     trunk_bytes_per_s: float | None = None
 
     def host_bytes_per_s(self, port_bytes_per_s: float | None) -> float | None:
-        """What a host with such a port gets over TCP; None when not known."""
+        """Return the rate of a host with such a port over TCP; None when not known."""
         measured = self.sockets_bytes_per_s
         if measured is None or port_bytes_per_s == 0:
             return port_bytes_per_s
@@ -90,7 +91,7 @@ def tunnel_network(inventory: Inventory, carrier: Network) -> Network:
 
 
 def through_tunnel(inventory: Inventory, connections: Mapping[Clusters, Connection]) -> Mapping[Clusters, Connection]:
-    """The connections, those between clusters with what is left of them in the tunnel; inside it is as it was."""
+    """Return the connections, with rates between clusters reduced to a tunnel's payload; inside they stay the same."""
     mtus, ports = _mtus(inventory), inventory.shared.ports if inventory.shared is not None else ()
     mtu = min((mtu for port in ports if (mtu := mtus.get((port.host, port.netdev))) is not None), default=None)
     share, limits = _tunnel_share(mtu), encryption_limits(inventory)
@@ -116,9 +117,9 @@ def through_tunnel(inventory: Inventory, connections: Mapping[Clusters, Connecti
 
 
 def encryption_limits(inventory: Inventory) -> Mapping[str, float]:
-    """By host, bytes/s of payload that it encrypts each way at most; without those of which no limit is known.
+    """Return, by host, the bytes/s of payload that it encrypts each way at most, for hosts with a known limit.
 
-    The least that was measured with it, for a host that was not tried the least of all; no more than hosts.yaml says.
+    A tried host has the least rate measured with it, any other the least of all; neither exceeds hosts.yaml.
     """
     tried = {host for link in inventory.links if link.tunnel for host in link.hosts}
     measured: dict[str, float] = {}
@@ -151,7 +152,7 @@ def _ends(way: Way) -> tuple[object, ...]:
 
 
 def _tunnel_share(mtu: int | None) -> float:
-    """What is left in a tunnel of the payload that passes outside of it."""
+    """Return the payload in a tunnel as a share of the payload outside of it."""
     return tunnel_payload_share(mtu) / tcp_payload_share(mtu)
 
 
@@ -161,7 +162,7 @@ def _mtus(inventory: Inventory) -> dict[tuple[str, str | None], int | None]:
 
 
 def _payload_bytes_per_s(trunk: Trunk) -> float:
-    """What was measured is payload; what hosts.yaml states is the line's rate."""
+    """Return the payload rate: a measured rate is payload, a rate in hosts.yaml is the line's."""
     return trunk.bandwidth_bytes_per_s * (tcp_payload_share(None) if trunk.source == "hosts.yaml" else 1.0)
 
 
@@ -195,7 +196,7 @@ def _rate(way: Way) -> float:
 
 
 def _ports_rate(way: Way, port_rate: PortRate) -> float | None:
-    """Bytes/s of the slower port of both, as far as they are known; None if neither is."""
+    """Return bytes/s of the slower port with a known rate; None if neither is known."""
     rates = (port_rate(way[0], end) for end in (0, 1))
     return min((rate for rate in rates if rate is not None), default=None)
 
@@ -214,7 +215,7 @@ def _limit(links: Sequence[Link], port_rate: PortRate) -> tuple[tuple[float, boo
 
 
 def _rate_and_kind(way: Way, port_rate: PortRate) -> tuple[float, str]:
-    """Bytes/s, and what is known by it: the ports are the limit, or the way is, or the port's rate is wrong."""
+    """Return bytes/s, and the cause: the ports are the limit, or the path is, or the port's rate is wrong."""
     measured, ports = _rate(way), _ports_rate(way, port_rate)
     if ports is None:
         return measured, "way"

@@ -1,4 +1,4 @@
-"""How fast stages exchange gradients and weights, by where their replicas stand: seconds per byte of parameters."""
+"""Speeds of exchanging gradients and weights, by the sites of a stage's replicas: seconds per byte of parameters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def site_latency_s(coeffs: Coefficients, site: Site) -> float:
 
 
 def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, int] | None = None) -> int:
-    """Data-parallel groups whose rings share the busiest NIC while a stage on `site` is reduced; 0 inside one host.
+    """Return the data-parallel rings that share the busiest NIC while a stage on `site` is reduced; 0 inside one host.
 
-    `whole_replicas`, by class: replicas that keep all their stages in one class, so that those of a host reduce at
-    once. Else a site of one class shares NICs only where stages do not begin at hosts' boundaries; one of several
-    classes uses what others leave, so hosts are shared, but over several clusters it is alone on the shared network.
+    `whole_replicas`, by class: replicas that keep all their stages in one class, so that the stages of a host reduce at
+    once. Else a site of one class shares NICs only where stages do not begin at hosts' boundaries. A site of several
+    classes uses the slots that others leave, so hosts are shared; over several clusters it is alone on the shared
+    network.
     """
     if whole_replicas is not None:
         stages = (-(-coeffs.group_slots_per_host[c] // whole_replicas[c]) for c in site)
@@ -39,7 +40,7 @@ def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, 
 
 
 def are_even(clusters: Iterable[Hashable]) -> bool:
-    """Whether each cluster that holds any of a stage's replicas holds equally many; `clusters` are by replica."""
+    """Return True if each cluster that holds any replica of a stage holds equally many; `clusters` are by replica."""
     return len(set(Counter(clusters).values())) == 1
 
 
@@ -106,7 +107,7 @@ def _groups_across(coeffs: Coefficients, c: int, num_clusters: int, times_as_lon
 
 
 def two_levels(dp: int, num_clusters: int) -> tuple[float, float]:
-    """What a group across clusters sends of the bytes of one ring over all dp replicas, and what one inside sends."""
+    """Return the bytes that a group across clusters and one inside send, relative to one ring over all dp replicas."""
     inside = dp // num_clusters
     ring = shard_exchange_bytes(1.0, dp)
     return shard_exchange_bytes(1.0, num_clusters) / inside / ring, shard_exchange_bytes(1.0, inside) / ring

@@ -18,11 +18,11 @@ from planner.problem.shared_cores import shared_cores
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the cost of a placement depends on: hosts of one cluster with equal hardware are interchangeable.
+    """The hardware that a placement's cost depends on: hosts of one cluster with equal hardware are interchangeable.
 
-    `slot` is the slowest one, `memory_bytes` the smallest one's, `host_memory_bytes` what each may have of the host's,
-    of which alike hosts report a little more or less: the least. The rates are those of the host's NICs on its
-    fabric, with NCCL's name for the transport there, and on the network all share. None when not known.
+    `slot` is the slowest one, `memory_bytes` the smallest one's. `host_memory_bytes` is the share of the host's memory
+    that each may have; alike hosts report a little more or less, and the least counts. The rates are of the host's NICs
+    on its fabric, with NCCL's name for the transport there, and on the network all share. None when not known.
     """
 
     cluster: str

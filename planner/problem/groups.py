@@ -75,7 +75,7 @@ def make_groups(
 
 
 def _exchanged(group: DemandedGroup, ranks: Sequence[PlanRank], parameters: Sequence[int]) -> float:
-    """How much the group exchanges, beside others of its axis: on edges all the same, which send all along the step."""
+    """Return the group's weight among groups of its axis; 1 for edges, which all send along the step."""
     return parameters[ranks[group.ranks[0]].pp_rank] if group.axis in ("dp", "dp_across") else 1.0
 
 
@@ -207,7 +207,7 @@ def _trunk_share(
 
 
 class _Joined(NamedTuple):
-    """How long a message between the hosts is under way at most, and how many streams their sockets need at most."""
+    """The longest latency of a message between the hosts, and the most streams that their sockets need."""
 
     latency_s: float
     streams: int

@@ -16,9 +16,9 @@ MOST_CPUS = 8192  # NR_CPUS of Linux at most, on x86-64
 
 
 def near_cores(host: Host, gpus: Sequence[int | None]) -> tuple[str | None, ...]:
-    """By local rank a list such as `0-7,64-71` that no other rank of the host shares, for ranks on these GPUs.
+    """Return, by local rank, a list such as `0-7,64-71` that no other rank of the host shares, for ranks on these GPUs.
 
-    None for all ranks of a host where those of one are not known, lists overlap, or there are fewer CPUs than ranks.
+    None for all ranks of a host where one rank's CPUs are not known, lists overlap, or there are fewer CPUs than ranks.
     """
     near = {gpu.index: gpu.cpus or "" for gpu in host.gpus}
     lists = [near.get(gpu, "") if gpu is not None else "" for gpu in gpus]

@@ -24,7 +24,7 @@ RDMA_KINDS = (*VERBS_KINDS, "EFA")
 
 @dataclass(frozen=True)
 class Route:
-    """How some hosts reach each other. Per host, in the order asked for: interface, and bytes/s of its NICs there.
+    """The route between some hosts. Per host, in the order asked for: interface, and bytes/s of its NICs there.
 
     A bandwidth is None where the inventory does not know it.
     """
@@ -79,13 +79,13 @@ class Networks:
         return self._fabric_ports.get(host)
 
     def uses_rdma(self, host: str) -> bool:
-        """Whether NCCL reaches the host's own cluster through RDMA, at a rate that is known."""
+        """Return True if NCCL reaches the host's own cluster through RDMA, at a rate that is known."""
         port = self._fabric_ports.get(host)
         known = port is not None and port.hcas and port.rdma_bandwidth_bytes_per_s
         return bool(known) and not self._on_cpu and self._cluster_of[host].fabric.kind in RDMA_KINDS
 
     def nvlink_bytes_per_s(self, host: str) -> float | None:
-        """What the host gets of the NVLink that joins all hosts of its cluster; None where none does."""
+        """Return the host's bytes/s of the NVLink that joins all hosts of its cluster; None where none does."""
         return self._nvlink.get(host)
 
     def _net_name(self, host: str) -> NetName:
@@ -93,7 +93,7 @@ class Networks:
         return (self._cluster_of[host].fabric.net_name or "IB") if self.uses_rdma(host) else "Socket"
 
     def connection(self, one: str, other: str) -> Connection:
-        """What was measured between two clusters, or with one name inside it."""
+        """Return the measurement between two clusters, or with one name inside it."""
         return self._connections.get(frozenset((one, other)), NOT_MEASURED)
 
     def latency_s(self, clusters: Collection[str]) -> float:
@@ -109,7 +109,7 @@ class Networks:
         return priced_bytes_per_s / self._part / (1.0 if rdma else tcp_payload_share(None))
 
     def rates(self, host: str) -> HostRates:
-        """What the host gets of its NICs, to the best connected other cluster; None also where it has no port."""
+        """Return the rates of the host's NICs, to the best connected other cluster; None also where it has no port."""
         own = self._cluster_of[host].name
         shared_port = self._shared_ports.get(host)
         port_bytes_per_s = shared_port.bandwidth_bytes_per_s if shared_port is not None else None
@@ -136,16 +136,16 @@ class Networks:
         return self._best_bytes_per_s(own, port.bandwidth_bytes_per_s)
 
     def _best_bytes_per_s(self, own: str, port_bytes_per_s: float | None) -> float | None:
-        """What sockets of a host with such a port get to the best connected other cluster; of one cluster, the port."""
+        """Return the rate of sockets from such a port to the best connected other cluster; without one, the port's."""
         rates = self._towards(own, port_bytes_per_s, self._names)
         return max((rate for rate in rates if rate is not None), default=port_bytes_per_s)
 
     def _towards(self, own: str, port_bytes_per_s: float | None, clusters: Iterable[str]) -> list[float | None]:
-        """What sockets of a host with such a port get to each of `clusters` but its own."""
+        """Return the rates of sockets of a host with such a port to each of `clusters` but its own."""
         return [self.connection(own, other).host_bytes_per_s(port_bytes_per_s) for other in clusters if other != own]
 
     def _inside_bytes_per_s(self, host: str, port: NetworkPort | None) -> float | None:
-        """What sockets of the host get to its own cluster by `port`; measured is the fabric's netdev alone."""
+        """Return the rate of the host's sockets to its own cluster by `port`; only the fabric's netdev is measured."""
         if port is None:
             return None
         own, fabric = self._cluster_of[host].name, self._fabric_ports.get(host)
@@ -197,7 +197,7 @@ class Networks:
         return Route(SHARED, net_name, (str(port.netdev),), (self.rates(host).shared_bytes_per_s,))
 
     def _socket_route(self, name: str, ports: Sequence[NetworkPort], net_name: NetName | None) -> Route:
-        """Sockets between the hosts of `ports`; each has what it gets to the worst connected cluster of the others."""
+        """Return sockets between the hosts of `ports`, each with its rate to the worst connected other cluster."""
         clusters = list(dict.fromkeys(self._cluster_of[port.host].name for port in ports))
         bandwidths = tuple(self._sockets_bytes_per_s(port, clusters) for port in ports)
         return Route(name, net_name, tuple(str(port.netdev) for port in ports), bandwidths)

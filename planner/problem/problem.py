@@ -1,4 +1,4 @@
-"""The problem: what is to be placed and on what, as every later room takes it."""
+"""The planning problem: the job, the fleet and its networks, as every later module takes it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Problem:
 
     @cached_property
     def rails(self) -> Rails:
-        """The rails that are apart, of which a placement's ranks should meet on the same ones."""
+        """The rails that do not reach one another; a placement's ranks should meet on the same ones."""
         return read_rails(self.inventory, self.job)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Which rail each GPU is on, in clusters where no rail reaches another."""
+"""The rail of each GPU, in clusters where no rail reaches another."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What ZeRO-3 adds to a layer's seconds: its weights are gathered and its gradients reduced for every micro-batch.
+"""Seconds that ZeRO-3 adds to a layer: its weights are gathered and its gradients reduced for every micro-batch.
 
 The next layer's weights are gathered while a layer computes, and in the backward the gradients of the layer before are
 reduced as well: a forward takes no less than one gathering, a backward no less than a gathering and a reduction. The
-first gathering of a step and its last reduction are those of ZeRO-1, and priced as such. That of the embedding is taken
-to be hidden by the layer before it. Source: Zhao et al., PyTorch FSDP, 2023.
+first gathering of a step and its last reduction are the ones of ZeRO-1, and priced as such. The gathering of the
+embedding is assumed to be hidden by the layer before it. Source: Zhao et al., PyTorch FSDP, 2023.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WeightTraffic(NamedTuple):
     reduce_s: float
 
     def under(self, compute: PassTimes) -> PassTimes:
-        """Seconds of a layer's forward and backward with this traffic beside `compute`."""
+        """Return the seconds of a layer's forward and backward with this traffic under `compute`."""
         return PassTimes(max(compute.forward_s, self.gather_s), max(compute.backward_s, self.gather_s + self.reduce_s))
 
 
@@ -73,7 +73,7 @@ def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTra
 def _traffic(
     job: Job, candidate: Candidate, parameters: int, s_per_byte: float, hops_s: tuple[float, float]
 ) -> WeightTraffic:
-    """Of so many parameters on one tensor shard; those of all shards share the network."""
+    """Return the traffic of so many parameters on one tensor shard; all shards share the network."""
     per_value_s = candidate.tp * parameters * s_per_byte
     value_bytes = candidate.execution(job).value_bytes
     return WeightTraffic(value_bytes * per_value_s + hops_s[0], GRADIENT_BYTES * per_value_s + hops_s[1])

@@ -29,5 +29,5 @@ def shared_cores(num_slots: Sequence[tuple[Host, int]], job: Job) -> dict[str, C
 
 
 def machine_of(host: Host) -> tuple[str, str]:
-    """What is the same for hosts that are one machine, and for no others."""
+    """Return a key that only hosts on the same machine share."""
     return ("boot", host.boot_id) if host.boot_id else ("host", host.name)
