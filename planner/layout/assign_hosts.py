@@ -33,20 +33,20 @@ def group_slots_of(host: FleetHost, tp: int) -> list[GroupSlot]:
 
 
 def is_aligned(placement: Placement, coeffs: Coefficients) -> bool:
-    """Whether no stage begins inside a host that another one uses, which is what the candidate is priced by.
+    """Return True if no stage begins inside a host that another one uses, as the candidate's price assumes.
 
-    Not where its classes hold that only together with others, which a placement in one cluster does without.
+    False where its classes hold the stages only together with others, which a placement in one cluster does without.
     """
     whole = Counter(row[0] for row in placement.sites if len(set(row)) == 1)
     return coeffs.aligned and all(count <= coeffs.most_stages[c] for c, count in whole.items())
 
 
 def assign_hosts(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tuple[int, int], GroupSlot]:
-    """The group slot of each (stage, replica).
+    """Return the group slot of each (stage, replica).
 
-    Stages in one class come first, in order, each taking the class's next ones, so that data parallel groups sit on as
-    few hosts as they can; where `aligned`, none begins inside a host that it would not end in. Stages over several
-    classes take what is left, lowest replica first.
+    Stages in one class come first, in order. Each takes the class's next slots, so that data parallel groups sit on as
+    few hosts as they can. Where `aligned`, no stage begins inside a host that it would not end in. Stages over several
+    classes take the remaining slots, lowest replica first.
     """
     tp, dp = placement.candidate.tp, placement.candidate.dp
     free = [_Free(each.hosts, tp, dp if aligned else 1) for each in fleet.classes]

@@ -1,4 +1,4 @@
-"""How messages between stages are packed: as mildly as the step allows, and not at all on edges that are hidden."""
+"""The packing of messages between stages: as mild as the step allows, and none on edges that are hidden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many micro-batches memory has room for, which bounds what a run under way may change its schedule to."""
+"""The micro-batches that memory has room for, which bound the schedules a run under way may change to."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from planner.problem.problem import Problem
 
 
 def room_in_flight(problem: Problem, layout: Layout) -> tuple[int, ...]:
-    """By pipeline rank, how many of a step's micro-batches its hosts have room for; empty where memory is not known.
+    """Return, by pipeline rank, the micro-batches of a step that its hosts have room for; empty if memory is not known.
 
-    Empty, too, for schedules that fix what is in flight.
+    Empty, too, for schedules that fix the number in flight.
     """
     known = [
         [

@@ -52,7 +52,7 @@ class Layout:
         return tuple(g for g in self.groups if g.axis != "tp" and self.ranks[g.ranks[0]].tp_rank == 0)
 
     def codec_of(self, group: PlanGroup) -> Codec:
-        """How messages of the group are packed: inside a host and on other axes than those of edges not at all."""
+        """Return the packing of the group's messages: "none" inside a host and on axes other than edges."""
         first, second = self.ranks[group.ranks[0]], self.ranks[group.ranks[-1]]
         return "none" if first.host == second.host else self.codecs.get((group.axis, first.pp_rank), "none")
 
@@ -96,7 +96,10 @@ def _rank_parameters(model: Model, candidate: Candidate, layers: Sequence[int], 
 
 
 def may_be_hierarchical(ranks: Sequence[PlanRank]) -> bool:
-    """Whether replicas can add up inside clusters first: as many of a stage in each that has any, somewhere several."""
+    """Return True if replicas can add up inside clusters first.
+
+    Each cluster that holds any replica of a stage must hold equally many, and some cluster several.
+    """
     clusters: dict[int, list[str]] = {}
     for rank in ranks:
         if rank.tp_rank == 0:

@@ -60,9 +60,9 @@ class LevelCosts(NamedTuple):
     def exchange_s(
         self, parameters: float, travels_bytes: tuple[int, int], device: Device
     ) -> tuple[float, float, float]:
-        """Seconds of a reduce-scatter and an all-gather of so many parameters, and until the last byte is there.
+        """Return the seconds of a reduce-scatter, an all-gather, and until the last byte arrives, for `parameters`.
 
-        `travels_bytes` are those of a parameter, reduced and gathered.
+        `travels_bytes` are the bytes of a parameter, reduced and gathered.
         """
         (reduced, gathered), hops = travels_bytes, exchange_hops(self.size, device)
         reduced_s = shard_exchange_bytes(reduced * parameters, self.size) / self.reduce_bytes_per_s
@@ -101,9 +101,9 @@ class LayoutCosts:
 
     @cached_property
     def most_faster(self) -> float:
-        """How many times as fast a rank computes as its seconds say while all others wait and leave it their cores.
+        """Return how many times as fast a rank computes while all others wait and leave it their cores.
 
-        1 where ranks are on several machines: of those it is not followed who computes at once.
+        1 where ranks are on several machines: the simulation does not follow who computes at once there.
         """
         hosts = [host for host in self._inventory.hosts if host.name in self.priced]
         if len(set(map(machine_of, hosts))) > 1:
@@ -115,7 +115,7 @@ class LayoutCosts:
         return self.priced[self.layout.first_shards[stage % self.layout.candidate.pp, replica].host]
 
     def pipelines(self, tensor_parallel: bool = True, edges: bool = True, weights: bool = True) -> list[Pipeline]:
-        """One for each replica; What is left out takes no time.
+        """Return one pipeline for each replica; a part that is left out takes no time.
 
         `weights`: the traffic of weights and gradients in every micro-batch, under ZeRO-3.
         """
@@ -159,7 +159,7 @@ class LayoutCosts:
         return count * layer.forward_s + head.forward_s, count * layer.backward_s + head.backward_s
 
     def _weight_traffic(self, pp_rank: int) -> tuple[WeightTraffic, WeightTraffic]:
-        """Of a layer and of the head: of one tensor shard, among the replicas that hold the weights together."""
+        """Return the traffic of a layer and of the head on one tensor shard, among replicas that share the weights."""
         inside, tp = self._levels[pp_rank][0], self.layout.candidate.tp
         found = []
         for count in (layer_parameters, head_parameters):
@@ -169,7 +169,10 @@ class LayoutCosts:
         return found[0], found[1]
 
     def _weight_part(self) -> float:
-        """Of a backward: half without recomputation, which otherwise comes on top; emulation halves it always."""
+        """Return the weight gradients' part of a backward.
+
+        Half without recomputation, which otherwise comes on top; emulation halves it always.
+        """
         first = self.at(0, 0)
         if first.slot.speed is None or self.execution.recompute == "none":
             return 0.5
@@ -191,7 +194,7 @@ class LayoutCosts:
         return found
 
     def _path(self, group: PlanGroup, one_host: bool) -> Path:
-        """What the group has: its share of the network, or what joins the slots of its one host."""
+        """Return the group's path: its share of the network, or the links between the slots of its one host."""
         if one_host:
             return self.priced[self.layout.ranks[group.ranks[0]].host].slot.inside
         assert group.rate_bytes_per_s is not None
@@ -278,9 +281,9 @@ class LayoutCosts:
         return make_buckets(self.job.model, self.layout.candidate.tp, parts, backward_s, exchange, full_bytes)
 
     def _reduce_bytes_per_s(self, group: PlanGroup) -> float:
-        """What a reduce-scatter over several hosts gets, in terms of the bytes that a ring would send.
+        """Return the rate of a reduce-scatter over several hosts, in terms of the bytes that a ring would send.
 
-        Gloo's is an exchange of all with all, of which more leaves a host, and a cluster, than of a ring.
+        Gloo's is an exchange of all with all: more bytes leave a host, and a cluster, than in a ring.
         """
         assert group.rate_bytes_per_s is not None
         if self.job.device == "cuda":

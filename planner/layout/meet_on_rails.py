@@ -1,7 +1,7 @@
-"""Where no rail reaches another: each host's slots are given out so that who talk over the NICs are on one rail.
+"""Slots given out so that ranks that communicate over the NICs share a rail, where no rail reaches another.
 
 NCCL keeps rings on their rails only where a group has GPUs of the same rails on all its hosts, and connects two ranks
-by the rails that are beside them. Source: NCCL's maintainers in NVIDIA/nccl#836 and #1933.
+by the rails nearest to them. Source: NCCL's maintainers in NVIDIA/nccl#836 and #1933.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Place = tuple[tuple[Rail, ...], int]
 
 
 class Apart(NamedTuple):
-    """What is on GPUs of different rails: stages whose replicas are, and edges between hosts whose ends are."""
+    """Stages whose replicas, and edges between hosts whose ends, are on GPUs of different rails."""
 
     stages: int
     edges: int
@@ -79,7 +79,7 @@ class _Exchange:
         self._placed_anew: set[Tasklet] = set()
 
     def apart(self) -> Apart:
-        """How much is on different rails now."""
+        """Return the numbers of stages and edges on different rails now."""
         stages = 0
         for block in self._blocks:
             rails: dict[str, set[tuple[Rail, ...]]] = {}

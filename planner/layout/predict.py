@@ -1,10 +1,10 @@
-"""What a step costs on its placement: simulated seconds in parts, memory per rank, bytes on every interface.
+"""The cost of a step on its placement: simulated seconds in parts, memory per rank, bytes on every interface.
 
 The parts come from four simulations that differ in what takes time: compute alone; tensor parallel collectives too;
-edges too; everything. compute_s is what the busiest rank computes; bubble_s the rest of the first simulation;
-exposed_tp_s, exposed_edge_s and exposed_dp_s what each further one adds (under ZeRO-3 the last of weights, too), and
-how long the gradients' norm is under way over edges and around replicas, and the sum over copies of a tied table;
-optimizer_s comes last. They add up to step_s.
+edges too; everything. compute_s is the compute of the busiest rank; bubble_s the rest of the first simulation.
+exposed_tp_s, exposed_edge_s and exposed_dp_s are the seconds that each further one adds (under ZeRO-3 the last of
+weights, too). exposed_dp_s also has the time the gradients' norm is under way over edges and around replicas, and the
+sum over copies of a tied table. optimizer_s comes last. They add up to step_s.
 """
 
 from __future__ import annotations
@@ -104,5 +104,5 @@ def _host_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
 
 
 def _rank_s(pipeline: Pipeline, stages: Iterable[int]) -> float:
-    """What a rank that holds `stages` computes on one micro-batch."""
+    """Return the seconds that a rank with `stages` computes on one micro-batch."""
     return sum(pipeline.times.forward_s[stage] + pipeline.times.backward_s[stage] for stage in stages)

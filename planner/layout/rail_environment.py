@@ -1,6 +1,6 @@
-"""What NCCL cannot find out about a node's rails by itself: what each variable says of them, and why.
+"""Facts about a node's rails that NCCL cannot find out by itself: a variable for each, and the reason.
 
-What job.yaml sets in `launch.environment` is left to it, and what a host's own NCCL settings name is left to them.
+Variables that job.yaml sets in `launch.environment`, or a host's own NCCL settings name, are left alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> Ra
 
 
 def _set_on_hosts(hosts: Iterable[Host]) -> set[str]:
-    """What any of the hosts has set already: a site knows its network. But that rails are apart is a fact."""
+    """Return variables that any host has set: a site knows its network. But that rails are apart is a fact."""
     return {setting.name for host in hosts for setting in host.nccl_settings} - {"NCCL_CROSS_NIC"}
 
 
@@ -88,9 +88,9 @@ def _queue_pairs(rails: Rails) -> Found:
 
 
 def _partitions(rails: Rails) -> Found:
-    """Where the keys that NCCL uses by itself, those at index 0, do not let all hosts of a cluster talk.
+    """Yield P_Key indices where the keys at index 0, NCCL's own choice, do not let all hosts of a cluster talk.
 
-    Those that the job does without count, too, as the audit counts them: NIC-PKEY says what is done.
+    Keys that the job does without count, too, as the audit counts them: NIC-PKEY says what to do.
     Source: NCCL, src/transport/net_ib/connect.cc (pkey_index); opensm, doc/partition-config.txt.
     """
     tables = {host: [nic.pkeys for nic in nics if nic.pkeys] for host, nics in rails.items()}
@@ -104,7 +104,7 @@ def _partitions(rails: Rails) -> Found:
 
 
 def _gids(cluster: Cluster, rails: Rails) -> Found:
-    """Where NCCL would take a VLAN's GID on some rails and the port's own on others, or finds none of IPv4.
+    """Yield GID settings where NCCL would mix GIDs of VLANs and of ports among the rails, or finds none of IPv4.
 
     By itself it takes the first of RoCE v2 and IPv4. All rails of a cluster take the same family and the ports' own
     interfaces, or all are left to NCCL. Source: NCCL, src/transport/net_ib/connect.cc (ncclIbGetGidIndex).
@@ -134,12 +134,12 @@ def _gid_indices(rails: Rails) -> Found:
 
 
 def _takes_own(nic: Nic) -> bool:
-    """Whether the entry that NCCL takes by itself is of the port's own netdev."""
+    """Return True if the entry that NCCL takes by itself is of the port's own netdev."""
     return _ipv4(nic)[0] in _own_ipv4(nic)
 
 
 def _own_ipv4(nic: Nic) -> list[Gid]:
-    """Those of the port's own netdev, not of a VLAN on it; an entry that names no netdev may be."""
+    """Return the IPv4 entries of the port's own netdev, not of a VLAN on it; an entry without a netdev counts."""
     return [gid for gid in _ipv4(nic) if gid.netdev in (None, nic.netdev)]
 
 

@@ -37,7 +37,7 @@ def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
 
 
 def across_bytes(job: Job, layout: Layout) -> int:
-    """Bytes per step that hosts send those of other clusters."""
+    """Return the bytes per step that hosts send to hosts of other clusters."""
     execution, total = layout.candidate.execution(job), 0.0
     for group in layout.groups_of_first_shards:
         ranks = [layout.ranks[rank] for rank in group.ranks]
@@ -107,7 +107,7 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
 
 
 def _gathered_parameters(model: Model, layout: Layout, rank: PlanRank) -> int:
-    """How many parameters `rank` gathers in a step under ZeRO-3, over all its micro-batches.
+    """Return the number of parameters that `rank` gathers in a step under ZeRO-3, over all its micro-batches.
 
     A layer is gathered for a forward and for a backward, but not again where one follows the other at once. No backward
     needs the embedding.

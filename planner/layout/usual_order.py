@@ -52,7 +52,7 @@ def usual_placement(
 def memory_fault(
     problem: Problem, placement: Placement, group_slots: Mapping[tuple[int, int], GroupSlot]
 ) -> str | None:
-    """Which stage does not fit into the memory of which host, in words; None if all fit or memory is not known."""
+    """Return in words a stage that does not fit into the memory of a host; None if all fit or memory is not known."""
     needed = [
         stage_memory_bytes(problem.job, placement.candidate, stage, held) for stage, held in enumerate(placement.layers)
     ]

@@ -27,9 +27,9 @@ from planner.tolerances import RELATIVE_TOLERANCE
 
 
 def verify(plan: Plan, inventory: Inventory) -> list[str]:
-    """What is wrong with `plan` on `inventory`, a sentence each; empty when nothing is.
+    """Return the faults of `plan` on `inventory`, a sentence each; empty if there are none.
 
-    Later checks need what earlier ones ensure, so the first kind of fault found ends the list.
+    Later checks need the facts that earlier ones ensure, so the first kind of fault ends the list.
     """
     checks: tuple[Callable[[], list[str]], ...] = (
         partial(check_degrees, plan),
@@ -242,9 +242,9 @@ def check_codecs(plan: Plan) -> list[str]:
 
 
 def check_memory(plan: Plan, inventory: Inventory) -> list[str]:
-    """Every rank fits into its GPU's memory where that is known, and the prediction says how much it needs.
+    """Return a fault for each rank beyond its GPU's memory, where known, and one if the predicted memory is wrong.
 
-    What is in flight is counted on the schedule's own actions.
+    Micro-batches in flight are counted on the schedule's own actions.
     """
     candidate = candidate_of(plan)
     execution, needed = candidate.execution(plan.job), []

@@ -1,4 +1,4 @@
-"""Placements written out, with ranks and groups, and predicted: the plan's, those of runners-up, the usual order."""
+"""Placements written out, with ranks and groups, and predicted: the plan, the runners-up, the usual order."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class WrittenPlan:
 def write_best(
     problem: Problem, contenders: Sequence[Contender], left: TimeLeft
 ) -> tuple[WrittenPlan, tuple[Alternative, ...]]:
-    """The fastest contender written out, and the others beside it, fastest first.
+    """Return the fastest contender written out, and the others, fastest first.
 
     All are written out and compared by their predictions where that is cheap and there is time. Else the order of the
-    simulation by classes stands, and the seconds of the others are as much more than the prediction of the best as they
-    are there.
+    simulation by classes stands. The seconds of the others are then scaled by the ratio of the best one's prediction to
+    its simulation.
     """
     all_written = [_write_out(problem, contenders[0])]
     for each in contenders[1:] if not _are_many(contenders) else ():
