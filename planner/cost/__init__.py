@@ -1,1 +1,1 @@
-"""What work costs: parameters, bytes and FLOPs, seconds of compute and of collectives, one formula a function."""
+"""The cost of work: parameters, bytes and FLOPs, seconds of compute and of collectives, one formula a function."""

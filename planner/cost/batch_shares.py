@@ -1,6 +1,6 @@
-"""How a batch may be shared out: numbers of replicas, and sizes of the micro-batches they run.
+"""The ways to share out a batch: numbers of replicas, and sizes of the micro-batches they run.
 
-A micro-batch divides the batch; the number of replicas need not: they run the ceiling or the floor of micro-batches
+A micro-batch divides the batch. The number of replicas need not: they run the ceiling or the floor of micro-batches
 each. Where a number leaves the busiest replica as many as a smaller one would, the smaller one does as well.
 """
 
@@ -63,7 +63,7 @@ class BatchShares:
         return sorted(found)
 
     def _may_run(self, dp: int, size: int, pp: int) -> bool:
-        """Whether replicas can run as many micro-batches each as they have to."""
+        """Return True if replicas can run as many micro-batches each as they have to."""
         count, rest = divmod(self._batch, dp * size)
         return not (self._must_divide and rest) and not (self._in_rounds and count % pp)
 
@@ -94,7 +94,7 @@ def _most_inside(slots: Sequence[int], pp: int) -> int:
 
 
 def _replicas_of_kinds(classes: Sequence[ClassRoom], pp: int) -> set[int]:
-    """How many replicas in one class each the hosts of some kinds of slots hold; none where all slots are alike.
+    """Return the numbers of replicas that the hosts of some kinds of slots hold, each in one class; empty for one kind.
 
     Where slots differ in speed, fast replicas run more micro-batches, so that each replica more may help.
     """

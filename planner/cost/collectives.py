@@ -1,7 +1,8 @@
 """Seconds of messages and collectives on links. Pure functions, each with its source.
 
-A `Path` is what one group's traffic gets of the network between its members: bytes/s in one direction, and the seconds
-of one hop. Sizes are those of the whole value on one member before a reduce-scatter, or after an all-gather.
+A `Path` is the share of the network that one group's traffic has between its members: bytes/s in one direction, and
+the seconds of one hop. Sizes are bytes of the whole value on one member before a reduce-scatter, or after an
+all-gather.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def tcp_payload_share(mtu: int | None) -> float:
 
 
 def tunnel_payload_share(mtu: int | None) -> float:
-    """What is left of the rate of a link of `mtu` for TCP's payload in a WireGuard tunnel: 0.901 at 1500 bytes.
+    """Return TCP's payload in a WireGuard tunnel as a share of the rate of a link of `mtu`: 0.901 at 1500 bytes.
 
     The tunnel's own packets are 80 bytes smaller, as with `wg-quick`, and around each are an IPv4 header (20), UDP's
     (8), and WireGuard's header and tag (32). Source: Donenfeld, WireGuard, NDSS 2017, 5.4.6.
@@ -103,10 +104,10 @@ class Hops(NamedTuple):
 
 
 def exchange_hops(num_ranks: int, device: Device) -> Hops:
-    """Of a reduce-scatter and an all-gather. NCCL's rings take (n-1) hops each before the next bucket's begin.
+    """Return the hops of a reduce-scatter and an all-gather.
 
-    Gloo's reduce-scatter, an exchange of all with all, and between two ranks its all-gather take one hop, and many of
-    them are under way at once.
+    NCCL's rings take (n-1) hops each before the next bucket's begin. Gloo's reduce-scatter, an exchange of all with
+    all, takes one hop, and so does its all-gather between two ranks; many of them are under way at once.
     """
     if device == "cuda":
         return Hops(num_ranks - 1, num_ranks - 1, 0)

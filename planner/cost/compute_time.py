@@ -27,9 +27,9 @@ ACTIVATION_PASSES = {"gpt": 2, "llama": 3}
 NORM_PASSES = 4  # of those through a hidden state, what selective recomputation does again
 ACTIVATION_PASSES_AGAIN = {"gpt": 2, "llama": 5}  # SiLU once more for the product's gradients: read and write
 SCORE_PASSES = 6
-LOGIT_BYTES = 18  # besides the logits themselves, a third of what the fp32 loss and its gradient move
+LOGIT_BYTES = 18  # apart from the logits themselves, a third of what the fp32 loss and its gradient move
 SUM_BYTES = 8  # a backward reads and writes the fp32 sum of each gradient; it also reads the gradient
-UPDATE_BYTES = 28  # AdamW reads and writes master and moments (24) and reads the gradient (4), besides the weight
+UPDATE_BYTES = 28  # AdamW reads and writes master and moments (24), reads the gradient (4); the weight is extra
 # A backward in two halves (torch.distributed.pipelining's stage_backward_input and stage_backward_weight) against the
 # whole one: 1.1 to 1.5, least for large matrices. Measured on 2026-11-21 with torch 2.13 on one CPU thread of a busy
 # machine: CPU seconds of four layers of seven GPTs and Llamas, hidden size 256 and 512, each the median of six or ten;
@@ -38,11 +38,11 @@ SPLIT_FACTOR = 1.2
 
 
 def layer_s(model: Model, execution: Execution, speed: Speed, collectives: PassTimes = NO_TIME) -> PassTimes:
-    """Seconds one shard computes one layer on one micro-batch, beside its tensor parallel `collectives`.
+    """Return the seconds one shard computes one layer on one micro-batch, without its tensor parallel `collectives`.
 
     No forward, collectives included, is shorter than the launch of its kernels. The backward is twice the forward, and
-    what is computed again comes on top (Narayanan et al., SC 2021); so does adding to the gradient sums, and what
-    eager operators move in excess.
+    recomputation comes on top (Narayanan et al., SC 2021). So do adding to the gradient sums, and the bytes that eager
+    operators move in excess.
     """
     matrices_s = _matrix_s(matrix_flops(model, execution.micro_batch_size) / execution.tp, model, execution, speed)
     core_s = _attention_core_s(model, execution, speed)
@@ -68,7 +68,7 @@ def head_s(model: Model, execution: Execution, speed: Speed) -> PassTimes:
 
 
 def split_factor(job: Job) -> float:
-    """How many times as long a backward takes in two halves, as measured if it was; a sleep is halved exactly."""
+    """Return the seconds of a backward in two halves over a whole one, measured if known; a sleep is halved exactly."""
     if job.compute.emulate is not None:
         return 1.0
     overheads = job.compute.overheads

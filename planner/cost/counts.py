@@ -1,8 +1,8 @@
-"""What the parts of one training step need in bytes. Pure counts, each with its source.
+"""Bytes that the parts of one training step need. Pure counts, each with its source.
 
-The letters are those of holmes_runtime/config/model_shape.py, which counts parameters and FLOPs; t is the tensor
-degree, v the bytes of a value. The counts are those of the bundled runtime: attention keeps no scores, and under tensor
-parallelism sequences are sharded too. Seconds are in compute_time.py and collectives.py.
+The letters are those that holmes_runtime/config/model_shape.py counts parameters and FLOPs in; t is the tensor degree,
+v the bytes of a value. The counts hold for the bundled runtime: attention keeps no scores, and under tensor parallelism
+sequences are sharded too. Seconds are in compute_time.py and collectives.py.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from planner.cost.memory_margin import reserve_bytes, training_margin
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
 MOMENT_BYTES = 8  # AdamW's two moments, fp32
-MASTER_BYTES = 4  # fp32 weights beside 16-bit ones
+MASTER_BYTES = 4  # fp32 weights next to 16-bit ones
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How every tasklet is run; `reserve_bytes` and `memory_margin` are what is kept of a GPU, see memory_margin.py.
+    """The execution of every tasklet; `reserve_bytes` and `memory_margin` are kept free on a GPU, see memory_margin.py.
 
     The bundled runtime shards sequences together with tensors, never keeps attention scores and has no fp32 copy of all
-    logits; other engines may do none of it, and need `extra_state_bytes` a parameter and `activation_factor` times the
-    activations, see engines.py. `dp`: among so many ranks a parameter's update is shared. `masked`: attention is told
-    by a mask where documents end. `fused_operators`: what lies between matrix products runs in kernels made for it, by
-    torch.compile or by hand; else operator by operator (eager).
+    logits. Other engines may do none of it, and need `extra_state_bytes` a parameter and `activation_factor` times the
+    activations, see engines.py. `dp`: ranks that share a parameter's update. `masked`: a mask shows attention where
+    documents end. `fused_operators`: the operators between matrix products run in kernels made for them, by
+    torch.compile or by hand; else one by one (eager).
     """
 
     tp: int
@@ -102,7 +102,7 @@ def edge_bytes(model: Model, execution: Execution, codec: Codec = "none") -> int
 
 
 def edge_values(model: Model, execution: Execution) -> int:
-    """How many values those are: b s h / t."""
+    """Return the number of values that cross an edge: b s h / t."""
     return execution.micro_batch_size * model.seq_length * model.hidden_size // execution.tp
 
 
@@ -134,7 +134,7 @@ def layer_activation_bytes(model: Model, execution: Execution) -> int:
 
 
 def recomputed_bytes(model: Model, execution: Execution) -> int:
-    """Bytes of what is rebuilt at a time: with full recomputation a layer beyond its input, else an MLP's inside."""
+    """Return the bytes rebuilt at a time: with full recomputation a layer beyond its input, else an MLP's inside."""
     if keeps_selectively(execution):
         inside = model.ffn_size * (2 if model.family == "llama" else 1) // execution.tp
         return execution.value_bytes * execution.micro_batch_size * model.seq_length * inside
@@ -153,17 +153,17 @@ def gathered_bytes(model: Model, execution: Execution) -> int:
 
 
 def keeps_selectively(execution: Execution) -> bool:
-    """Whether cheap values are made again.
+    """Return True if cheap values are made again.
 
-    Not where a compiler meets the collectives of tensor shards, between which it keeps what it likes, nor in software
-    without a fused kernel, which repeats its attention core instead.
+    They are not where a compiler meets the collectives of tensor shards, between which it chooses itself. Nor are
+    they in software without a fused kernel, which repeats its attention core instead.
     """
     is_told = execution.tp == 1 or not execution.fused_operators
     return execution.recompute == "selective" and execution.fused_attention and is_told
 
 
 def state_bytes(parameters: int, execution: Execution) -> int:
-    """Bytes of weights (v) and gradient sums (4), and of this rank's 1/dp of masters (4 beside 16-bit weights), moments
+    """Bytes of weights (v) and gradient sums (4), and of this rank's 1/dp of masters (4 with 16-bit weights), moments
     (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept).
 
     Under ZeRO-3 weights and gradient sums are in as many parts as `weight_shards`, and where those are all replicas
@@ -260,7 +260,7 @@ def _states_bytes(parameters: int, execution: Execution) -> int:
 
 
 def _kept_bytes(model: Model, execution: Execution) -> int:
-    """Of one layer and micro-batch."""
+    """Return the bytes kept for one layer and micro-batch."""
     return _with_margin(int(layer_activation_bytes(model, execution) * execution.activation_factor), execution)
 
 

@@ -15,24 +15,24 @@ FP32_BYTES = 4
 # Values moved beyond a fused kernel. SwiGLU: SiLU of the gate is written and read again; in the backward that, and the
 # gradients of both factors. Queries, keys and values: the three gradients are each padded to the length of all and
 # added up, 10 passes for 2; grouped queries are copied before they are rotated, queries and keys before norms of their
-# own, and values beside rotated keys.
+# own, and values next to rotated keys.
 SWIGLU_FORWARD, SWIGLU_BACKWARD = 2, 4
 SPLIT_BACKWARD = 8
 GROUPED_QUERIES = COPIED_KEYS = COPIED_VALUES = 2
 # Values of 4 bytes, whatever v is: four products with cosines and sines of half the values each, a difference and a sum
-# of halves, and what joins them; in the backward two sums and a change of sign besides.
+# of halves, and what joins them; in the backward also two sums and a change of sign.
 ROTATION_FORWARD, ROTATION_BACKWARD = 9, 10
 
 
 class EagerBytes(NamedTuple):
-    """Bytes of one layer and micro-batch on one shard, beyond those of fused kernels."""
+    """Bytes of one layer and micro-batch on one shard, beyond the bytes of fused kernels."""
 
     forward: float
     backward: float
 
 
 def eager_bytes(model: Model, execution: Execution) -> EagerBytes:
-    """What a layer moves in excess; nothing where operators are fused."""
+    """Return the bytes a layer moves in excess; 0 where operators are fused."""
     if execution.fused_operators:
         return EagerBytes(0.0, 0.0)
     v, q, k, f = execution.value_bytes, model.query_size, model.kv_size, model.ffn_size

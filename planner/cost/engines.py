@@ -1,4 +1,4 @@
-"""What trains: the bundled runtime, or other software, of which the planner then predicts what it would take.
+"""Engines: the bundled runtime, or other software whose step the planner then predicts.
 
 An engine is a set of settings by name, `engine:` of job.yaml. All else, speeds of GPUs and formulas, is the same for
 all: published rows are inventories and jobs with such a name, see benchmarks/published_steps. The shares and the
@@ -18,19 +18,20 @@ MEGATRON_SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved")
 
 @dataclass(frozen=True)
 class Engine:
-    """How software trains; each default is how the bundled runtime does.
+    """The way software trains; each default is that of the bundled runtime.
 
-    sequence_parallel: whether tensor shards split sequences as well, with selective recomputation alone, or never.
+    sequence_parallel: tensor shards split sequences as well, with selective recomputation alone, or never.
     fused_attention: no scores are kept. chunked_loss: no fp32 copy of all logits. shards_states: optimizer states over
     replicas, which each update a part. reduced_bytes, gathered_bytes: a parameter's, as its gradient is reduced and
     its weight gathered; None: as many as the weight has. gathers_first: under the first forward, else gradients are
     all-reduced. overlaps_exchange: bucket by bucket under the last backward, else after all of it.
 
-    exposed_tp: what matrix products leave of the seconds of tensor parallel collectives. inside_share: what collectives
-    get of the links inside a host. edge_share, exchange_share: what messages and exchanges get of a host's NICs.
+    exposed_tp: share of the seconds of tensor parallel collectives that matrix products do not hide. inside_share:
+    share of the links inside a host that collectives get. edge_share, exchange_share: shares of a host's NICs that
+    messages and exchanges get.
 
-    reserve_bytes and memory_margin: what is kept of a GPU; None: as memory_margin.py has it. extra_state_bytes: a
-    parameter's, beside weight, gradient and optimizer states. activation_factor: activations over the runtime's.
+    reserve_bytes and memory_margin: kept free on a GPU; None: as memory_margin.py has it. extra_state_bytes: a
+    parameter's, without weight, gradient and optimizer states. activation_factor: activations over the runtime's.
 
     schedules: those it has. Only the runtime lets replicas run unequal micro-batches, has ZeRO-3 and states in host
     memory, and adds gradients up inside clusters first.
@@ -60,7 +61,7 @@ class Engine:
         return self.reduced_bytes, value_bytes if self.gathered_bytes is None else self.gathered_bytes
 
     def shards_sequences(self, recompute: Recompute) -> bool:
-        """Whether tensor shards split sequences."""
+        """Return True if tensor shards split sequences."""
         return self.sequence_parallel == "always" or self.sequence_parallel == recompute
 
 

@@ -1,8 +1,8 @@
-"""What filling and draining a pipeline costs under a schedule, as a part of what it costs under 1F1B.
+"""The cost of filling and draining a pipeline under a schedule, relative to the cost under 1F1B.
 
 Equal stages, free edges and p ranks, m micro-batches of forward F and backward B each. While the pipeline fills and
-drains a rank waits (p - 1) (F + B) under 1F1B. Under zero-bubble backwards are split in halves H that together take
-longer than B, but on the first rank, which runs them whole. That one waits (p - 1) max(F, H), and where m < p it runs
+drains a rank waits (p - 1) (F + B) under 1F1B. Under zero-bubble, backwards are split in halves H that together take
+longer than B, except on the first rank, which runs them whole. That rank waits (p - 1) max(F, H). Where m < p it runs
 out of weights' gradients to wait with: (p - m) min(F, H) more. The others begin F later and wait for one rank less, in
 (p - m) min(F, H) too unless m is 1. The later end counts. The simulation of equal stages says the same.
 """
@@ -30,7 +30,7 @@ def fills(job: Job, pp: int, recompute: Recompute, weight_shards: int = 1) -> tu
 
 
 def splits_backwards(job: Job, pp: int, recompute: Recompute, weight_shards: int) -> bool:
-    """Whether zero-bubble may delay a part of each backward.
+    """Return True if zero-bubble may delay a part of each backward.
 
     Full recomputation, compiled layers and weights in several shards leave it whole.
     """

@@ -1,4 +1,4 @@
-"""How fast GPUs compute: constants by product, fitted to published runs or from data sheets; the source is beside each.
+"""Speeds of GPUs: constants by product, fitted to published runs or from data sheets, each with its source.
 
 `python -m benchmarks.published_steps.fit A100` fits them again; docs/cost-model.md says how well they predict.
 A GPU in neither must be measured: by `holmes calibrate`, or by a run (`--calibrate`).
@@ -14,7 +14,7 @@ from holmes_runtime.gpu_peaks import peak_flops_per_s, product_of
 
 @dataclass(frozen=True)
 class Speed:
-    """What one slot computes, in terms that follow the shape of the work.
+    """The speed of one slot, in terms that follow the shape of the work.
 
     matrix_flops_per_s: of large matrix products. half_size: tokens x hidden size / tp at which they reach half of it.
     attention_flops_per_s: of the attention core; None: as matrices. memory_bytes_per_s: of the GPU's memory, for all
@@ -78,7 +78,7 @@ MEMORY_TB_PER_S = {
 
 
 def constant_speed(flops_per_s: float, update_bytes_per_s: float | None = None) -> Speed:
-    """The speed of a slot of which only the achieved FLOP/s is known, measured on the job's own layer."""
+    """Return the speed of a slot whose achieved FLOP/s alone is known, measured on the job's own layer."""
     return Speed(flops_per_s, update_bytes_per_s=update_bytes_per_s)
 
 
@@ -101,5 +101,5 @@ def gpu_speed(gpu_name: str, value_type: Precision) -> Speed | None:
 
 
 def is_published(gpu_name: str, value_type: Precision) -> bool:
-    """Whether published runs tell the speed of a GPU, and not its data sheet alone."""
+    """Return True if published runs give the speed of a GPU, and not its data sheet alone."""
     return (product_of(gpu_name), VALUE_BYTES[value_type]) in PUBLISHED

@@ -1,7 +1,7 @@
-"""What of a GPU's memory is kept from training: what CUDA and NCCL take, and a part of what training takes itself.
+"""GPU memory kept from training: the bytes that CUDA and NCCL take, and a share of the bytes that training takes.
 
 The first is counted from known parts; none of them was measured by us. The second stands for holes between torch's
-segments, and for what the model of memory does not count, such as gradients inside a layer's backward.
+segments, and for bytes that the model of memory does not count, such as gradients inside a layer's backward.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def reserve_bytes(job: Job, tp: int, pp: int, dp: int) -> int:
 
 
 def training_margin(job: Job) -> float:
-    """The part of what training is counted to take that is kept free beside it: as a run measured it, else 5 %."""
+    """Return the memory kept free, as a share of the memory counted for training: as a run measured it, else 5 %."""
     if job.device == "cpu":
         return 0.0
     calibration = job.compute.calibration

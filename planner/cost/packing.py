@@ -10,7 +10,7 @@ from holmes_runtime.config.run_settings import VALUE_BYTES
 
 
 def allowed_codecs(job: Job) -> tuple[Codec, ...]:
-    """What job.yaml allows on edges, mildest first; bf16 gains nothing on values of two bytes."""
+    """Return the codecs that job.yaml allows on edges, mildest first; bf16 gains nothing on values of two bytes."""
     return codecs_up_to(job.wire.edges, VALUE_BYTES[job.value_type])
 
 
@@ -26,9 +26,9 @@ def with_messages(
     codecs: Sequence[tuple[Codec, Codec]],
     action_s: Sequence[float],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds of forward and backward by stage, with what they do for messages of so many values.
+    """Return the seconds of forward and backward by stage, with the packing of messages of so many values.
 
-    `codecs` are by edge, of activations and of gradients; `action_s`, by stage, is what it takes beside packing.
+    `codecs` are by edge, of activations and of gradients; `action_s`, by stage, is the time an action takes more.
     """
     longer = [(f + more_s, b + more_s) for (f, b), more_s in zip(stages, action_s, strict=True)]
     return with_packing(job.device, values, longer, codecs)

@@ -37,7 +37,7 @@ LOOPBACK_BYTES_PER_S = 2e9  # assumption: Gloo between processes of one host
 
 
 class HostRates(NamedTuple):
-    """What one GPU gets of its host, in one direction of PCI Express, and of its memory while all update at once."""
+    """One GPU's share of its host: one direction of PCI Express, and host memory while all GPUs update at once."""
 
     copy_bytes_per_s: float
     update_bytes_per_s: float
@@ -54,10 +54,9 @@ class Cores(NamedTuple):
 class Slot:
     """`speed` is None where compute is emulated; the emulated seconds count `slowdown` times.
 
-    `action_s` is what a forward or backward takes in a pipeline beside computing, `update_bytes_per_s` the rate of the
-    update where `speed` has none. All are those of a time when as many threads share each core as `threads_per_core`.
-    `cores` is None where there are enough for all slots. `host` is None on CPUs, which have optimizer states in host
-    memory anyway.
+    `action_s` is the time of a forward or backward in a pipeline without computing, `update_bytes_per_s` the rate of
+    the update where `speed` has none. All hold while `threads_per_core` threads share each core. `cores` is None where
+    there are enough for all slots. `host` is None on CPUs, which have optimizer states in host memory anyway.
     """
 
     speed: Speed | None
@@ -108,7 +107,7 @@ def read_slot(host: Host, cluster: str, job: Job, cores: Cores | None = None) ->
 
 
 def inside_path(host: Host, job: Job) -> Path:
-    """What joins the GPUs of `host`: NVLink, else PCI Express; for CPU slots the loopback interface."""
+    """Return the path that joins the GPUs of `host`: NVLink, else PCI Express; for CPU slots the loopback interface."""
     if job.device == "cpu":
         return Path(LOOPBACK_BYTES_PER_S)
     kinds = {(gpu.name, gpu.nvlinks_up, gpu.pci_gen, gpu.pci_width) for gpu in host.gpus}
@@ -158,7 +157,7 @@ def _host_rates(host: Host) -> HostRates:
 
 
 def _speed(host: Host, job: Job) -> Speed:
-    """Of the slowest slot: from job.yaml, else from published runs on that GPU or its data sheet."""
+    """Return the speed of the slowest slot: from job.yaml, else from published runs on that GPU or its data sheet."""
     if job.compute.flops_per_s is not None:
         overheads = job.compute.overheads or OVERHEADS[job.device]
         return constant_speed(job.compute.flops_per_s, overheads.update_bytes_per_s)
