@@ -1,1 +1,1 @@
-"""What a plan's figures mean and what would change them: explanations, what-ifs, calibration, advice."""
+"""The meaning of a plan's figures, and changes that would improve them: explanations, what-ifs, calibration, advice."""

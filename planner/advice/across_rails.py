@@ -26,7 +26,7 @@ def _is_across(plan: Plan, group: PlanGroup, rails: Rails) -> bool:
 
 
 def rails_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """Which groups cannot meet on one rail, and what it takes; nothing where all can."""
+    """Return a sentence on the groups that cannot meet on one rail, and the remedy; empty where all can."""
     found = groups_across_rails(plan, inventory)
     if not found:
         return ()

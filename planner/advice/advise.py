@@ -1,9 +1,9 @@
-"""Which change would help most: every network twice as fast and one host more in each cluster, really priced.
+"""The change that would help most: each network twice as fast and one host more in each cluster, priced by planning.
 
-A faster network is priced on the plan's own placement, which is quick; an added host takes planning anew, and so do the
-best networks where there is time left, since another placement may gain more. What planning anew takes grows with the
-candidates, so as many changes are planned anew as look at no more candidates than a small fleet has. Of the usual order
-nothing is planned anew: what another order gains would be taken for the gain of the change.
+A faster network is priced on the plan's own placement, which is quick. An added host takes planning anew. So do the
+best networks where there is time left, since another placement may gain more. Planning anew takes time that grows with
+the candidates, so changes are planned anew until they have as many candidates together as a small fleet has. For the
+usual order nothing is planned anew: the gain of another order would be taken for the gain of the change.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WORTH = 1.005  # a gain below half a percent is no advice
 
 @dataclass(frozen=True)
 class Effort:
-    """How much planning anew may cost: candidates looked at in all, and seconds on a machine however slow.
+    """Limits on planning anew: candidates in all, and seconds on a machine however slow.
 
     `limit_s` are seconds for each more host, and for all faster networks together; `in_all_s` for all of `advise`.
     """
@@ -55,7 +55,7 @@ EFFORT = Effort()
 
 @dataclass(frozen=True)
 class Advice:
-    """A change, what it means in words, and the seconds of the step it would give."""
+    """A change, its meaning in words, and the seconds of the step it would give."""
 
     change: Change
     words: str
@@ -109,7 +109,7 @@ def _one_more_host_s(inventory: Inventory, job: Job, change: MoreHost, number: i
 def advise(
     inventory: Inventory, plan: Plan, with_more_hosts_s: Mapping[MoreHost, float | None], effort: Effort = EFFORT
 ) -> Advised:
-    """What would make `plan`'s job faster; `with_more_hosts_s` is what `trying_more_hosts` came to."""
+    """Return changes that make `plan`'s job faster; `with_more_hosts_s` are the results of `trying_more_hosts`."""
     if len(inventory.hosts) > MOST_HOSTS:
         return Advised((), (f"any change on more than {MOST_HOSTS} hosts",))
     left, found, untried = TimeLeft(effort.in_all_s), list[Advice](), list[str]()
@@ -153,7 +153,7 @@ def _price_networks(
 
 
 def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLeft) -> Iterator[CodecGain]:
-    """What leave for each lossier codec would gain, if anything: planned anew as far as `effort` allows it."""
+    """Yield the gain of allowing each lossier codec, if any: planned anew within the limits of `effort`."""
     if plan.order == "usual" or len(inventory.hosts) == 1:
         return
     job = plan.job
@@ -201,7 +201,7 @@ def _faster_networks(inventory: Inventory, job: Job) -> Iterator[tuple[LinkRate 
         ports = cluster.fabric.ports
         rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in ports)
         if rdma and job.device == "cpu":
-            continue  # Gloo uses the netdevs beside it
+            continue  # Gloo uses the netdevs next to it
         twice = _twice([port.rdma_bandwidth_bytes_per_s if rdma else port.bandwidth_bytes_per_s for port in ports])
         if twice is not None and len(cluster.hosts) > 1:
             yield FabricRate(cluster.name, twice), f"twice the bandwidth inside {cluster.name}"

@@ -73,7 +73,7 @@ class TrunkRate:
 class FabricRate:
     """Hosts of a cluster reach each other at this rate a host on the cluster's fabric.
 
-    That is the rate of RDMA where the fabric has it; the netdev beside it, which only sockets use, stays as it is.
+    That is the rate of RDMA where the fabric has it. Its netdev, which only sockets use, then stays as it is.
     """
 
     cluster: str

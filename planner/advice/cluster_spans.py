@@ -42,7 +42,7 @@ def _group_slots(inventory: Inventory, plan: Plan) -> Counter[str]:
 
 
 def _room(group_slots: Mapping[str, int], held: Sequence[Mapping[str, int]], pp_rank: int) -> dict[str, int]:
-    """By cluster, how many replicas of the pipeline rank it has room for beside the other pipeline ranks."""
+    """Return, by cluster, the replicas of the pipeline rank that fit next to the other pipeline ranks."""
     others = [counts for each, counts in enumerate(held) if each != pp_rank]
     return {name: count - sum(counts.get(name, 0) for counts in others) for name, count in group_slots.items()}
 

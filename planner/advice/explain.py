@@ -1,4 +1,4 @@
-"""What a plan means, in figures that a screen or a page can show: hosts alike, memory, load of NICs, the bottleneck.
+"""A plan's meaning in figures that a screen or a page can show: hosts alike, memory, load of NICs, the bottleneck.
 
 Everything here is read from the plan and the inventory; nothing is solved or simulated.
 """
@@ -66,7 +66,7 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class NicLoad:
-    """What one interface carries per step on one network, both directions at once, and its rate (None: not known)."""
+    """The bytes that one interface carries per step on one network, each way, and its rate (None: not known)."""
 
     cluster: str
     host: str
@@ -187,7 +187,7 @@ def nic_loads(inventory: Inventory, plan: Plan) -> tuple[NicLoad, ...]:
 
 
 def bottleneck(plan: Plan) -> str:
-    """What holds the step up, in one sentence."""
+    """Return the bottleneck of the step in one sentence."""
     guess = plan.prediction
     if not guess.step_s:
         return "Nothing takes time in this step."
@@ -204,7 +204,7 @@ def bottleneck(plan: Plan) -> str:
 
 
 def _reason(plan: Plan, kind: PartKind) -> str:
-    """Where the seconds of a part that is not compute go."""
+    """Return the reason for the seconds of a part that is not compute."""
     if kind == "edges":
         return _slowest(plan, EDGE_AXES, "activations and their gradients pass")
     if kind == "gradients":
@@ -233,7 +233,7 @@ def _slowest(plan: Plan, axes: tuple[str, ...], what: str) -> str:
 
 
 def shares_sentence(plan: Plan) -> tuple[str, ...]:
-    """Which replicas run how many micro-batches, where they do not all run equally many."""
+    """Return a sentence on the micro-batches of each replica, where they do not all run equally many."""
     held: dict[int, list[int]] = {}
     for replica, number in enumerate(plan.microbatches):
         held.setdefault(number, []).append(replica)

@@ -49,7 +49,7 @@ def _unused(plan: Plan, slots: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _reason(plan: Plan, group_slots: int) -> str:
-    """Why more would not help, as far as it can be read from the plan's degrees."""
+    """Return the reason why more would not help, where the plan's degrees show it."""
     fixed = plan.job.parallel
     if fixed.pp and fixed.dp:
         return f"job.yaml fixes pp {fixed.pp} and dp {fixed.dp}"

@@ -14,7 +14,7 @@ from planner.make_plan import planned_step_s
 from planner.problem.problem import read_problem
 
 MOST_HOSTS = 16  # on more, each of the four searches may take seconds
-NEAR = 0.25  # of the batch: what is further away trains another model
+NEAR = 0.25  # of the batch: a batch further away trains another model
 WORTH = 1.02  # any larger batch saves a little a sample
 
 

@@ -16,9 +16,9 @@ from planner.time_left import TimeLeft
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is to be planned, how it is, and changed inventories by the words of their changes.
+    """The inventory and job to plan, the function that does so, and changed inventories by the words of the changes.
 
-    `make` is given the seconds it may take, `time_limit_s` is for all that is asked together.
+    `make` is given the seconds it may take; `time_limit_s` is for all plans together.
     """
 
     inventory: Inventory
@@ -39,10 +39,12 @@ class PlanAndAdvice:
 
 
 def plan_with_advice(request: PlanRequest, wants_advice: bool, tell: Callable[[str], None]) -> PlanAndAdvice:
-    """The answer to `request`; `tell` is given a line for each thing begun besides the plan.
+    """Return the answer to `request`; `tell` is given a line for each thing begun after the plan itself.
 
-    Where advice is wanted, other processes try one more host in each cluster meanwhile; none outlives the call. Raises
-    HolmesError where there is no plan.
+    Where advice is wanted, other processes try one more host in each cluster meanwhile; none outlives the call.
+
+    Raises:
+        HolmesError: there is no plan.
     """
     left = TimeLeft(request.time_limit_s)
     if not wants_advice:
@@ -58,7 +60,7 @@ def plan_with_advice(request: PlanRequest, wants_advice: bool, tell: Callable[[s
 def _plans(
     request: PlanRequest, left: TimeLeft, tell: Callable[[str], None]
 ) -> tuple[Plan, Mapping[str, Plan | HolmesError]]:
-    """The plan and those of changed inventories, each with an equal share of the time that is left then."""
+    """Return the plan and the plans of changed inventories, each made in an equal share of the time left by then."""
     plan = request.make(left.seconds / (1 + len(request.changed)))
     what_ifs: dict[str, Plan | HolmesError] = {}
     for words, inventory in request.changed.items():
@@ -68,7 +70,7 @@ def _plans(
 
 
 def _plan_or_error(plan: Plan, inventory: Inventory, time_limit_s: float) -> Plan | HolmesError:
-    """What a change leads to; that nothing fits is an answer too."""
+    """Return the plan after a change; that nothing fits is an answer too."""
     sources = plan.inventory, plan.job_source
     try:
         return make_plan(inventory, plan.job, *sources, plan.order, time_limit_s=time_limit_s)

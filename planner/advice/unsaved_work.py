@@ -1,4 +1,4 @@
-"""A sentence on long jobs that save nothing, of which any host that is lost takes all."""
+"""A sentence on long jobs that save nothing: the loss of any host takes all their work."""
 
 from __future__ import annotations
 

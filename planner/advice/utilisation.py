@@ -1,4 +1,4 @@
-"""What a plan makes of its GPUs: model FLOP/s of the predicted step against what they can do at most."""
+"""A plan's use of its GPUs: model FLOP/s of the predicted step against the most they can do."""
 
 from __future__ import annotations
 

@@ -23,9 +23,10 @@ _GBPS = {"G": 1.0, "M": 1e-3}
 
 
 def parse_changes(text: str, inventory: Inventory) -> tuple[Change, ...]:
-    """The changes in `text`; which dash of a link stands between two clusters, `inventory` tells.
+    """Return the changes in `text`; the clusters in `inventory` show which dash of a link separates two names.
 
-    Raises HolmesError (wrong usage) naming the change that cannot be read, or can be read in two ways.
+    Raises:
+        HolmesError: a change cannot be read, or can be read in two ways (wrong usage).
     """
     return tuple(_parse(change.strip(), inventory) for change in text.split(","))
 
