@@ -1,4 +1,4 @@
-"""Which clusters may form islands, and the batch of each."""
+"""The groups of clusters that may form islands, and the batch of each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import combinations
 
 from holmes_core.records.job import Job
 
-MOST_JOINED = 3  # clusters, of which several may form one island together
-MOST_LEFT_OUT = 5  # clusters, of which any may be left out; of more, one at most
+MOST_JOINED = 3  # clusters from which several may form one island together
+MOST_LEFT_OUT = 5  # clusters from which any may be left out; with more clusters, one at most
 
 Grouping = tuple[tuple[str, ...], ...]
 """The clusters of each island."""

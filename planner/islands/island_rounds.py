@@ -1,4 +1,4 @@
-"""A round of islands: how many inner steps each takes, what of their exchange these hide, and what it all costs."""
+"""A round of islands: the inner steps of each, the part of the outer syncs that they hide, and the cost of it all."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class IslandRound:
 
 
 def make_round(networks: Networks, job: Job, plans: Sequence[Plan], steps_s: Sequence[float]) -> IslandRound | str:
-    """The round of the islands of `plans`, whose steps take `steps_s`; in words why there is none.
+    """Return the round of the islands of `plans`, whose steps take `steps_s`, or the reason in words why there is none.
 
-    The fastest takes as many inner steps as job.yaml says, the others as many as fit in its time. An exchange is begun
-    when all have come; what it takes beyond the inner steps until it is applied is waited for, and all of the last one.
+    The fastest takes as many inner steps as job.yaml says, the others as many as fit in its time. An outer sync begins
+    when all islands have arrived. They wait for the time it takes beyond the inner steps until it is applied, and for
+    all of the last one.
     """
     assert job.islands is not None
     islands, fastest_s = job.islands, min(steps_s)

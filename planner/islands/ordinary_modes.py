@@ -81,7 +81,7 @@ def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[Or
 
 
 def fastest_of_each(problem: Problem, ways: Sequence[OrdinaryWay]) -> dict[Mode, tuple[float, OrdinaryWay]]:
-    """Of each mode that has any, the seconds of its fastest step on the networks of `problem`, and the way."""
+    """Return, for each mode that has any, the seconds of its fastest step on the networks of `problem`, and the way."""
     best = dict[Mode, tuple[float, OrdinaryWay]]()
     for way in ways:
         step_s = predict_step_s(problem, lay_out_again(problem, way.layout))
@@ -91,7 +91,7 @@ def fastest_of_each(problem: Problem, ways: Sequence[OrdinaryWay]) -> dict[Mode,
 
 
 def price_way(problem: Problem, way: OrdinaryWay) -> ModePrice:
-    """Its price, with what most of its step goes to beside computing."""
+    """Return the price of `way`, with the part of its step that takes most time apart from computing."""
     layout = lay_out_again(problem, way.layout)
     prediction = predict(problem, layout)
     return ModePrice(

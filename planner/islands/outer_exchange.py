@@ -1,7 +1,7 @@
-"""What islands exchange in a round: bytes between clusters, and seconds of one fragment.
+"""The outer syncs of a round: bytes between clusters, and seconds of one fragment.
 
-Every island sends each other one the change of all parameters, packed, and all compute the same mean. A host sends the
-pieces of its own ranks, each of which has 1/dp of its shard's parameters.
+Every island sends each other one its pseudo-gradient, packed, and all compute the same mean. A host sends the pieces
+of its own ranks; each has 1/dp of its shard's parameters.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from holmes_runtime.config.codec import OUTER_BLOCK, pack_s, packed_bytes, unpac
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.problem.networks import Networks, require_bandwidth
 
-VALUE_BYTES = 4  # changes are fp32, like masters
-# A question to the meeting beside its way there and back: the agent, its channel, the controller. 10 ms were seen.
+VALUE_BYTES = 4  # pseudo-gradients are fp32, like masters
+# A request to the rendezvous, without its network time: the agent, its channel, the controller. 10 ms were seen.
 QUESTION_S = 0.012
 # What a direction of a wire gets of the rate measured one way while the other is full too: acknowledgements wait in its
 # queue. Of 0.8 and 1.2 MB both ways at 2 Mbit/s between two network namespaces 0.65 to 0.97 were seen, 0.8 in the mean.
@@ -35,7 +35,7 @@ class OuterExchange:
 
 @dataclass(frozen=True)
 class _Sender:
-    """What one host sends each other island in a round."""
+    """The bytes that one host sends each other island in a round."""
 
     host: str
     cluster: str
@@ -43,9 +43,10 @@ class _Sender:
 
 
 def price_exchange(networks: Networks, job: Job, plans: Sequence[Plan]) -> OuterExchange:
-    """The exchange of the islands of `plans`, of which each fragment is a meeting, a message and its packing.
+    """Return the outer syncs of the islands of `plans`; each fragment takes a rendezvous, a message and its packing.
 
-    Raises HolmesError where the rate of a host's NIC is not known.
+    Raises:
+        HolmesError: the rate of a host's NIC is not known.
     """
     assert job.islands is not None
     fragments, islands = job.islands.fragments, [_senders(job, plan) for plan in plans]
@@ -129,7 +130,7 @@ def _first_of_clusters(one: Sequence[_Sender], other: Sequence[_Sender]) -> Iter
 
 
 def _packing_s(job: Job, plan: Plan, num_islands: int) -> float:
-    """Seconds of the busiest rank: it packs its changes, and unpacks those of all islands, its own too."""
+    """Return the busiest rank's seconds: it packs its pseudo-gradient and unpacks one of each island, its own too."""
     assert job.islands is not None
     values, codec = max(rank_share(plan, rank) for rank in plan.ranks), job.islands.codec
     return pack_s(job.device, codec, values) + num_islands * unpack_s(job.device, codec, values)

@@ -23,7 +23,7 @@ from planner.tolerances import RELATIVE_TOLERANCE
 
 BANDWIDTHS_MBPS = (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0)
 LATENCIES_S = (1e-4, 1e-3, 1e-2, 1e-1)
-OF_THE_TIME = 0.4  # for the plan of all hosts as one; as much for those of islands
+OF_THE_TIME = 0.4  # for the plan of all hosts as one; as much for the plans of islands
 
 MakeOrdinary = Callable[[Job, float], Plan]
 """The plan of a job without islands, within so many seconds."""
@@ -164,7 +164,7 @@ def _best_mode(rate: float, latency_s: float, ranked: Sequence[tuple[Mode, float
 
 
 def _tokens_per_s(ways: _Ways, inventory: Inventory) -> dict[Mode, float]:
-    """Of each mode there is, on the networks of `inventory`."""
+    """Return the tokens/s of each possible mode on the networks of `inventory`."""
     job, problem = ways.together, read_problem(inventory, ways.together)
     tokens = job.global_batch_size * job.model.seq_length
     found = {mode: tokens / step_s for mode, (step_s, _) in fastest_of_each(problem, ways.ordinary).items()}
