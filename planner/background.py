@@ -40,17 +40,17 @@ class BackgroundCall(Generic[T]):
         return self
 
     def result(self) -> T:
-        """What `work` returns."""
+        """Return the result of `work`."""
         return received[0] if (received := self._receive(self._patience_s)) else self._work()
 
     def result_within(self, seconds: float) -> T | None:
-        """What `work` returns, None where a child has not done so within `seconds`."""
+        """Return the result of `work`, or None where a child has not sent it within `seconds`."""
         if self._read is None:
             return self._work()
         return received[0] if (received := self._receive(seconds)) else None
 
     def _receive(self, within_s: float) -> tuple[T] | None:
-        """What the child sends, if it does so in time."""
+        """Return the child's result in a tuple, or None if it does not arrive in time."""
         if self._read is not None and self._read.poll(within_s):
             with contextlib.suppress(EOFError):
                 return (self._read.recv(),)
@@ -65,7 +65,7 @@ class BackgroundCall(Generic[T]):
 
 @contextlib.contextmanager
 def _interrupts_put_off() -> Iterator[None]:
-    """What comes of `INTERRUPTS` meanwhile comes at the end: Python drops an exception raised while it forks."""
+    """Put off `INTERRUPTS` until the end: Python drops an exception raised while it forks."""
     if threading.current_thread() is not threading.main_thread():
         yield  # interrupts come to the main thread alone
         return

@@ -46,8 +46,8 @@ from planner.tolerances import RELATIVE_TOLERANCE
 # as computing takes longer, but on GPUs collectives take processors from it. An assumption, not measured.
 WORTH_SHARDING = 1.04
 TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
-STARTS_OF_A_CHANGE = 2  # placements around which it is looked, beside the best, where only a change is to be priced
-SEARCHING = 0.6  # of a time limit, at least; the rest, as far as need be, is for simulating, writing out and checking:
+STARTS_OF_A_CHANGE = 2  # starts of the local search after the best one, where only a change is to be priced
+SEARCHING = 0.6  # of a time limit, at least; the rest, where needed, is for simulating, writing out and checking:
 SIMULATING = 0.1  # of a time limit, each cluster alone included
 GPUS_WRITTEN_PER_S = 8000  # on a slow core, in all that follows the search
 
@@ -92,9 +92,12 @@ def make_plan(
 
 
 def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float:
-    """The step that the plan of `job` would be predicted to take, without all else a plan tells, or a little more.
+    """Return the predicted step of the plan of `job`, or a little more, without making the rest of the plan.
 
-    What is around the best few placements alone is looked through. Raises HolmesError.
+    Local search starts from the best few placements only.
+
+    Raises:
+        HolmesError: nothing fits, or a rate is not known.
     """
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
@@ -111,7 +114,7 @@ def _writing_s(problem: Problem, time_limit_s: float) -> float:
 def contenders_of(
     problem: Problem, result: SearchResult, left: TimeLeft | None = None, most_starts: int = STARTS
 ) -> list[Contender]:
-    """The best placements and what is better around them; before them the best under ZeRO-3, where it is worth it."""
+    """Return the best placements, improved by local search; before them the best under ZeRO-3, where it is worth it."""
     candidates = [each for _, each in result.ranked]
     contenders = rank_improved(problem, result.found, candidates, left, most_starts)
     sharded = rank_contenders(problem, result.sharded)[:1] if result.sharded else []
@@ -121,7 +124,7 @@ def contenders_of(
 
 @dataclass(frozen=True)
 class _Compared:
-    """What a plan is compared with."""
+    """The alternatives, the usual order and the unequal degrees that a plan is compared with."""
 
     alternatives: tuple[Alternative, ...] = ()
     usual: Prediction | None = None
@@ -129,7 +132,7 @@ class _Compared:
 
 
 def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -> tuple[WrittenPlan, _Compared]:
-    """The plan, written out, or the usual order where that is faster; and meanwhile, what it is compared with."""
+    """Return the plan written out, or the usual order where that is faster, and meanwhile compute its comparisons."""
 
     def work() -> tuple[Prediction | None, UnequalDegrees | None]:
         written = write_usual(problem, result)

@@ -1,4 +1,4 @@
-"""What each cluster alone would do, where a search ended before it could prove that several do better."""
+"""Placements in each cluster alone, where a search ended before it could prove that several do better."""
 
 from __future__ import annotations
 

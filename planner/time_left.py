@@ -1,4 +1,4 @@
-"""What is left of the time that all parts of some work have together."""
+"""The time left of a limit that all parts of some work share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float:
-        """What is left; never below 0."""
+        """The seconds left; never below 0."""
         return max(0.0, self._end_s - time.monotonic())
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left."""
+        """True if no time is left."""
         return time.monotonic() >= self._end_s
 
     def less(self, seconds: float) -> TimeLeft:
-        """What is left if so many seconds of it are kept for something else."""
+        """Return the time left without `seconds` of it, kept for something else."""
         return TimeLeft(self.seconds - seconds)
