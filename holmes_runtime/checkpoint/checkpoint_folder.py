@@ -1,9 +1,9 @@
-"""The folder of a run's checkpoints. A checkpoint has its name only when it is whole, so a kill spoils none.
+"""The folder of a run's checkpoints. A checkpoint gets its name only when it is whole, so a kill spoils none.
 
 It holds `latest` (the name of the newest checkpoint), `step-00000100` for the state after 100 steps, and while one is
-written `step-00000200.partial`. A folder that lost its small `latest` on the way still holds its checkpoints. The first
-rank that sees the folder alone changes names here. The node agent looks for the newest before torch is up, so this
-imports only what is quick to import.
+written `step-00000200.partial`. Without its `latest` file, a folder still holds its checkpoints. Only the first rank
+that sees a folder changes names in it. The node agent looks for the newest checkpoint before torch is up, so this
+module imports only what loads quickly.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from holmes_runtime.checkpoint.plain_file import create_plain, read_plain
 LATEST_FILE = "latest"
 MAX_LATEST_BYTES = 256
 PARTIAL = ".partial"
-ASIDE = ".aside-"  # and a number: of a checkpoint later than the one that a run has gone back to
-SEEN = "seen-"  # files by which hosts find out which of them share a folder begin so
+ASIDE = ".aside-"  # followed by a number: a checkpoint later than the one that a run has gone back to
+SEEN = "seen-"  # prefix of the files by which hosts find out which of them share a folder
 
 
 class CheckpointFolder(NamedTuple):
@@ -32,7 +32,7 @@ class CheckpointFolder(NamedTuple):
     keep_last: int
 
     def make_ready(self) -> None:
-        """Makes the folder if it is missing, and removes what a kill left half written."""
+        """Make the folder if it is missing, and remove what a kill left half written."""
         self.path.mkdir(parents=True, exist_ok=True)
         for stray in self.path.glob(f"*{PARTIAL}"):
             shutil.rmtree(stray, ignore_errors=True)
@@ -40,15 +40,15 @@ class CheckpointFolder(NamedTuple):
             stray.unlink(missing_ok=True)
 
     def partial(self, steps: int) -> Path:
-        """Where the checkpoint after `steps` is written."""
+        """Return the path at which the checkpoint after `steps` is written."""
         return self.path / f"{CheckpointName.after(steps)}{PARTIAL}"
 
     def named(self, steps: int) -> Path:
-        """Return where the checkpoint after `steps` is once it is whole."""
+        """Return the path of the checkpoint after `steps` once it is whole."""
         return self.path / CheckpointName.after(steps)
 
     def publish(self, steps: int) -> None:
-        """Gives the checkpoint after `steps`, all files of which are written, its name, and points `latest` to it."""
+        """Give the checkpoint after `steps` its name, once all its files are written, and point `latest` to it."""
         final = self.named(steps)
         if final.exists():
             _remove(final)
@@ -57,7 +57,7 @@ class CheckpointFolder(NamedTuple):
         _sync_folder(self.path)
 
     def go_back(self, steps: int) -> None:
-        """Makes the newest up to the one after `steps` the newest of all: later ones get names that nobody reads."""
+        """Make the newest checkpoint up to `steps` the newest of all: later ones get names that no reader looks for."""
         names = names_in(self.path)
         older = [name for name in names if name.steps <= steps]
         if older:
@@ -75,14 +75,14 @@ class CheckpointFolder(NamedTuple):
         pointer.replace(self.path / LATEST_FILE)
 
     def remove_old(self, steps: int) -> None:
-        """Keeps the newest up to the one after `steps`, once all folders have that one."""
+        """Keep the newest checkpoints up to the one after `steps`, once all folders have that one."""
         older = [name for name in names_in(self.path) if name.steps <= steps]
         for name in older[: -self.keep_last]:
             _remove(self.path / name)
 
 
 def names_in(folder: Path) -> list[CheckpointName]:
-    """Return the names of the checkpoints in `folder`, those of the fewest steps first."""
+    """Return the names of the checkpoints in `folder`, in ascending order of steps."""
     names = []
     for path in folder.glob("step-*"):
         with contextlib.suppress(ValueError):
@@ -91,7 +91,7 @@ def names_in(folder: Path) -> list[CheckpointName]:
 
 
 def newest_in(folder: Path) -> Path | None:
-    """Return the newest checkpoint in `folder`, None without one: by `latest`, or where that is missing by steps.
+    """Return the newest checkpoint in `folder`, None without one: by `latest`, or by steps if that file is missing.
 
     Raises:
         OSError: `latest` cannot be read.
@@ -115,12 +115,12 @@ def before(checkpoint: Path) -> Path | None:
 
 
 def steps_of(checkpoint: Path) -> int:
-    """The steps that the name of a checkpoint tells. Raises ValueError for another name."""
+    """Return the steps in the name of a checkpoint. Raise ValueError for another name."""
     return CheckpointName(checkpoint.name).steps
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write `text` to a new file in the place of what is there, and wait until it is on the disk."""
+    """Write `text` to a new file that replaces the one at `path`, and wait until it is on the disk."""
     path.unlink(missing_ok=True)
     with BufferedWriter(create_plain(path)) as file:
         file.write(text.encode())
@@ -137,7 +137,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a checkpoint; a kill halfway leaves nothing that could be taken for one."""
+    """Remove a checkpoint; a kill halfway leaves nothing that could be taken for one."""
     condemned = folder.with_name(f"{folder.name}.old{PARTIAL}")
     folder.rename(condemned)
     shutil.rmtree(condemned, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Names that came from a file or a peer and become paths: each type refuses what is no such name. Free of torch.
+"""Names that came from a file or a peer and become paths: each type refuses text of another form. Free of torch.
 
-Whatever decodes a record of them goes through these types, so that no name leads out of its folder or to a file of
-another kind there.
+Every decoder of records that hold such names goes through these types, so that no name leads out of its folder or to a
+file of another kind there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the checkpoints of a run, all ranks together: everyone's own file, copies of others', and names at the end."""
+"""The writer of checkpoints, on all ranks together: each rank's own file, copies for other hosts, then the names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from holmes_runtime.config.run_config import RunConfig
 
 
 class CheckpointWriter:
-    """What rank `me` does at a save. `generation`: how often the run has been started."""
+    """The part of rank `me` in each save. `generation`: the number of times the run has been started."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class CheckpointWriter:
         self.note_newest()
 
     def note_newest(self) -> None:
-        """Take the newest checkpoint there is now for the one that the next save follows."""
+        """Take the newest checkpoint there is now as the one that the next save follows."""
         self._newest = self._newest_here()
 
     def _newest_here(self) -> str | None:
-        """Return the name of the newest checkpoint; None also where `latest` cannot be read, which saving replaces."""
+        """Return the name of the newest checkpoint; None also if `latest` cannot be read. Saving replaces it."""
         try:
             newest = newest_in(self._folder.path)
         except (OSError, ValueError):
@@ -73,11 +73,11 @@ class CheckpointWriter:
         return newest.name if newest else None
 
     def note_origin(self, loaded: Origin | None) -> None:
-        """Go on saying where the run that was loaded began."""
+        """Keep the origin of the loaded run in the checkpoints to come."""
         self._loaded = loaded
 
     def write(self, pieces: dict[str, TensorPiece], counters: Counters, begun_by: str, pace: Pace) -> None:
-        """Each step is taken only once all ranks have done the one before; old checkpoints go last.
+        """Write one checkpoint. No rank takes a step before all have done the one before; old checkpoints go last.
 
         Called by all ranks. Raises RuntimeError, on all, if one of them failed.
         """
@@ -90,7 +90,7 @@ class CheckpointWriter:
             if len(self._folders.hosts) > 1:  # in one folder of all rank 0 alone knows the pieces
                 assert merged.pieces is not None
                 copied = copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group, pace)
-            if copied is None:  # what is published has another name, under which nobody looks for it
+            if copied is None:  # publishing renames the folder, and files kept for an older save are not looked for
                 assert merged.save_id is not None
                 self._memory.keep(merged.save_id, partial, self._own_names(mine, merged.pieces))
             trouble = self._troubles(copied)
@@ -105,7 +105,7 @@ class CheckpointWriter:
             self._folder.remove_old(counters.steps)
 
     def _own_names(self, mine: Written, index: PieceIndex | None) -> set[PieceName]:
-        """The files that this rank has written or copied."""
+        """Return the files that this rank has written or copied."""
         copied = () if index is None else index.files
         written = {box.file for tensor in mine.tensors for box in tensor.boxes}
         return written | {file.name for file in copied if self._me.rank in self._copied_to[file.rank]}
@@ -117,19 +117,19 @@ class CheckpointWriter:
             return Written((), self._in_words(error))
 
     def _in_words(self, error: Exception) -> str:
-        """What went wrong here, and how much is free."""
+        """Return an error as text, with the host, the rank and the free space."""
         path, free = self._folder.path, "none"
         with contextlib.suppress(OSError):
             free = f"{shutil.disk_usage(path).free / 1e6:.0f} MB"
         return f"host {self._me.host}, rank {self._me.rank}: {error!r} ({free} free in {path})"
 
     def _troubles(self, mine: Exception | None) -> str | None:
-        """What went wrong on any rank, in words; None if nothing did."""
+        """Return the errors of all ranks as text; None if all succeeded."""
         said = all_gather_records(Said(None if mine is None else self._in_words(mine)), self._group)
         return _joined(each.text for each in said)
 
     def _merge(self, mine: Written, counters: Counters, begun_by: str) -> Merged:
-        """What all ranks wrote, as rank 0 puts it together, and those who publish need it."""
+        """Gather on rank 0 what all ranks wrote, and return its index on the ranks that need it to publish."""
         all_written = gather_records(mine, self._group)
         trouble = _joined(written.trouble for written in all_written)
         index = None
@@ -148,7 +148,7 @@ class CheckpointWriter:
         return merged._replace(pieces=merged.pieces or index)
 
     def _check_files(self, index: PieceIndex, mine: Written) -> None:
-        """Raise RuntimeError unless the files of an index are those of the run's ranks, and this rank's as it wrote."""
+        """Raise RuntimeError if the index has files of unknown ranks, or other files of this rank than it wrote."""
         theirs = [file.name for file in index.files if file.rank not in self._copied_to]
         own = {file.name: file.size_bytes for file in index.files if file.rank == self._me.rank}
         if theirs or own != sizes_of(mine.tensors):
@@ -157,7 +157,7 @@ class CheckpointWriter:
             )
 
     def _index(self, tensors: Iterable[WrittenTensor], counters: Counters, begun_by: str) -> PieceIndex:
-        """Of what all ranks wrote."""
+        """Return the index of the tensors that all ranks wrote."""
         hosts = {
             rank.rank: tuple(
                 host
@@ -177,7 +177,7 @@ class CheckpointWriter:
         return replace(described, origin=kept_origin(self._loaded, described.origin))
 
     def _publish(self, partial: Path, index: PieceIndex | None, counters: Counters) -> Exception | None:
-        """The first rank of a folder gives the checkpoint there its name; what went wrong, if anything."""
+        """On the first rank of a folder, give the checkpoint there its name. Return the error, if any."""
         if not self._folders.is_first(self._me.rank):
             return None
         try:
@@ -193,7 +193,7 @@ class CheckpointWriter:
         return None
 
     def _refuse_another_run(self) -> None:
-        """Raises RuntimeError where another run has saved into the folder meanwhile: each would remove the other's."""
+        """Raise RuntimeError if another run has saved into the folder: each would remove the other's checkpoints."""
         newest = self._newest_here()
         if newest is not None and newest != self._newest:
             raise RuntimeError(
@@ -203,12 +203,12 @@ class CheckpointWriter:
 
 
 def check_written_by(rank: int, written: Written) -> None:
-    """Raise ValueError where `rank` says that it wrote another's file."""
+    """Raise ValueError if `rank` claims to have written another rank's file."""
     others = [name for name in sizes_of(written.tensors) if name.rank != rank]
     if others:
         raise ValueError(f"rank {rank} says that it wrote {others[0]}, another rank's file")
 
 
 def _joined(said: Iterable[str | None]) -> str | None:
-    """What all that failed say; None if none did."""
+    """Return the given texts joined; None if all are None."""
     return "; ".join(each for each in said if each is not None) or None

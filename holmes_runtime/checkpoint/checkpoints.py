@@ -43,20 +43,20 @@ from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.rank_notices import RankNotices
 
 NOTHING: Mapping[str, TensorPiece] = {}
-# Of the time between two saves: over which copies are sent, and from when on they no longer give way to training. A
-# host lost before its copies are whole costs the steps since the checkpoint before.
+# Parts of the time between two saves: the part over which copies are sent, and the part after which they no longer
+# give way to training. A host lost before its copies are whole costs the steps since the checkpoint before.
 SPREAD, LATEST = 0.15, 0.2
 
 
 class Checkpoints:
     """The checkpoints of one run, as one of its ranks sees them.
 
-    Every method but `check` and `await_copy` is called by all ranks. Saving happens in a thread, on a process group of
-    its own: what a step may have to wait for, before it updates the state, is a copy of that in host memory.
+    Every method but `check` and `await_copy` is called by all ranks. A thread saves, on a process group of its own. A
+    step waits for it only before it updates the state, until a copy of the state is in host memory.
     """
 
     def __init__(self, config: RunConfig, me: Rank, data_digest: str, notices: RankNotices) -> None:
-        """Raises RuntimeError if a host cannot write, or if folders hold a run that this one does not resume."""
+        """Raise RuntimeError if a host cannot write, or if folders hold a run that this one does not resume."""
         assert config.checkpoint is not None
         self._config, self._me, self._data_digest, self._notices = config, me, data_digest, notices
         self._folder = CheckpointFolder(Path(config.checkpoint.path), config.checkpoint.keep_last)
@@ -65,12 +65,12 @@ class Checkpoints:
         self._saving: Future[None] | None = None
         self._snapshot = Snapshot()
         self._every_steps, self._copies = config.checkpoint.every_steps, config.checkpoint.copies
-        self._has_too_few = False  # copies of what it went on from
+        self._has_too_few = False  # copies of the checkpoint that this run resumed
         self._steps = 0  # of the newest checkpoint
         self._pace = Pace()
         self._saved_s: float | None = None
         self._folders = find_folders(self._folder.path, me, config.ranks, self._group)
-        self._of_training = beside_newer(of_training)  # what moves on them goes before copies
+        self._of_training = beside_newer(of_training)  # traffic on these goes before copies
         self._is_first = self._folders.is_first(me.rank)
         if self._is_first:
             self._folder.make_ready()
@@ -97,14 +97,14 @@ class Checkpoints:
             )
 
     def _all_offers(self) -> list[Offers]:
-        """What each folder holds, in their order."""
+        """Return the checkpoints in each folder, in the order of the folders."""
         path = self._folder.path
         mine = offers_in(self._me.host, path, index_of_old) if self._is_first else Offers("", "", None, (), ())
         by_rank = all_gather_records(mine, self._group)
         return [by_rank[self._folders.ranks_at(number)[0]] for number in range(len(self._folders.hosts))]
 
     def _require(self, steps: int) -> None:
-        """Raises RuntimeError where no checkpoint after `steps` is whole."""
+        """Raise RuntimeError unless the checkpoint after `steps` is whole."""
         whole = sorted((found.offer.steps, found.offer.name) for found in self._found if found.is_whole)
         if steps not in (each for each, _ in whole):
             there = ", ".join(name for _, name in whole) or "none"
@@ -114,29 +114,29 @@ class Checkpoints:
             )
 
     def _place(self, folder: Offers) -> str:
-        """Host and path; of the one folder of all hosts the path."""
+        """Return the host and the path; only the path if all hosts share one folder."""
         return f"host {folder.host}: {folder.path}" if len(self._offers) > 1 else folder.path
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was none to go on from when this was made: the run starts from the beginning."""
+        """True if no checkpoint existed when this was made: the run starts from the beginning."""
         return all(each.latest is None and not each.faults for each in self._offers)
 
     def is_due(self, before: int, steps: int) -> bool:
-        """Whether the state after `steps`, of which those since `before` are new, is to be saved.
+        """Return True if the state after `steps` is to be saved; the steps since `before` are new.
 
-        Also at once where a host lost now would lose the run.
+        Also at once if the loss of a host now would lose the run.
         """
         return steps // self._every_steps > before // self._every_steps or self._has_too_few
 
     def load(self, shards: Iterable[Shard], more: Mapping[str, TensorPiece] = NOTHING) -> Counters | None:
-        """Reads the newest whole checkpoint into `shards`; None, and nothing done, if there is none at all.
+        """Read the newest whole checkpoint into `shards`. Return None, and change nothing, if there is none at all.
 
-        What it never had of `more` stays as it is.
+        Values of `more` that the checkpoint lacks stay as they are.
 
-        What is missing in a rank's folder comes from peers. Of folders apart an older checkpoint is taken where none
-        has a whole newer one, and that is told; in one folder of all hosts it is the user who decides. Raises
-        RuntimeError naming the checkpoint, host and file if it is of another model or cannot be read.
+        Files missing in a rank's folder come from peers. With separate folders, an older checkpoint is loaded if no
+        newer one is whole, with a warning; with one folder for all hosts, the user decides. Raises RuntimeError naming
+        the checkpoint, host and file if it is of another model or cannot be read.
         """
         if self.is_empty:
             return None
@@ -165,7 +165,7 @@ class Checkpoints:
         return f"resumed after step {found.offer.steps} of {self._config.steps} from {folder}{where}"
 
     def _candidates(self) -> list[Found]:
-        """The newest first; of one folder what its `latest` names. What a run goes back to is all it may load."""
+        """Return the checkpoints to try, newest first: of one shared folder its `latest`, or only `resume_step`."""
         if self._config.resume_step is not None:
             return [found for found in self._found if found.offer.steps == self._config.resume_step]
         if len(self._offers) > 1:
@@ -188,7 +188,7 @@ class Checkpoints:
     def _load(
         self, found: Found, pieces: dict[str, TensorPiece], more: Mapping[str, TensorPiece]
     ) -> tuple[Counters | None, str | None]:
-        """Reads one checkpoint; or why that cannot be done, the same on all ranks."""
+        """Read one checkpoint. Return its counters, or the reason why it cannot be read; the same on all ranks."""
         if not found.is_whole:
             return None, "; ".join(found.lacking)
         folder = self._folder.path / found.offer.name
@@ -220,7 +220,7 @@ class Checkpoints:
         return saved.counters, fault
 
     def _described(self, folder: Path, found: Found) -> Described:
-        """What the first folder that has it says of a checkpoint."""
+        """Return the index and description of a checkpoint from the first folder that has it."""
         source = self._folders.ranks_at(found.folders[0])[0]
         mine = Described(None, "", None)
         if self._me.rank == source:
@@ -232,15 +232,15 @@ class Checkpoints:
         return broadcast_record(mine, self._group, source)
 
     def _warn(self, sentences: Iterable[str]) -> None:
-        """Say what all ranks know, once."""
+        """Report warnings that all ranks know, once."""
         for sentence in sentences:
             self._notices.say("warning", sentence)
 
     def save(self, shards: Iterable[Shard], counters: Counters, more: Mapping[str, TensorPiece] = NOTHING) -> None:
-        """Starts to copy the state and to write it; waits until the write before it is done.
+        """Start to copy the state and to write it; wait until the write before it is done.
 
-        Nothing may be changed in `shards` and `more`, always the same ones, before `await_copy` has returned. Of `more`
-        every piece is saved once: no two ranks have the same. Raises RuntimeError if the write before it failed.
+        Nothing may be changed in `shards` and `more`, always the same ones, before `await_copy` has returned. Every
+        piece of `more` is saved once: no two ranks have the same. Raises RuntimeError if the write before it failed.
         """
         self.finish()
         is_first = self._me.tp_rank == 0
@@ -251,28 +251,28 @@ class Checkpoints:
         between_s = 0.0 if self._saved_s is None else now_s - self._saved_s  # none is safe before the first
         self._saved_s = now_s
         self._pace = Pace(SPREAD * between_s, LATEST * between_s, self._of_training)
-        # A daemon: when the run fails elsewhere, nobody waits for a write that waits for ranks that are gone.
+        # A daemon: when the run fails elsewhere, the process ends although a write still waits for ranks that are gone.
         Thread(target=self._run, args=(self._saving, counters), name="checkpoint", daemon=True).start()
 
     def await_copy(self) -> None:
-        """Returns when what was saved may be changed."""
+        """Return when the saved state may be changed."""
         self._snapshot.await_copy()
 
     def check(self) -> None:
-        """Raises RuntimeError if a write that was started has failed; waits for nothing."""
+        """Raise RuntimeError if a write that was started has failed; wait for nothing."""
         if self._saving is not None and self._saving.done():
             self._saving.result()
 
     def finish(self) -> None:
-        """Waits for the write that was started, if any. Raises RuntimeError if it failed."""
+        """Wait for the write that was started, if any. Raise RuntimeError if it failed."""
         self._pace.hurry()
         if self._saving is not None:
             self._saving.result()
 
     def close(self) -> None:
-        """Waits as `finish`. After the last step of all nobody needs what is kept in memory."""
+        """Wait as `finish` does. After the last step of the run, remove the files kept in memory."""
         self.finish()
-        for connection in self._of_training:  # others see an end of it once nobody here has it open
+        for connection in self._of_training:  # peers see its end once this process has closed every copy
             connection.close()
         if self._steps >= self._config.steps:
             self._memory.remove()

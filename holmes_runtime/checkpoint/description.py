@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself beside its tensors: checkpoint.json."""
+"""The description of a checkpoint without its tensors: checkpoint.json."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from holmes_runtime.config.strict_json import MAX_VALUES, decode, loads
 from holmes_runtime.learning_rate import learning_rate
 
 FORMAT_VERSION = 1
-RATE_TOLERANCE = 0.01  # by which a learning rate may differ without a word
+RATE_TOLERANCE = 0.01  # relative difference of learning rates that needs no warning
 DESCRIPTION_FILE = "checkpoint.json"
 MAX_DESCRIPTION_BYTES = 1 << 20
 MAX_COUNT = 10**15 - 1  # of steps and samples
 ADDED_TO_SHAPES = {
     **{"rope_scaling": None, "norm_eps": 1e-5, "head_dim": None},
     **{"qkv_bias": False, "qk_norm": False, "tanh_gelu": False, "tied_embeddings": False},
-}  # what is meant where an older checkpoint does not say
+}  # the values that an older checkpoint without these keys has
 ADDED_TO_OUTER: dict[str, Any] = {"islands": [], "are_common": False}
 
 
 class OuterCounters(NamedTuple):
-    """How far an island is with the others: its next exchange, and what tells its state apart from any other.
+    """The position of an island among the others: its next exchange, and the lineage that identifies its state.
 
     `synced_steps[f]` are the steps after which it last sent fragment f. The changes of `islands` are in the exchange
-    before. The weights `are_common` once the run has ended: those of all islands that were in its last exchange.
+    before. The weights `are_common` once the run has ended: those that all islands of its last exchange share.
     """
 
     exchange: int
@@ -41,7 +41,7 @@ class OuterCounters(NamedTuple):
     are_common: bool = False
 
     def in_words(self) -> str:
-        """Whose weights a checkpoint with these counters holds."""
+        """Return whose weights a checkpoint with these counters holds."""
         names = ", ".join(map(str, self.islands))
         if self.are_common:
             return f"the common model after exchange {self.exchange}, the last, of islands {names}"
@@ -51,10 +51,10 @@ class OuterCounters(NamedTuple):
 
 @dataclass(frozen=True)
 class Counters:
-    """What is saved beside the tensors: steps of the run and of AdamW, and the loss scale of fp16 (else 1 and 0).
+    """The counts saved with the tensors: steps of the run and of AdamW, and the loss scale of fp16 (else 1 and 0).
 
-    `samples`: how many the run has trained on, and in which `order` it takes them, which it keeps to its end. `outer`
-    is an island's.
+    `samples`: how many the run has trained on. `order`: the order of samples, which a run keeps to its end. `outer` is
+    an island's.
     """
 
     steps: int
@@ -99,7 +99,7 @@ class Description:
 
     @classmethod
     def read(cls, folder: Path) -> Description:
-        """Of the checkpoint in `folder`. Raises ValueError naming the file if it is not one this version reads."""
+        """Return the description in `folder`. Raise ValueError, naming the file, if this version cannot read it."""
         path = folder / DESCRIPTION_FILE
         try:
             text = read_plain(path, MAX_DESCRIPTION_BYTES).decode()
@@ -109,7 +109,7 @@ class Description:
 
     @classmethod
     def parse(cls, text: str, path: Path) -> Description:
-        """Of the `text` of the file at `path`. Raises ValueError naming that if it is not one this version reads."""
+        """Return the description in the `text` of `path`. Raise ValueError, naming `path`, if it cannot be read."""
         try:
             data: Any = loads(text, MAX_VALUES)
             version = data["format_version"]
@@ -134,7 +134,7 @@ class Description:
             raise ValueError(f"{path} does not describe a checkpoint: {error}") from None
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         said, outer = asdict(self), self.counters.outer
         said["counters"]["outer"] = None if outer is None else outer._asdict()
         return json.dumps(said, indent=1) + "\n"
@@ -150,7 +150,7 @@ def whose_weights(checkpoint: Path) -> str | None:
 
 
 def describe(config: RunConfig, data_digest: str, counters: Counters) -> Description:
-    """What a checkpoint of this run says of itself."""
+    """Return the description of a checkpoint of this run."""
     return Description(
         FORMAT_VERSION,
         counters,
@@ -173,7 +173,7 @@ def describe(config: RunConfig, data_digest: str, counters: Counters) -> Descrip
 
 
 def kept_origin(saved: Origin | None, now: Origin) -> Origin:
-    """Return the origin of a run that goes on from a checkpoint of origin `saved`: of its weights, that stays."""
+    """Return the origin of a run that resumes a checkpoint of origin `saved`, whose `weights` stay."""
     if saved is None:
         return now
     return Origin(saved.weights, now.tokenizer or saved.tokenizer)
@@ -196,13 +196,13 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def changed_settings(saved: Description, now: Description) -> list[str]:
-    """Return what a run that resumes `saved` trains with that differs, and the learning rate where that jumps by it.
+    """Return the settings that differ from those `saved` was trained with, and the learning rate if it jumps.
 
     An older checkpoint knows fewer settings; those it does not know are not compared.
     """
     then, today = saved.trained_with, now.trained_with
     changed = differences(then, {key: value for key, value in today.items() if key in then})
-    with contextlib.suppress(KeyError, ValueError, TypeError):  # of an older checkpoint, which does not say
+    with contextlib.suppress(KeyError, ValueError, TypeError):  # an older checkpoint lacks these keys
         step = saved.counters.steps
         planned = learning_rate(decode(Optimizer, then["optimizer"], "optimizer"), step, then["steps"])
         rate = learning_rate(decode(Optimizer, today["optimizer"], "optimizer"), step, today["steps"])
@@ -212,7 +212,7 @@ def changed_settings(saved: Description, now: Description) -> list[str]:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings inside settings under names such as `optimizer.beta1`."""
+    """Return nested settings under names such as `optimizer.beta1`."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         flat |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}

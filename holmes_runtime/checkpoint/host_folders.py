@@ -1,4 +1,4 @@
-"""Which hosts see one folder at the path of the checkpoints, and where the copies of each rank's files go."""
+"""The hosts that share a folder at the path of the checkpoints, and the targets for copies of each rank's files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from holmes_runtime.checkpoint.plain_file import create_plain
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.rank_grid import Rank
 
-SEEN_WITHIN_S = 10.0  # how long a network file system may take to show a host what another wrote
+SEEN_WITHIN_S = 10.0  # time a network file system may take to show a host what another wrote
 LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs"}
 
 
 class Mark(NamedTuple):
-    """A word that the names of the files begin with by which hosts look for folders they share."""
+    """The random prefix of the files by which hosts look for folders they share."""
 
     word: SaveId
 
@@ -36,40 +36,40 @@ class Said(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The ranks whose files a rank sees in its folder, first ranks of their hosts."""
+    """The ranks whose files a rank sees in its folder; each is the first rank of its host."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class HostFolders:
-    """The folders there are, each seen by the hosts of one tuple; `ranks` are those of the run."""
+    """All folders, as tuples of the hosts that see each; `ranks` are all ranks of the run."""
 
     hosts: tuple[tuple[str, ...], ...]
     ranks: tuple[Rank, ...]
 
     def number(self, rank: int) -> int:
-        """Of the folder that `rank` sees."""
+        """Return the number of the folder that `rank` sees."""
         host = next(each.host for each in self.ranks if each.rank == rank)
         return next(number for number, hosts in enumerate(self.hosts) if host in hosts)
 
     def ranks_at(self, number: int) -> list[int]:
-        """The ranks that see a folder, in order; the first of them alone changes names there."""
+        """Return the ranks that see a folder, in order; only the first of them changes names there."""
         return sorted(each.rank for each in self.ranks if each.host in self.hosts[number])
 
     def is_first(self, rank: int) -> bool:
-        """Whether it is the first that sees its folder."""
+        """Return True if `rank` is the first that sees its folder."""
         return self.ranks_at(self.number(rank))[0] == rank
 
     def clusters_at(self, number: int) -> set[str]:
-        """The clusters of the hosts that see a folder."""
+        """Return the clusters of the hosts that see a folder."""
         return {each.cluster for each in self.ranks if each.host in self.hosts[number]}
 
     def copied_to(self, copies: int) -> dict[int, tuple[int, ...]]:
-        """By rank the ranks that put a copy of its files into their folders, so that `copies` folders hold them.
+        """Return by rank the ranks that put a copy of its files into their folders, so that `copies` folders hold them.
 
-        The next folder is one of a cluster that has none of them yet, where there is one, and of these the one that
-        takes the least. What hosts of several clusters see is copied nowhere.
+        The next folder is in a cluster that has no copy yet, if there is one. Among these it is the one that takes the
+        fewest ranks' copies. A folder that several clusters see is copied nowhere.
         """
         targets: dict[int, tuple[int, ...]] = {rank.rank: () for rank in self.ranks}
         taken = [0] * len(self.hosts)
@@ -86,7 +86,7 @@ class HostFolders:
         return targets
 
     def _next(self, used: Sequence[int], taken: Sequence[int]) -> int:
-        """The folder for one more copy of what those `used` hold; `taken` are by folder the ranks it copies already."""
+        """Return the folder for one more copy of the files in `used`; `taken` counts the ranks each folder copies."""
         clusters = {cluster for number in used for cluster in self.clusters_at(number)}
 
         def worse(number: int) -> tuple[bool, int, int]:
@@ -96,7 +96,7 @@ class HostFolders:
 
 
 def find_folders(path: Path, me: Rank, ranks: Sequence[Rank], group: ProcessGroup) -> HostFolders:
-    """Makes `path` on all hosts, and finds out which see one folder there: each writes a file that others may see.
+    """Make `path` on all hosts, and find out which hosts share a folder there: each writes a file that others may see.
 
     Called by all ranks. Raises RuntimeError naming the hosts where it cannot be made or written to.
     """
@@ -123,7 +123,7 @@ def find_folders(path: Path, me: Rank, ranks: Sequence[Rank], group: ProcessGrou
 
 
 def _first_ranks(ranks: Sequence[Rank]) -> list[int]:
-    """The first rank of every host."""
+    """Return the first rank of every host."""
     first: dict[str, int] = {}
     for rank in sorted(ranks, key=lambda each: each.rank):
         first.setdefault(rank.host, rank.rank)
@@ -131,7 +131,7 @@ def _first_ranks(ranks: Sequence[Rank]) -> list[int]:
 
 
 def _touch(path: Path, own: Path, host: str) -> str | None:
-    """What kept this host from writing, in words."""
+    """Create the folder and this host's file. Return the error as text, if any."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         create_plain(own).close()
@@ -141,7 +141,7 @@ def _touch(path: Path, own: Path, host: str) -> str | None:
 
 
 def _see(path: Path, mark: str, most: int) -> tuple[int, ...]:
-    """The ranks whose files are there; a network file system gets the time it may need to show them."""
+    """Return the ranks whose files are there; a network file system gets the time it may need to show them."""
     is_local = mount_of(path).kind in LOCAL_FILE_SYSTEMS
     deadline_s = time.monotonic() + (0.0 if is_local else SEEN_WITHIN_S)
     while True:

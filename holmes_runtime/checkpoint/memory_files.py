@@ -1,8 +1,8 @@
-"""Of the newest checkpoint the files that a host has, once more in its memory: ranks started again there read no disk.
+"""The files of the newest checkpoint kept in host memory, so that restarted ranks need not read the disk.
 
-They outlive the ranks in a folder of /dev/shm, which the node's agent names and whoever ends the run removes. Each rank
-has a part of it, for the files that it wrote or copied. They are the same files: what is missing or damaged here is
-read from a disk as if there were no memory.
+They outlive the ranks in a folder of /dev/shm, which the node's agent names; the process that ends the run removes it.
+Each rank has a part of it, for the files that it wrote or copied. They are the same files: one that is missing or
+damaged here is read from a disk as if there were no memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COPY_BYTES = 1 << 18  # at a time, so that they are in a cache when they are wri
 
 
 class MemoryFiles:
-    """What rank `me` of `ranks` keeps in the folder that `environ` names; nothing where it names none."""
+    """The files that rank `me` of `ranks` keeps in the folder that `environ` names; none if it names no folder."""
 
     def __init__(self, me: Rank, ranks: Sequence[Rank], environ: Mapping[str, str]) -> None:
         named = environ.get(MEMORY_VARIABLE, "")
@@ -37,15 +37,15 @@ class MemoryFiles:
         self._has_told = False
 
     def of_save(self, save_id: SaveId) -> dict[str, Path]:
-        """By name the files of a save that are here, and the folder that each is in."""
+        """Return the files of a save that are here: by name, the folder that holds each."""
         if self._folder is None or not _is_own(self._folder):
             return {}
         return {found.name: found.parent for found in self._folder.glob(f"*/{save_id}/*")}
 
     def keep(self, save_id: SaveId, checkpoint: Path, names: Iterable[PieceName]) -> None:
-        """Puts the files of the folder `checkpoint` here, in place of those of the save before.
+        """Replace the files of the save before by the ones in the folder `checkpoint`.
 
-        What keeps it from that is said once and harms nothing: disks have them.
+        A failure is printed once and does no harm: the disks have the files.
         """
         if self._folder is None:
             return
@@ -58,13 +58,13 @@ class MemoryFiles:
             self._has_told = True
 
     def _put(self, mine: Path, save_id: SaveId, paths: Sequence[Path]) -> None:
-        """Makes these files all there is in this rank's part, where those before were; none where they do not fit."""
+        """Replace the files of this rank's part by `paths`, in the same memory; keep none if they do not fit."""
         coming = mine / COMING
         try:
             self._require_room(mine.parent, sum(path.stat().st_size for path in paths))
             mine.mkdir(mode=0o700, exist_ok=True)
             for before in mine.iterdir():
-                before.rename(coming)  # from now on nobody takes it for a save
+                before.rename(coming)  # from now on it does not count as a save
             coming.mkdir(mode=0o700, exist_ok=True)
             for path in {*coming.iterdir()} - {coming / path.name for path in paths}:
                 path.unlink()
@@ -76,7 +76,7 @@ class MemoryFiles:
             raise
 
     def _make_folder(self, folder: Path) -> None:
-        """Makes it, private, unless another rank has; without the parts of ranks that are here no more."""
+        """Make the folder, private, unless another rank has; remove the parts of ranks that no longer run here."""
         folder.mkdir(mode=0o700, exist_ok=True)
         if not _is_own(folder):
             raise OSError(f"{folder} is another user's, or others may enter it")
@@ -86,7 +86,7 @@ class MemoryFiles:
                     shutil.rmtree(part, ignore_errors=True)
 
     def _require_room(self, folder: Path, size_bytes: int) -> None:
-        """Raises OSError if the ranks of this host, each with as much, would leave others too little."""
+        """Raise OSError if the ranks of this host, each with as much, would leave others too little."""
         beside_nccl_bytes = shutil.disk_usage(folder).free - SHM_BYTES_PER_RANK * len(self._beside)
         free_bytes = min(beside_nccl_bytes, _available_bytes()) + _bytes_in(folder)
         wanted_bytes = size_bytes * len(self._beside)
@@ -95,13 +95,13 @@ class MemoryFiles:
             raise OSError(f"{ranks}, of {free_bytes / 1e9:.1f} GB that are free they may take half")
 
     def remove(self) -> None:
-        """Removes all that ranks of this host keep; called by all of them once none needs it any more."""
+        """Remove all that ranks of this host keep; called by all of them once none needs it any more."""
         if self._folder is not None and self._me.rank == self._beside[0] and _is_own(self._folder):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _overwrite(path: Path, source: Path) -> None:
-    """Makes `path` a copy of `source`, in the memory that it has: to give that back and get some anew costs more."""
+    """Make `path` a copy of `source` in the memory it already has: freeing and allocating anew costs more."""
     path.touch(mode=0o600)
     with open_plain(source) as given, open(path, "r+b", buffering=0) as taken:
         shutil.copyfileobj(given, taken, COPY_BYTES)
@@ -109,7 +109,7 @@ def _overwrite(path: Path, source: Path) -> None:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether it is a folder of this user that nobody else can enter."""
+    """Return True if it is a folder of this user that no other user can enter."""
     try:
         found = folder.lstat()
     except OSError:
@@ -118,7 +118,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _bytes_in(folder: Path) -> int:
-    """What ranks keep there now, some of which another may be removing."""
+    """Return the bytes that ranks keep there now; another rank may be removing some of them."""
     size_bytes = 0
     for path in folder.glob("*/*/*"):
         with contextlib.suppress(FileNotFoundError):
@@ -127,7 +127,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _available_bytes() -> int:
-    """Memory that processes may still take, of the host and by the limits of a job; no limit where none is said."""
+    """Return the bytes of memory that processes may still take, by the host and its control groups."""
     return min(_available_on_host(), *_left_by_groups(), UNLIMITED)
 
 
@@ -140,9 +140,9 @@ def _available_on_host() -> int:
 
 
 def _left_by_groups() -> Iterator[int]:
-    """Of each control group around this process that limits memory what is left: who takes more is killed.
+    """Yield the bytes left in each control group around this process that limits memory; exceeding one kills.
 
-    Cached files yield; what is in /dev/shm does not. Version 2 and version 1, as Linux documents them in
+    Cached files yield; files in /dev/shm do not. Version 2 and version 1, as Linux documents them in
     admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
     """
     with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ def _left_by_groups() -> Iterator[int]:
 
 
 def _left_above(root: Path, path: str, limit_file: str, taken: tuple[str, str]) -> Iterator[int]:
-    """Of the group at `path` and those above it what its limit leaves beyond the kinds `taken` of its memory.stat."""
+    """Yield the bytes left in the group at `path` and those above: its limit less the kinds `taken` of memory.stat."""
     group = root / path.strip("/")
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):  # no such file, or `max`

@@ -1,4 +1,4 @@
-"""Each rank's files also into the folders of other hosts."""
+"""Copies of each rank's files in the folders of other hosts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def copy_files(
     group: ProcessGroup,
     pace: Pace,
 ) -> OSError | None:
-    """Sends the files of `rank` in `folder` to the ranks `copied_to` names, and writes theirs; what went wrong here.
+    """Send the files of `rank` in `folder` to the ranks in `copied_to`, and write theirs. Return this rank's error.
 
     Called by all ranks. A rank whose disk fails goes on with the exchange, as its peers wait.
     """
-    with contextlib.suppress(OSError):  # which opening a file in it tells
+    with contextlib.suppress(OSError):  # opening a file in it reports the same error
         folder.mkdir(parents=True, exist_ok=True)
     mine = [file for file in index.files if file.rank == rank]
     with contextlib.ExitStack() as opened:
@@ -43,7 +43,7 @@ def copy_files(
 
 
 class _Given:
-    """A file that is sent; it is `opened` at the first bytes, as are those that are received."""
+    """A file that is sent; it is `opened` at the first bytes, as are received ones."""
 
     def __init__(self, folder: Path, file: PieceFile, target: int, opened: contextlib.ExitStack) -> None:
         self.file, self.target, self._path, self._opened = file, target, folder / file.name, opened
@@ -51,7 +51,7 @@ class _Given:
         self._source: FileIO | None = None
 
     def fill(self, chunk: memoryview) -> None:
-        """The next bytes; after an error whatever is there."""
+        """Fill `chunk` with the next bytes; after an error leave it as it is."""
         try:
             if self._source is None:
                 self._source = self._opened.enter_context(open_plain(self._path))
@@ -73,7 +73,7 @@ class _Taken:
         self._target: FileIO | None = None
 
     def take(self, chunk: memoryview) -> None:
-        """Writes the next bytes; after an error nothing more."""
+        """Write the next bytes; after an error nothing more."""
         if self.error is not None:
             return
         try:
@@ -85,7 +85,7 @@ class _Taken:
             self.error = error
 
     def finish(self) -> None:
-        """Waits until the file is on the disk."""
+        """Wait until the file is on the disk."""
         try:
             if self._target is not None and self.error is None:
                 os.fsync(self._target.fileno())

@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint as torch's files. Ranks tell one another what they wrote as JSON: torch would pickle it.
+"""The tensors of a checkpoint as torch's files. Ranks exchange what they wrote as JSON: torch would pickle it.
 
-Every rank writes its boxes to a file of its own; no two ranks have the same box, so nobody has to be asked before. The
-first rank of a folder then writes what lies where.
+Every rank writes its boxes to a file of its own. No two ranks have the same box, so they need not agree first. The
+first rank of a folder then writes the metadata.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from holmes_runtime.config.checks import shown
 from holmes_runtime.config.strict_json import decode
 
 METADATA_FILE = ".metadata"  # torch's
-MAX_METADATA_BYTES = 1 << 24  # each of which may be an object once unpickled
+MAX_METADATA_BYTES = 1 << 24  # each may become an object once unpickled
 
 
 def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tuple[WrittenTensor, ...]:
-    """Write what `rank` holds to a file in `folder`, which is made; with digests of what can be read back.
+    """Write the pieces of `rank` to a file in `folder`, which is made. Return their boxes, with digests read back.
 
-    Links that somebody has put there are not written through. Raises what torch's writer raises.
+    Links in the folder are not written through. Raises what torch's writer raises.
     """
     if folder.is_symlink():
         raise OSError(f"{folder} is a link: remove it")
@@ -74,7 +74,7 @@ def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tup
 
 
 def joined_boxes(written: Iterable[WrittenTensor]) -> tuple[WrittenTensor, ...]:
-    """Each tensor once, with the boxes of all ranks that wrote of it."""
+    """Return each tensor once, with the boxes of all ranks that wrote parts of it."""
     shapes: dict[str, tuple[int, ...]] = {}
     boxes: dict[str, list[WrittenBox]] = {}
     for tensor in written:
@@ -84,7 +84,7 @@ def joined_boxes(written: Iterable[WrittenTensor]) -> tuple[WrittenTensor, ...]:
 
 
 def write_metadata(folder: Path, written: tuple[WrittenTensor, ...]) -> None:
-    """Writes torch's `.metadata`: what all ranks wrote, and where."""
+    """Write torch's `.metadata`: all boxes, and where they are."""
     tensors: dict[str, TensorStorageMetadata] = {}
     results = []
     for tensor in written:
@@ -99,7 +99,7 @@ def write_metadata(folder: Path, written: tuple[WrittenTensor, ...]) -> None:
 
 
 def index_of_old(checkpoint: Path) -> PieceIndex:
-    """Of a checkpoint from before there were digests, by torch's `.metadata`. Raises DamagedPiece if it is none."""
+    """Return the index of a checkpoint without digests, by torch's `.metadata`. Raise DamagedPiece if it has none."""
     path = checkpoint / METADATA_FILE
     try:
         content, steps = read_plain(path, MAX_METADATA_BYTES), steps_of(checkpoint)
@@ -110,7 +110,7 @@ def index_of_old(checkpoint: Path) -> PieceIndex:
 
 
 def tensors_in(content: bytes) -> tuple[WrittenTensor, ...]:
-    """Return what torch's `.metadata` of that content describes. Raises ValueError if it is none."""
+    """Return the tensors that torch's `.metadata` with this content describes. Raise ValueError if it is none."""
     tensors = []
     try:
         metadata: Metadata = _MetadataUnpickler(io.BytesIO(content)).load()
@@ -136,14 +136,14 @@ def tensors_in(content: bytes) -> tuple[WrittenTensor, ...]:
 
 
 def files_of(tensors: Iterable[WrittenTensor], hosts: Mapping[int, tuple[str, ...]]) -> tuple[PieceFile, ...]:
-    """The files that hold `tensors`, by name; `hosts` are by rank those whose folders get what that rank wrote."""
+    """Return the files that hold `tensors`, by name; `hosts` are by rank the hosts whose folders get its files."""
     return tuple(
         PieceFile(name, name.rank, size, hosts.get(name.rank, ())) for name, size in sorted(sizes_of(tensors).items())
     )
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Reads a `.metadata` file that holds known records alone; torch would run what it says."""
+    """The reader of a `.metadata` file. It accepts known records only; torch would run any code in the file."""
 
     KNOWN = {
         "torch.distributed.checkpoint.metadata": {
@@ -163,7 +163,7 @@ class _MetadataUnpickler(pickle.Unpickler):
     }
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """One of the records a metadata file is made of."""
+        """Return one of the records that a metadata file consists of."""
         if global_name not in self.KNOWN.get(module_name, set()):
             raise pickle.UnpicklingError(f"{module_name}.{global_name} has no place in the metadata of a checkpoint")
         return super().find_class(module_name, global_name)

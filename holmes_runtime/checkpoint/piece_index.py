@@ -1,7 +1,7 @@
-"""What a checkpoint's files hold: `pieces.json` beside them, with a digest of every box. Free of torch.
+"""The index of a checkpoint's files, `pieces.json`, with a digest of every box. Free of torch.
 
 A piece file is written by one rank. The folder of a host holds some of a checkpoint's files, and the index of all. The
-records come from files and from peers too: each refuses, when it is made, what no writer says.
+records come from files and from peers too: each refuses, when it is made, values that no writer produces.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_SIZE = 1 << 50  # of bytes and of numbers: a PiB
 MAX_COUNT = 10**15 - 1  # of steps and of starts, as many digits as names of checkpoints have
 MAX_RANK = 10**7 - 1
 VALUE_BYTES = 4  # fp32
-MAX_ARCHIVE_BYTES = 1 << 20  # of what torch writes around the numbers of a box, some 1,300 bytes
+MAX_ARCHIVE_BYTES = 1 << 20  # of the archive that torch writes around the numbers of a box, some 1,300 bytes
 
 
 class DamagedPiece(Exception):
@@ -40,7 +40,7 @@ class DamagedPiece(Exception):
 
 @dataclass(frozen=True)
 class WrittenBox:
-    """A box of a whole tensor, and the bytes of the file that hold it. `offsets` and `sizes` have a number a dim.
+    """A box of a whole tensor, and the bytes of the file that hold it. `offsets` and `sizes` have one number per dim.
 
     `digest` is of those bytes; empty in a checkpoint from before there were digests.
     """
@@ -61,13 +61,13 @@ class WrittenBox:
 
     @property
     def end_byte(self) -> int:
-        """One past its last byte in the file."""
+        """The position after its last byte in the file."""
         return self.first_byte + self.size_bytes
 
 
 @dataclass(frozen=True)
 class WrittenTensor:
-    """What was written of one tensor, fp32 of `shape`."""
+    """The boxes written of one tensor, fp32 of `shape`."""
 
     name: str
     shape: tuple[int, ...]
@@ -101,8 +101,8 @@ class PieceFile:
 class PieceIndex:
     """All files and tensors of one checkpoint.
 
-    `save_id`: of this save alone, so that files of two never mix. `begun_by`: the run that began at step 0, empty where
-    that is not known. `generation`: how often that was started when this was saved, which orders saves without clocks.
+    `save_id`: unique to this save, so that files of two never mix. `begun_by`: the run that began at step 0, empty if
+    not known. `generation`: the number of starts of that run up to this save, which orders saves without clocks.
     """
 
     format_version: int
@@ -132,14 +132,14 @@ def sizes_of(tensors: Iterable[WrittenTensor]) -> dict[PieceName, int]:
 
 
 class Written(NamedTuple):
-    """What one rank wrote, or why it could not."""
+    """The tensors that one rank wrote, or the reason why it could not."""
 
     tensors: tuple[WrittenTensor, ...]
     trouble: str | None
 
 
 class Merged(NamedTuple):
-    """What all ranks wrote, where there are folders that need it, or why not. `save_id`: as in the index."""
+    """The index of all ranks' tensors, for folders that need it, or why there is none. `save_id`: the index's."""
 
     save_id: SaveId | None
     pieces: PieceIndex | None
@@ -147,7 +147,7 @@ class Merged(NamedTuple):
 
 
 class Described(NamedTuple):
-    """A checkpoint's own words, or why they cannot be read."""
+    """The index and description of a checkpoint, or the reason why they cannot be read."""
 
     pieces: PieceIndex | None
     description: str
@@ -155,12 +155,16 @@ class Described(NamedTuple):
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> str:
-    """What tells that these bytes have changed, in hexadecimal."""
+    """Return the digest of these bytes, in hexadecimal."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def digest_in(path: Path, first_byte: int, size_bytes: int) -> str:
-    """Of so many bytes of a file, from `first_byte` on. Raises DamagedPiece, naming the file, where it has fewer."""
+    """Return the digest of `size_bytes` of a file from `first_byte` on.
+
+    Raises:
+        DamagedPiece: the file has fewer; names the file.
+    """
     digest, chunk, left_bytes = hashlib.blake2b(digest_size=DIGEST_BYTES), memoryview(bytearray(READ_BYTES)), size_bytes
     with open_plain(path) as file:
         file.seek(first_byte)
@@ -174,13 +178,13 @@ def digest_in(path: Path, first_byte: int, size_bytes: int) -> str:
 
 
 def index_text(index: PieceIndex) -> str:
-    """The text of `pieces.json`, which begins with a digest of the rest."""
+    """Return the text of `pieces.json`, which begins with a digest of the rest."""
     digest = digest_of(to_json(index).encode())
     return json.dumps({"digest": digest, "index": encode(PieceIndex, index)}) + "\n"
 
 
 def read_index(checkpoint: Path) -> PieceIndex | None:
-    """Of the checkpoint in a folder; None where there is none. Raises DamagedPiece if it is not as it was written."""
+    """Return the index of a checkpoint; None without one. Raise DamagedPiece if it is not as it was written."""
     path = checkpoint / INDEX_FILE
     try:
         said: Any = loads(read_plain(path, MAX_INDEX_BYTES).decode(), MAX_VALUES)
@@ -199,7 +203,7 @@ def read_index(checkpoint: Path) -> PieceIndex | None:
 
 
 def lacks(checkpoint: Path, file: PieceFile) -> str | None:
-    """Why the folder does not hold the file, in words, as far as its size tells; None if it does."""
+    """Return the reason why the folder lacks the file, as text, judging by its size; None if it holds it."""
     path = checkpoint / file.name
     try:
         with open_plain(path) as opened:
@@ -212,9 +216,9 @@ def lacks(checkpoint: Path, file: PieceFile) -> str | None:
 
 
 def read_box(checkpoint: Path, box: WrittenBox, is_checked: bool = True) -> bytearray:
-    """The bytes of a box. Raises DamagedPiece, naming the file, if they are not those that were written.
+    """Return the bytes of a box. Raise DamagedPiece, naming the file, if they are not as written.
 
-    Unless it `is_checked`, that is known of their number alone. Bytes that the file does not have take no memory.
+    Unless the box `is_checked`, only their number is compared. Bytes that the file does not have take no memory.
     """
     try:
         with open_plain(checkpoint / box.file) as file:
@@ -236,7 +240,7 @@ def read_box(checkpoint: Path, box: WrittenBox, is_checked: bool = True) -> byte
 
 
 def check_box(data: bytearray, box: WrittenBox) -> None:
-    """Raises DamagedPiece, naming the file, unless `data` is what was written as `box`."""
+    """Raise DamagedPiece, naming the file, unless `data` is what was written as `box`."""
     if box.digest and digest_of(data) != box.digest:
         raise DamagedPiece(_changed(box))
 
@@ -246,7 +250,7 @@ def _changed(box: WrittenBox) -> str:
 
 
 def damage_in(checkpoint: Path, index: PieceIndex, name: str) -> str | None:
-    """What is wrong with the file `name` of the folder, each of its bytes read; None if nothing is."""
+    """Return the fault of the file `name` in the folder, having read all its bytes; None if it has none."""
     file = next(file for file in index.files if file.name == name)
     fault = lacks(checkpoint, file)
     if fault is not None:

@@ -56,7 +56,7 @@ class Request:
 
 
 class Wanted(NamedTuple):
-    """What a rank asks others for now; `fault`: why it can go on no more; `damage`: what it has found, to be told."""
+    """The requests of a rank in one round. `fault`: why it cannot go on. `damage`: the damaged files it found."""
 
     requests: tuple[Request, ...]
     fault: str | None
@@ -70,7 +70,7 @@ class OwnFiles(NamedTuple):
     in_memory: Mapping[str, Path]
 
     def remembered(self, box: WrittenBox) -> bytearray | None:
-        """The bytes of a box in memory, as they were written; None where it has others, or none."""
+        """Return the bytes of a box in memory, as they were written; None if they are missing or differ."""
         folder = self.in_memory.get(box.file)
         try:
             return None if folder is None else read_box(folder, box)
@@ -81,7 +81,7 @@ class OwnFiles(NamedTuple):
 class PieceLoading:
     """Loads `pieces` of one rank from the checkpoint `index`; `holders` are by file the folders that have it.
 
-    `places`: what each folder calls the checkpoint, such as `host a1: /saved/step-00000100`. `own`: its files here.
+    `places`: the name of the checkpoint in each folder, such as `host a1: /saved/step-00000100`. `own`: its files here.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class PieceLoading:
         self._pieces, self._files, self._places = pieces, own, places
         self._folders, self._me, self._own = folders, me, folders.number(me.rank)
         self._boxes = [box for tensor in index.tensors for box in tensor.boxes]
-        self._items: dict[int, list[tuple[str, ReadItem]]] = {}  # by box, what of it goes where
+        self._items: dict[int, list[tuple[str, ReadItem]]] = {}  # by box, the slices of it to read and their targets
         self._other_model = self._find_items(index)
         self._sources = {number: self._in_order(holders[self._boxes[number].file]) for number in self._items}
         self._damage: list[str] = []  # sentences
 
     def _find_items(self, index: PieceIndex) -> str | None:
-        """Notes which boxes hold what of the pieces; why the checkpoint is none of this model, if it is not."""
+        """Note the slices of boxes that fill the pieces. Return the reason if the checkpoint is of another model."""
         first_box = 0
         saved: dict[str, tuple[WrittenTensor, int]] = {}
         for tensor in index.tensors:
@@ -121,7 +121,7 @@ class PieceLoading:
         return None
 
     def _in_order(self, holders: tuple[int, ...]) -> list[int]:
-        """The rank's own folder, those of its cluster, the others; ranks do not all begin with the same."""
+        """Return `holders` with the rank's own folder first, then its cluster's; ranks begin with different ones."""
 
         def farther(number: int) -> tuple[bool, bool, int]:
             turn = (number + self._me.rank) % len(self._places)
@@ -130,9 +130,9 @@ class PieceLoading:
         return sorted(holders, key=farther)
 
     def load(self, group: ProcessGroup) -> tuple[str | None, list[str]]:
-        """What ranks cannot get, in words, None if all got all they need; and a sentence on each damaged file.
+        """Load all pieces. Return what ranks could not get, None if nothing, and a sentence on each damaged file.
 
-        Called by all ranks, which are all told the same.
+        Called by all ranks; all return the same.
         """
         told: dict[str, None] = {}
         while True:
@@ -147,14 +147,14 @@ class PieceLoading:
             self._exchange(wanted, group)
 
     def _fault(self) -> str | None:
-        """Why the rank cannot go on, if it cannot."""
+        """Return the reason why the rank cannot go on, if it cannot."""
         if self._other_model is not None:
             return self._other_model
         gone = [self._boxes[number].file for number, sources in self._sources.items() if not sources]
         return f"no folder has {gone[0]} as it was written: {'; '.join(self._damage)}" if gone else None
 
     def _read_own(self) -> None:
-        """Reads what the rank's own folder has. A box that is damaged there is asked for elsewhere."""
+        """Read the boxes in the rank's own folder. One that is damaged there is requested elsewhere."""
         for number in [number for number, sources in self._sources.items() if sources[:1] == [self._own]]:
             box = self._boxes[number]
             try:
@@ -164,7 +164,7 @@ class PieceLoading:
                 self._is_damaged(number, str(error))
 
     def _put(self, number: int, data: bytearray) -> None:
-        """Takes the bytes of a box, which are what was written. Raises DamagedPiece if that was no tensor."""
+        """Copy a box, checked, into the pieces. Raise DamagedPiece if its bytes are no tensor."""
         values = values_of(data, self._boxes[number])
         for name, item in self._items[number]:
             target = self._pieces[name].chunk_at(item.dest_index.offset)
@@ -172,12 +172,12 @@ class PieceLoading:
         del self._sources[number]
 
     def _is_damaged(self, number: int, why: str) -> None:
-        """The next folder is asked for that box."""
+        """Note the damage, and take the box from the next folder."""
         place = self._places[self._sources[number].pop(0)]
         self._damage.append(f"{place}/{why}")
 
     def _requests(self) -> tuple[Request, ...]:
-        """What others have; the ranks that see a folder share the work."""
+        """Return the requests for boxes that others have; the ranks that see a folder share the work."""
         by_provider: dict[int, list[int]] = {}
         for number, sources in sorted(self._sources.items()):
             if sources:
@@ -186,7 +186,7 @@ class PieceLoading:
         return tuple(Request(provider, tuple(boxes)) for provider, boxes in sorted(by_provider.items()))
 
     def _exchange(self, wanted: Sequence[Wanted], group: ProcessGroup) -> None:
-        """Gives and gets what all ask for."""
+        """Send and receive the boxes that all ranks request."""
         mine = wanted[self._me.rank].requests
         for rank, each in enumerate(wanted):
             self._check(rank, each.requests)
@@ -200,7 +200,7 @@ class PieceLoading:
         exchange(outgoing, incoming, group, Pace())
 
     def _check(self, rank: int, requests: Sequence[Request]) -> None:
-        """Raise RuntimeError where a rank asks for boxes that the index does not have."""
+        """Raise RuntimeError if a rank asks for boxes that the index does not have."""
         for request in requests:
             if request.boxes and request.boxes[-1] >= len(self._boxes):
                 last, there = request.boxes[-1], len(self._boxes)
@@ -210,7 +210,7 @@ class PieceLoading:
         return sum(self._boxes[number].size_bytes for number in request.boxes)
 
     def bytes_of(self, number: int) -> Iterator[memoryview]:
-        """Of a box in the rank's own folder; zeros, which the peer finds damaged, where they cannot be read."""
+        """Yield a box of the rank's own folder; zeros if it cannot be read, so that the peer finds it damaged."""
         box = self._boxes[number]
         data = self._files.remembered(box)
         try:
@@ -220,11 +220,11 @@ class PieceLoading:
                 yield ZEROS[: box.size_bytes - first]
 
     def size_bytes_of(self, number: int) -> int:
-        """Of a box."""
+        """Return the bytes that a box has."""
         return self._boxes[number].size_bytes
 
     def take_box(self, number: int, data: bytearray) -> None:
-        """Takes a box that a peer has sent."""
+        """Take a box that a peer has sent."""
         try:
             check_box(data, self._boxes[number])
             self._put(number, data)
@@ -249,7 +249,7 @@ class _Giver:
 
 
 class _Taker:
-    """Boxes put together from the bytes that come, one after the other."""
+    """Boxes put together from the bytes that arrive, one after the other."""
 
     def __init__(self, loading: PieceLoading, boxes: Sequence[int]) -> None:
         self._loading, self._boxes, self._data = loading, list(boxes), bytearray()
@@ -265,14 +265,14 @@ class _Taker:
 
 
 def read_items(tensor: WrittenTensor, piece: TensorPiece) -> list[ReadItem]:
-    """What of which box of `tensor`, numbered as they are in it, goes into which box of the piece."""
+    """Return the read plan: the slices of the boxes of `tensor`, by their index in it, that fill the piece's boxes."""
     chunks = [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in tensor.boxes]
     saved = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(tensor.shape), chunks)
     return create_read_items_for_chunk_list(tensor.name, saved, [chunk for chunk, _ in piece.chunks()])
 
 
 def values_of(data: bytearray, box: WrittenBox) -> Tensor:
-    """The tensor that torch.save wrote, fp32, as its numbers lie in the archive: what a peer sent is not unpickled.
+    """Return the fp32 tensor that torch.save wrote, from the bytes in the archive: peers' data is not unpickled.
 
     Raises DamagedPiece if the archive holds no such tensor.
     """

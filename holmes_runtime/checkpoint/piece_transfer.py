@@ -1,7 +1,7 @@
-"""Bytes from rank to rank, many at once, a chunk at a time: what files are copied by and boxes are asked for by.
+"""Transfers from rank to rank, many at once, a chunk at a time: for copies of files and for requested boxes.
 
-A chunk ends with the size of the next, which its sender chooses: small ones let what training sends pass between them,
-and large ones make up for a long way. After that comes a tag, so that nothing is taken that was changed on the way.
+A chunk ends with the size of the next, which its sender chooses. Small chunks let training traffic pass between them;
+large ones make up for a high latency. A tag follows, so that no chunk that was changed in transit is used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from holmes_runtime.admission.keyed_frames import TAG_BYTES
 from holmes_runtime.admission.own_sockets import JUST_MS, bytes_on_way, is_moving
 from holmes_runtime.comm.keyed_exchange import KeyedExchange
 
-LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 22  # of a chunk; the first is of the least
+LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 22  # of a chunk; the first has the least
 SIZE_BYTES = 8  # of the number that comes after its content
-LOOK_EVERY_S = JUST_MS / 1e3  # at what training sends and receives; what moved just now has hardly stopped before
+LOOK_EVERY_S = JUST_MS / 1e3  # interval of looks at training traffic; what moved just now has hardly stopped before
 
 
 class Outgoing(NamedTuple):
@@ -43,10 +43,10 @@ class Incoming(NamedTuple):
 
 
 class Pace:
-    """Spreads an exchange evenly over `duration_s`, until somebody waits for it.
+    """Spreads an exchange evenly over `duration_s`, until `hurry` is called.
 
-    What moves on the `connections` of training goes first, and chunks stay small, as what they send next may wait for
-    one; both until what is left, at its even pace, would be done after `latest_s`.
+    Traffic on the `connections` of training goes first, and chunks stay small, as its next message may wait for one.
+    Both end when the rest, at its even pace, would be done after `latest_s`.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class Pace:
         self._chunk_bytes, self._way_bytes = LEAST_BYTES, MOST_BYTES
 
     def begin(self) -> None:
-        """The exchange begins now."""
+        """Note that the exchange begins now."""
         self._began_s = time.monotonic()
         self._way_bytes = min(MOST_BYTES, max(map(bytes_on_way, self._connections), default=MOST_BYTES))
 
     def hurry(self) -> None:
-        """From now on the exchange goes as fast as it can."""
+        """Let the exchange go as fast as it can from now on."""
         self._hurry.set()
 
     def hold(self, part: float) -> int:
-        """Returns when more than so great a part of the exchange may be done: the bytes that chunks are to have.
+        """Wait until more than this part of the exchange may be done, and return the bytes of the next chunks.
 
-        They grow while nothing but the way itself takes time; beside training no further than that needs.
+        Chunks grow while only the transfer itself takes time; while training sends, no further than that needs.
         """
         due_s = self._began_s + part * self._duration_s
         early_s = due_s - time.monotonic()
@@ -79,14 +79,14 @@ class Pace:
             self._chunk_bytes //= 2
         elif not has_yielded:
             self._chunk_bytes *= 2
-        # Beside training what fills the way, as its next message may have to wait for all of a chunk.
+        # During training at most what fills the path, as its next message may have to wait for all of a chunk.
         goes_first = self._hurry.is_set() or time.monotonic() >= until_s
         most_bytes = MOST_BYTES if goes_first else self._way_bytes
         self._chunk_bytes = max(LEAST_BYTES, min(self._chunk_bytes, most_bytes))
         return self._chunk_bytes
 
     def _yield(self, until_s: float) -> bool:
-        """Waits until training neither sends nor receives; whether it did."""
+        """Wait until training neither sends nor receives. Return True if it did."""
         has_yielded = False
         while time.monotonic() < until_s and not self._hurry.is_set() and any(map(is_moving, self._connections)):
             has_yielded = True
@@ -95,12 +95,11 @@ class Pace:
 
 
 def exchange(outgoing: Sequence[Outgoing], incoming: Sequence[Incoming], group: ProcessGroup, pace: Pace) -> None:
-    """Sends and receives all, a chunk of each at a time. Both ends list what they exchange in the same order.
+    """Send and receive all, a chunk of each at a time. Both ends list their transfers in the same order.
 
-    `group` is one of all ranks.
-    No order of ranks can hang: a rank waits for chunk n of its peers only, and one that is at the least n of all finds
-    its peers there, or past it. `fill` and `take` must not raise: the peers would wait. Raises ChangedOnTheWay, after
-    which this rank has to end.
+    `group` is one of all ranks. No order of ranks can deadlock: a rank waits only for chunk n of its peers, and the
+    peers of the rank with the smallest n are there, or past it. `fill` and `take` must not raise: the peers would wait.
+    Raises ChangedOnTheWay, after which this rank has to end.
     """
     keyed, me = KeyedExchange(group), dist.get_rank(group)
     given = [_Chunks(each.size_bytes, keyed, me, each.target) for each in outgoing]
@@ -131,7 +130,7 @@ def exchange(outgoing: Sequence[Outgoing], incoming: Sequence[Incoming], group: 
 
 
 class _Chunks:
-    """What is under way from rank `source` to rank `target`: the chunk of now, and how large the next will be."""
+    """The transfer under way from rank `source` to rank `target`: its current chunk, and the size of the next."""
 
     def __init__(self, size_bytes: int, keyed: KeyedExchange, source: int, target: int) -> None:
         self.left_bytes, self._next_bytes = size_bytes, LEAST_BYTES
@@ -140,7 +139,7 @@ class _Chunks:
         self._tag = memoryview(b"")
 
     def next(self) -> Tensor:
-        """Memory for the next chunk: its `content`, a size and a tag, (content + SIZE_BYTES + TAG_BYTES,), uint8."""
+        """Return the next chunk's memory: `content`, size and tag, (content + SIZE_BYTES + TAG_BYTES,), uint8."""
         self._number += 1
         content_bytes = min(self._next_bytes, self.left_bytes)
         self.left_bytes -= content_bytes
@@ -153,13 +152,13 @@ class _Chunks:
         return torch.frombuffer(self._buffer, dtype=torch.uint8, count=whole_bytes)
 
     def announce(self, next_bytes: int) -> None:
-        """Says after this chunk's content how large the next will be, and tags both."""
+        """Append the size of the next chunk to this one's content, and tag both."""
         self._next_bytes = next_bytes
         self._size[:] = next_bytes.to_bytes(SIZE_BYTES, "little")
         self._tag[:] = self._keyed.tag(self._source, self._place, self.content, self._size)
 
     def check(self) -> None:
-        """Raises ChangedOnTheWay if this chunk is not what its source sent."""
+        """Raise ChangedOnTheWay if this chunk is not what its source sent."""
         self._keyed.check(self._source, self._place, self._tag, self.content, self._size)
 
     @property
@@ -167,5 +166,5 @@ class _Chunks:
         return f"part {self._number} of files for rank {self._target}"
 
     def follow(self) -> None:
-        """Reads how large the next will be. Whatever a peer says, it is no more than a chunk may have."""
+        """Read the size of the next chunk, limited to the most a chunk may have, whatever the peer sent."""
         self._next_bytes = min(MOST_BYTES, max(1, int.from_bytes(self._size, "little")))

@@ -1,6 +1,6 @@
-"""Files of a checkpoint's folder, in which others may have put anything: only those that lie there themselves count.
+"""Files of a checkpoint's folder, in which others may have put anything: only regular files in it count.
 
-A link is not followed, as it may lead to any file of whoever reads it. A pipe or a device is not waited for. Free of
+A link is not followed: it may lead to any file that the reader may open. A pipe or a device is not waited for. Free of
 torch.
 """
 

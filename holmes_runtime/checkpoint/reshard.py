@@ -39,7 +39,7 @@ class Box:
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
-    """Flat, row-major elements [start, stop) of a tensor of `shape` as boxes, in order: at most 2 n - 1 of n dims."""
+    """Return row-major elements [start, stop) of a tensor of `shape` as boxes, in order: at most 2 n - 1 of n dims."""
     if start >= stop:
         return []
     if len(shape) <= 1:
@@ -56,7 +56,7 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
 
 
 def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> list[Box]:
-    """Flat elements [start, stop), all with first index `index`, as boxes."""
+    """Return flat elements [start, stop), all with first index `index`, as boxes."""
     base = index * math.prod(shape[1:])
     inner = boxes(shape[1:], start - base, stop - base)
     return [Box((index, *box.offsets), (1, *box.sizes), box.start + base) for box in inner]
@@ -75,7 +75,7 @@ class TensorPiece:
     stop: int
 
     def chunks(self) -> list[tuple[ChunkStorageMetadata, Tensor]]:
-        """Each box of the piece: where it lies in the whole tensor, and its values in their shape."""
+        """Return each box of the piece: its place in the whole tensor, and its values in their shape."""
         found = []
         for box in boxes(self.part.shape, self.start, self.stop):
             corner = [local + offset for local, offset in zip(box.offsets, self.part.offset, strict=True)]
@@ -84,12 +84,12 @@ class TensorPiece:
         return found
 
     def chunk_at(self, offsets: torch.Size | None) -> Tensor:
-        """The values of the box at `offsets` of the whole tensor, to read from or to write to."""
+        """Return the values of the box at `offsets` of the whole tensor, to read from or to write to."""
         return next(values for chunk, values in self.chunks() if chunk.offsets == offsets)
 
 
 def pieces_of(shards: Iterable[Shard]) -> dict[str, TensorPiece]:
-    """All tensors a rank holds parts of, by their names in a checkpoint."""
+    """Return all tensors a rank holds parts of, by their names in a checkpoint."""
     return {
         f"{kind}/{shard.name}": TensorPiece(values, shard.part, shard.start, shard.stop)
         for shard in shards
@@ -102,13 +102,13 @@ def pieces_of(shards: Iterable[Shard]) -> dict[str, TensorPiece]:
 
 
 class PieceSavePlanner(DefaultSavePlanner):
-    """Tells torch what to save of a {name: TensorPiece}."""
+    """The save plan of a {name: TensorPiece} for torch."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> SavePlan:
-        """One item a box."""
+        """Plan one item per box."""
         items = []
         for name, piece in self.state_dict.items():
             properties = TensorProperties(dtype=piece.values.dtype)
@@ -119,6 +119,6 @@ class PieceSavePlanner(DefaultSavePlanner):
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        """The values to write as the box at `index`."""
+        """Return the values to write as the box at `index`."""
         piece: TensorPiece = self.state_dict[index.fqn]
         return piece.chunk_at(index.offset)

@@ -1,6 +1,6 @@
-"""A rank's state copied to host memory that is kept from one checkpoint to the next, while training goes on.
+"""A rank's state, copied while training goes on to host memory that is kept from one checkpoint to the next.
 
-A state is as it was saved until its next update, so nothing but that update waits for the copy.
+A saved state stays unchanged until the next update, so nothing but that update waits for the copy.
 Source: Maurya et al., DataStates-LLM, 2024.
 """
 
@@ -28,15 +28,15 @@ class PieceCopy(TensorPiece):
     boxes: tuple[Tensor, ...]
 
     def chunks(self) -> list[tuple[ChunkStorageMetadata, Tensor]]:
-        """As of any piece."""
+        """Return the boxes as any piece does."""
         found = zip(super().chunks(), self.boxes, strict=True)
         return [(chunk, box.view(chunk.sizes)) for (chunk, _), box in found]
 
 
 class Snapshot:
-    """Host memory, made at the first copy, which the next ones overwrite; pinned where the state is on a GPU.
+    """Host memory that the first copy allocates and later ones overwrite; pinned if the state is on a GPU.
 
-    The thread that trains calls `start`, and `await_copy` before it changes what is copied; another one calls `finish`.
+    The training thread calls `start`, and `await_copy` before it changes the state; another thread calls `finish`.
     """
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class Snapshot:
         self._is_copied.set()
 
     def start(self, pieces: Mapping[str, TensorPiece]) -> None:
-        """Begins to copy the values of `pieces`, always the same ones; those on a GPU behind all that was asked of it.
+        """Begin to copy the values of `pieces`, always the same ones; on a GPU after all work queued before.
 
-        What is in host memory already, such as states that were moved there, is left to `finish`.
+        Values in host memory already, such as states that were moved there, are left to `finish`.
         """
         self._is_copied.clear()
         self._pieces = pieces
@@ -65,7 +65,7 @@ class Snapshot:
                 self._arrival = self._stream.record_event()
 
     def finish(self) -> dict[str, TensorPiece]:
-        """The pieces with copies of their values, fp32, once all are there."""
+        """Return the pieces with copies of their values, fp32, once all are there."""
         try:
             self._copy(of_gpu=False)
         finally:
@@ -75,7 +75,7 @@ class Snapshot:
         return self._copies()
 
     def await_copy(self) -> None:
-        """Has what this thread does next to the state come after the copy; of what is on a GPU that alone waits."""
+        """Make this thread's next changes of the state wait for the copy; for values on a GPU only its stream waits."""
         if self._arrival is not None:
             torch.cuda.current_stream().wait_event(self._arrival)
         self._is_copied.wait()
@@ -86,7 +86,7 @@ class Snapshot:
                 copy.values.copy_(piece.values, non_blocking=True)
 
     def _copies(self) -> dict[str, TensorPiece]:
-        """The pieces as they lie in memory."""
+        """Return the pieces as they lie in memory."""
         assert self._memory is not None
         copies: dict[str, TensorPiece] = {}
         first = 0  # of the values in memory
@@ -101,5 +101,5 @@ class Snapshot:
 
 
 def _tensor(memory: mmap.mmap, first: int, count: int) -> Tensor:
-    """fp32 (count,) from the `first` value on, whose storage is that and no more."""
+    """Return fp32 (count,) from the `first` value on; its storage is that range of memory only."""
     return torch.frombuffer(memory, dtype=torch.float32, count=count, offset=first * VALUE_BYTES)

@@ -1,7 +1,7 @@
-"""Which checkpoints there are in several folders together, and which of them is the newest whole one. Free of torch.
+"""The checkpoints that several folders hold together, and the newest whole one. Free of torch.
 
-Nothing is compared by time: of two checkpoints of a run the one saved by a later start is newer, and of one start the
-one with more steps.
+Times are not compared: a checkpoint saved by a later start of the run is newer, and within one start the one with more
+steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ReadOld = Callable[[Path], PieceIndex]
 
 @dataclass(frozen=True)
 class Offer:
-    """A checkpoint of which one folder holds the files `held`; `lacking` says of each other one why not."""
+    """A checkpoint in one folder, which holds the files `held`; `lacking` has the reason for each other file."""
 
     name: CheckpointName
     save_id: SaveId
@@ -50,9 +50,9 @@ class Offer:
 
 
 class Offers(NamedTuple):
-    """What one folder, which `host` sees at `path`, holds.
+    """The checkpoints in one folder, which `host` sees at `path`.
 
-    `latest`: the newest checkpoint, by the file of that name. `faults`: sentences on what is no checkpoint any more.
+    `latest`: the newest checkpoint, by the file of that name. `faults`: sentences on damaged checkpoints.
     """
 
     host: str
@@ -63,28 +63,28 @@ class Offers(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A checkpoint, its files in any of the folders. `holders`: by file the numbers of those that hold it."""
+    """A checkpoint, its files in any of the folders. `holders`: by file the numbers of the folders that hold it."""
 
     offer: Offer
     folders: tuple[int, ...]
     holders: dict[PieceName, tuple[int, ...]]
-    lacking: tuple[str, ...]  # a sentence a file that no folder holds
-    lost: tuple[str, ...]  # a sentence a folder that no longer holds what was put into it, and a file of others
+    lacking: tuple[str, ...]  # a sentence per file that no folder holds
+    lost: tuple[str, ...]  # a sentence per folder that lost all its files, and per file lost in the others
 
     @property
     def is_whole(self) -> bool:
-        """Whether each of its files is in some folder, as far as sizes tell."""
+        """True if each of its files is in some folder, judging by sizes."""
         return not self.lacking
 
 
 class OtherRun(RuntimeError):
-    """Folders hold checkpoints of different runs, and nothing says which is meant; the text names them."""
+    """Folders hold checkpoints of different runs, and nothing shows which to take; the text names them."""
 
 
 def offers_in(host: str, folder: Path, read_old: ReadOld) -> Offers:
-    """The checkpoints of a folder up to the newest. `read_old` gives the index of one that has none.
+    """Return the checkpoints of a folder up to the newest. `read_old` makes the index of one without an index.
 
-    `read_old` raises DamagedPiece for what it cannot read.
+    `read_old` raises DamagedPiece for a checkpoint that it cannot read.
     """
     try:
         path = newest_in(folder)
@@ -120,7 +120,7 @@ def _offer(folder: Path, name: CheckpointName, read_old: ReadOld) -> Offer:
 
 
 def read_description(checkpoint: Path, index: PieceIndex) -> str:
-    """The text of checkpoint.json. Raises DamagedPiece if it is not what was written."""
+    """Return the text of checkpoint.json. Raise DamagedPiece if it is not as it was written."""
     path = checkpoint / DESCRIPTION_FILE
     try:
         text = read_plain(path, MAX_DESCRIPTION_BYTES).decode()
@@ -132,18 +132,18 @@ def read_description(checkpoint: Path, index: PieceIndex) -> str:
 
 
 def found_in(folders: Sequence[Offers]) -> list[Found]:
-    """The checkpoints in all folders together, the newest first. Raises OtherRun where they are of several runs."""
+    """Return the checkpoints in all folders together, newest first. Raise OtherRun if they are of several runs."""
     runs: dict[str, Offers] = {}
     for each in folders:
         for offer in each.offers:
-            if offer.begun_by:  # else it may be of any
+            if offer.begun_by:  # else it may be of any run
                 runs.setdefault(offer.begun_by, each)
     if len(runs) > 1:
         named = "; ".join(f"host {each.host}: {each.path} of run {run}" for run, each in runs.items())
         raise OtherRun(f"checkpoints of different runs: {named}; empty the folders that are not wanted")
     saves: dict[tuple[SaveId, CheckpointName, tuple[PieceFile, ...]], list[tuple[int, Offer]]] = {}
     for number, each in enumerate(folders):
-        for offer in each.offers:  # one that says other things of a save is another
+        for offer in each.offers:  # an offer that describes a save otherwise is another
             saves.setdefault((offer.save_id, offer.name, offer.files), []).append((number, offer))
     found = [_found(folders, held) for held in saves.values()]
     return sorted(found, key=lambda each: _age(each.offer), reverse=True)
