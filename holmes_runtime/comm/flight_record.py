@@ -1,6 +1,6 @@
-"""How far this process is with every group, from torch's flight recorder in its JSON form.
+"""The progress of this process with every group, from torch's flight recorder in its JSON form.
 
-Source: torch 2.13, include/torch/csrc/distributed/c10d/FlightRecorderDetail.hpp. What is written are the last
+Source: torch 2.13, include/torch/csrc/distributed/c10d/FlightRecorderDetail.hpp. The dump holds the last
 TORCH_FR_BUFFER_SIZE operations, oldest first, each with its group's name and description, its number there (collectives
 and messages are counted apart), and whether it is scheduled, started or completed. Gloo's have no state and are only
 `retired` when they are done.
@@ -16,11 +16,11 @@ from torch._C import _distributed_c10d
 
 from holmes_runtime.config.messages import GroupProgress
 
-FORMAT = "2."  # changes of its second number add fields
+FORMAT = "2."  # a new second number only adds fields
 
 
 def parse_flight_record(dump: str | bytes, groups: Iterable[str]) -> tuple[GroupProgress, ...]:
-    """Progress of each of `groups`, the descriptions of this rank's; those that nothing is known of are left out.
+    """Return the progress of each of `groups`, this rank's descriptions; groups without a known progress are left out.
 
     A group without an operation is at 0 if no operation was overwritten, and else not known. Raises ValueError for
     another format.
@@ -42,7 +42,7 @@ def parse_flight_record(dump: str | bytes, groups: Iterable[str]) -> tuple[Group
 
 
 def _with(progress: GroupProgress, entry: dict[str, Any]) -> GroupProgress:
-    """`progress` and one more operation, which follows on those before it.
+    """Return `progress` after one more operation, which follows those before it.
 
     Messages that torch sends in one batch have an entry each without a state of their own, and one more for all.
     """
@@ -57,7 +57,7 @@ def _with(progress: GroupProgress, entry: dict[str, Any]) -> GroupProgress:
 
 
 def dump_flight_record(device: str) -> str | bytes:
-    """This process's record as torch writes it: of NCCL on "cuda", of Gloo on "cpu"."""
+    """Return this process's record as torch writes it: NCCL's on "cuda", Gloo's on "cpu"."""
     names = {"cuda": "_dump_nccl_trace_json", "cpu": "_dump_fr_trace_json"}
     dumped: str | bytes = getattr(_distributed_c10d, names[device])()
     return dumped

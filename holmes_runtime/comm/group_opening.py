@@ -1,4 +1,4 @@
-"""Makes one process group after another, each on its planned network, and sees that it is there.
+"""The opening of process groups one after another, each on its planned network, and the check that it is on it.
 
 Gloo groups are bound to an interface per rank, NCCL groups to a network module per group. A Gloo group's network is
 read from the sockets it has opened, an NCCL group's from NCCL's own log.
@@ -43,25 +43,28 @@ class GlooInterface(ProcessGroupGloo._Options):  # type: ignore[misc,name-define
 
 
 def register_backend() -> None:
-    """Registers backend "holmes" with torch.distributed, unless that was done before."""
+    """Register backend "holmes" with torch.distributed, unless that was done before."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create_gloo, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create_gloo(options: Any, interface: GlooInterface | None) -> ProcessGroupGloo:
-    """What torch calls for a group of backend "holmes"."""
+    """Make a group of backend "holmes"; torch calls this."""
     return make_gloo(options.store, options.group_rank, options.group_size, options.timeout, interface)
 
 
 def make_gloo(
     store: Store, rank: int, size: int, timeout: timedelta, interface: GlooInterface | None
 ) -> ProcessGroupGloo:
-    """A Gloo group whose members have proven who they are, on the devices of one interface; they meet in `store`.
+    """Return a Gloo group of authenticated members, on devices of one interface; they meet in `store`.
 
     A group that carries tensors is connected at once: an end that connects at its first message may wait in it for the
-    other end, and two ranks that each post a receive first, on an edge's two groups, would wait for one another. One of
-    control traffic may connect late, as on GPUs: then members' hosts stay admitted, and the ends of connections are not
-    compared. Raises RuntimeError naming the interface, or that somebody is in it who is no member.
+    other end, and two ranks that each post a receive first, on an edge's two groups, would wait for one another. A
+    control group may connect late, as on GPUs: then members' hosts stay admitted, and the ends of connections are not
+    compared.
+
+    Raises:
+        RuntimeError: the interface cannot be used, or a process that is no member is in the group.
     """
     lazily = interface is None and os.environ.get("TORCH_GLOO_LAZY_INIT") == "1"
     opened = [
@@ -80,9 +83,10 @@ def make_gloo(
 
 
 def _gloo_device(interface: GlooInterface | None, lazily: bool) -> Any:
-    """On the group's interface; of a group without one, as the default, on that of GLOO_SOCKET_IFNAME.
+    """Return a device on the group's interface; without a group's interface, on that of GLOO_SOCKET_IFNAME.
 
-    torch reads the variable for groups that it makes itself alone; its default device is where the host's name leads.
+    torch reads the variable only for groups that it makes itself; its default device is on the address of the host's
+    name.
     """
     name = interface.interface if interface is not None else os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     if not name:
@@ -94,22 +98,22 @@ def _gloo_device(interface: GlooInterface | None, lazily: bool) -> Any:
 
 
 def new_control_group(timeout_s: float) -> ProcessGroup:
-    """A Gloo group of all ranks beside the default one, on the same network."""
+    """Return one more Gloo group of all ranks, on the network of the default one."""
     register_backend()
     group: ProcessGroup = dist.new_group(backend=BACKEND, timeout=timedelta(seconds=timeout_s))
     return group
 
 
 def nccl_fields(group: Group) -> dict[str, str | int]:
-    """The fields of NCCL's communicator configuration: they bind `group` to its network and bound an edge's kernels."""
+    """Return the fields of NCCL's configuration that bind `group` to its network and limit an edge's kernels."""
     bound: dict[str, str | int] = {"max_ctas": EDGE_CTAS} if group.axis in EDGE_AXES else {}
     return bound if group.net_name is None else {"net_name": group.net_name, **bound}
 
 
 def opening_order(config: RunConfig) -> Sequence[Group]:
-    """The groups of the run in the order in which all ranks make them.
+    """Return the groups of the run in the order in which all ranks make them.
 
-    Making one holds up its members. Of a pipeline every other edge comes first, so that edges are made side by side
+    Making one holds up its members. Every other edge of a pipeline comes first, so that edges are made in parallel
     rather than each after its neighbour.
     """
 
@@ -120,7 +124,7 @@ def opening_order(config: RunConfig) -> Sequence[Group]:
 
 
 def send_test_message(group: Group, opened: ProcessGroup, rank: int, device: torch.device) -> None:
-    """Sends TEST_BYTES as the group will be used, and waits for them: NCCL connects at the first message."""
+    """Send TEST_BYTES as the group will be used, and wait for them: NCCL connects at the first message."""
     message = torch.zeros(TEST_BYTES, dtype=torch.uint8, device=device)
     if group.axis not in EDGE_AXES:
         dist.all_reduce(message, group=opened)
@@ -135,7 +139,7 @@ def send_test_message(group: Group, opened: ProcessGroup, rank: int, device: tor
 
 @dataclass(frozen=True)
 class Calls:
-    """What opening a group asks of torch and of the system."""
+    """The functions of torch and of the system that open a group."""
 
     new_group: Callable[..., Any] = dist.new_group
     nccl_options: Callable[[], Any] = lambda: dist.ProcessGroupNCCL.Options()
@@ -144,7 +148,7 @@ class Calls:
 
 
 class GroupOpening:
-    """Makes the groups of one rank. `evidence` says of NCCL's which network they use, and how that is known."""
+    """Makes the groups of one rank. `evidence` has a line on the network of each NCCL group, and its source."""
 
     def __init__(
         self,
@@ -163,12 +167,12 @@ class GroupOpening:
         self.evidence: list[str] = []
 
     def in_words(self, group: Group) -> str:
-        """Name, axis and hosts of the group."""
+        """Return name, axis and hosts of the group."""
         hosts = dict.fromkeys(self._config.grid.rank(rank).host for rank in group.ranks)
         return f"group {group.name} ({group.axis} on {', '.join(hosts)})"
 
     def open(self, group: Group) -> ProcessGroup | None:
-        """The process group, or None on ranks outside it, which take part in its creation all the same.
+        """Return the process group, or None on ranks outside it, which take part in its creation all the same.
 
         Raises RuntimeError, naming group and hosts, if it cannot be made or does not use the network of the plan.
         """
@@ -203,7 +207,7 @@ class GroupOpening:
         return opened
 
     def _open_nccl(self, group: Group) -> ProcessGroup:
-        """Its communicator is made at once, as it is told its device; a first message connects it."""
+        """Open an NCCL group. Its device is given, so the communicator is made at once; a first message connects it."""
         options = self._calls.nccl_options()  # a fresh object for each, as torch keeps and writes to them
         options._timeout = self._timeout
         for field, value in nccl_fields(group).items():
@@ -229,7 +233,7 @@ class GroupOpening:
 
 
 def _evidence(group: Group, made: NcclSays, connected: NcclSays, rdma_bytes: int | None) -> str:
-    """Which network `group` is on, and how that is known; `rdma_bytes`: what the host's planned RDMA ports moved."""
+    """Return the network of `group` and the evidence; `rdma_bytes`: bytes moved by the host's planned RDMA ports."""
     if made.network is None:
         seen = "RDMA ports that cannot be read" if rdma_bytes is None else f"{rdma_bytes} bytes over the RDMA ports"
         return f"{group.name}: planned on {group.net_name}; NCCL wrote no log, a message of {TEST_BYTES} moved {seen}"

@@ -1,7 +1,7 @@
 """Byte counters of this host's network interfaces, by name, and of its RDMA ports, by `mlx5_0:1`.
 
-RDMA passes the kernel by: an interface's counters do not have it, a port's do. A port's are those of the whole host,
-whichever rank sends, and on InfiniBand have IP over it too. A counter that cannot be read is left out.
+RDMA bypasses the kernel: a port's counters include it, an interface's do not. A port counts for the whole host,
+whichever rank sends, and on InfiniBand includes IP over it. A counter that cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from holmes_runtime.config.rank_metrics import ByteCounters
 NET_DEV = Path("/proc/net/dev")
 INFINIBAND = Path("/sys/class/infiniband")
 WORD_BYTES = 4  # ports count in words. Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband
-# Of an older port, which counts in 32 bits and stays at its last value once it is there.
+# The last value of an older port, which counts in 32 bits and stays there.
 FULL_WORDS = 2**32 - 1
 
 
 def parse_net_dev(text: str) -> dict[str, ByteCounters]:
-    """Byte counters per interface from the text of /proc/net/dev (two header lines; bytes are columns 1 and 9)."""
+    """Return byte counters by interface from /proc/net/dev's text (two header lines; bytes are columns 1 and 9)."""
     counters = {}
     for line in text.splitlines()[2:]:
         name, _, columns = line.partition(":")
@@ -29,12 +29,12 @@ def parse_net_dev(text: str) -> dict[str, ByteCounters]:
 
 
 def read_byte_counters() -> dict[str, ByteCounters]:
-    """Byte counters of this host's interfaces; empty where the system keeps no /proc/net/dev."""
+    """Return byte counters of this host's interfaces; empty if the system keeps no /proc/net/dev."""
     return parse_net_dev(NET_DEV.read_text()) if NET_DEV.exists() else {}
 
 
 def read_port_counters(ports: Iterable[str], root: Path = INFINIBAND) -> dict[str, ByteCounters]:
-    """Byte counters of the RDMA `ports`, such as `mlx5_0:1`, that can be read; `root` is sysfs's folder of devices."""
+    """Return byte counters of the readable RDMA `ports`, such as `mlx5_0:1`; `root` is sysfs's folder of devices."""
     found = {}
     for port in ports:
         device, _, number = port.partition(":")
@@ -46,7 +46,7 @@ def read_port_counters(ports: Iterable[str], root: Path = INFINIBAND) -> dict[st
 
 
 def _words(folder: Path, name: str) -> int | None:
-    """A counter; where an old kernel keeps one of 64 bits, it is in a folder of its own. None if it is not known."""
+    """Return a counter, None if not known. An old kernel keeps 64-bit counters in a folder of their own."""
     for file in (folder / "counters_ext" / f"{name}_64", folder / "counters" / name):
         try:
             words = int(file.read_text())
@@ -57,6 +57,6 @@ def _words(folder: Path, name: str) -> int | None:
 
 
 def counters_increase(before: dict[str, ByteCounters], after: dict[str, ByteCounters]) -> dict[str, ByteCounters]:
-    """Per counter, the increase between two readings; those that came, went or fell meanwhile are left out."""
+    """Return the increase of each counter between two readings; counters that came, went or fell are left out."""
     moved = {name: reading.since(before[name]) for name, reading in after.items() if name in before}
     return {name: increase for name, increase in moved.items() if min(increase) >= 0}

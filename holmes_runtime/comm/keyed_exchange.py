@@ -1,7 +1,7 @@
-"""Tags by which ranks notice that what they exchange was changed on the way between their hosts.
+"""Tags by which ranks notice that a message was changed in transit between their hosts.
 
-The key is the attempt's, and its agents hand it to its ranks. A run without agents has none: there accidents are
-noticed, and whoever changes bytes can make the tags anew.
+The key is the attempt's; its agents pass it to its ranks. A run without agents has no key: its tags reveal accidents,
+but not an attacker, who can make the tags anew.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class _Attempt(NamedTuple):
 
 
 class _Ours:
-    """What this process knows, and how many exchanges it has begun over each group."""
+    """The attempt of this process, and the number of exchanges it has begun over each group."""
 
     attempt = _Attempt()
     begun: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 
 
 def take_key(environ: MutableMapping[str, str], hosts: Sequence[str]) -> None:
-    """Use the attempt's key from now on, and take it out of `environ`, which children inherit and libraries log.
+    """Use the attempt's key from now on, and remove it from `environ`, which children inherit and libraries log.
 
-    `hosts` are those of the ranks, for messages.
+    `hosts` are the hosts by rank, for messages.
     """
     _Ours.attempt = _Attempt(bytes.fromhex(environ.pop(KEY_VARIABLE, "")), hosts)
 
 
 class KeyedExchange:
-    """One exchange over a group: all its ranks begin the same ones, in the same order."""
+    """One exchange over a group: all its ranks begin the same exchanges, in the same order."""
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group if group is not None else dist.group.WORLD
@@ -50,7 +50,7 @@ class KeyedExchange:
         _Ours.begun[self._group] = self._number + 1
 
     def tag(self, source: int, place: str, *parts: bytes | memoryview) -> bytes:
-        """Return the tag of what the group's rank `source` sends; no two messages of it have one `place`.
+        """Return the tag of a message of the group's rank `source`; no two of its messages have one `place`.
 
         Both ends know the length of all parts but the last.
         """
@@ -59,7 +59,7 @@ class KeyedExchange:
         return tag_of(_Ours.attempt.key, where, b"\0", *parts)
 
     def check(self, source: int, place: str, tag: bytes | memoryview, *parts: bytes | memoryview) -> None:
-        """Raises ChangedOnTheWay, naming both ends, unless `source` sent these parts."""
+        """Raise ChangedOnTheWay, naming both ends, unless `source` sent these parts."""
         if not hmac.compare_digest(self.tag(source, place, *parts), tag):
             mine = self._name(dist.get_rank(self._group))
             raise ChangedOnTheWay(f"what {self._name(source)} sent to {mine} {CHANGED}: {place}")

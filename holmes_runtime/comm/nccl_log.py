@@ -1,9 +1,9 @@
-"""What NCCL itself says of its communicators, in the log it writes where NCCL_DEBUG is INFO.
+"""NCCL's report on its communicators, in the log it writes if NCCL_DEBUG is INFO.
 
-Communicators are made one after the other, so what a process has logged while one was made is of that one. The module
-that carries it is named for each (`Using network IB`), the ports of a module once a process (`NET/IB : Using
-[0]mlx5_0:1/IB`), the way of a channel when it connects (`via NET/IB/0/GDRDMA`). Source: NCCL 2.18 to 2.29, src/init.cc,
-src/transport/net.cc, net_ib.cc and net_socket.cc.
+Communicators are made one after the other, so the lines logged while one is made are about that one. The module that
+carries it is named for each (`Using network IB`), the ports of a module once per process (`NET/IB : Using
+[0]mlx5_0:1/IB`), the path of a channel when it connects (`via NET/IB/0/GDRDMA`). Source: NCCL 2.18 to 2.29,
+src/init.cc, src/transport/net.cc, net_ib.cc and net_socket.cc.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _GPU_DIRECT = "/GDRDMA"
 
 @dataclass(frozen=True)
 class NcclSays:
-    """What a stretch of the log says. `network`: the module, None if no communicator was made.
+    """The contents of a stretch of the log. `network`: the module, None if no communicator was made.
 
-    `nics`: ports and interfaces, of the modules that were set up. `paths`: of channels, such as `NET/IB/0/GDRDMA`.
+    `nics`: ports and interfaces of the modules that were set up. `paths`: the paths of channels, such as
+    `NET/IB/0/GDRDMA`.
     """
 
     network: str | None
@@ -38,12 +39,12 @@ class NcclSays:
 
     @property
     def gpu_direct(self) -> bool | None:
-        """Whether all channels over a network go from GPU memory to the NIC; None where none is known."""
+        """True if all channels over a network go from GPU memory to the NIC; None if no channel is known."""
         return all(_GPU_DIRECT in path for path in self.paths) if self.paths else None
 
 
 def parse_nccl_log(text: str) -> NcclSays:
-    """What the lines of `text` say; of several communicators, of the last."""
+    """Return the contents of the lines of `text`; of several communicators, the last one's network."""
     networks = _NETWORK.findall(text)
     nics = [nic for line in _NICS.findall(text) for nic in _RDMA_PORT.findall(line) or _NETDEV.findall(line)]
     return NcclSays(
@@ -55,10 +56,10 @@ def parse_nccl_log(text: str) -> NcclSays:
 
 
 class NcclLog:
-    """The log of this process, read piece by piece; empty where none is written."""
+    """The log of this process, read stretch by stretch; empty if none is written."""
 
     def __init__(self, environ: Mapping[str, str], host: str | None = None, pid: int | None = None) -> None:
-        """`environ` names the file as NCCL_DEBUG_FILE, where %h is the host and %p the process."""
+        """Find the file by NCCL_DEBUG_FILE in `environ`, where %h is the host and %p the process."""
         name = environ.get("NCCL_DEBUG_FILE", "")
         host = (socket.gethostname() if host is None else host).partition(".")[0]
         name = name.replace("%h", host).replace("%p", str(os.getpid() if pid is None else pid))
@@ -66,7 +67,7 @@ class NcclLog:
         self._offset = 0
 
     def read_more(self) -> NcclSays:
-        """What was logged since the last time."""
+        """Return the contents logged since the last call."""
         if self._file is None or not self._file.is_file():
             return parse_nccl_log("")
         with self._file.open("rb") as file:

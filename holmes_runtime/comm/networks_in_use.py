@@ -1,7 +1,7 @@
-"""What each group of this rank really uses, against the plan: a run on the wrong network is no run of that plan.
+"""The network that each group of this rank really uses, to be compared with the plan.
 
-A Gloo group's connections are this process's sockets, and a socket's local address says which interface it is bound to,
-on one host as across hosts. NCCL says itself what it uses (`nccl_log.py`).
+A Gloo group's connections are this process's sockets. A socket's local address shows the interface it is bound to, on
+one host as across hosts. NCCL logs the network it uses (`nccl_log.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def interface_addresses() -> dict[str, str]:
-    """Interface by address, of this host."""
+    """Return this host's interfaces by address."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -35,7 +35,7 @@ def interface_addresses() -> dict[str, str]:
 
 
 def _ipv4_of(probe: socket.socket, interface: str) -> str | None:
-    """The first IPv4 address of `interface`; None if it has none."""
+    """Return the first IPv4 address of `interface`; None if it has none."""
     try:
         answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
     except OSError:
@@ -44,6 +44,6 @@ def _ipv4_of(probe: socket.socket, interface: str) -> str | None:
 
 
 def other_interfaces(planned: str, connections: Iterable[Connection], addresses: dict[str, str]) -> list[str]:
-    """What `connections` use that is not the interface `planned`: interfaces, or addresses that no interface has."""
+    """Return the interfaces other than `planned` that `connections` use, or addresses that no interface has."""
     used = {addresses.get(connection.local.address, connection.local.address) for connection in connections}
     return sorted(used - {planned})

@@ -29,12 +29,12 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class RankGroups:
-    """The process groups one rank uses; None where it is the only shard or replica, or has no such neighbour.
+    """The process groups of one rank; None where it is the only shard or replica, or has no such neighbour.
 
-    `dp` joins the replicas of its cluster or, in flat data parallelism, all; `dp_across` those of different clusters.
-    `tied` joins a rank of the first stage and one of the last, which hold copies. Activations come over `forward_in`
-    and leave over `forward_out`; gradients come over `backward_in` and leave over `backward_out`. `digests` are those
-    of what travels over them; None where nobody compares any.
+    `dp` joins the replicas of its cluster or, in flat data parallelism, all; `dp_across` the ones of different
+    clusters. `tied` joins a rank of the first stage and one of the last, which hold copies. Activations come over
+    `forward_in` and leave over `forward_out`; gradients come over `backward_in` and leave over `backward_out`.
+    `digests` count the traffic of the groups; None if digests are not compared.
     """
 
     tp: ProcessGroup | None = None
@@ -49,27 +49,27 @@ class RankGroups:
 
     @property
     def replicas(self) -> tuple[ProcessGroup, ...]:
-        """The groups over which, one after the other, something becomes the sum over all replicas."""
+        """The groups over which, one after the other, a value becomes the sum over all replicas."""
         return tuple(group for group in (self.dp, self.dp_across) if group is not None)
 
     def messages_of(self, name: str) -> GroupDigests | None:
-        """The digests of messages in the group of that name, such as `dp`."""
+        """Return the digests of messages in the group of that name, such as `dp`."""
         return None if self.digests is None else self.digests.messages.get(name)
 
     def counted(self, gathering: Pending, name: str) -> Pending:
-        """`gathering`, whose result is counted as weights that are alike on all ranks of the group of that name."""
+        """Return `gathering`, and count its result as weights that are alike on all ranks of the group of that name."""
         copies = None if self.digests is None else self.digests.weights.get(name)
         return gathering if copies is None else copies.watch(gathering)
 
     def replica_digests(self) -> tuple[LevelDigests, ...]:
-        """Those of `replicas`."""
+        """Return the digests of each group in `replicas`."""
         names = [name for name in ("dp", "dp_across") if getattr(self, name) is not None]
         weights = {} if self.digests is None else self.digests.weights
         return tuple(LevelDigests(self.messages_of(name), weights.get(name)) for name in names)
 
 
 def check_interfaces(config: RunConfig, rank: int) -> None:
-    """Raises RuntimeError, naming host, group and interface, if this host lacks an interface of the plan."""
+    """Raise RuntimeError, naming host, group and interface, if this host lacks an interface of the plan."""
     host = config.grid.rank(rank).host
     present = sorted(name for _, name in socket.if_nameindex())
     for group in config.groups:
@@ -81,10 +81,10 @@ def check_interfaces(config: RunConfig, rank: int) -> None:
 
 
 def select_device(device: str, local_rank: int, environ: Mapping[str, str]) -> torch.device:
-    """The device of this rank; on "cuda" makes GPU `local_rank` the current one.
+    """Return the device of this rank; on "cuda" make GPU `local_rank` the current one.
 
-    Raises RuntimeError if NCCL_NET is set for a "cuda" run, here or in a file that NCCL reads: it would override the
-    network of every group.
+    Raises RuntimeError if NCCL_NET is set for a "cuda" run, in the environment or in a file that NCCL reads: it would
+    override the network of every group.
     """
     if device == "cpu":
         return torch.device("cpu")
@@ -102,7 +102,7 @@ def select_device(device: str, local_rank: int, environ: Mapping[str, str]) -> t
 
 
 def connect(config: RunConfig, rank: int, world_size: int) -> None:
-    """Joins the default group (Gloo, control traffic). Raises RuntimeError if the launch is of another size."""
+    """Join the default group (Gloo, control traffic). Raise RuntimeError if the launch has another size."""
     if world_size != config.world_size:
         raise RuntimeError(f"rank {rank}: launched with WORLD_SIZE {world_size}, the run has {config.world_size} ranks")
     refuse_pickles()
@@ -116,7 +116,7 @@ def open_groups(
     device: torch.device = CPU,
     now: Callable[[str], None] = lambda _: None,
 ) -> RankGroups:
-    """Creates all groups of the run, on all ranks in one order, and picks those of `rank`; `now` is told of each.
+    """Create all groups of the run, on all ranks in one order, and return this rank's; call `now` before making each.
 
     On "cuda" every communicator is made and tried out here. Raises RuntimeError, naming group and hosts, for one that
     cannot be made or is not on the network of the plan.

@@ -1,8 +1,8 @@
-"""Records between ranks as JSON in tensors of bytes. torch's own collectives for objects unpickle what a peer sends,
-which would run it.
+"""Records between ranks as JSON in tensors of bytes. torch's own collectives for objects unpickle data of peers, which
+would run any code in it.
 
 Every function is called by all ranks of the group with a record of one type. Each record comes with a tag, which is
-checked before anything of it is read.
+checked before any part of the record is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holmes_runtime.config.strict_json import MAX_VALUES, parse, to_json
 Record = TypeVar("Record")
 SIZE_BYTES = 8
 HEAD, RECORD = "the size of a control record", "a control record"
-MOST_BYTES = 1 << 26  # of one record: a rank of a 7B model that saves says 0.1 MB
+MOST_BYTES = 1 << 26  # of one record: a rank of a 7B model sends 0.1 MB at a save
 
 
 class _Refusing:
@@ -33,16 +33,16 @@ class _Refusing:
 
 
 def refuse_pickles() -> None:
-    """From now on torch's collectives for objects raise RuntimeError where they would unpickle what a peer sent."""
+    """Make torch's collectives for objects raise RuntimeError instead of unpickling data of a peer."""
     distributed_c10d._unpickler = _Refusing  # type: ignore[assignment]
 
 
 def all_gather_records(mine: Record, group: ProcessGroup | None = None) -> list[Record]:
-    """The records of all ranks, in the group's order.
+    """Return the records of all ranks, in the group's order.
 
     Raises:
         ChangedOnTheWay: a record is not what its rank sent.
-        ValueError: one is not as it should be; names what of it.
+        ValueError: a record has a wrong value; names it.
     """
     heads, padded = _padded(mine, group)
     gathered = [torch.empty_like(padded) for _ in heads]
@@ -51,7 +51,7 @@ def all_gather_records(mine: Record, group: ProcessGroup | None = None) -> list[
 
 
 def gather_records(mine: Record, group: ProcessGroup | None = None) -> list[Record]:
-    """The records of all ranks, in the group's order, on its first rank; nothing on the others. Raises as above."""
+    """Return the records of all ranks, in order, on the group's first rank; none on others. Raises as above."""
     heads, padded = _padded(mine, group)
     first = dist.get_rank(group) == 0
     gathered = [torch.empty_like(padded) for _ in heads] if first else None
@@ -60,14 +60,14 @@ def gather_records(mine: Record, group: ProcessGroup | None = None) -> list[Reco
 
 
 def broadcast_record(mine: Record, group: ProcessGroup | None = None, source: int = 0) -> Record:
-    """The record of the group's rank `source`. Raises as above."""
+    """Return the record of the group's rank `source`. Raises as above."""
     heads, padded = _padded(mine, group)
     dist.broadcast(padded, group=group, group_src=source)
     return _parsed(type(mine), heads[source], padded)
 
 
 class _Head(NamedTuple):
-    """What comes before the record of a rank of the group: its size, and its tag in that exchange."""
+    """The header of a rank's record: its size, and its tag in that exchange."""
 
     exchange: KeyedExchange
     source: int
@@ -76,7 +76,7 @@ class _Head(NamedTuple):
 
 
 def _padded(record: object, group: ProcessGroup | None) -> tuple[list[_Head], Tensor]:
-    """The heads of all ranks' records, and this rank's, (longest,), uint8. Raises RuntimeError for a huge one."""
+    """Return the heads of all ranks' records, and this rank's, (longest,), uint8. Raise RuntimeError for a huge one."""
     exchange, name, me = KeyedExchange(group), type(record).__name__, dist.get_rank(group)
     encoded = bytearray(to_json(record).encode())
     said = len(encoded).to_bytes(SIZE_BYTES, "big") + exchange.tag(me, RECORD, memoryview(encoded))

@@ -1,9 +1,9 @@
 """Reduce-scatter and all-gather over all replicas of a stage, in one exchange or in two: inside clusters, then across.
 
-In two, the replicas of a cluster first add up inside, so that each has one part of the sum of its cluster; then each
-exchanges that part alone with the replica at its position in every other cluster. Of n replicas in each of m clusters a
-rank thus sends 1/n of what it has over the slow network, in m parts of which it keeps one; gathering goes back the same
-way. Source: Cho et al., BlueConnect, 2019.
+In two, the replicas of a cluster first add up inside, so that each has one part of its cluster's sum. Then each
+exchanges only that part with the replica at its position in every other cluster. With n replicas in each of m clusters,
+a rank thus sends 1/n of its data over the slow network, in m parts, and keeps one of them; gathering takes the same
+path back. Source: Cho et al., BlueConnect, 2019.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_sc
 from holmes_runtime.comm.travel_digests import CopyDigests, GroupDigests
 
 Pending = Callable[[], Tensor]
-"""Waits for what was started, and gives its result."""
+"""Waits for the operation that was started, and returns its result."""
 Following = Callable[[Tensor], Pending]
-"""Starts what needs that result."""
+"""Starts the operation that needs that result."""
 
 
 class Chain(Protocol):
-    """Starts one operation after another without holding up the one who asks for it."""
+    """Starts one operation after another without blocking the caller."""
 
     def then(self, first: Pending, following: Following) -> Pending:
-        """Starts `following` once `first` is done; what is returned waits for both."""
+        """Start `following` once `first` is done; the result waits for both."""
         ...
 
 
 class ThreadChain:
-    """A chain for operations whose waiting holds up the host: a thread waits, in the order in which it was asked.
+    """A chain for operations whose wait blocks the host: a thread waits for them in the order of the calls.
 
     That order is the same on all ranks, and so is the order of collectives on each group.
     """
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[tuple[Pending, Following, Future[Pending]]] = SimpleQueue()
-        # A daemon: when the run fails elsewhere, nobody waits for ranks that are gone.
+        # A daemon: when the run fails elsewhere, the process need not wait for ranks that are gone.
         Thread(target=_follow, args=(self._asked,), name="replica exchange", daemon=True).start()
 
     def then(self, first: Pending, following: Following) -> Pending:
-        """As Chain; an error of either operation is raised where the result is waited for."""
+        """Chain as `Chain` does; an error of either operation is raised where the result is waited for."""
         started: Future[Pending] = Future()
         self._asked.put((first, following, started))
         return lambda: started.result()()
@@ -66,33 +66,33 @@ def _follow(asked: SimpleQueue[tuple[Pending, Following, Future[Pending]]]) -> N
 
 
 class StreamChain:
-    """A chain for operations on a GPU, whose waiting holds up the current stream alone: a stream of its own waits.
+    """A chain for operations on a GPU, whose wait blocks the current stream alone: a stream of its own waits.
 
-    Memory is safe: torch keeps what an operation reads or writes until it is waited for, and a result made on this
-    stream is next written after a `first` that itself came after the one who asks had read it.
+    Memory is safe: torch keeps the memory of an operation until it is waited for. A result made on this stream is next
+    written after a `first` that itself came after the caller had read it.
     """
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def then(self, first: Pending, following: Following) -> Pending:
-        """As Chain."""
+        """Chain as `Chain` does."""
         with torch.cuda.stream(self._stream):
             return following(first())
 
 
 class LevelDigests(NamedTuple):
-    """Of one group of replicas; None where nothing is counted."""
+    """The digests of one group of replicas; None if its traffic is not counted."""
 
     messages: GroupDigests | None
     weights: CopyDigests | None
 
 
 class ReplicaExchange:
-    """All replicas of this rank's part of the model, `size` of them; in flat memory the part at `position` is its own.
+    """All `size` replicas of this rank's part of the model; its own part of flat memory is at `position`.
 
-    `levels` are the groups that join them, inside the cluster first, as `RankGroups.replicas`; without any, nothing can
-    be started. `digests` count, group by group, what is added up and what is gathered.
+    `levels` are the groups that join them, inside the cluster first, as `RankGroups.replicas`; without any, no
+    operation can be started. `digests` count, group by group, the values that are added up or gathered.
     """
 
     def __init__(self, levels: Sequence[ProcessGroup], digests: Sequence[LevelDigests] = ()) -> None:
@@ -107,14 +107,14 @@ class ReplicaExchange:
         return StreamChain() if dist.get_backend(self._levels[0]) == "nccl" else ThreadChain()
 
     def start_reduce_scatter(self, flat: Tensor) -> Pending:
-        """Starts to add `flat` (elements,) up; the result waits and gives this rank's part (elements / size,)."""
+        """Start to add `flat` (elements,) up; the result waits and gives this rank's part (elements / size,)."""
         counted = zip(self._levels, self._digests, strict=True)
         return self._in_turn(
             [partial(start_reduce_scatter, group=level, digests=each.messages) for level, each in counted], flat
         )
 
     def start_all_gather(self, flat: Tensor) -> Pending:
-        """Starts to fill `flat` (elements,), where this rank's part is in place; the result waits for all."""
+        """Start to fill `flat` (elements,), where this rank's part is in place; the result waits for all."""
         starts: list[Following] = []
         part = flat
         for level, digests in zip(self._levels, self._digests, strict=True):
@@ -130,6 +130,6 @@ class ReplicaExchange:
 
 
 def _gather(flat: Tensor, level: ProcessGroup, digests: CopyDigests | None, _: Tensor) -> Pending:
-    """Gathers `flat`, of which what came before has filled this rank's part."""
+    """Gather `flat`, after the operation before has filled this rank's part."""
     gathering = start_all_gather(flat, level)
     return gathering if digests is None else digests.watch(gathering)

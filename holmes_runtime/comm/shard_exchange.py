@@ -16,11 +16,11 @@ from holmes_runtime.comm.travel_digests import GroupDigests
 def start_reduce_scatter(
     flat: Tensor, group: ProcessGroup, digests: GroupDigests | None = None
 ) -> Callable[[], Tensor]:
-    """Starts to add `flat` (elements,) up over `group`; the result waits and gives this rank's part (elements / n,).
+    """Start to add `flat` (elements,) up over `group`; the result waits and gives this rank's part (elements / n,).
 
     Gloo's own reduce-scatter sends as much as an all-reduce (pytorch issue 118911). An exchange of parts and a sum send
-    half, and add in the order of ranks, so that a sum never depends on timing. What is sent and received is counted in
-    `digests`; NCCL, which adds up on the way, has nothing to count.
+    half, and add in the order of ranks, so that a sum never depends on timing. `digests` count sent and received
+    values; NCCL adds up in transit and counts nothing.
     """
     size, me = group.size(), group.rank()
     if dist.get_backend(group) == "nccl":
@@ -35,7 +35,7 @@ def start_reduce_scatter(
 
 
 def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
-    """Starts to fill `flat` (elements,) from `group`, where this rank's part is in place; the result waits for all."""
+    """Start to fill `flat` (elements,) from `group`, where this rank's part is in place; the result waits for all."""
     size, me = group.size(), group.rank()
     parts = flat.view(size, -1)
     if dist.get_backend(group) == "nccl" or size > 2:
@@ -46,7 +46,7 @@ def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
 
 
 def start_sum_of_two(flat: Tensor, group: ProcessGroup, digests: GroupDigests | None = None) -> Callable[[], Tensor]:
-    """Starts to add `flat` (elements,) of the two ranks of `group` up, in place; both get the same bits.
+    """Start to add `flat` (elements,) of the two ranks of `group` up, in place; both get the same bits.
 
     `digests` as for a reduce-scatter.
     """
@@ -60,7 +60,7 @@ def start_sum_of_two(flat: Tensor, group: ProcessGroup, digests: GroupDigests | 
 
 
 def _count(sent: Tensor, received: Tensor, group: ProcessGroup, digests: GroupDigests | None) -> Callable[[], Tensor]:
-    """Counts what goes to each other rank of `group`; the result counts what has come, and returns `received`."""
+    """Count the values sent to other ranks of `group`; the result counts `received` and returns it."""
     if digests is None:
         return lambda: received
     others = [rank for rank in range(group.size()) if rank != group.rank()]
@@ -77,11 +77,11 @@ def _count(sent: Tensor, received: Tensor, group: ProcessGroup, digests: GroupDi
 
 
 def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[Transfer]:
-    """Sends sent[i] to rank i of `group` and fills received[i] from it, both (n, elements), but for this rank itself.
+    """Send sent[i] to rank i of `group` and fill received[i] from it, both (n, elements), but for this rank itself.
 
-    Receives are posted first. A receiver tells the sender that it is ready on the connection that also carries its own
-    data: behind them, the other way would wait, and two ranks take turns where a link is full duplex. Gloo's all-to-all
-    and, between two ranks, all-gather do: 0.5 to 0.95 of a link's rate, against 0.95 so.
+    Receives are posted first. A receiver signals that it is ready on the connection that also carries its own data.
+    Behind that data the other direction would wait, and two ranks would take turns on a full-duplex link. Gloo's
+    all-to-all and, between two ranks, all-gather do: 0.5 to 0.95 of a link's rate, against 0.95 so.
     """
     size, me = group.size(), group.rank()
     transfers = [start_receive(received[(me - i) % size], (me - i) % size, group) for i in range(1, size)]

@@ -1,6 +1,6 @@
 """Bytes that this process's TCP connections have carried, as the kernel counts them for each connection.
 
-What passes TCP by, such as RDMA and shared memory, is not among them.
+Traffic that bypasses TCP, such as RDMA and shared memory, is not counted.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ def read_socket_bytes() -> dict[int, int]:
 
 
 def bytes_between(before: Mapping[int, int], after: Mapping[int, int]) -> int:
-    """Return the bytes that moved over connections which were there both times."""
+    """Return the bytes that moved over connections in both readings."""
     return sum(max(0, count - before[number]) for number, count in after.items() if number in before)

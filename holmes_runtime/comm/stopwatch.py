@@ -1,4 +1,4 @@
-"""Where the time of a rank goes: every moment belongs to one named lap, the innermost that is open."""
+"""The time of a rank by named laps: every moment belongs to the innermost lap that is open."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.profiler import record_function
 
 REST = "rest"
 Mark = tuple[float | torch.cuda.Event, str]
-"""When a lap began, by the host's clock or by an event in a GPU's stream, and its name."""
+"""The start of a lap, by the host's clock or by an event in a GPU's stream, and its name."""
 
 
 def timed_event() -> torch.cuda.Event:
-    """An event of the current GPU that knows its time."""
+    """Return an event of the current GPU that knows its time."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def named_range(name: str) -> Iterator[None]:
-    """What happens inside has that name in traces, of torch's profiler and of NVIDIA's (NVTX).
+    """Name the block in the traces of torch's profiler and of NVIDIA's (NVTX).
 
     Without a trace it costs a few microseconds.
     """
@@ -32,10 +32,10 @@ def named_range(name: str) -> Iterator[None]:
 
 
 class Stopwatch:
-    """Times laps on the host, or on a GPU by events in its current stream, which costs no waiting for it.
+    """Times laps on the host, or on a GPU by events in its current stream, without waiting for it.
 
-    On a GPU a wait for a collective is thus the time for which the stream stood still. There a reading is that of the
-    time before the last one: by then its events have passed, and `add_up` looks at them while the GPU has work.
+    On a GPU a wait for a collective is thus the time for which the stream stood still. A reading there covers the time
+    before the last one: by then its events have passed, and `add_up` reads them while the GPU has work.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Stopwatch:
         self._open = [REST]
         self._marks: list[Mark] = []
         self._before: list[Mark] = []  # on a GPU, up to the last reading
-        self._seconds: dict[str, float] = {}  # of those, once they are added up
+        self._seconds: dict[str, float] = {}  # of `_before`, once they are added up
         self._mark(REST)
 
     @contextmanager
     def lap(self, name: str) -> Iterator[None]:
-        """What happens inside counts as `name`, except for laps opened inside."""
+        """Count the block as `name`, except for laps opened inside."""
         self._open.append(name)
         self._mark(name)
         try:
@@ -73,7 +73,7 @@ class Stopwatch:
         self._marks.append((event, name))
 
     def read_s(self) -> dict[str, float]:
-        """Seconds by name since the last reading; on a GPU those between the two before this one, nothing at first."""
+        """Return seconds by name since the last reading; on a GPU between the two before this one, none at first."""
         ended = self._take_marks()
         if not self._is_gpu:
             return _seconds_by_name(ended)
@@ -82,11 +82,11 @@ class Stopwatch:
         return seconds
 
     def skip(self) -> None:
-        """What has happened since the last reading counts as no lap."""
+        """Discard the time since the last reading: it counts as no lap."""
         self._take_marks()
 
     def add_up(self) -> None:
-        """On a GPU, makes seconds of the events before the last reading; where the host would wait for it anyway."""
+        """On a GPU, add up the seconds before the last reading; called where the host would wait for the GPU anyway."""
         if self._before:
             last, _ = self._before[-1]
             assert not isinstance(last, float)
@@ -94,14 +94,14 @@ class Stopwatch:
             self._seconds, self._before = _seconds_by_name(self._before), []
 
     def _take_marks(self) -> list[Mark]:
-        """All marks up to now, which begins the next ones."""
+        """Return all marks up to now; the last one begins the next marks."""
         self._mark(self._open[-1])
         taken, self._marks = self._marks, self._marks[-1:]
         return taken
 
 
 def _seconds_by_name(marks: Sequence[Mark]) -> dict[str, float]:
-    """Of marks whose events have all passed."""
+    """Return seconds by name from marks whose events have all passed."""
     seconds: dict[str, float] = {}
     for (begin, name), (end, _) in pairwise(marks):
         seconds[name] = seconds.get(name, 0.0) + _between_s(begin, end)

@@ -1,12 +1,12 @@
-"""Digests of what travels between hosts, kept at both ends and compared in every step.
+"""Digests of the traffic between hosts, kept at both ends and compared in every step.
 
-A sender adds up the digests of its messages, a receiver those of what arrived; the holders of copies add up those of
-their copies. Each rank then puts one number into the sum over all ranks that a step makes anyway: the senders' and the
-receivers' cancel out, exactly and in any order. So a comparison costs the reading of the bytes, and no message. Ranks
-send their digests only where the sum shows that some differ, to find out which.
+A sender adds up the digests of its messages, a receiver the digests of what arrived; the holders of copies add up their
+copies' digests. Each rank then puts one number into the sum over all ranks that a step makes anyway: the senders' and
+the receivers' cancel out, exactly and in any order. So a comparison costs reading the bytes, and no message. Ranks send
+their digests only if the sum shows that some differ, to find out which.
 
-A digest finds what a wire, a network card or a memory changed by accident, and a stranger who changes packets without
-knowing of it. It is no signature: whoever can change all packets at will can change the sum, too.
+A digest finds changes by accident, in a wire, a network card or a memory, and by a stranger who changes packets without
+knowing of it. It is no signature: an attacker who can change all packets at will can change the sum, too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.config.rank_grid import Axis, Group, Rank, group_key
 from holmes_runtime.config.run_config import RunConfig
 
-ROW = 1024  # words of 8 bytes, which are added up first: of two of a row a digest does not see that they change places
-# Of weights gathered between hosts of one cluster: most of what is gathered, over a network with checks of its own.
+ROW = 1024  # words of 8 bytes, added up first: a digest does not see two words of one row change places
+# Interval for weights gathered between hosts of one cluster: most of the traffic, on a network with checks of its own.
 INSIDE_EVERY_STEPS = 16
 # What a rank adds to the sum is below 2^BALANCE_BITS, so that the float64 sum over 8192 ranks is exact.
 BALANCE_BITS = 40
@@ -47,20 +47,20 @@ class DigestKey(NamedTuple):
 
 
 class RankDigest(NamedTuple):
-    """One rank's digest, in hexadecimal, of everything of that key since it began."""
+    """One rank's digest, in hexadecimal, of all values of that key since it began."""
 
     key: DigestKey
     digest: str
 
 
 class RankDigests(NamedTuple):
-    """All of a rank's, as ranks send them to one another."""
+    """All digests of a rank, as ranks exchange them."""
 
     digests: tuple[RankDigest, ...]
 
 
 class Difference(NamedTuple):
-    """Digests that are not equal: `odd` are the ranks that have another one than the sender or than most copies."""
+    """Digests that are not equal: `odd` are the ranks whose digest differs from the sender's or from most copies'."""
 
     key: DigestKey
     odd: tuple[int, ...]
@@ -69,13 +69,13 @@ class Difference(NamedTuple):
 def row_sums(values: Tensor) -> list[Tensor]:
     """Return sums modulo 2^64 of rows of the bytes of `values` as words, int64, on their device: (rows,), (1,), (1,).
 
-    Of whole rows of ROW words, of the words after them, and of the bytes after those, where there are any.
+    The sums are over whole rows of ROW words, the words after them, and the bytes after those, where there are any.
     """
     flat = values.detach().reshape(-1)
     words, odd_bytes = divmod(flat.nbytes, 8)
     if odd_bytes or flat.storage_offset() * flat.itemsize % 8:
         return _odd_row_sums(flat.view(torch.uint8))
-    if not words % ROW:  # in as few operations as can be, each of which costs more than the adding of a row
+    if not words % ROW:  # in as few operations as can be, as each costs more than adding a row
         return [flat.view(torch.int64).view(-1, ROW).sum(1)]
     rows = words // ROW * ROW
     after = flat.view(torch.int64)[rows:].sum(0, keepdim=True)
@@ -83,17 +83,17 @@ def row_sums(values: Tensor) -> list[Tensor]:
 
 
 def _odd_row_sums(flat: Tensor) -> list[Tensor]:
-    """As `row_sums`, of bytes that words do not divide, or that begin within one."""
+    """Return `row_sums` of bytes whose number words do not divide, or that begin within a word."""
     whole = len(flat) // 8 * 8
     end = flat[whole:].sum(0, keepdim=True, dtype=torch.int64)
     return [*row_sums(flat[:whole].clone()), end] if whole else [end]
 
 
 def digest(sums: Sequence[Tensor]) -> Tensor:
-    """Return the digest, int64 (), of the row sums of all that was sent or gathered in a step, in its order.
+    """Return the digest, int64 (), of the row sums of all values sent or gathered in a step, in order.
 
-    The sum modulo 2^64 of all, each times an odd number of its own. So every change of one word is seen, and of several
-    all but those that cancel out in one row.
+    It is the sum modulo 2^64 of all, each times an odd number of its own. So it shows every change of one word. It
+    shows changes of several words, too, unless they cancel out in one row.
     """
     joined = torch.cat(list(sums))
     return (joined * _odd_numbers(len(joined).bit_length(), joined.device)[: len(joined)]).sum()
@@ -101,7 +101,7 @@ def digest(sums: Sequence[Tensor]) -> Tensor:
 
 @cache
 def _odd_numbers(bits: int, device: torch.device) -> Tensor:
-    """Return odd numbers, int64 (2^bits,), each another one."""
+    """Return distinct odd numbers, int64 (2^bits,)."""
     return torch.arange(2**bits, device=device) * MIXER * 2 + 1
 
 
@@ -117,21 +117,21 @@ class GroupDigests:
         self._run.add(key, self._run.next_number(key), values)
 
     def receive(self, source: int) -> Callable[[Tensor], None]:
-        """Return what counts the next message from rank `source` of the group, once it has arrived."""
+        """Return the function that counts the next message from rank `source` of the group, once it has arrived."""
         key = DigestKey("message", self._group, (self._ranks[source], self._me))
         number = self._run.next_number(key)
         return lambda values: self._run.add(key, number, values)
 
 
 class CopyDigests:
-    """Tensors that all of some ranks are to hold alike, such as weights they have gathered."""
+    """Tensors that several ranks are to hold alike, such as weights they have gathered."""
 
     def __init__(self, run: TravelDigests, key: DigestKey, every_steps: int) -> None:
-        """Those of one step in `every_steps` are counted."""
+        """Count the copies of one step in `every_steps`."""
         self._run, self._key, self._every_steps = run, key, every_steps
 
     def watch(self, pending: Pending) -> Pending:
-        """Return `pending`, which also counts its result. All holders ask for theirs in one order."""
+        """Return `pending`, which also counts its result. All holders call this in the same order."""
         if self._run.steps % self._every_steps:
             return pending
         number = self._run.next_number(self._key)
@@ -151,8 +151,8 @@ class CopyDigests:
 class TravelDigests:
     """All digests of one rank, by the names of its `RankGroups`.
 
-    `messages` are those between clusters, `weights` those gathered between hosts, `sums` those that every rank has.
-    `are_compared` where the run has several hosts.
+    `messages` are between clusters, `weights` are gathered between hosts, `sums` are the same on every rank. They
+    `are_compared` if the run has several hosts.
     """
 
     def __init__(self, config: RunConfig, me: Rank) -> None:
@@ -196,15 +196,15 @@ class TravelDigests:
             return self._numbers[key]
 
     def add(self, key: DigestKey, number: int, values: Tensor) -> None:
-        """Count `values` as what has that number. Numbers may come in any order."""
+        """Count `values` under that number. Numbers may come in any order."""
         sums = row_sums(values)
         with self._lock:
             self._counted.setdefault(key, []).append((number, sums))
 
     def balance(self, device: torch.device) -> Tensor:
-        """Return this rank's part, float64 (1,), of a sum over ranks: a multiple of BALANCE where no digests differ.
+        """Return this rank's part, float64 (1,), of a sum over ranks: a multiple of BALANCE if no digests differ.
 
-        Called when all that was sent since the last call has arrived, on all ranks in the same step.
+        Called when all messages sent since the last call have arrived, on all ranks in the same step.
         """
         self.steps += 1
         with self._lock:
@@ -222,13 +222,13 @@ class TravelDigests:
             self._weights = torch.tensor(weights, device=device).T  # once, as a GPU is waited for
         factors, signs = self._weights
         mixed = torch.stack(list(totals.values())) * factors
-        mixed = (mixed ^ (mixed >> 32 & 2**32 - 1)) * MIXER  # so that what differs in the highest bit differs in others
+        mixed = (mixed ^ (mixed >> 32 & 2**32 - 1)) * MIXER  # so that a difference in the highest bit changes others
         parts = (mixed >> (64 - BALANCE_BITS) & (BALANCE - 1)) * signs
         balance: Tensor = parts.sum(0, keepdim=True).remainder(BALANCE).double()
         return balance
 
     def _factor_and_sign(self, key: DigestKey) -> tuple[int, int]:
-        """Return the number that a digest is multiplied by, and how often it counts: over all its ranks, no times."""
+        """Return the factor of a digest and its weight; over all its ranks the weights add up to 0."""
         factor = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big", signed=True) | 1
         is_first = key.ranks[0] == self._me
         return factor, len(key.ranks) - 1 if is_first else -1
@@ -240,14 +240,14 @@ class TravelDigests:
 
 
 def differs(balance_sum: float) -> bool:
-    """Return whether a sum of all ranks' `balance` shows that digests differ; so does one that is not finite."""
+    """Return True if a sum of all ranks' `balance` shows that digests differ; also if it is not finite."""
     return bool(balance_sum % BALANCE)
 
 
 def differences(by_rank: Sequence[RankDigests], config: RunConfig) -> list[Difference]:
-    """Return which digests of the ranks, in their order, are not equal, messages first.
+    """Return the digests of the ranks, in their order, that are not equal, messages first.
 
-    What a rank says of a group that it is not in, or of ranks that are not in it, is left out.
+    Digests of a group that the rank is not in, or of ranks that are not in it, are left out.
     """
     members = {group.name: set(group.ranks) for group in config.groups}
     known: dict[DigestKey, dict[int, str]] = {}
@@ -269,7 +269,7 @@ def differences(by_rank: Sequence[RankDigests], config: RunConfig) -> list[Diffe
 
 
 def in_words(found: Sequence[Difference], config: RunConfig) -> str:
-    """Return for people what differs, between which ranks, hosts and interfaces."""
+    """Return the differences as text for users: between which ranks, hosts and interfaces."""
     more = f"; so did {len(found) - 1} more" if len(found) > 1 else ""
     return f"{_difference_in_words(found[0], config)}{more}"
 
@@ -291,7 +291,7 @@ def _difference_in_words(difference: Difference, config: RunConfig) -> str:
 
 
 def wires_in_words(config: RunConfig) -> str:
-    """Return the groups of ranks in several clusters, or of those on several hosts where there are none."""
+    """Return the groups that span several clusters or, if there are none, several hosts."""
     across = [group for group in config.groups if _spans(config, group.ranks, "cluster")]
     named = across or [group for group in config.groups if _spans(config, group.ranks, "host")]
     return _some([_group_in_words(group) for group in named])

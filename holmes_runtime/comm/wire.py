@@ -1,10 +1,10 @@
-"""Packs what crosses a pipeline edge into the bytes of its codec, and back.
+"""The packing of values that cross a pipeline edge into the bytes of its codec, and back.
 
-A block codec scales each block to integers and rounds stochastically: up with the probability of what is cut off, so
+A block codec scales each block to integers and rounds stochastically: up with the probability of the part cut off, so
 that the mean of what arrives is what was sent. The randomness is a function of the message's name alone, and each
 operation is one that IEEE 754 defines: the same message has the same bits on any device and with any number of threads.
-There is no error feedback, which would send later what was rounded away: no sample comes twice. What does come again,
-and is told no name, is rounded to the nearest.
+There is no error feedback, which would send later what was rounded away: no sample comes twice. Repeated messages,
+which have no name, are rounded to the nearest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TILE = 2**18  # random numbers that are kept, each value four times
 
 
 class Direction(IntEnum):
-    """What a message brings; those of an evaluation are activations as well, and rounded as no step's are."""
+    """The content of a message. Evaluations send activations too, rounded unlike any step."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -39,10 +39,10 @@ class Direction(IntEnum):
 
 
 class MessageName(NamedTuple):
-    """What tells a message from all others of a run, whatever its plan: `edge` e is between stages e and e + 1.
+    """The name of a message, unique in a run under any plan: `edge` e is between stages e and e + 1.
 
-    `step` is that of the run, or the batch of an evaluation; `microbatch` counts those of all replicas; `shard` is the
-    tensor rank.
+    `step` is the run's, or the batch of an evaluation; `microbatch` counts over all replicas; `shard` is the tensor
+    rank.
     """
 
     seed: int
@@ -54,13 +54,13 @@ class MessageName(NamedTuple):
 
 
 def pack(values: Tensor, codec: Codec, name: MessageName | None, block: int = BLOCK) -> Tensor:
-    """The bytes of `values`, uint8 (packed_bytes,). values: fp32, bf16 or fp16 of any shape.
+    """Return the bytes of `values`, uint8 (packed_bytes,). values: fp32, bf16 or fp16 of any shape.
 
     Without a `name` a block codec rounds to the nearest. `block` numbers share a scale.
 
-    A block that holds a number that is not finite arrives without a finite one, so that the run notices. Rounding up
-    may make infinities of numbers within a hundredth of the largest of their type. Under "none" the bytes are those of
-    `values` themselves where these are contiguous.
+    A block with a number that is not finite arrives without a finite one, so that the run notices. Rounding up may make
+    infinities of numbers within a hundredth of the largest of their type. Under "none" the bytes are the memory of
+    `values` itself if it is contiguous.
     """
     flat = values.detach().reshape(-1)
     if codec == "none":
@@ -78,7 +78,7 @@ def pack(values: Tensor, codec: Codec, name: MessageName | None, block: int = BL
 
 
 def _round(blocks: Tensor, levels: int, noise: Iterator[Tensor], codes: Tensor, scales: Tensor) -> None:
-    """Fills codes, int8 (blocks, bytes of one), and scales, bf16 (blocks,), from blocks, fp32 (blocks, block)."""
+    """Fill codes, int8 (blocks, bytes of one), and scales, bf16 (blocks,), from blocks, fp32 (blocks, block)."""
     largest = torch.maximum(blocks.amax(1), blocks.amin(1).neg_())
     scales.copy_(largest.mul_(SCALE_MARGIN / levels).clamp_(min=SMALLEST_SCALE))
     steps = blocks.mul(scales.float().reciprocal_().unsqueeze(1))
@@ -92,7 +92,7 @@ def _round(blocks: Tensor, levels: int, noise: Iterator[Tensor], codes: Tensor, 
 
 
 def unpack(packed: Tensor, codec: Codec, shape: Sequence[int], dtype: torch.dtype, block: int = BLOCK) -> Tensor:
-    """The values that `pack` made `packed` of, as far as the codec keeps them, of `shape` and `dtype`."""
+    """Return the values, of `shape` and `dtype`, from which `pack` made `packed`, as exact as the codec keeps them."""
     if codec == "none":
         return packed.view(dtype).view(shape)
     if codec == "bf16":
@@ -110,27 +110,27 @@ def unpack(packed: Tensor, codec: Codec, shape: Sequence[int], dtype: torch.dtyp
 
 
 def _codes_and_scales(packed: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Where in `packed` the codes are, int8 (blocks, bytes of one), and the scales, bf16 (blocks,)."""
+    """Return views of `packed`: the codes, int8 (blocks, bytes of one), and the scales, bf16 (blocks,)."""
     end = len(packed) - SCALE_BYTES * num_blocks
     return packed[:end].view(torch.int8).view(num_blocks, -1), packed[end:].view(torch.bfloat16)
 
 
 def _parts(blocks: Tensor) -> Iterator[slice]:
-    """Which of `blocks` (blocks, block) to work on at once: on a CPU those that stay in its cache meanwhile."""
+    """Return slices of `blocks` (blocks, block) to work on at once: on a CPU as many as stay in its cache."""
     at_once = TILE // blocks.shape[1] if blocks.device.type == "cpu" else max(len(blocks), 1)
     return (slice(start, start + at_once) for start in range(0, len(blocks), at_once))
 
 
 def _in_blocks(flat: Tensor, block: int) -> Tensor:
-    """`flat` (elements,) as (blocks, block), filled up with zeros."""
+    """Return `flat` (elements,) as (blocks, block), padded with zeros."""
     missing = -len(flat) % block
     return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(-1, block)
 
 
 def _noise(name: MessageName | None, device: torch.device) -> Iterator[Tensor]:
-    """Random numbers, fp32 (TILE,) at a time, as many as are asked for; without a name one half each.
+    """Yield random numbers, fp32 (TILE,) at a time, without end; without a name one half each.
 
-    Each is a stretch of the same kept ones from where a hash says: a number is uniform over messages, exactly.
+    Each is a stretch of the same kept numbers; a hash gives its start, so a number is uniform over messages, exactly.
     """
     if name is None:
         yield from repeat(torch.full((TILE,), 0.5, device=device))
@@ -145,7 +145,7 @@ def _noise(name: MessageName | None, device: torch.device) -> Iterator[Tensor]:
 
 
 def _hash(state: int) -> int:
-    """The next of a sequence of 64-bit numbers. Source: Steele et al., SplitMix64, 2014."""
+    """Return the next of a sequence of 64-bit numbers. Source: Steele et al., SplitMix64, 2014."""
     state = (state + 0x9E3779B97F4A7C15) % 2**64
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
@@ -154,7 +154,7 @@ def _hash(state: int) -> int:
 
 @cache
 def _tile(device: torch.device) -> Tensor:
-    """fp32 (2 TILE,): the numbers (k + 1/2) / 2**NOISE_BITS, equally often and well mixed, and all once more."""
+    """Return fp32 (2 TILE,): the numbers (k + 1/2) / 2**NOISE_BITS, equally often and well mixed, and all once more."""
     mixed = torch.arange(TILE)
     for factor in (0x2C1B3C6D, 0x297A2D39, 0x1B56C4E9):  # odd: each round is a permutation
         mixed = (mixed * factor + 0x9E3779B9) % TILE
