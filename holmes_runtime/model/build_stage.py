@@ -30,9 +30,9 @@ Factory = Callable[[range, RunConfig], nn.Module]
 
 @dataclass(frozen=True)
 class StageModule:
-    """The module of a stage; `parts` says of the parameters under tensor parallelism which part is here.
+    """The module of a stage; `parts` has by name the part of each parameter here under tensor parallelism.
 
-    `tied` is the parameter of which the other end of the pipeline holds a copy, if any.
+    `tied` is the parameter that the other end of the pipeline holds a copy of, if any.
     """
 
     stage: Stage
@@ -44,10 +44,10 @@ class StageModule:
 def build_stage(
     config: RunConfig, stage: Stage, me: Rank, tp: TensorParallel, device: torch.device, draws: bool = True
 ) -> StageModule:
-    """The module of `stage` for rank `me` on `device`. Raises RuntimeError if it cannot be built there.
+    """Return the module of `stage` for rank `me` on `device`. Raise RuntimeError if it cannot be built there.
 
-    Without `draws` a GPT's or Llama's weights are zeros, for a checkpoint to be loaded into; so are those of a run that
-    starts from a published model's.
+    Without `draws` a GPT's or Llama's weights are zeros, for a checkpoint to be loaded into; also in a run that starts
+    from a published model.
     """
     is_end = stage.index in (0, len(config.stages) - 1)
     is_tied = config.model.tied_embeddings and is_end and config.pp > 1
@@ -80,7 +80,7 @@ def build_stage(
 
 
 def loss_function(config: RunConfig, tp: TensorParallel) -> LossFunction:
-    """The mean loss of one micro-batch, from what the last stage returns and the next tokens (batch, seq)."""
+    """Return the mean loss of one micro-batch, from the last stage's output and the next tokens (batch, seq)."""
     if config.emulation is not None:
         return mean_activation
     vocab_size, overwrites = (
@@ -91,7 +91,7 @@ def loss_function(config: RunConfig, tp: TensorParallel) -> LossFunction:
 
 
 def load_factory(factory: str, host: str) -> Factory:
-    """The function that FILE.py:FUNCTION names. Raises RuntimeError naming host and file if there is none.
+    """Return the function that FILE.py:FUNCTION names. Raise RuntimeError naming host and file if there is none.
 
     A file in the folder of the user's code is imported as a module of that folder, from where it imports others.
     """
@@ -106,7 +106,7 @@ def load_factory(factory: str, host: str) -> Factory:
 
 
 def _load(file: str) -> ModuleType:
-    """The module in a file that stands alone."""
+    """Return the module in a file that stands alone."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None, file
     assert spec.loader is not None, file  # its name ends with .py
@@ -116,7 +116,7 @@ def _load(file: str) -> ModuleType:
 
 
 def _import_code(file: str, host: str) -> ModuleType:
-    """The module of a file in the user's code, as its other modules import it. Raises RuntimeError naming another."""
+    """Import a file of the user's code as its other modules do. Raise RuntimeError if another has its name."""
     folder = str(Path(CODE_FOLDER).absolute())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -131,7 +131,7 @@ def _import_code(file: str, host: str) -> ModuleType:
 
 
 def check_compiler(host: str, device: torch.device) -> None:
-    """Raises RuntimeError if this host lacks what compiled blocks need."""
+    """Raise RuntimeError if this host lacks something that compiled blocks need."""
     lacking = missing_for_compile(device.type != "cpu", os.environ)
     if lacking is not None:
         raise RuntimeError(f"host {host}: compile needs {lacking}: install it, or set `compile: false` in job.yaml")

@@ -1,4 +1,4 @@
-"""What compiling layers needs on a host beside torch. Free of torch, as a node is asked before a rank starts."""
+"""The requirements of compiled layers on a host with torch. Free of torch: a node is checked before a rank starts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ HEADERS = Path(sysconfig.get_path("include", scheme="posix_prefix"))  # where to
 
 
 def missing_for_compile(on_gpu: bool, environ: Mapping[str, str], headers: Path = HEADERS) -> str | None:
-    """The first thing that compiled layers need and this host, under `environ`, lacks; None if it has all.
+    """Return the first thing that compiled layers need and this host, under `environ`, lacks; None if it has all.
 
-    A C++ compiler, on GPUs triton and a C one for its launchers, and for both the headers of this Python. Sources:
-    torch/_inductor/cpp_builder.py; triton/runtime/build.py.
+    They need a C++ compiler, on GPUs triton and a C one for its launchers, and for both the headers of this Python.
+    Sources: torch/_inductor/cpp_builder.py; triton/runtime/build.py.
     """
     name, tried, what = ("CC", ["gcc", "clang"], "C") if on_gpu else ("CXX", ["g++"], "C++")
     wanted = [environ[name]] if name in environ else tried

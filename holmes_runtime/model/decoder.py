@@ -52,7 +52,7 @@ class Attention(nn.Module):
         self.projection = nn.Linear(shape.query_size, shape.hidden_size, bias=is_gpt)
 
     def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        """Attends within each sample, or, with the mask of `document_mask`, within each document.
+        """Attend within each sample, or, with the mask of `document_mask`, within each document.
 
         hidden and result: (micro_batch_size, seq_length / tp, hidden_size); rotation: see `make_rotation`. It turns by
         places in the sample, also inside documents: scores depend on the distance alone.
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         query = grouped[:, :, :, :-2].flatten(2, 3)  # (micro_batch_size, seq_length, num_heads / tp, head_size)
         key, value = grouped[:, :, :, -2], grouped[:, :, :, -1]  # (.., num_kv_heads / tp, head_size)
         if self.query_norm is not None and self.key_norm is not None:
-            # Norms keep what they are given: of `grouped`, no more than that.
+            # Norms keep their inputs: copies, so that they keep no more of `grouped`.
             query, key = self.query_norm(query.contiguous()), self.key_norm(key.contiguous())
         if rotation is not None:
             # The backward of a rotation needs no head as it was: with a copy of the values, `grouped` is let go.
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         return _add_up(self.projection, self._mix(query, key, value, mask), self.tp)
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention's core: (micro_batch_size, seq_length, query_size / tp), heads one after the other."""
+        """Return attention's core: (micro_batch_size, seq_length, query_size / tp), heads one after the other."""
         # by head: (micro_batch_size, heads, seq_length, head_size)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         grouped = self.queries_per_kv > 1
@@ -87,7 +87,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """The feed-forward network: GELU of `up` for a GPT, SiLU of `gate` times `up` for a Llama; then `down`.
 
-    `keep` says how what the activation makes is kept for the backward, here and in Block.
+    `keep` sets how the results of cheap operators are kept for the backward, here and in Block.
     """
 
     def __init__(self, shape: ModelShape, tp: TensorParallel, keep: Keep) -> None:
@@ -139,7 +139,7 @@ class Block(nn.Module):
         return result
 
     def forward_to_compile(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        """As `forward`, which compiled keeps what the compiler likes, as it does between the collectives of a group."""
+        """Run `forward`; compiled code keeps what the compiler chooses, also between the collectives of a group."""
         if self.keep is keeping or self.mlp.tp.size > 1:
             return Block.forward(self, hidden, rotation, mask)
         return kept_selectively(partial(Block.forward, self), hidden, rotation, mask)
@@ -153,7 +153,7 @@ class TokenEmbedding(nn.Embedding):
         self.tp, self.vocab_size = tp, shape.vocab_size
 
     def forward(self, inputs: Tensor, is_head: bool = False) -> Tensor:
-        """Vectors (micro_batch_size, seq_length / tp, hidden_size) of int64 tokens (micro_batch_size, seq_length).
+        """Map int64 tokens (micro_batch_size, seq_length) to vectors (micro_batch_size, seq_length / tp, hidden_size).
 
         As the head, logits (micro_batch_size, seq_length, vocab_size / tp) of hidden states (.., seq_length / tp,
         hidden_size).
@@ -164,23 +164,23 @@ class TokenEmbedding(nn.Embedding):
 
 
 class Head(nn.Linear):
-    """The matrix of logits, or this rank's rows of it; called as a module, so that what waits for weights is told."""
+    """The matrix of logits, or this rank's rows of it; a module, so that its hooks can wait for weights."""
 
     def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__(shape.hidden_size, shape.vocab_size, bias=False)
         self.tp = tp
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (micro_batch_size, seq_length, vocab_size / tp) of hidden (.., seq_length / tp, hidden_size)."""
+        """Map hidden (.., seq_length / tp, hidden_size) to logits (micro_batch_size, seq_length, vocab_size / tp)."""
         return self.tp.gather_product(hidden, self.weight)
 
 
 class DecoderStage(nn.Module):
     """The layers of one stage; the first also embeds tokens, the last also computes logits.
 
-    Parameters carry the names they have in the whole model (`blocks.7.attention.qkv.weight`), and each starts from
-    values that (seed, name) decide, so neither the cut nor the split changes the weights. `parts` says by name which
-    part of a parameter is here.
+    Parameters have their names in the whole model (`blocks.7.attention.qkv.weight`). The initial values depend on
+    (seed, name) alone, so neither the cut nor the split changes the weights. `parts` has by name the part of each
+    parameter here.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class DecoderStage(nn.Module):
     ) -> None:
         """Without `draws` weights are zeros, for a checkpoint to be loaded into.
 
-        `lazily`: parameters take memory when `fill` gives them values, which someone else then asks for.
+        `lazily`: parameters take memory only when the caller gives them values by `fill`.
         """
         super().__init__()
         self.seed, self.draws = seed, draws
@@ -229,7 +229,7 @@ class DecoderStage(nn.Module):
                 self.fill([name])
 
     def fill(self, names: Iterable[str]) -> None:
-        """Gives the parameters `names` memory and the values they start from."""
+        """Give the parameters `names` memory and their initial values."""
         for name in names:
             part, parameter = self.parts[name], self.get_parameter(name)
             parameter.untyped_storage().resize_(parameter.nbytes)
@@ -240,16 +240,16 @@ class DecoderStage(nn.Module):
                 parameter.data.zero_()
 
     def compile_blocks(self) -> None:
-        """From now on blocks run compiled; hooks on a block stay outside what is compiled."""
+        """Compile the blocks; hooks on a block stay outside the compiled code."""
         for block in self.blocks.values():
             block.forward = torch.compile(cast(Block, block).forward_to_compile)
 
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits (micro_batch_size, seq_length, vocab_size / tp) on the last stage, else hidden states.
+        """Return logits (micro_batch_size, seq_length, vocab_size / tp) on the last stage, else hidden states.
 
-        inputs: int64 tokens (micro_batch_size, seq_length) on the first stage, else hidden states
-        (micro_batch_size, seq_length / tp, hidden_size). positions: where documents are separate, that of each token in
-        its own, int64 (micro_batch_size, seq_length).
+        inputs: int64 tokens (micro_batch_size, seq_length) on the first stage, else hidden states (micro_batch_size,
+        seq_length / tp, hidden_size). positions: where documents are separate, each token's position in its own, int64
+        (micro_batch_size, seq_length).
         """
         hidden = self._embed(inputs, positions) if self.is_first else inputs
         mask = None if positions is None else document_mask(positions, hidden.dtype)
@@ -261,12 +261,12 @@ class DecoderStage(nn.Module):
         return self._logits(self.final_norm(hidden)) if self.is_last else hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits (micro_batch_size, seq_length, vocab_size / tp) of hidden (.., seq_length / tp, hidden_size)."""
+        """Map hidden (.., seq_length / tp, hidden_size) to logits (micro_batch_size, seq_length, vocab_size / tp)."""
         logits: Tensor = self.token_embedding(hidden, True) if self.shape.tied_embeddings else self.head(hidden)
         return logits
 
     def _embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
-        """Hidden states (micro_batch_size, seq_length / tp, hidden_size) of int64 tokens (.., seq_length)."""
+        """Return hidden states (micro_batch_size, seq_length / tp, hidden_size) of int64 tokens (.., seq_length)."""
         hidden: Tensor = self.token_embedding(tokens)
         if self.shape.family == "gpt":
             own = self.tp.part(tokens.shape[1])
@@ -276,18 +276,18 @@ class DecoderStage(nn.Module):
 
 
 def make_norm(shape: ModelShape) -> nn.Module:
-    """The norm of the family, over hidden_size."""
+    """Return the norm of the family, over hidden_size."""
     kind = nn.LayerNorm if shape.family == "gpt" else nn.RMSNorm
     return kind(shape.hidden_size, eps=shape.norm_eps)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """SiLU of `gate` times `up`, all of one shape; Shazeer, GLU Variants Improve Transformer, 2020."""
+    """Return SiLU of `gate` times `up`, all of one shape; Shazeer, GLU Variants Improve Transformer, 2020."""
     return functional.silu(gate) * up
 
 
 def _add_up(linear: nn.Linear, inputs: Tensor, tp: TensorParallel) -> Tensor:
-    """`linear` whose columns are split: partial results are added up and only then, once, the bias."""
+    """Apply `linear` whose columns are split: add partial results up and only then, once, the bias."""
     if tp.size == 1:
         result: Tensor = linear(inputs)
         return result

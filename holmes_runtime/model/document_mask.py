@@ -1,4 +1,4 @@
-"""Attention that stays inside documents, several of which may share a sample."""
+"""Attention that stays inside documents; a sample may hold several."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor
 
 
 def document_mask(positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to attention's scores, (batch, 1, seq, seq): 0 for the token itself and those before it in its
-    document, else minus infinity.
+    """Return the term added to attention's scores, (batch, 1, seq, seq).
 
-    positions: int64 (batch, seq), each token's position in its document. In the type of the scores, since a mask of
-    booleans would be made into one again, and kept, by each layer.
+    It is 0 for the token itself and the tokens before it in its document, else minus infinity.
+
+    positions: int64 (batch, seq), each token's position in its document. The mask has the type of the scores: each
+    layer would convert a mask of booleans, and keep the result.
     """
     document = (positions == 0).cumsum(1)
     inside = (document.unsqueeze(2) == document.unsqueeze(1)).tril()  # (batch, seq, seq)

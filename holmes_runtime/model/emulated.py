@@ -23,29 +23,29 @@ from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Emulation
 
 EMULATED_TABLE = "layers.table.weight"  # of a tied model under a pipeline, on its first and its last stage
-# How much of a layer's backward has passed when its gradient is there. In a real layer the gradients of its matrices
-# come one after the other; what is left of the sleep covers the time it takes to add this one.
+# Share of a layer's backward that has passed when its gradient is there. In a real layer the gradients of its matrices
+# come one after the other; the rest of the sleep covers the time it takes to add this one.
 GRADIENT_READY = 0.75
 # The share of a layer's backward that zero-bubble may delay: a matrix costs as much for its weights as for its input.
 WEIGHT_HALF = 0.5
-MOST_OVERSLEPT_S = 0.005  # what timers of a busy machine do; a process that is held up for longer is slow
+MOST_OVERSLEPT_S = 0.005  # lateness of timers on a busy machine; a process that is held up for longer is slow
 
 
 class ComputeClock:
-    """Sleeps to deadlines, so that what the emulation itself costs counts as part of the emulated compute.
+    """Sleeps to deadlines, so that the cost of the emulation itself counts as part of the emulated compute.
 
-    What a timer took too long is taken off the next work.
+    The time by which a timer was late is taken off the next work.
     """
 
     def __init__(self) -> None:
         self._deadline_s = self._late_s = 0.0
 
     def begin(self) -> None:
-        """A forward or backward of the stage starts now."""
+        """Note that a forward or backward of the stage starts now."""
         self._deadline_s, self._late_s = time.monotonic() - self._late_s, 0.0
 
     def spend(self, seconds: float) -> None:
-        """Returns `seconds` after the end of the previous piece of work."""
+        """Return `seconds` after the end of the previous piece of work."""
         self._deadline_s += seconds
         left_s = self._deadline_s - time.monotonic()
         if left_s > 0:
@@ -54,7 +54,7 @@ class ComputeClock:
 
 
 class _Weight(torch.autograd.Function):
-    """Stands for the use of a weight: adds nothing to hidden states; in the backward, after a sleep, its gradient."""
+    """The use of a weight: adds nothing to hidden states; in the backward, after a sleep, gives its gradient."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, clock: ComputeClock, backward_s: float, gradient: float) -> Tensor:
@@ -64,7 +64,7 @@ class _Weight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """`gradient` for each number of the weight: one expanded, which costs no memory to make."""
+        """Return `gradient` for each number of the weight: one expanded value, which takes no memory."""
         ctx.clock.spend(ctx.backward_s)
         return gradients[0].new_full((), ctx.gradient).expand(ctx.weight_shape), None, None, None
 
@@ -81,7 +81,7 @@ class _Sleep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """The gradient unchanged."""
+        """Return the gradient unchanged, after a sleep."""
         ctx.clock.spend(ctx.backward_s)
         return gradients[0], None, None, None
 
@@ -89,8 +89,8 @@ class _Sleep(torch.autograd.Function):
 class EmulatedLayer(nn.Module):
     """One weight of `elements` numbers and the sleeps of its forward and of the two parts of its backward.
 
-    `seconds` are the forward's, and of the backward those before the gradient and in it; `gradient` is each number's.
-    The weight joins the hidden states by a sum, so that a schedule can run either part of the backward alone.
+    `seconds` are of the forward, and of the backward before and in the gradient; `gradient` is each number's. The
+    weight joins the hidden states by a sum, so that a schedule can run either part of the backward alone.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class EmulatedLayer(nn.Module):
 class EmulatedStage(nn.Module):
     """Stands in for `DecoderStage`: as many parameters in each layer, hidden states of the same shape, sleeps.
 
-    The seconds of `emulation` are those of a micro-batch.
-    Embeddings and head hold parameters and take no time. The last stage returns hidden states instead of logits. A
-    table with a copy at the other end of the pipeline has half of each gradient here, so that both sum up to ones.
+    The seconds of `emulation` are per micro-batch. Embeddings and head hold parameters and take no time. The last stage
+    returns hidden states instead of logits. A table with a copy at the other end of the pipeline has half of each
+    gradient here, so that both sum up to ones.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class EmulatedStage(nn.Module):
         self.to(dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Hidden states (micro_batch_size, seq_length, hidden_size), after the sleeps of this stage's layers.
+        """Return hidden states (micro_batch_size, seq_length, hidden_size), after the sleeps of this stage's layers.
 
         inputs: int64 tokens (micro_batch_size, seq_length) on the first stage, else hidden states.
         """
@@ -168,6 +168,6 @@ class EmulatedStage(nn.Module):
 
 
 def mean_activation(hidden: Tensor, targets: Tensor) -> Tensor:
-    """The loss of an emulated run: the mean of hidden (batch, seq, hidden_size), which is one; targets are unused."""
+    """Return an emulated run's loss: the mean of hidden (batch, seq, hidden_size), which is one; targets are unused."""
     del targets
     return hidden.float().mean()

@@ -1,7 +1,7 @@
 """Cross entropy of the head's logits, a few positions at a time, so that there is no fp32 copy of all of them.
 
-What the backward needs is worked out again from the logits. Under tensor parallelism, where each rank has the logits of
-a part of the vocabulary, three numbers a token travel.
+The backward computes its terms again from the logits. Under tensor parallelism, where each rank has the logits of a
+part of the vocabulary, three numbers per token travel.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from holmes_runtime.model.tensor_parallel import TensorParallel, timed_group
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, vocab_size: int, tp: TensorParallel, overwrites: bool) -> Tensor:
-    """Mean loss, an fp32 scalar, of logits (batch, seq, own vocabulary) against int64 targets (batch, seq).
+    """Return the mean loss, an fp32 scalar, of logits (batch, seq, own vocabulary) against int64 targets (batch, seq).
 
-    If it `overwrites`, the backward puts the gradient in place of the logits, which nobody else may then need.
+    If it `overwrites`, the backward writes the gradient over the logits, so they must not be used after it.
     """
     first = tp.part(vocab_size).start
     loss: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -52,7 +52,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """(probability - one at the target) / tokens: (tokens, own vocabulary), of the type of the logits."""
+        """Return (probability - one at the target) / tokens: (tokens, own vocabulary), of the type of the logits."""
         logits, columns, is_own, log_sums = ctx.saved_tensors
         result = logits if ctx.overwrites else torch.empty_like(logits)
         scale = gradients[0] / len(logits)
@@ -64,7 +64,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _over_shards(log_sums: Tensor, picked: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
-    """Of the whole vocabulary the logarithms of sums and the targets' logits, from those of each shard: (tokens,)."""
+    """Return log sums and target logits over the whole vocabulary, from each shard's: (tokens,)."""
     highest = log_sums.clone()
     with timed_group(tp) as group:
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
@@ -75,6 +75,6 @@ def _over_shards(log_sums: Tensor, picked: Tensor, tp: TensorParallel) -> tuple[
 
 
 def _chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same few tokens of `logits` (tokens, vocabulary) and of `others` (tokens, ..), one few after the other."""
+    """Yield `logits` (tokens, vocabulary) and `others` (tokens, ..) in matching chunks of a few tokens."""
     tokens = max(1, LOSS_CHUNK_BYTES // (4 * logits.shape[1]))
     return zip(*(torch.split(each, tokens) for each in (logits, *others)), strict=True)

@@ -1,4 +1,4 @@
-"""The values that parameters start from, drawn block by block: a rank draws its own part, on all cores it has.
+"""The initial values of parameters, drawn block by block: a rank draws its own part, on all cores it has.
 
 Every block has a generator of its own, so the values depend on the seed and the name alone: not on where layers are
 cut, how they are split, or how many threads draw.
@@ -23,7 +23,7 @@ BLOCK = 128  # rows, or columns of a matrix that is split by columns, that one g
 def initial_value(
     name: str, shape: tuple[int, ...], seed: int, num_layers: int, part: TensorPart | None = None
 ) -> Tensor:
-    """The value that parameter `name`, of `shape` as a whole, starts from, fp32 on the CPU; or that `part` of it.
+    """Return the initial value of parameter `name`, of `shape` as a whole, fp32 on the CPU; or that `part` of it.
 
     Biases 0, norms 1, weights normal with standard deviation 0.02, divided by sqrt(2 * num_layers) for the two
     matrices that write to the residual stream (GPT-2).
@@ -39,9 +39,9 @@ def initial_value(
 
 
 def _draw(name: str, part: TensorPart, std: float, seed: int) -> Tensor:
-    """Normal numbers: those blocks of the whole that reach into `part`, each cut to it.
+    """Return normal numbers: each block of the whole that reaches into `part`, cut to it.
 
-    A block that is wholly there is drawn where it stays: to copy it took half as long again.
+    A block that is wholly there is drawn in place: to copy it took half as long again.
     """
     dim = split_dim(name) or 0
     drawn, length = torch.empty(part.shape), part.global_shape[dim]
@@ -68,11 +68,11 @@ def _draw(name: str, part: TensorPart, std: float, seed: int) -> Tensor:
 
 
 def _own_cores() -> int:
-    """This rank's share of the cores that it may use."""
+    """Return this rank's share of the cores that it may use."""
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _generator(seed: int, name: str, block: int) -> torch.Generator:
-    """A CPU generator that depends on the run's seed, the parameter's global name and the block only."""
+    """Return a CPU generator that depends on the run's seed, the parameter's global name and the block only."""
     digest = hashlib.sha256(f"{seed}/{name}/{block}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

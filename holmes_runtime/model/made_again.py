@@ -1,4 +1,4 @@
-"""Values that autograd keeps no more than a recipe of: cheap operators make them again from what is kept.
+"""Values that autograd keeps only as a recipe: cheap operators recompute them from values that are kept.
 
 Unlike a checkpoint of a whole layer this repeats no matrix product, no attention and no collective, and a backward in
 two halves makes each value where it needs it.
@@ -32,7 +32,7 @@ Keep = Callable[..., AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What is kept in place of a value: how to make it, and the shape autograd wanted it in."""
+    """The substitute for a value: the function and inputs that make it, and the shape autograd saved it in."""
 
     make: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
@@ -44,7 +44,7 @@ class _Recipe:
 
 
 def made_again(value: Tensor, make: Callable[..., Tensor], *inputs: Tensor) -> AbstractContextManager[object]:
-    """What runs within keeps no `value`, which is `make(*inputs)`, but its inputs, and makes it again in the backward.
+    """Make code within keep the inputs of `value`, which is `make(*inputs)`, and recompute it in the backward.
 
     `value` is contiguous and a storage of its own. Compiled code is left alone, see `kept_selectively`.
     """
@@ -63,9 +63,9 @@ def made_again(value: Tensor, make: Callable[..., Tensor], *inputs: Tensor) -> A
 
 
 def kept_selectively(forward: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
-    """What `forward(*inputs)` makes, to be compiled: tells the compiler to keep what products and attention make alone.
+    """Return `forward(*inputs)`, to be compiled, so that only results of products and attention are kept.
 
-    Without collectives inside, at which a compiler stops.
+    `forward` has no collectives inside, as a compiler stops at them.
     """
     contexts = partial(create_selective_checkpoint_contexts, COSTLY)
     made: Tensor = checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
@@ -73,6 +73,6 @@ def kept_selectively(forward: Callable[..., Tensor], *inputs: Tensor | None) -> 
 
 
 def keeping(value: Tensor, make: Callable[..., Tensor], *inputs: Tensor) -> AbstractContextManager[object]:
-    """What runs within keeps `value` as autograd does."""
+    """Let code within keep `value` as autograd does."""
     del value, make, inputs
     return nullcontext()

@@ -11,7 +11,7 @@ from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 
 
 def make_rotation(shape: ModelShape, device: torch.device | None) -> Tensor:
-    """Cosines and sines of rotary positions, fp32 (2, seq_length, 1, head_size / 2)."""
+    """Return cosines and sines of rotary positions, fp32 (2, seq_length, 1, head_size / 2)."""
     exponents = torch.arange(0, shape.head_size, 2, dtype=torch.float64, device=device) / shape.head_size
     frequencies = shape.rope_theta**-exponents  # radians a position
     if shape.rope_scaling is not None:
@@ -22,14 +22,14 @@ def make_rotation(shape: ModelShape, device: torch.device | None) -> Tensor:
 
 
 def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
-    """`heads` (micro_batch_size, seq_length, heads, head_size), the two halves of each head turned by its position."""
+    """Turn the halves of each head by its position: `heads` (micro_batch_size, seq_length, heads, head_size)."""
     cosine, sine = rotation
     first, second = heads.float().chunk(2, -1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).to(heads.dtype)
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """`frequencies` (head_size / 2,), radians a position, as `scaling` stretches them."""
+    """Return `frequencies` (head_size / 2,), radians a position, stretched by `scaling`."""
     slowed = frequencies / scaling.factor
     if scaling.kind == "linear":
         return slowed

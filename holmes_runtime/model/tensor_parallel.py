@@ -1,8 +1,8 @@
 """Layers split over the ranks of a tensor group, and sequences between them: the few operations where they meet.
 
 A matrix is split by its rows (the outputs) or its columns (the inputs). Between the split matrices each rank keeps all
-channels of its own stretch of the sequence, which is also what crosses pipeline edges. Entering a split layer gathers
-the sequence; leaving it adds up the partial results and keeps the own stretch. What was gathered is not kept for the
+channels of its own stretch of the sequence, which also crosses pipeline edges. Entering a split layer gathers the
+sequence; leaving it adds up the partial results and keeps the own stretch. The gathered sequence is not kept for the
 backward, but gathered again while the gradient of the layer's input is computed.
 Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022.
 """
@@ -27,7 +27,7 @@ from holmes_runtime.comm.stopwatch import Stopwatch
 class TensorParallel:
     """This rank's part in its tensor group; `group` None, one rank, makes every operation the identity.
 
-    What the group's collectives take, all of it in the way of the computation, is lap "tp" of `stopwatch`.
+    The group's collectives, which hold up the computation, are lap "tp" of `stopwatch`.
     """
 
     group: ProcessGroup | None = None
@@ -36,11 +36,11 @@ class TensorParallel:
     stopwatch: Stopwatch | None = None
 
     def part(self, length: int) -> range:
-        """This rank's share of `length` rows, columns or positions; shares differ by one where they must."""
+        """Return this rank's share of `length` rows, columns or positions; shares differ by one where they must."""
         return range(length * self.rank // self.size, length * (self.rank + 1) // self.size)
 
     def gather_linear(self, hidden: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
-        """What each of `linears`, whose rows are split, makes of the whole sequence: (batch, seq, own rows).
+        """Apply each of `linears`, split by rows, to the whole sequence: (batch, seq, own rows) each.
 
         hidden: this rank's stretch (batch, seq / tp, channels).
         """
@@ -51,7 +51,7 @@ class TensorParallel:
         return made
 
     def gather_product(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """As `gather_linear` of one `weight` (own rows, channels) that has no bias."""
+        """Return `gather_linear` of one `weight` (own rows, channels) that has no bias."""
         if self.group is None:
             return functional.linear(hidden, weight)
         (made,) = _GatherLinear.apply(hidden, self, weight, None)  # type: ignore[no-untyped-call]
@@ -59,14 +59,14 @@ class TensorParallel:
         return result
 
     def scatter_sum(self, partial: Tensor) -> Tensor:
-        """This rank's stretch (batch, seq / tp, channels) of the sum of `partial` (batch, seq, channels) over ranks."""
+        """Add `partial` (batch, seq, channels) up over ranks. Return this rank's (batch, seq / tp, channels)."""
         if self.group is None:
             return partial
         scattered: Tensor = _ScatterSum.apply(partial, self)  # type: ignore[no-untyped-call]
         return scattered
 
     def embed(self, tokens: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
-        """Embeddings (batch, seq / tp, channels) of int64 tokens (batch, seq); weight: this rank's rows."""
+        """Return embeddings (batch, seq / tp, channels) of int64 tokens (batch, seq); weight: this rank's rows."""
         if self.group is None:
             return functional.embedding(tokens, weight)
         own = self.part(vocab_size)
@@ -80,14 +80,14 @@ ALONE = TensorParallel()
 
 @contextmanager
 def timed_group(tp: TensorParallel) -> Iterator[ProcessGroup]:
-    """The group of `tp`, while its stopwatch runs."""
+    """Yield the group of `tp`, while its stopwatch runs."""
     assert tp.group is not None
     with tp.stopwatch.lap("tp") if tp.stopwatch is not None else nullcontext():
         yield tp.group
 
 
 class _BackwardHalves:
-    """What a backward under way computes: of inputs, of weights, or both. A schedule may run it in two halves."""
+    """The gradients the current backward computes: of inputs, weights or both. A schedule may split it."""
 
     inputs = weights = True
 
@@ -97,9 +97,9 @@ _HALVES = _BackwardHalves()
 
 @contextmanager
 def backward_half(kind: str) -> Iterator[None]:
-    """A backward inside is torch.distributed.pipelining's "input" half, its "weight" half, or "full".
+    """Run a backward inside as torch.distributed.pipelining's "input" half, its "weight" half, or "full".
 
-    To autograd a function of one's own is one node that either half runs whole, so it must be told.
+    To autograd a custom function is one node that either half runs whole, so the function reads the half here.
     """
     _HALVES.inputs, _HALVES.weights = kind != "weight", kind != "input"
     try:
@@ -109,7 +109,7 @@ def backward_half(kind: str) -> Iterator[None]:
 
 
 def _start_gather(part: Tensor, tp: TensorParallel) -> Callable[[], Tensor]:
-    """Starts to join stretches (batch, seq / tp, channels) of a sequence; the result waits: (batch, seq, channels)."""
+    """Start to join stretches (batch, seq / tp, channels) of a sequence; the result waits: (batch, seq, channels)."""
     assert tp.group is not None
     batch, seq, channels = part.shape
     stretches = part.new_empty(tp.size, batch, seq, channels)
@@ -125,7 +125,7 @@ def _start_gather(part: Tensor, tp: TensorParallel) -> Callable[[], Tensor]:
 
 
 def _start_scatter_sum(whole: Tensor, tp: TensorParallel) -> Callable[[], Tensor]:
-    """Starts to add `whole` (batch, seq, channels) up; the result waits: the own (batch, seq / tp, channels)."""
+    """Start to add `whole` (batch, seq, channels) up; the result waits: the own (batch, seq / tp, channels)."""
     assert tp.group is not None
     batch, seq, channels = whole.shape
     stretches = whole.view(batch, tp.size, -1, channels).transpose(0, 1).contiguous()
@@ -140,13 +140,13 @@ def _start_scatter_sum(whole: Tensor, tp: TensorParallel) -> Callable[[], Tensor
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _gather(part: Tensor, tp: TensorParallel) -> Tensor:
-    """All stretches (batch, seq / tp, channels) of a sequence joined: (batch, seq, channels)."""
+    """Return all stretches (batch, seq / tp, channels) of a sequence joined: (batch, seq, channels)."""
     return _start_gather(part, tp)()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _scatter_sum(whole: Tensor, tp: TensorParallel) -> Tensor:
-    """The own stretch (batch, seq / tp, channels) of the sum of `whole` (batch, seq, channels) over the group."""
+    """Add `whole` (batch, seq, channels) up over the group. Return the own stretch (batch, seq / tp, channels)."""
     return _start_scatter_sum(whole, tp)()
 
 
@@ -166,7 +166,7 @@ class _GatherLinear(torch.autograd.Function):
     @staticmethod
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the stretch, of weights and of biases. While one is computed, what another needs is under way."""
+        """Return the gradients of stretch, weights and biases. Transfers for one overlap computing another."""
         part, *weights = ctx.saved_tensors
         flat = [gradient.flatten(0, 1) for gradient in gradients]  # (tokens, own rows) each
         none = [None] * len(weights)
@@ -187,7 +187,7 @@ class _GatherLinear(torch.autograd.Function):
 
 
 class _ScatterSum(torch.autograd.Function):
-    """Adds up partial results and keeps a stretch; its gradient goes to all who added to it."""
+    """Adds up partial results and keeps a stretch; its gradient goes to all ranks that added to it."""
 
     @staticmethod
     def forward(ctx: Any, partial: Tensor, tp: TensorParallel) -> Tensor:
@@ -198,5 +198,5 @@ class _ScatterSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The gradients of all stretches (batch, seq, channels)."""
+        """Return the gradients of all stretches (batch, seq, channels)."""
         return _gather(gradients[0], ctx.tp), None

@@ -1,4 +1,4 @@
-"""Which part of a parameter a rank holds under tensor parallelism."""
+"""The part of a parameter that a rank holds under tensor parallelism."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class TensorPart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the rank holds all of it."""
+        """True if the rank holds all of it."""
         return self.shape == self.global_shape
 
     def of(self, whole: Tensor) -> Tensor:
-        """This part of `whole` (global_shape), a view."""
+        """Return this part of `whole` (global_shape), a view."""
         return whole[tuple(slice(start, start + size) for start, size in zip(self.offset, self.shape, strict=True))]
 
 
 def part_of(name: str, global_shape: tuple[int, ...], tp: TensorParallel) -> TensorPart:
-    """The part of parameter `name` that this rank of `tp` holds."""
+    """Return the part of parameter `name` that this rank of `tp` holds."""
     offset, shape = [0] * len(global_shape), list(global_shape)
     split = split_dim(name)
     if split is not None:
@@ -51,5 +51,5 @@ def part_of(name: str, global_shape: tuple[int, ...], tp: TensorParallel) -> Ten
 
 
 def split_dim(name: str) -> int | None:
-    """The dimension along which tensor parallelism cuts parameter `name`; None if it is whole on every rank."""
+    """Return the dimension along which tensor parallelism cuts parameter `name`; None if it is whole on every rank."""
     return next((dim for end, dim in SPLIT_DIM.items() if name.endswith(end)), None)
