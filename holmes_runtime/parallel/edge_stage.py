@@ -1,6 +1,6 @@
-"""A rank's stages on torch's schedule runtime: every edge of the pipeline on a group of its own, and in bounded memory.
+"""A rank's stages on torch's schedule runtime: every edge of the pipeline on its own group, in bounded memory.
 
-The only file that uses torch's private pipelining names; tests/runtime/test_torch_contract.py says what is relied on.
+The only file that uses torch's private pipelining names; tests/runtime/test_torch_contract.py lists those it needs.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class EdgeStage(PipelineStage):
     """A stage whose operations with each neighbour use the group of that edge and direction.
 
     Torch expects one group whose rank i holds stage i. Here the pipeline rank itself is the group's rank and
-    `_resolve_peer_global_rank` looks up the plan, so ranks may be numbered in any order and no group but those of the
-    edges exists. Shapes are given up front, so nothing is inferred over the network. Operations are started here, each
+    `_resolve_peer_global_rank` looks up the plan, so ranks may be numbered in any order and only the groups of the
+    edges exist. Shapes are given up front, so nothing is inferred over the network. Operations are started here, each
     on its group, and torch gets none to start.
 
     Torch keeps a receive buffer and a sent tensor for every micro-batch of a step. Here both live only as long as
     the schedule has the micro-batch in flight, so memory does not grow with the number of micro-batches. Until a
-    message is needed it is kept as it travels, packed.
+    message is needed it stays packed.
     """
 
     _beside_input: tuple[Tensor, ...] = ()  # of the micro-batch whose forward runs
@@ -60,7 +60,7 @@ class EdgeStage(PipelineStage):
         device: torch.device,
         hidden: Tensor,
     ) -> None:
-        """hidden: (micro_batch_size, seq_length / tp, hidden_size) on the meta device, what crosses every edge."""
+        """hidden: (micro_batch_size, seq_length / tp, hidden_size) on the meta device, the message of every edge."""
         tokens = torch.empty(config.micro_batch_size, config.model.seq_length, dtype=torch.int64, device="meta")
         crossing = hidden.detach().requires_grad_()
         index = built.stage.index
@@ -70,7 +70,7 @@ class EdgeStage(PipelineStage):
             len(config.stages),
             device,
             input_args=tokens if index == 0 else crossing,
-            output_args=crossing,  # what the last stage makes is sent to nobody, and its shape is not looked at
+            output_args=crossing,  # the last stage's output is not sent, and its shape is not used
             group=groups.forward_in or groups.forward_out,
         )
         self.group_rank, self.group_size = index % config.pp, config.pp
@@ -78,8 +78,8 @@ class EdgeStage(PipelineStage):
         self._receives: dict[tuple[Direction, int], Receiving] = {}
         self._activation_sends: dict[int, list[Transfer]] = {}
         self._gradient_sends: dict[int, list[Transfer]] = {}
-        self.beside_inputs: list[tuple[Tensor, ...]] = []  # what the module gets of each micro-batch of a step
-        self.extremes: list[Tensor] = []  # least and greatest of what each micro-batch's forward gave, if it is sent on
+        self.beside_inputs: list[tuple[Tensor, ...]] = []  # further arguments of the module, by micro-batch
+        self.extremes: list[Tensor] = []  # least and greatest output of each micro-batch's forward, if it is sent on
 
     def connect(
         self,
@@ -88,30 +88,30 @@ class EdgeStage(PipelineStage):
         gradient_added: GradientAdded,
         stopwatch: Stopwatch,
     ) -> None:
-        """Tells what is shared by the rank's stages; `others` is filled while they are made."""
+        """Set the objects that the rank's stages share; `others` is filled while they are made."""
         self._rank_stages, self._messages, self._gradient_added = others, messages, gradient_added
         self._stopwatch = stopwatch
 
     def follow(self, arrived: Mapping[Action, list[Action]]) -> None:
-        """From the next step on, `arrived` tells which gradients must have been received by the time of a forward."""
+        """Use `arrived` from the next step on: the gradients that must have been received by each forward."""
         self._arrived = arrived
 
     def _resolve_peer_global_rank(self, stage_idx: int) -> int:
-        """The global rank that holds stage `stage_idx` of this replica."""
+        """Return the global rank that holds stage `stage_idx` of this replica."""
         return self._ranks[stage_idx % len(self._ranks)]
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
-        """Torch's vote on whether all shapes are known: yes on every stage, without asking the others."""
+        """Vote for torch that all shapes are known: yes on every stage, without asking the others."""
         del has_backward, received_acc
         return torch.ones(1, dtype=torch.int32)
 
     def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
-        """The result of that vote."""
+        """Return the result of that vote."""
         del received_result
         return torch.ones(1, dtype=torch.int32)
 
     def _setup_backward_recv_info(self, num_microbatches: int) -> None:
-        """Torch's set-up of all receives, without the buffers it makes for them."""
+        """Set up all receives as torch does, without the buffers it makes for them."""
         super()._setup_backward_recv_info(num_microbatches)
         for microbatch in range(num_microbatches):
             self._drop_buffers(microbatch)
@@ -121,7 +121,7 @@ class EdgeStage(PipelineStage):
             receive.buffer = None
 
     def _await(self, direction: Direction, microbatch: int, axis: str) -> None:
-        """Puts what has been received for `microbatch` where torch looks for it."""
+        """Put the message received for `microbatch` where torch looks for it."""
         receive = self._receives.pop((direction, microbatch), None)
         if receive is not None:
             with self._stopwatch.lap(axis), named_range(f"receive {direction.name.lower()} {microbatch}"):
@@ -133,22 +133,22 @@ class EdgeStage(PipelineStage):
         return named_range(action_name(kind.value, microbatch, self.stage_index))
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Runs the weight half of one micro-batch's backward."""
+        """Run the weight half of one micro-batch's backward."""
         with self._range(ActionKind.BACKWARD_WEIGHT, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Starts to receive activations from the stage before."""
+        """Start to receive activations from the stage before."""
         self._receives[Direction.FORWARD, fwd_chunk_id] = self._messages.receive(Direction.FORWARD)
         return []
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Starts to receive gradients from the stage after."""
+        """Start to receive gradients from the stage after."""
         self._receives[Direction.BACKWARD, bwd_chunk_id] = self._messages.receive(Direction.BACKWARD)
         return []
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Starts to send activations to the stage after."""
+        """Start to send activations to the stage after."""
         self.group = self._groups.forward_out  # torch checks the peer against it
         sends = super().get_fwd_send_ops(fwd_chunk_id)
         self._activation_sends[fwd_chunk_id] = [
@@ -157,7 +157,7 @@ class EdgeStage(PipelineStage):
         return []
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Starts to send gradients to the stage before."""
+        """Start to send gradients to the stage before."""
         self.group = self._groups.backward_out
         sends = super().get_bwd_send_ops(bwd_chunk_id)
         self._gradient_sends[bwd_chunk_id] = [
@@ -166,7 +166,7 @@ class EdgeStage(PipelineStage):
         return []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Runs the forward of one micro-batch, and lets go of gradients that must have arrived."""
+        """Run the forward of one micro-batch, and release gradients that must have arrived."""
         self._await(Direction.FORWARD, fwd_chunk_id, "pp_forward")
         for backward in self._arrived.get(Action(self.stage_index, ActionKind.FORWARD, fwd_chunk_id), []):
             for stage in self._rank_stages:
@@ -177,9 +177,9 @@ class EdgeStage(PipelineStage):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The stage's output, but never a view: torch detaches it in place after the input half of a backward.
+        """Return the stage's output, but never a view: torch detaches it in place after the input half of a backward.
 
-        What the module gets beside its input passes torch by, which would take it for an input to be differentiated.
+        The module's further arguments bypass torch, which would take them for inputs to be differentiated.
         """
         args = (*args, *self._beside_input)
         output: Tensor = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -194,7 +194,7 @@ class EdgeStage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        """Runs the backward of one micro-batch, or its input half, and lets go of its buffers.
+        """Run the backward of one micro-batch, or its input half, and release its buffers.
 
         Its gradient has come back, so the activations sent for it have arrived. Torch keeps the losses to the end of
         the step; detached, they do not keep the graph and with it the received activations.
@@ -211,11 +211,11 @@ class EdgeStage(PipelineStage):
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
-        """Runs a backward or a half of one; the weight half by groups of parameters, last layers first.
+        """Run a backward or a half of one; the weight half by groups of parameters, last layers first.
 
-        There torch adds to `.grad` itself and no hook fires. Each group holds the AccumulateGrad nodes of the
-        parameters it makes the gradients of, and is emptied by the call; torch looks at every parameter it is given,
-        so it gets those of the group alone. The first stage runs a whole backward as its weight half.
+        There torch adds to `.grad` itself and no hook fires. Each group holds the AccumulateGrad nodes of its
+        parameters, and the call empties it. Torch looks at every parameter it is given, so it gets the group's only.
+        The first stage runs a whole backward as its weight half.
         """
         if backward_type != "weight":
             with self._stopwatch.lap("backward"), backward_half(backward_type):
@@ -229,7 +229,7 @@ class EdgeStage(PipelineStage):
         return (), None
 
     def finish_sends(self) -> None:
-        """Waits for what is still on its way at the end of a step."""
+        """Wait for the sends still under way at the end of a step."""
         for axis, sends in (("pp_forward", self._activation_sends), ("pp_backward", self._gradient_sends)):
             with self._stopwatch.lap(axis):
                 for microbatch in list(sends):
@@ -238,7 +238,7 @@ class EdgeStage(PipelineStage):
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raises what a module raised inside, where torch has made another error of it, with its arguments for words."""
+    """Raise the error of a module inside, where torch has wrapped it in another with its arguments as text."""
     try:
         yield
     except RuntimeError as error:
@@ -260,7 +260,7 @@ class ListedSchedule(_PipelineScheduleRuntime):
         )
 
     def follow(self, schedule: Schedule) -> None:
-        """From the next step on, the actions are those of `schedule`."""
+        """Use the actions of `schedule` from the next step on."""
         order: dict[int, Any] = {rank: [_to_torch(action) for action in schedule[rank]] for rank in schedule}
         self._prepare_schedule_with_comms(order)
 

@@ -12,7 +12,7 @@ from holmes_runtime.config.model_shape import bucket_bytes
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.host_states import HostMemory, HostPart
 
-# Parts of buckets start at multiples of it: what NCCL and fused kernels load at once, and a cache line.
+# Parts of buckets start at multiples of it: the bytes that NCCL and fused kernels load at once, and a cache line.
 PART_BYTES = 128
 
 
@@ -20,11 +20,11 @@ PART_BYTES = 128
 class Shard:
     """The piece of one parameter whose optimizer state is on this rank: all that a checkpoint needs to know.
 
-    `part` says which part of the whole parameter this tensor shard has; flattened, row by row, this rank holds numbers
-    [start, stop) of that part. master (the weights), exp_avg, exp_avg_sq (AdamW's moments) and gradient (the mean of
-    the last step) are fp32 (stop - start,): views, to be read and loaded in place. The first three may be in host
-    memory; `state_gradient` is the gradient beside them, elsewhere `gradient` itself. Where it `is_copy`, the first
-    stage has the same, and it counts there.
+    `part` is this tensor shard's part of the whole parameter; flattened, row by row, this rank holds numbers [start,
+    stop) of that part. master (the weights), exp_avg, exp_avg_sq (AdamW's moments) and gradient (the mean of the last
+    step) are fp32 (stop - start,): views, to be read and loaded in place. The first three may be in host memory;
+    `state_gradient` is the gradient in the same memory, else `gradient` itself. If it `is_copy`, the first stage has
+    the same, and it counts there.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Shard:
 class Bucket:
     """Parameters that travel together. gradients: fp32 (elements,), weights: (elements,); parameters are views of both.
 
-    Elements are padded to dp parts of whole PART_BYTES, and `own` are those of this rank. master, exp_avg, exp_avg_sq
-    and gradient are fp32 (elements / dp,); in fp32 master is a view of weights. With a `host` part the first three are
-    in host memory. The gradients of a bucket `partial_over_tp` are to be added up over tensor shards too. `awaited`
-    counts the gradients of micro-batches that are still to come; `reduced` and `gathering` wait for what is under way.
+    Elements are padded to dp parts of whole PART_BYTES; `own` is this rank's part. master, exp_avg, exp_avg_sq and
+    gradient are fp32 (elements / dp,); in fp32 master is a view of weights. With a `host` part the first three are in
+    host memory. The gradients of a bucket `partial_over_tp` are to be added up over tensor shards too. `awaited` counts
+    the gradients of micro-batches that are still to come; `reduced` and `gathering` wait for operations under way.
     """
 
     names: list[str]
@@ -65,12 +65,12 @@ class Bucket:
     gathering: Callable[[], Tensor] | None = field(default=None, repr=False)
 
     def await_state_gradient(self) -> None:
-        """Waits until this rank's gradient is beside its states."""
+        """Wait until this rank's gradient is in the memory of its states."""
         if self.host is not None:
             self.host.wait()
 
     def shards(self, parts: Mapping[str, TensorPart], copied: str | None = None) -> Iterator[Shard]:
-        """Of each parameter what this rank has the states of, if anything; `parts` by the parameters' names.
+        """Yield the shard of each parameter whose states this rank has; `parts` by the parameters' names.
 
         The parameter `copied` is a copy of the first stage's.
         """
@@ -96,13 +96,13 @@ def make_buckets(
     alone: str | None = None,
     memory: HostMemory | None = None,
 ) -> list[Bucket]:
-    """All buckets of a rank, in the order in which they leave: a backward makes the last gradients first.
+    """Return all buckets of a rank, in the order in which they leave: a backward makes the last gradients first.
 
-    `stages` have, layer by layer, the parameters by name. Those of two stages are apart: the backward of one is over
+    `stages` have, layer by layer, the parameters by name. The buckets of two stages are apart: one's backward is over
     long before the other's. The parameters of `partial`, whole on every tensor shard, have seen a stretch of the
     sequence only; in buckets of their own, after the others, they are added up over shards as well. The parameter
-    `alone` has a bucket to itself. Of the `dp` parts of a bucket this rank's is at `position`. A bucket is full at
-    `full_bytes` of gradients, else at what suits the model. With `memory` the states are there.
+    `alone` has a bucket to itself. This rank's part of the `dp` parts of a bucket is at `position`. A bucket is full at
+    `full_bytes` of gradients, by default at a size that suits the model. With `memory` the states are there.
     """
     numbers = sum(parameter.numel() for layers in stages for named in layers for parameter in named.values())
     full_bytes = full_bytes or bucket_bytes(numbers)
@@ -120,7 +120,7 @@ def make_buckets(
 def make_bucket(
     named: Mapping[str, nn.Parameter], dp: int, position: int, partial_over_tp: bool, memory: HostMemory | None = None
 ) -> Bucket:
-    """A bucket that the weights of the parameters have moved into, and whose parts are their `.grad`."""
+    """Return a bucket that holds the weights of the parameters, and whose gradients are their `.grad`."""
     parameters = list(named.values())
     sizes = [parameter.numel() for parameter in parameters]
     whole = PART_BYTES // parameters[0].element_size()
@@ -156,7 +156,7 @@ def make_bucket(
 def _cut(
     layers: Sequence[Mapping[str, nn.Parameter]], full_bytes: int, alone: str | None
 ) -> list[dict[str, nn.Parameter]]:
-    """The parameters in order, cut at `full_bytes`, at a layer's end at half of them, and around `alone`."""
+    """Return the parameters in order, cut at `full_bytes`, at a layer's end at half of them, and around `alone`."""
     cut: list[dict[str, nn.Parameter]] = []
     size = full_bytes
     for named in layers:

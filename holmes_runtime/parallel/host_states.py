@@ -1,4 +1,4 @@
-"""Optimizer states in host memory: what of a bucket travels between them and the device, in pinned memory.
+"""Optimizer states in host memory: the transfers between them and the device, in pinned memory.
 
 A gradient leaves on a stream of its own while others are still being reduced; new weights leave while AdamW updates the
 next bucket. On CPUs host memory is the device's, and copies are done when they return.
@@ -18,7 +18,7 @@ PORTABLE = 1  # cudaHostRegisterPortable: pinned for all of the process
 
 
 def host_memory(size_bytes: int, pinned: bool) -> mmap.mmap:
-    """Memory to stay. Registered to be pinned: torch's allocator of pinned memory would round up to a power of two."""
+    """Return memory, pinned by registration: torch's allocator of pinned memory would round up to a power of two."""
     memory = mmap.mmap(-1, max(1, size_bytes))
     if pinned:
         address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
@@ -30,7 +30,7 @@ def host_memory(size_bytes: int, pinned: bool) -> mmap.mmap:
 
 
 class HostMemory:
-    """Host memory beside `device`, and the stream on which gradients leave for it; none on CPUs."""
+    """Host memory for `device`, and the stream on which gradients leave for it; none on CPUs."""
 
     def __init__(self, device: torch.device) -> None:
         self.is_gpu = device.type == "cuda"
@@ -40,13 +40,13 @@ class HostMemory:
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Host memory (elements,), pinned where a GPU copies to it or from it."""
+        """Return host memory (elements,), pinned where a GPU copies to it or from it."""
         return torch.frombuffer(host_memory(elements * dtype.itemsize, self.is_gpu), dtype=dtype, count=elements)
 
     def start(self, source: Tensor, target: Tensor) -> Callable[[], None]:
-        """Starts to copy `source` to `target` in host memory, once all that was asked of the device is done.
+        """Start to copy `source` to `target` in host memory, after all work queued on the device.
 
-        The result waits for it; until then nobody may write to `source`.
+        The result waits for it; until then `source` must not be written to.
         """
         if not self.is_gpu:
             target.copy_(source)
@@ -65,7 +65,7 @@ class HostPart:
     """
 
     def __init__(self, weights: Tensor, memory: HostMemory) -> None:
-        """weights: (elements / dp,), those of this rank on the device."""
+        """weights: (elements / dp,), this rank's on the device."""
         self._memory = memory
         self._arrival: Callable[[], None] | None = None
         self.master = memory.empty(len(weights), torch.float32).copy_(weights)
@@ -74,17 +74,17 @@ class HostPart:
         self._weights = self.master if is_wide else memory.empty(len(weights), weights.dtype)
 
     def fetch(self, gradient: Tensor) -> None:
-        """Starts to copy the device's `gradient` here."""
+        """Start to copy the device's `gradient` here."""
         self._arrival = self._memory.start(gradient, self.gradient)
 
     def wait(self) -> None:
-        """Waits until the gradient is here, if it is on its way."""
+        """Wait until the gradient is here, if it is on its way."""
         if self._arrival is not None:
             self._arrival()
             self._arrival = None
 
     def publish(self, weights: Tensor) -> None:
-        """Starts to copy the master to the device's `weights`, in their precision."""
+        """Start to copy the master to the device's `weights`, in their precision."""
         if self._weights is not self.master:
             self._weights.copy_(self.master)
         weights.copy_(self._weights, non_blocking=True)

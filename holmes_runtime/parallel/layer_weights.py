@@ -1,7 +1,7 @@
 """The weights of one layer sharded over the replicas of a cluster: kept in parts, whole only while the layer runs.
 
 Parameters are views of flat memory whose storage comes and goes under them, as do the views that autograd saved of
-them: what is gathered for a backward is where the forward had it.
+them: weights gathered for a backward are where the forward had them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holmes_runtime.parallel.gradient_buckets import Bucket
 
 
 class ShardedBucket:
-    """A bucket of which this rank keeps one part of the weights and one of the gradient sums.
+    """A bucket with one part of the weights and one of the gradient sums on this rank.
 
     kept: (elements / n,) in the precision of the weights, summed: fp32 (elements / n,); n is the size of `groups.dp`,
     whose ranks hold all parts together. Over `groups.dp_across`, if any, as many ranks hold the same part, and share
@@ -37,7 +37,7 @@ class ShardedBucket:
         self.kept = bucket.weights[self._own].clone()
         size = bucket.gradient.numel()
         first = (across.rank() if across is not None else 0) * size
-        self._updated = self.kept[first : first + size]  # what this rank's masters become
+        self._updated = self.kept[first : first + size]  # the part that this rank's masters become
         if self.kept.dtype == torch.float32:
             bucket.master = self._updated
         self.summed = bucket.gradient if across is None else torch.zeros_like(bucket.gradients[self._own])
@@ -47,20 +47,20 @@ class ShardedBucket:
         _drop(bucket.gradients)
 
     def publish(self) -> None:
-        """Makes the kept weights what the masters say: starts to gather them across."""
+        """Copy the masters to the kept weights, and start to gather them across."""
         if self._updated.data_ptr() != self.bucket.master.data_ptr():
             self._updated.copy_(self.bucket.master)
         if self._across is not None:
             self._refreshing = self._groups.counted(start_all_gather(self.kept, self._across), "dp_across")
 
     def refresh(self) -> None:
-        """Waits until all kept weights are there."""
+        """Wait until all kept weights are there."""
         if self._refreshing is not None:
             self._refreshing()
             self._refreshing = None
 
     def start_gather(self) -> Pending:
-        """Starts to gather the whole weights."""
+        """Start to gather the whole weights."""
         self.refresh()
         weights = self.bucket.weights
         weights.untyped_storage().resize_(self._whole_bytes[0])
@@ -68,23 +68,22 @@ class ShardedBucket:
         return self._groups.counted(start_all_gather(weights, self._inside), "dp")
 
     def drop_weights(self) -> None:
-        """Lets the whole weights go."""
+        """Release the whole weights."""
         _drop(self.bucket.weights)
 
     def make_gradients(self) -> None:
-        """Makes room for the gradients of one micro-batch, of which there are none yet."""
+        """Allocate zeroed memory for the gradients of one micro-batch."""
         self.bucket.gradients.untyped_storage().resize_(self._whole_bytes[1])
         self.bucket.gradients.zero_()
 
     def start_reduce(self) -> None:
-        """Starts to add the gradients of one micro-batch up over the cluster."""
+        """Start to add the gradients of one micro-batch up over the cluster."""
         self._reducing = start_reduce_scatter(self.bucket.gradients, self._inside, self._groups.messages_of("dp"))
 
     def land(self, is_last: bool, tp: ProcessGroup | None = None) -> None:
-        """Waits for that, if it was started, and lets the gradients go.
+        """Wait for that, if it was started, and release the gradients.
 
-        After the last micro-batch starts to add this rank's part up across, and over `tp` what its shards have a part
-        of each.
+        After the last micro-batch, add a partial bucket up over `tp`, and start to add this rank's part up across.
         """
         if self._reducing is None:
             return
@@ -99,9 +98,9 @@ class ShardedBucket:
 
 
 class Layer:
-    """What is gathered at once: the buckets of a layer, of which a backward has `unfinished` ones.
+    """The buckets of one layer, gathered together; a backward has `unfinished` ones.
 
-    `needs_weights_again`: its backward does.
+    `needs_weights_again`: True if its backward needs the weights.
     """
 
     def __init__(self, index: int, buckets: Sequence[ShardedBucket], needs_weights_again: bool) -> None:
@@ -112,43 +111,43 @@ class Layer:
 
     @property
     def in_backward(self) -> bool:
-        """Whether some of its gradients of a micro-batch are still to come."""
+        """True if some gradients of a micro-batch are still to come."""
         return self.unfinished > 0
 
     def fetch(self) -> None:
-        """Starts to gather the weights, unless they are here or on their way."""
+        """Start to gather the weights, unless they are here or on their way."""
         if not self._is_here:
             self._is_here = True
             self._arriving = [bucket.start_gather() for bucket in self.buckets]
 
     def wait(self) -> None:
-        """Waits for what is on its way."""
+        """Wait for the weights that are on their way."""
         for pending in self._arriving:
             pending()
         self._arriving = []
 
     def release(self) -> None:
-        """Lets the weights go."""
+        """Release the weights."""
         self.wait()
         self._is_here = False
         for bucket in self.buckets:
             bucket.drop_weights()
 
     def publish(self) -> None:
-        """Makes the weights what the masters say; those that are here are out of date."""
+        """Publish the masters as weights, and release the outdated ones here."""
         self.release()
         for bucket in self.buckets:
             bucket.publish()
 
     def begin_backward(self) -> None:
-        """Makes room for gradients."""
+        """Make room for gradients."""
         self.unfinished = len(self.buckets)
         for bucket in self.buckets:
             bucket.make_gradients()
 
 
 class UseOrder:
-    """In which order layers are used, so that the next one can be gathered before it is asked for.
+    """The order in which layers are used, so that the next one can be gathered before it is needed.
 
     A step uses them as the step before did; elsewhere, in an evaluation, they come one after the other.
     """
@@ -164,20 +163,20 @@ class UseOrder:
         return self._known[0] if self._known else 0
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Begin to record a step."""
         self._seen = []
 
     def end_step(self) -> None:
-        """The step has ended."""
+        """Take the recorded order for the next step."""
         self._known, self._seen = self._seen or [], None
 
     def used(self, layer: int) -> None:
-        """Layer `layer` is used now."""
+        """Note that `layer` is used now."""
         if self._seen is not None:
             self._seen.append(layer)
 
     def after(self, layer: int) -> int | None:
-        """The layer that is used after `layer`, which is used now; None where that is not known."""
+        """Return the layer that is used after `layer`, which is used now; None if that is not known."""
         if self._seen is None:
             return layer + 1 if layer + 1 < self._num_layers else None
         at = len(self._seen)

@@ -1,6 +1,6 @@
 """The factor that keeps fp16 gradients in range: halved when they overflow, doubled after a long time without.
 
-Source: Micikevicius et al., Mixed Precision Training, 2018; the numbers are those of torch.amp.GradScaler.
+Source: Micikevicius et al., Mixed Precision Training, 2018; the numbers are torch.amp.GradScaler's.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ GROWTH_STEPS = 2000
 
 @dataclass
 class LossScale:
-    """`good_steps`: how many steps have passed without overflow since the last change. Equal on all ranks."""
+    """`good_steps`: steps without overflow since the last change. Equal on all ranks."""
 
     scale: float = 2.0**16
     good_steps: int = 0
 
     def update(self, finite: bool) -> bool:
-        """Adapts to whether the gradients' norm was finite, which is also the answer: whether to take the step.
+        """Adapt the scale to a step with `finite` gradients or not. Return True if the step is to be taken.
 
         Raises RuntimeError when the gradients are not finite at any scale.
         """

@@ -24,7 +24,7 @@ from holmes_runtime.parallel.loss_scale import LossScale
 
 
 def beside_inputs(positions: Tensor | None, num_microbatches: int) -> list[tuple[Tensor, ...]]:
-    """What a stage's module gets beside its input, by micro-batch: its part of `positions`, if there are any."""
+    """Return the further arguments of a stage's module by micro-batch: its part of `positions`, if there are any."""
     if positions is None:
         return [()] * num_microbatches
     return [(part,) for part in positions.chunk(num_microbatches)]
@@ -47,7 +47,7 @@ class Pipeline:
     ) -> None:
         """`gradient_added` is called for every parameter whose `.grad` grew without autograd's hooks.
 
-        With a `loss_scale` gradients are those of the scaled loss; losses are returned as they are.
+        With a `loss_scale` gradients belong to the scaled loss; losses are returned unscaled.
         """
         self.is_first = me.pp_rank == 0
         self.is_last = me.pp_rank == config.pp - 1
@@ -76,7 +76,7 @@ class Pipeline:
             self.follow(config)
 
     def follow(self, config: RunConfig) -> None:
-        """From the next step on, codecs and `extra_in_flight` are those of `config`, which differs in nothing else.
+        """Use the codecs and `extra_in_flight` of `config` from the next step on; it differs in nothing else.
 
         Called between steps, on all ranks between the same two.
         """
@@ -89,7 +89,7 @@ class Pipeline:
                 stage.follow(arrived)
 
     def step(self, tokens: Tensor | None, step: int, positions: Tensor | None = None) -> list[Tensor]:
-        """Forward and backward of every micro-batch, adding to `.grad`; the losses, scalars, on the last rank.
+        """Run forward and backward of every micro-batch, adding to `.grad`. Return losses, scalars, on the last rank.
 
         tokens: int64 (samples of the replica, seq_length + 1), needed on the first and the last rank. Other ranks
         return an empty list. positions: in documents, int64 (samples of the replica, seq_length), on all ranks where
@@ -100,7 +100,7 @@ class Pipeline:
         return [loss.detach() / scale for loss in self._scaled_step(tokens, positions)]
 
     def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss whose gradients 16-bit floats can hold."""
+        """Return the loss whose gradients 16-bit floats can hold."""
         loss = self._loss_function(outputs, targets)
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
@@ -130,9 +130,9 @@ class Pipeline:
         return losses
 
     def first_not_finite(self, losses: Sequence[Tensor]) -> int | None:
-        """The first of this rank's stages whose forward gave a number that is not finite, if any, in the last step.
+        """Return this rank's first stage with a forward that gave a number that is not finite in the last step.
 
-        losses: what that step gave.
+        losses: the ones that step returned.
         """
         gave = {stage.stage_index: stage.extremes for stage in self._stages if stage.extremes}
         if self.is_last:
@@ -144,7 +144,7 @@ class Pipeline:
     def evaluate(
         self, tokens: Tensor | None, num_microbatches: int, batch: int, positions: Tensor | None = None
     ) -> list[Tensor]:
-        """The losses of `num_microbatches` micro-batches, scalars, on the last rank; no gradients.
+        """Return the losses of `num_microbatches` micro-batches, scalars, on the last rank; no gradients.
 
         Messages are rounded by `batch`, so that an evaluation repeated is the same.
 
@@ -155,7 +155,7 @@ class Pipeline:
         sent: list[Transfer] = []
         microbatches = [None] * num_microbatches if tokens is None else tokens.chunk(num_microbatches)
         more = beside_inputs(positions, num_microbatches)
-        # As many at a time as keep all ranks busy; what was sent is let go of when those after it have been sent.
+        # As many at a time as keep all ranks busy; sent tensors are released when those after them have been sent.
         for start in range(0, num_microbatches, len(self._ranks)):
             sends: list[Transfer] = []
             for chunk in range(len(self._modules)):
@@ -175,7 +175,7 @@ class Pipeline:
         losses: list[Tensor],
         sends: list[Transfer],
     ) -> None:
-        """Takes a micro-batch through a stage of the rank; adds to `losses` at the model's end, else to `sends`."""
+        """Take a micro-batch through a stage of the rank; add to `losses` at the model's end, else to `sends`."""
         module = self._modules[chunk]
         if self.is_first and chunk == 0:
             assert microbatch is not None
@@ -191,14 +191,14 @@ class Pipeline:
             sends.append(self._messages.send(Direction.EVALUATION, self._indices[chunk], number, hidden))
 
     def _neighbour(self, distance: int) -> int:
-        """Global rank of the rank `distance` further in the pipeline, which closes to a ring."""
+        """Return the global rank `distance` further in the pipeline, which closes to a ring."""
         return self._ranks[(self._me.pp_rank + distance) % len(self._ranks)]
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """The sum of `values`, float64 (n,), over the pipeline ranks of this replica, equal on all of them.
+        """Return the sum of `values`, float64 (n,), over the pipeline ranks of this replica, equal on all of them.
 
-        The sum travels down the pipeline and its result back up, on the groups of the edges: 2 (p - 1) hops, of which
-        only those between clusters are slow. A ring over all ranks would take 2 (n - 1) hops, each as slow as the
+        The sum travels down the pipeline and its result back up, on the groups of the edges: 2 (p - 1) hops, and only
+        the ones between clusters are slow. A ring over all ranks would take 2 (n - 1) hops, each as slow as the
         slowest.
         """
         total = values.clone()

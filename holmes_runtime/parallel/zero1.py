@@ -30,10 +30,10 @@ ADAM_EPS = 1e-8  # Kingma and Ba, 2015
 class Zero1:
     """Gradients, optimizer states and weights of all stages of one rank.
 
-    Owns the gradients and the memory of the weights: nobody may set `.grad` to None or replace `.data`. Each step:
-    `start()`; backwards, whose gradients come in by hooks or, where autograd's are passed by, `gradient_added`;
-    `finish()`; then `step(...)`, or `publish_update()` to leave the weights as they are. `tied` is the parameter of
-    which another rank holds a copy, if any.
+    Owns the gradients and the memory of the weights: other code must not set `.grad` to None or replace `.data`. Each
+    step: `start()`; backwards, whose gradients come in by hooks or, where these do not fire, `gradient_added`;
+    `finish()`; then `step(...)`, or `publish_update()` to leave the weights as they are. `tied` is the parameter that
+    another rank holds a copy of, if any.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Zero1:
         is_copy: bool = False,
         offload: bool = False,
     ) -> None:
-        """`parts` says of the parameters under tensor parallelism which part is here; `bucket_bytes` is for tests.
+        """`parts` has the part of each parameter here under tensor parallelism, by name; `bucket_bytes` is for tests.
 
-        `tied` is the parameter of which the other rank of `groups.tied` holds a copy, if any; here it `is_copy` or not.
+        `tied` is the parameter that the other rank of `groups.tied` holds a copy of, if any; here it `is_copy` or not.
         With `offload` masters and moments are in host memory, and the CPU updates them bucket by bucket.
         """
         self._settings, self._groups, self._num_microbatches = settings, groups, num_microbatches
@@ -73,10 +73,10 @@ class Zero1:
         self._stopwatch = stopwatch or Stopwatch(self._buckets[0].gradient.device)
         held = [(bucket, list(bucket.shards(all_parts, tied if is_copy else None))) for bucket in self._buckets]
         self._shards = [shard for _, shards in held for shard in shards]
-        # One a shard, since AdamW counts in place; where its kernel reads them. The last is nobody's.
+        # One per shard, as AdamW counts in place, where its kernel reads them. The last belongs to no shard.
         device = self._buckets[0].master.device
         self._steps = {name: torch.zeros((), device=device) for name in (*(shard.name for shard in self._shards), "")}
-        # Buckets that are updated at once: all, or with host memory each, so that copies and updates overlap.
+        # Buckets that are updated together: all, or each alone with host memory, so that copies and updates overlap.
         self._updates = [([bucket], shards) for bucket, shards in held] if offload else [(self._buckets, self._shards)]
 
     def _make_buckets(
@@ -87,20 +87,20 @@ class Zero1:
         bucket_bytes: int | None,
         memory: HostMemory | None,
     ) -> list[Bucket]:
-        """All buckets, in the order in which their gradients come."""
+        """Return all buckets, in the order in which their gradients come."""
         replicas, names = self._replicas, {parameter: name for name, parameter in named.items()}
         stages = [[{names[each]: each for each in parameters} for _, parameters in units(module)] for module in modules]
         return make_buckets(stages, partial, replicas.size, replicas.position, bucket_bytes, self.tied, memory)
 
     def _hook(self, modules: Sequence[nn.Module]) -> None:
-        """Has every module wait for its weights."""
+        """Make every module wait for its weights."""
         for module in modules:
             for unit, parameters in units(module):
                 unit.register_forward_pre_hook(self._waiting_for(parameters))
 
     @property
     def steps_taken(self) -> int:
-        """How many steps AdamW has taken, on which its correction for the first ones depends."""
+        """The steps AdamW has taken; its correction for the first ones depends on them."""
         return int(self._steps[""].item())
 
     @steps_taken.setter
@@ -109,14 +109,14 @@ class Zero1:
             counted.fill_(steps)
 
     def start(self) -> None:
-        """Clears the gradients; before the first backward of a step."""
+        """Clear the gradients; called before the first backward of a step."""
         self._next_to_send = 0
         for bucket in self._buckets:
             bucket.gradients.zero_()
             bucket.awaited = len(bucket.parameters) * self._num_microbatches
 
     def gradient_added(self, parameter: Tensor) -> None:
-        """One micro-batch's gradient of `parameter` was added. Buckets leave in one order, the same on all replicas."""
+        """Count one micro-batch's gradient of `parameter`. Buckets leave in one order, the same on all replicas."""
         self._bucket_of[parameter].awaited -= 1
         while self._next_to_send < len(self._buckets) and not self._buckets[self._next_to_send].awaited:
             self._send(self._buckets[self._next_to_send])
@@ -130,7 +130,7 @@ class Zero1:
                 bucket.reduced = self._replicas.start_reduce_scatter(bucket.gradients)
 
     def finish(self, divisor: float) -> Tensor:
-        """Waits for this rank's parts of the gradients, divides them, and gives the sum of their squares.
+        """Wait for this rank's parts of the gradients, divide them, and return the sum of their squares.
 
         The sum, float64 (1,), is this rank's: over all ranks they add up to the square of the norm. Raises RuntimeError
         if a parameter got no gradient, which would have left its bucket unsent.
@@ -158,9 +158,9 @@ class Zero1:
                 bucket.host.fetch(bucket.gradient)
 
     def _sum_of_squares(self) -> Tensor:
-        """Adds up parameter by parameter in float64, so that the clipping does not depend on where layers are cut.
+        """Add up parameter by parameter in float64, so that the clipping does not depend on where layers are cut.
 
-        What several ranks have whole, and copies, count once.
+        Parameters that several ranks have whole, and copies, count once.
         """
         first_shard = self._groups.tp is None or dist.get_rank(self._groups.tp) == 0
         counted = [
@@ -172,7 +172,7 @@ class Zero1:
         return torch.stack(norms).double().square().sum(0, keepdim=True)
 
     def step(self, learning_rate: float, norm: Tensor) -> None:
-        """One step of AdamW with the gradients, clipped; only matrices and embeddings decay.
+        """Take one step of AdamW with the gradients, clipped; only matrices and embeddings decay.
 
         norm: of all gradients, float64, a scalar on the device: the host need not know it, unless it has the states. If
         it is not finite the step is not taken, and everything stays as it was.
@@ -220,20 +220,20 @@ class Zero1:
         )
 
     def hold(self) -> None:
-        """Has the next update publish nothing, as the masters are changed once more before somebody does."""
+        """Make the next update publish nothing, as the masters change once more before `publish` is called."""
         self.is_held = True
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Makes the weights what the masters say, on all replicas: starts to gather them, first layers first.
+        """Copy the masters to the weights on all replicas: start to gather them, first layers first.
 
-        Those in buckets of parameters `names`, or all; all, too, after an update that was held.
+        Only buckets with parameters in `names`, if given; all of them after an update that was held.
         """
         has_all = names is None or self.is_held
         self.is_held = False
         self._publish([each for each in self._buckets if has_all or not set(names or ()).isdisjoint(each.names)])
 
     def publish_update(self) -> None:
-        """As `step` does, where no step is taken."""
+        """Publish the weights as `step` does, without a step."""
         self._publish_unless_held(self._buckets)
 
     def _publish_unless_held(self, buckets: Sequence[Bucket]) -> None:
@@ -251,11 +251,11 @@ class Zero1:
                 bucket.gathering = self._replicas.start_all_gather(bucket.weights)
 
     def wait(self) -> None:
-        """Waits until all weights are there."""
+        """Wait until all weights are there."""
         self._wait_for(self._buckets)
 
     def shards(self) -> list[Shard]:
-        """The pieces of parameters whose optimizer states are on this rank, none empty."""
+        """Return the pieces of parameters whose optimizer states are on this rank, none empty."""
         return self._shards
 
     def _waiting_for(self, parameters: Sequence[nn.Parameter]) -> Callable[..., None]:
@@ -273,12 +273,12 @@ class Zero1:
 
 
 def clip_divisor(norm: Tensor, grad_clip: float | None) -> Tensor | None:
-    """What gradients of global norm `norm` are divided by so that it is at most `grad_clip`: an fp32 scalar, if any."""
+    """Return the fp32 divisor that limits gradients of global norm `norm` to `grad_clip`; None without a limit."""
     return None if grad_clip is None else (norm / grad_clip).clamp(min=1.0).float()
 
 
 def _name_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
-    """All parameters by name. Raises ValueError if stages use one name for two of them."""
+    """Return all parameters by name. Raise ValueError if stages use one name for two of them."""
     named: dict[str, nn.Parameter] = {}
     for module in modules:
         for name, parameter in module.named_parameters():
@@ -298,7 +298,7 @@ def _whole(parameter: nn.Parameter) -> TensorPart:
 
 
 def units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Modules that wait for weights before they run, and for which: an element of a list for all it holds."""
+    """Yield the modules that wait for weights before they run, and the weights; a list's element with all it holds."""
     own = list(module.parameters(recurse=False))
     if own:
         yield module, own

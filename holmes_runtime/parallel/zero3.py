@@ -1,8 +1,9 @@
 """Data parallelism with sharded weights: ZeRO stage 3 inside a cluster, stage 1 across.
 
 Each rank keeps its part of every layer's weights. A layer is gathered while the one before it computes, in the forward
-and again in the backward, and let go after; the gradients of a layer leave when a micro-batch has made them, while the
-next one computes. So two layers are whole at a time. Across clusters each part travels once a step, as under stage 1.
+and again in the backward, and released after. The gradients of a layer leave when a micro-batch has made them, while
+the next one computes. So two layers are whole at a time. Across clusters each part travels once a step, as under
+stage 1.
 Sources: Rajbhandari et al., ZeRO, 2020; Zhao et al., PyTorch FSDP, 2023.
 """
 
@@ -21,7 +22,7 @@ from holmes_runtime.parallel.zero1 import Zero1, units
 
 
 class Zero3(Zero1):
-    """As `Zero1`, which see, over groups with a `dp`: the replicas of a cluster, which hold one layer together.
+    """`Zero1` over groups with a `dp`: the replicas of a cluster, which hold one layer together.
 
     All of them must call the same modules in the same order: with as many micro-batches, by one schedule. A gradient
     must come by autograd's hooks, so that no backward may be split.
@@ -35,7 +36,7 @@ class Zero3(Zero1):
         bucket_bytes: int | None,
         memory: HostMemory | None,
     ) -> list[Bucket]:
-        """The buckets of each layer, last layers first; what is whole under tensor parallelism has its own."""
+        """Return the buckets of each layer, last layers first; parameters whole on tensor shards have their own."""
         del bucket_bytes
         assert self._groups.dp is not None
         assert memory is None
@@ -61,14 +62,14 @@ class Zero3(Zero1):
         return ShardedBucket(bucket, self._groups)
 
     def _hook(self, modules: Sequence[nn.Module]) -> None:
-        """Has every module gather its weights and let them go."""
+        """Make every module gather its weights and release them."""
         del modules
         for unit, layer in self._layer_of.items():
             unit.register_forward_pre_hook(lambda *_, layer=layer: self._before_forward(layer))
             unit.register_forward_hook(lambda *call, layer=layer: self._after_forward(layer, call[-1]))
 
     def start(self) -> None:
-        """Clears the gradients; before the first backward of a step."""
+        """Clear the gradients; called before the first backward of a step."""
         self._order.begin_step()
         for _, each in self._place.values():
             each.summed.zero_()
@@ -98,7 +99,7 @@ class Zero3(Zero1):
         return begin
 
     def gradient_added(self, parameter: Tensor) -> None:
-        """One micro-batch's gradient of `parameter` came; with the last one of a layer the layer is done with."""
+        """Count one micro-batch's gradient of `parameter`; the last one of a layer releases the layer."""
         layer, each = self._place[id(self._bucket_of[parameter])]
         bucket = each.bucket
         bucket.awaited -= 1
@@ -112,7 +113,7 @@ class Zero3(Zero1):
             self._let_go(layer)
 
     def _use(self, layer: Layer) -> None:
-        """Waits for the weights of `layer`, and starts to gather those that are used after them."""
+        """Wait for the weights of `layer`, and start to gather the next layer's."""
         self._order.used(layer.index)
         with self._stopwatch.lap("dp"):
             layer.fetch()
@@ -122,12 +123,12 @@ class Zero3(Zero1):
                 self._layers[following].fetch()
 
     def _let_go(self, layer: Layer) -> None:
-        """Lets the weights of `layer` go, unless they are the next to be used."""
+        """Release the weights of `layer`, unless they are the next to be used."""
         if self._order.after(layer.index) != layer.index:
             layer.release()
 
     def _land(self) -> None:
-        """Waits for the gradients that are on their way: one bucket at a time."""
+        """Wait for the gradients that are on their way: one bucket at a time."""
         if self._leaving is not None:
             each, is_last = self._leaving
             with self._stopwatch.lap("dp"):
@@ -135,20 +136,20 @@ class Zero3(Zero1):
             self._leaving = None
 
     def finish(self, divisor: float) -> Tensor:
-        """As `Zero1.finish`."""
+        """Finish as `Zero1.finish` does."""
         self._land()
         self._order.end_step()
         return super().finish(divisor)
 
     def _publish(self, buckets: Sequence[Bucket]) -> None:
-        """Starts to gather the first layer, too."""
+        """Publish all weights, and start to gather the first layer."""
         del buckets  # all of them
         for layer in self._layers:
             layer.publish()
         self._layers[self._order.first].fetch()
 
     def wait(self) -> None:
-        """Waits until nothing of the weights is on its way."""
+        """Wait until no weights are on their way."""
         with self._stopwatch.lap("dp"):
             for layer in self._layers:
                 layer.wait()
@@ -157,7 +158,7 @@ class Zero3(Zero1):
 
 
 def _halves(named: dict[str, nn.Parameter], partial: Container[str]) -> Iterator[tuple[bool, dict[str, nn.Parameter]]]:
-    """The parameters that are split under tensor parallelism, and those of `partial`, where there are any."""
+    """Yield the parameters that are split under tensor parallelism, and the ones in `partial`, where there are any."""
     for is_partial in (False, True):
         half = {name: parameter for name, parameter in named.items() if (name in partial) is is_partial}
         if half:
