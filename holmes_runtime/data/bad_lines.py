@@ -1,4 +1,4 @@
-"""Lines of JSON and rows of Parquet that hold no document, skipped as far as the job allows it. Free of torch."""
+"""Lines of JSON and rows of Parquet without a document, skipped up to the job's limit. Free of torch."""
 
 from __future__ import annotations
 

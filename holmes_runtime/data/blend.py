@@ -1,9 +1,9 @@
-"""Which source each sample of a blend is from: a sequence that repeats, and of which any place is looked up.
+"""The source of each sample of a blend: a sequence that repeats, with a lookup of any place.
 
 The weights are made whole numbers, so that after as many samples as they add up to every source has exactly its share
 and all begins again. Within such a period of D samples, sample j of a source with weight a is due from place
-floor(j D / a) on and before place ceil((j + 1) D / a). Each place goes to the source that has to be served soonest of
-those that are due. All are then served in time, and so at every place each source has its share to within one sample.
+floor(j D / a) on and before place ceil((j + 1) D / a). Each place goes to the due source with the earliest deadline.
+All are then served in time, and so at every place each source has its share to within one sample.
 Source: Baruah, Cohen, Plaxton and Varvel, Proportionate Progress, 1996. Free of torch.
 """
 
@@ -29,16 +29,16 @@ class Blend:
             served[source] += 1
 
     def at(self, position: int) -> tuple[int, int]:
-        """The source of sample `position` of the stream, and how many samples before it are from that source."""
+        """Return the source of sample `position` of the stream, and how many samples before it are from that source."""
         period, place = divmod(position, len(self._places))
         source, before = self._places[place]
         return source, period * self.counts[source] + before
 
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in the ratio of the weights as they are written, a tenth being exactly that.
+    """Return whole numbers in the ratio of the weights as they are written, a tenth being exactly that.
 
-    Where these would add up to more than LONGEST_PERIOD: the nearest that add up to about as much, none below one.
+    If they would add up to more than LONGEST_PERIOD: the nearest that add up to about as much, none below one.
     """
     exact = [Fraction(str(weight)) for weight in weights]
     shares = [weight / sum(exact) for weight in exact]
@@ -49,7 +49,7 @@ def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def _period(counts: Sequence[int]) -> list[int]:
-    """The source of every place of one period."""
+    """Return the source of every place of one period."""
     period, places = sum(counts), []
     due: list[tuple[int, int, int]] = []  # last place, source, number of the sample: the soonest first
     waiting = [(0, source, 0) for source in range(len(counts))]  # first place, source, number

@@ -1,4 +1,4 @@
-"""Files that do not hold what is read from them, refused before any rank starts, and by each rank. Free of torch."""
+"""Files with other content than is read from them, refused before any rank starts, and by each rank. Free of torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from holmes_runtime.data.token_file import read_index
 
 
 def wrong_inputs(run_config: str) -> tuple[str, ...]:
-    """Return why the run of this configuration cannot train on what lies on this host, one reason a source.
+    """Return why the run of this configuration cannot train on the files of this host, one reason a source.
 
-    What is missing is left to others, who look for all that job.yaml names.
+    Missing files are left to another check, of all files that job.yaml names.
     """
     data, reasons = RunConfig.from_json(run_config).with_home_folder().data, []
     for source in data.sources:

@@ -1,4 +1,4 @@
-"""What a run trains on: the files of `data`, opened, and cut into training and validation."""
+"""The corpus of a run: the files of `data`, opened, and cut into training and validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holmes_runtime.data.tokens import Part, Tokens
 
 @dataclass(frozen=True)
 class Corpus:
-    """By source, its tokens; `digest` is equal where they are. `validation` is the end of each.
+    """The tokens by source; equal tokens have an equal `digest`. `validation` is the end of each source.
 
     `bad_lines` of its text hold no document and are skipped.
     """
@@ -31,15 +31,15 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        """Of all."""
+        """The number of tokens of all sources, validation included."""
         return sum(map(len, (*self.training, *self.validation)))
 
 
 def load_corpus(data: Data, host: str, seq_length: int, vocab_size: int) -> Corpus:
-    """The tokens of `data`, read from files as they are needed.
+    """Return the tokens of `data`, read from files as they are needed.
 
-    Raises OSError or ValueError, naming host and path, if there is nothing to read, what is there cannot be read, a
-    part holds no whole sample, or a file is known to have a token that the vocabulary does not.
+    Raises OSError or ValueError, naming host and path, if there is nothing to read, a file cannot be read, a part holds
+    no whole sample, or a file is known to have a token that the vocabulary does not.
     """
     try:
         return _load(data, seq_length, vocab_size)
@@ -72,7 +72,7 @@ def _load(data: Data, seq_length: int, vocab_size: int) -> Corpus:
 
 
 def _open_source(path: Path, data: Data, vocab_size: int, bad_lines: BadLines) -> list[Part]:
-    """The files of one source."""
+    """Return the files of one source."""
     files = check_source(path, data)
     parts = [_open_file(file, data, vocab_size, bad_lines) for file in files]
     for part in parts:
@@ -96,7 +96,7 @@ def _open_file(path: Path, data: Data, vocab_size: int, bad_lines: BadLines) -> 
 
 
 def _tokenized(path: Path, data: Data, bad_lines: BadLines) -> Part:
-    """Documents, or text for a tokenizer: tokenized once on this host, and read from the file that came of it."""
+    """Return the tokens of documents, or of text for a tokenizer, made once on this host and read from their file."""
     try:
         tokenizer = open_tokenizer(path, data.tokenizer)
     except ModuleNotFoundError as error:

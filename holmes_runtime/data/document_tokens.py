@@ -1,4 +1,4 @@
-"""The tokens at the borders of documents, by a tokenizer's file and the configurations beside it. Free of torch."""
+"""The tokens at the borders of documents, by a tokenizer's file and the configurations in its folder. Free of torch."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def _configured_ends(file: Path, tokenizer: Any) -> Iterator[int | None]:
 
 
 def _token_of(name: object, tokenizer: Any) -> int | None:
-    """The number of the token `name`, text or as the transformers library writes a token; None if there is none."""
+    """Return the token `name` as a number, None if unknown. `name`: text, or as the transformers library writes it."""
     name = name.get("content") if isinstance(name, dict) else name
     token: int | None = tokenizer.token_to_id(name) if isinstance(name, str) else None
     return token
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The configuration at `path`, empty if there is none.
+    """Return the configuration at `path`, empty if there is none.
 
     Raises:
         ValueError: it is there and cannot be read.

@@ -1,7 +1,7 @@
 """The documents of a file that names them: lines of JSON, which may be compressed, and rows of Parquet. Free of torch.
 
-What is not of the standard library is imported where a file needs it. However little a compressed file has, no more of
-it than a line is in memory.
+Packages outside the standard library are imported where a file needs them. However small a compressed file is, at most
+one line of its content is in memory.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ PACKED_BYTES = 2**12  # decompressed at once: even of zeros they make no more th
 MAX_WINDOW_BYTES = 2**27  # of memory that a Zstandard frame may ask for, the limit of its own command-line tool
 ROWS = 256  # of Parquet at a time
 Document = tuple[bytes, int]
-"""The UTF-8 text of a document, and how many bytes of its file were read for it."""
+"""The UTF-8 text of a document, and the bytes of its file that were read for it."""
 
 
 def has_documents(path: Path) -> bool:
-    """Return whether the name of `path` says that the file has documents of its own."""
+    """Return True if the name of `path` is of a file with documents of its own."""
     return path.name.endswith(SUFFIXES)
 
 
 def read_documents(path: Path, bad_lines: BadLines) -> Iterator[Document]:
-    """Yield the documents of file `path`, without lines and rows that have no text, as far as `bad_lines` allows it.
+    """Yield the documents of file `path`, skipping lines and rows without text up to the limit of `bad_lines`.
 
     Raises:
         ValueError: one line or row too many has no text, or the file is not what its name says; both are named.
@@ -74,7 +74,7 @@ def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
 
 
 def _from_zstd(path: Path, raw: BinaryIO) -> BinaryIO:
-    """The content of a Zstandard file, by Python's own module from 3.14 on, else by the package of that name."""
+    """Return the content of a Zstandard file, by Python's own module from 3.14 on, else by the package of that name."""
     try:
         own: Any = importlib.import_module("compression.zstd")
     except ModuleNotFoundError:
@@ -86,7 +86,7 @@ def _from_zstd(path: Path, raw: BinaryIO) -> BinaryIO:
 class _ZstdFrames(io.RawIOBase):
     """The content of all frames of `raw`, through the package; reading a file that is cut off raises EOFError.
 
-    The package's own reader takes what is there for the whole.
+    The package's own reader takes a part of a file for the whole.
     """
 
     def __init__(self, raw: BinaryIO, package: Any) -> None:
@@ -95,11 +95,11 @@ class _ZstdFrames(io.RawIOBase):
         self._packed, self._content = b"", memoryview(b"")
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` as far as content is at hand; return how far."""
+        """Fill `buffer` with the content at hand, and return its number of bytes."""
         while not self._content:
             packed, self._packed = self._packed or self._raw.read(PACKED_BYTES), b""
             if not packed and self._frame is not None:
@@ -130,7 +130,7 @@ def _next_line(path: Path, lines: BinaryIO, number: int) -> bytes:
 
 
 def _text_field(line: bytes) -> bytes:
-    """The text of a line. Raises ValueError if it has none."""
+    """Return the text of a line. Raise ValueError if it has none."""
     try:
         record = json.loads(line)
         text = record["text"] if isinstance(record, dict) else None

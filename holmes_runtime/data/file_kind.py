@@ -1,6 +1,6 @@
 """Files that hold neither text nor tokens, refused by their content. Free of torch.
 
-A name proves nothing, so that the first bytes decide, and then blocks all over the file, which have to be UTF-8.
+A name proves nothing. So the first bytes decide, and then blocks all over the file, which have to be UTF-8.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BYTES_HINT = "convert it to UTF-8 (`iconv`), or set `bytes: true` in `data` to t
 MAX_BLOCKS = 64  # of a source: all of a file up to 4 MiB, 4 MiB of a larger one
 TO_LINES = "write its text to a .jsonl file, one JSON object a line with the field `text`"
 
-# The first bytes of formats, from the specification of each; where a format is a container, what is mostly in it.
+# The first bytes of formats, from the specification of each; a container format has the name of its usual content.
 MAGIC = (
     (b"PAR1", "Parquet"),
     (b"ARROW1", "Arrow"),
@@ -58,11 +58,11 @@ TABLES = {".csv": "a table (CSV)", ".tsv": "a table (TSV)", ".json": "JSON, whos
 
 
 def is_regular_file(path: Path) -> bool:
-    """Return whether `path` is a file with content, False for a folder.
+    """Return True if `path` is a file with content, False for a folder.
 
     Raises:
         FileNotFoundError: nothing is there.
-        ValueError: it is a pipe, a socket or a device, of which samples cannot be read by their place.
+        ValueError: it is a pipe, a socket or a device, which cannot be read at a given place.
     """
     try:
         mode = path.stat().st_mode
@@ -76,7 +76,7 @@ def is_regular_file(path: Path) -> bool:
 
 
 def check_text(path: Path, files_in_all: int = 1) -> None:
-    """Raise ValueError, naming the file and what it holds, unless `path` is UTF-8 text to be trained on as it is.
+    """Raise ValueError, naming the file and its format, unless `path` is UTF-8 text to be trained on as it is.
 
     The more files there are, the less is read of each.
 
@@ -93,7 +93,7 @@ def check_text(path: Path, files_in_all: int = 1) -> None:
 
 
 def check_format(path: Path) -> None:
-    """Raise ValueError, naming the file and what it holds, if it begins as a file of a known format other than text."""
+    """Raise ValueError, naming the file and its format, if it begins as a file of a known format other than text."""
     with open(path, "rb") as file:
         kind, hint = _format(path, file.read(BLOCK_BYTES))
     if kind is not None:
@@ -101,7 +101,7 @@ def check_format(path: Path) -> None:
 
 
 def _format(path: Path, head: bytes) -> tuple[str | None, str]:
-    """Name what a file that begins with `head` holds other than text, and say what to do with it."""
+    """Return the format, other than text, of a file that begins with `head`, and advice on what to do with it."""
     kind = next((name for magic, name in MAGIC if head.startswith(magic)), None)
     if kind is None and head[257:262] == b"ustar":
         kind = "a tar archive"
@@ -114,7 +114,7 @@ def _format(path: Path, head: bytes) -> tuple[str | None, str]:
 
 
 def _is_json_line(head: bytes) -> bool:
-    """Return whether the first line is a JSON object."""
+    """Return True if the first line is a JSON object."""
     line = head.split(b"\n", 1)[0].strip()
     if not line.startswith(b"{"):
         return False

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """`values`, in host memory, on `device`, where they arrive before whatever is started after this."""
+    """Return `values`, in host memory, on `device`, where they arrive before operations started after this."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 class HostCopy:
-    """The values of a tensor as it is now, on their way to the host while the device goes on with what comes after."""
+    """The values of a tensor as it is now, on their way to the host while the device goes on with later work."""
 
     def __init__(self, values: Tensor) -> None:
         self._values = values.to("cpu", non_blocking=True)  # from a GPU torch copies into pinned memory
@@ -21,7 +21,7 @@ class HostCopy:
             self._arrived.record()
 
     def wait(self) -> list[float]:
-        """The values (n,), once they are there; what was started on the device after them is not waited for."""
+        """Return the values (n,), once they are there, without waiting for later work of the device."""
         if self._arrived is not None:
             self._arrived.synchronize()
         numbers: list[float] = self._values.tolist()

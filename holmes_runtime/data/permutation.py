@@ -15,7 +15,7 @@ ROUNDS = 4  # of both digits; of large n two would do (Luby and Rackoff, 1988), 
 
 
 def permuted(number: int, size: int, key: str) -> int:
-    """Where `number`, one of 0..size-1, goes in the permutation named `key`; another key, another permutation."""
+    """Return the image of `number`, one of 0..size-1, in the permutation that `key` names; each key has its own."""
     assert 0 <= number < size, f"{number} is not in 0..{size - 1}"
     high_base = math.isqrt(size - 1) + 1
     low_base = -(-size // high_base)  # high_base * low_base is less than size + high_base
@@ -31,6 +31,6 @@ def permuted(number: int, size: int, key: str) -> int:
 
 
 def _hash(secret: bytes, turn: int, digit: int) -> int:
-    """64 bits of (secret, turn, digit)."""
+    """Return a 64-bit hash of (secret, turn, digit)."""
     message = secret + digit.to_bytes(8, "little") + bytes([turn])
     return int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "little")

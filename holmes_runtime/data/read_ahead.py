@@ -1,4 +1,4 @@
-"""The next step's batch is read while the step before it computes."""
+"""The reader of the next step's batch while the step before it computes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Batch(NamedTuple):
     positions: Tensor | None
 
     def pinned(self) -> Batch:
-        """The same in memory that a GPU can copy from by itself."""
+        """Return the same in memory that a GPU can copy from by itself."""
         return Batch(*(None if values is None else values.pin_memory() for values in self))
 
     def on(self, device: torch.device) -> Batch:
-        """The same on `device`."""
+        """Return the same on `device`."""
         return Batch(*(None if values is None else to_device(values, device) for values in self))
 
 
 class BatchesAhead:
     """The batches of a run's steps on one rank, one read ahead in a thread.
 
-    What a batch holds depends on its step alone, so a run that is resumed, or takes steps out of order, reads the same.
+    A batch depends on its step alone, so a run that is resumed, or takes steps out of order, reads the same.
     """
 
     def __init__(self, read: Callable[[int], Batch], num_steps: int, host: str, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class BatchesAhead:
         self._ahead: dict[int, Future[Batch]] = {}
 
     def take(self, step: int) -> Batch:
-        """The batch of `step` on the device. Raises RuntimeError naming step and host if it cannot be read."""
+        """Return the batch of `step` on the device. Raise RuntimeError naming step and host if it cannot be read."""
         batch = self._ahead.pop(step, None) or self._start(step)
         self._ahead = {step + 1: self._start(step + 1)} if step + 1 < self._num_steps else {}
         try:

@@ -1,4 +1,4 @@
-"""Whether all hosts read the same tokens: compared before the first step."""
+"""The comparison, before the first step, of the tokens that the hosts read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.data.stored_bytes import StoredBytes
 
-# How much is read to tell: everything up to 16 MiB, then evenly spaced blocks.
+# The digest reads everything up to 16 MiB, then evenly spaced blocks.
 BLOCK_BYTES = 4096
 BLOCKS = 4096
 
 
 @dataclass(frozen=True)
 class HostCorpus:
-    """What one host read."""
+    """The corpus that one host read."""
 
     host: str
     num_tokens: int
@@ -24,7 +24,7 @@ class HostCorpus:
 
 
 def digest_of(files: Sequence[StoredBytes]) -> str:
-    """A digest of the sizes of `files` and of evenly spaced blocks of them."""
+    """Return a digest of the sizes of `files` and of evenly spaced blocks of them."""
     step = max(BLOCK_BYTES, sum(file.size for file in files) // BLOCKS)
     digest = hashlib.sha256()
     for file in files:
@@ -35,14 +35,14 @@ def digest_of(files: Sequence[StoredBytes]) -> str:
 
 
 def check_same_corpus(mine: HostCorpus) -> None:
-    """Compares what all ranks of the default group read. Raises RuntimeError naming the hosts that differ."""
+    """Compare the corpora of all ranks of the default group. Raise RuntimeError naming the hosts that differ."""
     difference = describe_difference(all_gather_records(mine))
     if difference is not None:
         raise RuntimeError(difference)
 
 
 def describe_difference(read: Iterable[HostCorpus]) -> str | None:
-    """Which hosts read which corpus, as a sentence, or None if all read the same."""
+    """Return a sentence on the corpus of each host, or None if all read the same."""
     hosts: dict[tuple[int, str], set[str]] = {}
     for one in read:
         hosts.setdefault((one.num_tokens, one.digest), set()).add(one.host)

@@ -1,6 +1,6 @@
-"""Which tokens each sample of a run has: decided by (seed, place in the run's stream of samples) alone.
+"""The tokens of each sample of a run: decided by (seed, place in the run's stream of samples) alone.
 
-So nothing of the data but a count needs saving, and every plan trains the same samples in the same steps.
+So a checkpoint of the data needs only a count, and every plan trains the same samples in the same steps.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from holmes_runtime.data.tokens import Tokens
 
 
 class OwnSamples(NamedTuple):
-    """Of each `of_all` samples that several runs take, the `size` after the first `before` are this run's own."""
+    """This run's share where several runs take turns: `size` of each `of_all` samples, after the first `before`."""
 
     before: int
     size: int
     of_all: int
 
     def place(self, number: int) -> int:
-        """Among all samples of the runs, that of this run's own sample `number`."""
+        """Return the place of this run's own sample `number` among all samples of the runs."""
         turn, within = divmod(number, self.size)
         return turn * self.of_all + self.before + within
 
@@ -40,12 +40,12 @@ ALL_SAMPLES = OwnSamples(0, 1, 1)
 class Samples:
     """The samples of all steps; another `key`, another order.
 
-    `tokens` has those of each source of `blend`. Sample i of a source is its tokens [i s, (i + 1) s], s being
-    `seq_length`: the last is the first of the next, since a sample's first token is no target.
+    `tokens` are by source of `blend`. Sample i of a source is its tokens [i s, (i + 1) s], s being `seq_length`: the
+    last is the first of the next, since a sample's first token is no target.
 
     Order "epochs" takes every sample of a source once, then all again, each time in another order. "draws", of runs
-    that began so, takes them at random from any place. `first` is added to each sample's place in the stream, of which
-    all are the run's `own`, or some where other runs take the others.
+    that began so, takes them at random from any place. `first` is added to each sample's place in the stream. All
+    samples of the stream are the run's `own`, or some of them if other runs take the rest.
     """
 
     tokens: tuple[Tokens, ...]
@@ -59,10 +59,10 @@ class Samples:
     own: OwnSamples = ALL_SAMPLES
 
     def batch(self, step: int, numbers: Sequence[int]) -> Tensor:
-        """The samples of these numbers in the global batch of `step`: int64 tokens (len(numbers), seq_length + 1).
+        """Return the samples `numbers` of the global batch of `step`: int64 tokens (len(numbers), seq_length + 1).
 
         Raises ValueError, naming file, sample and offset, for a token the vocabulary does not have, and OSError for a
-        file that is not what it was.
+        file that has changed.
         """
         found = [self._sample(step, number) for number in numbers]
         batch = torch.stack([tokens.read(start, start + self.seq_length + 1) for tokens, start in found])
@@ -78,15 +78,15 @@ class Samples:
         return batch
 
     def positions(self, step: int, numbers: Sequence[int]) -> Tensor:
-        """Of each input of those samples its position in its document: int64 (len(numbers), seq_length).
+        """Return the position in its document of each input of those samples: int64 (len(numbers), seq_length).
 
-        A document that began before the sample is as if it began with it.
+        A document that began before the sample counts as beginning with it.
         """
         found = [self._sample(step, number) for number in numbers]
         return torch.stack([tokens.positions(start, start + self.seq_length) for tokens, start in found])
 
     def _sample(self, step: int, number: int) -> tuple[Tokens, int]:
-        """The tokens that sample `number` of `step` is from, and its first."""
+        """Return the tokens that sample `number` of `step` is from, and its first."""
         source, taken = self.blend.at(self.own.place(self.first + step * self.batch_size + number))
         tokens = self.tokens[source]
         if self.order == "draws":
@@ -98,7 +98,7 @@ class Samples:
 
 
 def make_samples(config: RunConfig, tokens: tuple[Tokens, ...], key: str) -> Samples:
-    """The samples a run takes of `tokens`, by source; an island those that are its own."""
+    """Return the samples that a run takes of `tokens`, by source; for an island only its own."""
     shape, blend, outer = config.model, Blend([source.weight for source in config.data.sources]), config.outer_sync
     own = ALL_SAMPLES
     if outer is not None:

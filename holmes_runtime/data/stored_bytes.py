@@ -1,6 +1,6 @@
 """The bytes of a file, or of memory, read piece by piece. Free of torch.
 
-Files are read and not mapped: of a file that is cut under a run a map kills the process without a word.
+Files are read and not mapped: if a mapped file is cut during a run, the process dies without a message.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class StoredBytes(Protocol):
     def size(self) -> int: ...
 
     def read(self, start: int, stop: int) -> bytearray:
-        """Bytes [start, stop), which must exist."""
+        """Return bytes [start, stop), which must exist."""
         ...
 
 
 class FileBytes:
-    """Those of a file as large as it is now. Raises OSError, naming it, if it cannot be opened."""
+    """The bytes of a file at its present size. Raises OSError, naming it, if it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class FileBytes:
         self.size = os.fstat(self._descriptor).st_size
 
     def read(self, start: int, stop: int) -> bytearray:
-        """Bytes [start, stop). Raises OSError, naming file and place, if they cannot be read or are not there."""
+        """Return bytes [start, stop). Raise OSError, naming file and place, if they cannot be read or are not there."""
         found, buffer = 0, bytearray(stop - start)
         try:
             while found < len(buffer):  # one call reads 2 GiB at most
@@ -52,12 +52,12 @@ class FileBytes:
 
 
 class MemoryBytes:
-    """Those of an array."""
+    """The bytes of an array."""
 
     def __init__(self, buffer: array[int]) -> None:
         self._view = memoryview(buffer).cast("B")
         self.size = self._view.nbytes
 
     def read(self, start: int, stop: int) -> bytearray:
-        """Bytes [start, stop)."""
+        """Return bytes [start, stop)."""
         return bytearray(self._view[start:stop])

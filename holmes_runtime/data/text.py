@@ -1,4 +1,4 @@
-"""From text to tokens: raw text, JSONL and Parquet, as bytes or through a `tokenizers` file. Free of torch.
+"""The way from text to tokens: raw text, JSONL and Parquet, as bytes or through a `tokenizers` file. Free of torch.
 
 Raw text is one document a file, its bytes unchanged. A line of a .jsonl file, which .gz or .zst may follow, is one
 document, its field "text"; so is a row of a .parquet file, its column "text". With a tokenizer, and for these also
@@ -46,12 +46,12 @@ class Tokenizer(Protocol):
     end_of_document: int | None
 
     def encode(self, pieces: list[bytes]) -> list[Iterable[int]]:
-        """The tokens of each piece."""
+        """Return the tokens of each piece."""
         ...
 
 
 class ByteTokenizer:
-    """A token is a byte."""
+    """The tokenizer whose tokens are bytes."""
 
     vocab_size = BYTE_VALUES
     begin_of_document: int | None = None
@@ -60,7 +60,7 @@ class ByteTokenizer:
         self.end_of_document = end_of_document
 
     def encode(self, pieces: list[bytes]) -> list[Iterable[int]]:
-        """The bytes themselves."""
+        """Return the bytes themselves."""
         return list(pieces)
 
 
@@ -82,13 +82,13 @@ class FileTokenizer:
         self.end_of_document = end_of_document(Path(path), self._tokenizer)
 
     def encode(self, pieces: list[bytes]) -> list[Iterable[int]]:
-        """The tokens of each piece, without what the tokenizer adds around a whole text."""
+        """Return the tokens of each piece, without the tokens that a tokenizer adds around a whole text."""
         texts = [piece.decode("utf-8") for piece in pieces]
         return [found.ids for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 def source_files(path: Path, pattern: str) -> list[Path]:
-    """The file `path`, or the files of folder `path` that match `pattern`, by name; an index is no source.
+    """Return the file `path`, or the files of folder `path` that match `pattern`, by name, without indices.
 
     Raises FileNotFoundError if there is none, ValueError for a pipe or a device.
     """
@@ -101,9 +101,9 @@ def source_files(path: Path, pattern: str) -> list[Path]:
 
 
 def open_tokenizer(path: Path, tokenizer: str | None) -> Tokenizer:
-    """What turns the text of file `path` into tokens: the `tokenizers` file named, or bytes.
+    """Return the tokenizer for the text of file `path`: the `tokenizers` file named, or bytes.
 
-    Raises ModuleNotFoundError if `tokenizers` is not installed, ValueError if the file is none of its own.
+    Raises ModuleNotFoundError if `tokenizers` is not installed, ValueError if `tokenizer` is no such file.
     """
     if tokenizer is not None:
         return FileTokenizer(tokenizer)
@@ -113,10 +113,10 @@ def open_tokenizer(path: Path, tokenizer: str | None) -> Tokenizer:
 def tokenized(
     path: Path, tokenizer: Tokenizer, bad_lines: BadLines
 ) -> Iterator[tuple[Piece, tuple[Iterable[int], ...]]]:
-    """The pieces of file `path` with their tokens, among them those at the borders of documents.
+    """Yield the pieces of file `path` with their tokens and the tokens at the borders of documents.
 
     Raises:
-        ValueError: the file is not text; it is named, and where.
+        ValueError: the file is not text; names it and the place.
     """
     begin, end = (() if each is None else (each,) for each in (tokenizer.begin_of_document, tokenizer.end_of_document))
     begins_document = True
@@ -131,7 +131,7 @@ def tokenized(
 
 
 def _pieces(path: Path, bad_lines: BadLines) -> Iterator[Piece]:
-    """The text of file `path`, piece by piece.
+    """Yield the text of file `path`, piece by piece.
 
     Raises:
         ValueError: one line too many of a file of documents has none.

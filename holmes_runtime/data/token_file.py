@@ -1,4 +1,4 @@
-"""Megatron's token files: OUT.bin holds the tokens of all documents one after the other, OUT.idx where each begins.
+"""Megatron's token files: OUT.bin holds the tokens of all documents in sequence, OUT.idx the start of each.
 
 Free of torch. The index, little endian: magic, uint64 version 1, uint8 code of the token type, uint64 number of
 sequences n, uint64 number of document marks m, int32[n] tokens of each sequence, int64[n] first byte of each in the
@@ -26,14 +26,14 @@ LARGEST_MAGIC = b"HOLMESMX"
 LARGEST = struct.Struct("<8sq")
 TYPE_CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
 TYPE_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2}
-ARRAY_TYPES = {"uint8": "B", "uint16": "H", "int32": "i"}  # what is written, by its code in Python's `array`
+ARRAY_TYPES = {"uint8": "B", "uint16": "H", "int32": "i"}  # the types written, with their codes in Python's `array`
 UINT16_VOCABULARY = 65500  # Megatron-LM's own limit for tokens of two bytes
 LONGEST_SEQUENCE = 2**31 - 1  # its length is an int32
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """What an index says of the tokens beside it; `largest_token` None where it does not say."""
+    """The description of a token file by its index; `largest_token` is None if the index lacks it."""
 
     path: Path
     token_type: str
@@ -44,12 +44,12 @@ class TokenFile:
 
     @property
     def first_pointer(self) -> int:
-        """The byte of the index where the sequences' first bytes are."""
+        """The first byte in the index of the sequences' pointers."""
         return len(MAGIC) + HEADER.size + 4 * self.num_sequences
 
     @property
     def first_mark(self) -> int:
-        """The byte of the index where the marks of documents are."""
+        """The first byte in the index of the documents' marks."""
         return self.first_pointer + 8 * self.num_sequences
 
 
@@ -67,7 +67,7 @@ class DocumentStarts(Sequence[int]):
     @overload
     def __getitem__(self, document: slice) -> Sequence[int]: ...
     def __getitem__(self, document: int | slice) -> int | Sequence[int]:
-        """Raises ValueError naming the index for a mark that no sequence has."""
+        """Return the first token of a document. Raise ValueError naming the index for a mark that no sequence has."""
         if isinstance(document, slice):
             return [self[each] for each in range(*document.indices(len(self)))]
         if not 0 <= document < len(self):
@@ -99,12 +99,12 @@ def token_type_of(vocab_size: int) -> str:
 
 
 def index_path(path: Path) -> Path:
-    """The index of token file `path`."""
+    """Return the path of the index of token file `path`."""
     return path.with_suffix(".idx")
 
 
 def read_index(path: Path) -> TokenFile:
-    """What lies in token file `path`. Raises ValueError or OSError naming the file if it is not whole."""
+    """Return the description of token file `path`. Raise ValueError or OSError naming the file if it is not whole."""
     index = index_path(path)
     if not index.is_file():
         raise ValueError(f"{path} has no index: {index} is missing")
@@ -138,7 +138,7 @@ def read_index(path: Path) -> TokenFile:
 class TokenFileWriter:
     """Writes OUT.bin and OUT.idx; they appear, whole, when the `with` block ends without an error.
 
-    Until then the tokens are in a temporary file beside them, which an error or an interruption removes.
+    Until then the tokens are in a temporary file in the same folder, which an error or an interruption removes.
     """
 
     def __init__(self, path: Path, token_type: str, longest_sequence: int = LONGEST_SEQUENCE) -> None:
@@ -148,15 +148,15 @@ class TokenFileWriter:
         self._temporary = [target.with_name(f".{target.name}.{os.getpid()}") for target in (path, index_path(path))]
         self._lengths, self._marks = array("i"), array("q", [0])
         self._open_length = 0
-        self.num_tokens, self.largest_token = 0, -1  # of no tokens at all
+        self.num_tokens, self.largest_token = 0, -1  # -1 is without any token
 
     @property
     def num_documents(self) -> int:
-        """Documents ended so far."""
+        """The number of documents ended so far."""
         return len(self._marks) - 1
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Appends tokens to the current document. Raises OverflowError for one that the type cannot hold."""
+        """Append tokens to the current document. Raise OverflowError for one that the type cannot hold."""
         data = array(ARRAY_TYPES[self._token_type], tokens)
         self._file.write(data.tobytes())
         self.largest_token = max(self.largest_token, max(data, default=-1))
@@ -164,7 +164,7 @@ class TokenFileWriter:
         self._open_length += len(data)
 
     def end_document(self) -> None:
-        """Ends the current document; one without tokens leaves no trace."""
+        """End the current document; one without tokens leaves no trace."""
         if self._open_length == 0:
             return
         while self._open_length > 0:

@@ -21,20 +21,20 @@ from holmes_runtime.data.stored_bytes import FileBytes
 from holmes_runtime.data.text import Tokenizer, tokenized
 from holmes_runtime.data.token_file import TokenFile, TokenFileWriter, index_path, read_index, token_type_of
 
-FORMAT = "1"  # of what is kept: tokens of another are made anew
+FORMAT = "1"  # of the kept tokens; a file of another format is made anew
 UNUSED_S = 30 * 24 * 3600.0  # after which tokens are removed when others are made
 PROGRESS_S = 10.0
-LOOK_S = 0.2  # between two looks whether the tokens are there
+LOOK_S = 0.2  # between two checks for the tokens
 
 
 def kept_tokens(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer, bad_lines: BadLines) -> TokenFile:
     """Return the tokens of text file `path`, made now if this host does not have them.
 
-    Lines that were skipped count in `bad_lines`, whoever made the tokens.
+    Skipped lines count in `bad_lines`, also if another process made the tokens.
 
     Raises:
-        ValueError: the file is not text, or has too many bad lines; it is named, and where.
-        OSError: the file cannot be read, or its tokens not be kept.
+        ValueError: the file is not text, or has too many bad lines; names it and the place.
+        OSError: the file cannot be read, or its tokens cannot be kept.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "holmes" / "tokens"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -60,12 +60,12 @@ def kept_tokens(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer, ba
 
 
 def _skipped_file(kept: Path) -> Path:
-    """The file that says how many lines were skipped, and the first; missing where none was."""
+    """Return the path of the file with the number of skipped lines and the first; missing if none was skipped."""
     return kept.with_suffix(".skipped")
 
 
 def _key(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer) -> str:
-    """Name all that the tokens follow from: content and time of the text, and the tokenizer."""
+    """Return a name for all that determines the tokens: content and time of the text, and the tokenizer."""
     parts = [FORMAT, path.suffix, str(path.stat().st_mtime_ns), digest_of([FileBytes(path)])]
     parts += [str(tokenizer.begin_of_document), str(tokenizer.end_of_document)]
     if tokenizer_file is not None:
@@ -107,7 +107,7 @@ def _make(path: Path, tokenizer: Tokenizer, kept: Path, bad_lines: BadLines) -> 
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove what no run has used for long."""
+    """Remove the tokens that no run has used for long."""
     for file in folder.iterdir():
         unused = file if file.name.startswith(".") else index_path(file)
         try:

@@ -1,4 +1,4 @@
-"""Tokens of files one after the other, and where their documents begin."""
+"""Tokens of files in sequence, and the starts of their documents."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ TORCH_TYPES = {
 
 @dataclass(frozen=True)
 class Part:
-    """The tokens of one file. `documents`: the first token of each, ascending, as far as the file says."""
+    """The tokens of one file. `documents`: the first token of each, ascending, if the file has them."""
 
     name: str
     stored: StoredBytes
     token_type: str
     documents: Sequence[int] = ()
-    largest_token: int | None = None  # None where nobody has looked at all of them
+    largest_token: int | None = None  # None if not all tokens have been checked
 
     def __len__(self) -> int:
         return self.stored.size // TYPE_BYTES[self.token_type]
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Tokens [start, stop): int64 (stop - start,). Raises OSError naming the file if they are not there."""
+        """Return tokens [start, stop): int64 (stop - start,). Raise OSError naming the file if they are not there."""
         width = TYPE_BYTES[self.token_type]
         found = self.stored.read(start * width, stop * width)
         return torch.frombuffer(found, dtype=TORCH_TYPES[self.token_type]).to(torch.int64)
 
     def documents_in(self, start: int, stop: int) -> Iterator[int]:
-        """Those of `documents` in [start, stop)."""
+        """Yield the `documents` in [start, stop)."""
         for number in range(bisect_left(self.documents, start), len(self.documents)):
             first = self.documents[number]
             if first >= stop:
@@ -63,15 +63,15 @@ class Tokens:
         return self._stop - self._start
 
     def section(self, start: int, stop: int) -> Tokens:
-        """Tokens [start, stop) of these, on their own."""
+        """Return tokens [start, stop) of these, on their own."""
         return Tokens(self._parts, self._start + start, self._start + stop)
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Tokens [start, stop): int64 (stop - start,). Raises OSError naming the file if they are not there."""
+        """Return tokens [start, stop): int64 (stop - start,). Raise OSError naming the file if they are not there."""
         return torch.cat([part.read(first, last) for part, first, last in self._pieces(start, stop)])
 
     def positions(self, start: int, stop: int) -> Tensor:
-        """Of each token [start, stop) how many before it, from `start` on, are of its document: int64 (stop - start,).
+        """Return each token's position in its document, counted from `start` at the earliest: int64 (stop - start,).
 
         A document ends with its file, whatever the file says.
         """
@@ -83,12 +83,12 @@ class Tokens:
         return torch.arange(stop - start) - begins.cummax(0).values
 
     def place_of(self, number: int) -> tuple[str, int]:
-        """The file of token `number`, and its place in there, in tokens."""
+        """Return the file of token `number`, and its place in there, in tokens."""
         ((part, first, _),) = self._pieces(number, number + 1)
         return part.name, first
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[Part, int, int]]:
-        """The files that hold tokens [start, stop), each with the stretch [first, last) of its tokens."""
+        """Yield the files that hold tokens [start, stop), each with the stretch [first, last) of its tokens."""
         start, stop = self._start + start, self._start + stop
         index = bisect_right(self._ends, start)
         while start < stop:
