@@ -1,7 +1,7 @@
 """config.json of a published model, read into a shape and written from one. Free of torch.
 
-Of each architecture what the bundled decoder computes exactly is taken, and all else is refused by its key. The keys
-are those of the transformers library's configurations, of version 4 and of version 5.
+Models that the bundled decoder computes exactly are accepted; any other is refused by the key that differs. The keys
+are the ones of the transformers library's configurations, versions 4 and 5.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 from holmes_runtime.config.run_settings import Precision
 
 CONFIG_FILE = "config.json"
-MAX_CONFIG_BYTES = 2**20  # those of published models have a few thousand
-MOST = 2**31 - 1  # of any size: far more than a model has, and its products are still numbers
-LIBRARYS_WINDOW, QWEN3_HEAD_DIM = 4096, 128  # the library's where a configuration leaves the key out
+MAX_CONFIG_BYTES = 2**20  # published models have a few thousand
+MOST = 2**31 - 1  # limit of any size: far more than a model has, and small enough to multiply
+LIBRARYS_WINDOW, QWEN3_HEAD_DIM = 4096, 128  # the library's defaults for missing keys
 ARCHITECTURES = {
     **{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
     **{"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"},
 }
 TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh")  # one formula under two names
-LIBRARYS_FULL_LAYERS = 28  # of a Qwen with a window, where max_window_layers is left out
+LIBRARYS_FULL_LAYERS = 28  # the library's default for max_window_layers of a Qwen with a window
 DTYPE_NAMES: dict[Precision, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 Config = Mapping[str, Any]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of `folder`. Raises ValueError, naming the file, where that is none."""
+    """Return config.json of `folder`. Raise ValueError, naming the file, if it is none."""
     try:
         return read_json_object(folder / CONFIG_FILE, MAX_CONFIG_BYTES)
     except FileNotFoundError as error:
@@ -38,7 +38,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_shape(folder: Path, seq_length: int | None = None) -> ModelShape:
-    """The shape of the model in `folder`, with the longest sequence it attends over in full unless one is given.
+    """Return the shape of the model in `folder`, for `seq_length` or the longest sequence it attends over in full.
 
     Raises ValueError, naming the file and the key, for a model that this runtime does not compute as published.
     """
@@ -51,7 +51,7 @@ def read_shape(folder: Path, seq_length: int | None = None) -> ModelShape:
 
 
 def _refuse_other_computation(config: Config) -> None:
-    """Raises ValueError for a model that is none of the library's that are computed, or not as the library has it."""
+    """Raise ValueError for a model of an unknown type, with quantized weights, or with code of its own."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"model_type {shown(kind)} is not one of {', '.join(ARCHITECTURES)}")
@@ -66,7 +66,7 @@ def _rotary(config: Config, seq_length: int | None) -> ModelShape:
     kind = config["model_type"]
     _refuse_unless(config, "hidden_act", "silu")
     _refuse_unless(config, "mlp_bias", False)
-    if kind != "qwen2":  # whose queries, keys and values have biases whatever this says
+    if kind != "qwen2":  # a qwen2's queries, keys and values have biases whatever this says
         _refuse_unless(config, "attention_bias", False)
     window = _window(config)
     if seq_length is not None and window is not None and window < seq_length:
@@ -149,7 +149,7 @@ def _scaling(rope: Config) -> RopeScaling | None:
 
 
 def _window(config: Config) -> int | None:
-    """Return how many tokens attention looks back, None if all; of a Qwen where a layer uses the window."""
+    """Return the number of tokens that attention looks back, None if all; a Qwen's only if a layer uses the window."""
     kind, layers = config["model_type"], _whole(config, "num_hidden_layers")
     given = config.get("sliding_window", LIBRARYS_WINDOW)
     is_used = kind == "mistral"
@@ -161,7 +161,7 @@ def _window(config: Config) -> int | None:
 
 
 def _refuse_unless(config: Config, key: str, plain: object) -> None:
-    """Raises ValueError unless `key` is `plain`, as it is where it is missing."""
+    """Raise ValueError unless `key` is `plain` or missing."""
     value = config.get(key)
     if value is not None and value != plain:
         raise ValueError(f"{key} is {shown(value)}, and this runtime computes {plain!r} alone")
@@ -186,11 +186,10 @@ def _number(config: Config, key: str, default: float | None = None) -> float:
 def published_config(
     shape: ModelShape, value_type: Precision, begin: int | None = None, end: int | None = None
 ) -> dict[str, object]:
-    """config.json of a model of `shape`, whose weights are of `value_type`.
+    """Return config.json of a model of `shape` with weights of `value_type`.
 
-    `begin` and `end` are the tokens at the borders of documents. That there are none is said, too: what the library has
-    where a configuration leaves them out are tokens of Llama 2.
-    Raises ValueError where no published architecture is that model.
+    `begin` and `end` are the tokens at the borders of documents. None is written, too: the library's defaults are
+    tokens of Llama 2. Raises ValueError where no published architecture is that model.
     """
     common = {
         "bos_token_id": begin,
@@ -228,8 +227,8 @@ def published_config(
 def carried_config(config: Config, shape: ModelShape, value_type: Precision, num_positions: int) -> dict[str, object]:
     """Return config.json of a model of `shape` that was trained from the published one of `config`, of equal shape.
 
-    Only what training changed is changed: the type of the weights, that there is a head, and how far positions reach,
-    `num_positions` of a GPT-2, where they reached less far before.
+    Only keys that training changed are changed: the type of the weights, the architecture with a head, and the reach of
+    positions, if it grew; of a GPT-2 it is `num_positions`.
     """
     kept = dict(config)
     kept["architectures"] = [ARCHITECTURES[config["model_type"]]]

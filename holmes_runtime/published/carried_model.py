@@ -18,7 +18,7 @@ from holmes_runtime.published.weight_names import POSITIONS
 
 @dataclass(frozen=True)
 class CarriedModel:
-    """config.json of the model in `folder`, and of a GPT-2 its whole table of positions, (n_positions, hidden_size)."""
+    """config.json of the model in `folder`, and a GPT-2's whole table of positions, (n_positions, hidden_size)."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -26,7 +26,7 @@ class CarriedModel:
 
 
 def read_carried(folder: Path, shape: ModelShape) -> CarriedModel:
-    """Return what is carried from the model in `folder`.
+    """Return the parts carried over from the model in `folder`.
 
     Raises:
         ValueError: it is not, or no longer, a model of `shape`.

@@ -1,6 +1,6 @@
 """The one comparison of a job's model with the published one it starts from, also before any rank starts.
 
-`holmes plan` makes it where the folder is there, every node before its ranks start, and each rank. Free of torch.
+`holmes plan` makes it if the folder is there, every node before its ranks start, and each rank. Free of torch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from holmes_runtime.published.safetensors_header import INDEX_FILE, SINGLE_FILE,
 
 
 class PickledWeights(ValueError):
-    """A folder's weights are a pickle, which is not read: it may run what it likes."""
+    """A folder's weights are a pickle, which is not read: it may run any code."""
 
 
 def wrong_weights(run_config: str) -> tuple[str, ...]:
     """Return why the run of this configuration cannot begin with the published model on this host, if it would.
 
-    A folder that is missing is left to others, who look for all that job.yaml names.
+    A missing folder is left to another check, of all files that job.yaml names.
     """
     config = RunConfig.from_json(run_config).with_home_folder()
     if config.weights is None or not config.reads_weights or not Path(config.weights).exists():
@@ -36,10 +36,10 @@ def wrong_weights(run_config: str) -> tuple[str, ...]:
 
 
 def check_published(folder: Path, shape: ModelShape) -> Mapping[str, StoredTensor]:
-    """Return the tensors by name of the model in `folder`, which is one of `shape`.
+    """Return the tensors by name of the model in `folder`, which must have this `shape`.
 
     Raises:
-        ValueError: it is another, or computed otherwise, or incomplete; file, key and value are named.
+        ValueError: it is another model, or computed otherwise, or incomplete; names file, key and value.
         OSError: a file cannot be read.
     """
     check_config(folder, shape)
@@ -57,12 +57,12 @@ def check_config(folder: Path, shape: ModelShape) -> None:
 
 
 def read_tensors(folder: Path, shape: ModelShape) -> Mapping[str, StoredTensor]:
-    """Return the tensors by name in `folder`, all those of a model of `shape`.
+    """Return the tensors by name in `folder`, after checking that a model of `shape` has all it needs.
 
     Raises:
-        PickledWeights: they are a pickle alone.
-        FileNotFoundError: the folder has none at all.
-        ValueError: one is missing or of another model.
+        PickledWeights: the weights are only in a pickle.
+        FileNotFoundError: the folder has no weights.
+        ValueError: a tensor is missing or of another model.
     """
     if not any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         pickled = next(folder.glob("pytorch_model*.bin*"), None)

@@ -16,7 +16,7 @@ from holmes_runtime.published.weight_names import Rows, is_transposed, rows_of
 
 
 def load_first_weights(folder: Path, shape: ModelShape, shards: Iterable[Shard]) -> None:
-    """Fills the masters of `shards` from the model in `folder`. Raises ValueError if it is another than `shape`."""
+    """Fill the masters of `shards` from the model in `folder`. Raise ValueError if its shape is not `shape`."""
     tensors = TensorFolder(check_published(folder, shape))
     for shard in shards:
         rows = rows_of(shape, shard.name, shard.part.global_shape[0])
@@ -26,7 +26,7 @@ def load_first_weights(folder: Path, shape: ModelShape, shards: Iterable[Shard])
 
 
 def _fill(values: Tensor, corner: tuple[int, ...], tensors: TensorFolder, rows: Sequence[Rows]) -> None:
-    """Fills `values`, the box of a weight that begins at `corner`."""
+    """Fill `values`, the box of a weight that begins at `corner`."""
     columns = [slice(start, start + size) for start, size in zip(corner[1:], values.shape[1:], strict=True)]
     begin, row = corner[0], 0
     for block in rows:

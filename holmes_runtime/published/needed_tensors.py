@@ -1,4 +1,4 @@
-"""The tensors that a published model of a shape has, and whether a folder holds them. Free of torch."""
+"""The tensors that a published model of a shape has, and the check that a folder holds them. Free of torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sizes = tuple[int, ...]
 
 
 def check_tensors(folder: Path, stored: Mapping[str, StoredTensor], shape: ModelShape) -> None:
-    """Raises ValueError unless `stored`, what `folder` holds, has all tensors of a model of `shape`."""
+    """Raise ValueError unless `stored`, the tensors of `folder`, has all tensors of a model of `shape`."""
     for name, size in needed_tensors(shape):
         if name not in stored:
             raise ValueError(f"{folder} has no tensor {name}")
@@ -32,7 +32,7 @@ def check_tensors(folder: Path, stored: Mapping[str, StoredTensor], shape: Model
 
 
 def needed_tensors(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
-    """Name and shape of each tensor, one layer after the other: however many there are said to be."""
+    """Yield name and shape of each tensor, layer by layer: a huge number of layers takes no memory."""
     is_gpt, h, table = shape.family == "gpt", shape.hidden_size, (shape.vocab_size, shape.hidden_size)
     yield "transformer.wte.weight" if is_gpt else "model.embed_tokens.weight", table
     if is_gpt:
@@ -56,7 +56,7 @@ def _gpt_layer(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
 
 
 def _norm(name: str, size: int) -> list[tuple[str, Sizes]]:
-    """A LayerNorm's."""
+    """Return the tensors of a LayerNorm."""
     return [(f"{name}.weight", (size,)), (f"{name}.bias", (size,))]
 
 

@@ -29,9 +29,9 @@ class TensorFolder:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor `name`, of the type and shape it has in its file; not to be written to.
+        """Return the tensor `name`, of the type and shape it has in its file; not to be written to.
 
-        What is not looked at is not read.
+        Only the parts that are used are read.
         """
         stored = self.stored[name]
         dtype, count = DTYPES[stored.type_name], math.prod(stored.shape)
@@ -50,7 +50,7 @@ class TensorFolder:
 
 
 def write_tensors(path: Path, type_name: str, shapes: Mapping[str, tuple[int, ...]], values: Iterator[Tensor]) -> None:
-    """Writes `values`, one tensor after the other, of these shapes; the file appears when it is whole."""
+    """Write `values`, one tensor after the other, of these shapes; the file appears when it is whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:

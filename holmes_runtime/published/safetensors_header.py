@@ -1,7 +1,7 @@
-"""What tensors .safetensors files say they hold. Free of torch.
+"""The headers of .safetensors files: the tensors they hold. Free of torch.
 
 The format: the length of the header in eight bytes, little endian; the header, JSON; the tensors, row by row, little
-endian. Files come from anywhere, so a header is believed only as far as it fits its file.
+endian. Files come from anywhere, so a header must fit its file to be used.
 Source: https://github.com/huggingface/safetensors#format.
 """
 
@@ -21,9 +21,9 @@ from holmes_runtime.config.checks import shown
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-"""Bytes of a number, of the types that are read."""
+"""Bytes of a number, by the types that are read."""
 WITHOUT_HEAD = {"wte.weight": "transformer.", "embed_tokens.weight": "model."}
-"""By the name of the table of tokens in a model saved without its head, the first part of all names with one."""
+"""Prefix of all names in a model with a head, by the name of the token table in a model saved without one."""
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_DIMENSIONS, MAX_NUMBER = 64, 2**63 - 1  # torch's own limits
@@ -31,7 +31,7 @@ MAX_DIMENSIONS, MAX_NUMBER = 64, 2**63 - 1  # torch's own limits
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: bytes [start, stop) of `file`, of `shape` and the format's type `type_name`."""
+    """The place of a tensor: bytes [start, stop) of `file`, of `shape` and the format's type `type_name`."""
 
     file: Path
     type_name: str
@@ -41,7 +41,7 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of `file` by name. Raises ValueError, naming the file and the tensor, for what cannot be true."""
+    """Return the tensors of `file` by name. Raise ValueError, naming file and tensor, for an impossible header."""
     with open_bounded(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
@@ -63,7 +63,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def _entry(file: Path, begin: int, size: int, entry: Mapping[str, Any]) -> StoredTensor:
-    """A tensor of a header, its data beginning at byte `begin` of `size`."""
+    """Return a tensor of a header, with the data of all from byte `begin` of a file of `size` bytes."""
     type_name, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if len(shape) > MAX_DIMENSIONS or any(
         type(number) is not int or not 0 <= number <= MAX_NUMBER for number in (*shape, start, stop)
@@ -77,9 +77,9 @@ def _entry(file: Path, begin: int, size: int, entry: Mapping[str, Any]) -> Store
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of the model in `folder` by name: of one file, or of several and their index.
+    """Return all tensors of the model in `folder` by name: of one file, or of several and their index.
 
-    Raises ValueError or OSError, naming the file, if there are none or a header cannot be true.
+    Raises ValueError or OSError, naming the file, if there are none or a header is impossible.
     """
     index = folder / INDEX_FILE
     found: dict[str, StoredTensor] = {}
@@ -93,7 +93,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 def _full_names(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors by the names they have in a model with a head.
 
-    The library also takes a model saved without one, as OpenAI's GPT-2 is, whose names lack the first part.
+    The library also accepts a model saved without one, such as OpenAI's GPT-2, with names that lack the prefix.
     """
     prefix = next((prefix for table, prefix in WITHOUT_HEAD.items() if table in found), None)
     if prefix is None:
@@ -102,7 +102,7 @@ def _full_names(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _indexed(index: Path) -> Iterable[str]:
-    """The files that `index` names. Raises ValueError for anything but plain names."""
+    """Return the files that `index` names. Raise ValueError for anything but plain names."""
     try:
         names = set(read_json_object(index, MOST_HEADER_BYTES)["weight_map"].values())
     except (TypeError, KeyError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Where each weight of the bundled decoder lies in the tensors of a published model. Free of torch.
+"""The tensors of a published model that hold each weight of the bundled decoder. Free of torch.
 
 A weight is rows of such tensors, one block after the other: `qkv` goes by key-value head, and takes its rows from the
 queries', the keys' and the values' tensors in turn. GPT-2 keeps its matrices transposed.
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...]:
-    """The published rows that make up the weight `name` of `num_rows` rows, in order."""
+    """Return the published rows that make up the weight `name` of `num_rows` rows, in order."""
     owner, _, leaf = name.rpartition(".")
     prefix = ""
     if owner.startswith("blocks."):
@@ -74,5 +74,5 @@ def rows_of(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...]:
 
 
 def is_transposed(name: str) -> bool:
-    """Whether the published tensor `name` has a row for each input."""
+    """Return True if the published tensor `name` has a row for each input."""
     return name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))

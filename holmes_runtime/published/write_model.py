@@ -1,4 +1,4 @@
-"""A model's folder as the transformers library loads it: config.json and one .safetensors file."""
+"""The writer of a model's folder as the transformers library loads it: config.json and one .safetensors file."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ def write_model(
     carried: CarriedModel | None = None,
     borders: tuple[int | None, int | None] = (None, None),
 ) -> int:
-    """Writes the model of `shape` whose `weights` have these shapes; how many tensors.
+    """Write the model of `shape` whose `weights` have these shapes. Return the number of tensors.
 
-    `load` gives one, which alone is in memory. What the published model `carried`, which the weights began as, says of
-    itself is kept, and the positions it has beyond those trained; else `borders` are the tokens at the borders of
-    documents. A model of one's own is no published architecture:
-    its weights keep their names, and there is no config.json. Raises ValueError where no published architecture is
-    that model.
+    `load` gives one weight, so that only one is in memory. With `carried`, the published model that training began
+    with, its configuration is kept, and its positions beyond the trained ones. Without it, `borders` are the tokens at
+    the borders of documents. A user's own model is no published architecture: its weights keep their names, and there
+    is no config.json. Raises ValueError if no published architecture is that model.
     """
     config = None if shape.factory is not None else published_config(shape, value_type, *borders)
     if carried is not None:
@@ -59,7 +58,7 @@ def write_model(
 def _with_positions(
     weights: Mapping[str, tuple[int, ...]], load: Callable[[str], Tensor], beyond: Tensor
 ) -> tuple[Mapping[str, tuple[int, ...]], Callable[[str], Tensor]]:
-    """The weights with the rows `beyond` after those of the table of positions."""
+    """Return the weights with the rows `beyond` after the rows of the table of positions."""
     rows, width = weights[POSITION_TABLE]
 
     def load_whole(name: str) -> Tensor:
@@ -73,7 +72,7 @@ def _own_rows(name: str, size: tuple[int, ...]) -> tuple[Rows, ...]:
 
 
 def _published(rows: tuple[Rows, ...], size: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The published tensors that a weight of shape `size` is made of, with their shapes."""
+    """Return the published tensors that make up a weight of shape `size`, with their shapes."""
     counts: dict[str, int] = {}
     for block in rows:
         counts[block.name] = counts.get(block.name, 0) + block.num_rows
@@ -82,7 +81,7 @@ def _published(rows: tuple[Rows, ...], size: tuple[int, ...]) -> dict[str, tuple
 
 
 def _converted(weight: Tensor, rows: tuple[Rows, ...]) -> Iterator[Tensor]:
-    """The published tensors of `weight`, in the order of their names in `rows`."""
+    """Yield the published tensors of `weight`, in the order of their names in `rows`."""
     found = {name: torch.empty(size) for name, size in _published(rows, tuple(weight.shape)).items()}
     row = 0
     for block in rows:
