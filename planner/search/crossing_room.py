@@ -59,7 +59,7 @@ class CrossingRoom:
             self._slots[cluster] += group_slots
 
     def may_hold(self, pace_s: float, sync_s: float) -> bool:
-        """Return False if stages within `pace_s`, with at most `sync_s` of exposed exchanges, cannot hold all layers."""
+        """Return False if stages within `pace_s`, with up to `sync_s` of exposed exchanges, cannot hold all layers."""
         within = self._inside.within(pace_s)
         limited = [each._replace(layers=self._most_layers(each, within, sync_s)) for each in self._crossings]
         crossings = sorted((each for each in limited if each.layers), key=lambda each: -each.layers)
