@@ -90,7 +90,7 @@ class CheckpointWriter:
             if len(self._folders.hosts) > 1:  # in one folder of all rank 0 alone knows the pieces
                 assert merged.pieces is not None
                 copied = copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group, pace)
-            if copied is None:  # publishing renames the folder, and files kept for an older save are not looked for
+            if copied is None:  # harmless if publishing fails: no published checkpoint has this id
                 assert merged.save_id is not None
                 self._memory.keep(merged.save_id, partial, self._own_names(mine, merged.pieces))
             trouble = self._troubles(copied)
