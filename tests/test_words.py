@@ -12,8 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-RUNTIME_ROOMS = ("admission", "config", "health", "node", "outer")
-REWRITTEN = ("prober", "launcher", "holmes_cli", "holmes", *(f"holmes_runtime/{room}" for room in RUNTIME_ROOMS))
+RUNTIME_ROOMS = (
+    *("admission", "checkpoint", "comm", "config", "data", "health", "model", "node", "outer", "parallel", "published"),
+)
+REWRITTEN = (
+    "prober",
+    "planner",
+    "launcher",
+    "holmes_cli",
+    "holmes",
+    *(f"holmes_runtime/{room}" for room in RUNTIME_ROOMS),
+)
 """The rooms whose words were edited. The others follow, and this list goes."""
 OPENING = re.compile(r"(What|Whether|How|Which|Who|Whose|Whom|Where|Of)\b")
 PHRASES = re.compile(
