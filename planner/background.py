@@ -81,7 +81,7 @@ def _interrupts_put_off() -> Iterator[None]:
 
 
 def _send(write: Connection, work: Callable[[], T]) -> None:
-    """Does the work in the child, and nothing that the parent would do at its end, such as writing its output twice."""
+    """Do the work in the child, and nothing that the parent would do at its end, such as writing its output twice."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)
     with contextlib.suppress(Exception):

@@ -42,8 +42,8 @@ from planner.single_clusters import with_single_clusters
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
-# How much faster a plan under ZeRO-3 must be where others fit: the model hides its traffic in every micro-batch as far
-# as computing takes longer, but on GPUs collectives take processors from it. An assumption, not measured.
+# How much faster a plan under ZeRO-3 must be where others fit: the model hides its traffic in every micro-batch while
+# computing takes longer, but on GPUs collectives take processors from it. An assumption, not measured.
 WORTH_SHARDING = 1.04
 TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
 STARTS_OF_A_CHANGE = 2  # starts of the local search after the best one, where only a change is to be priced
@@ -62,7 +62,7 @@ def make_plan(
     time_limit_s: float = TIME_LIMIT_S,
     lp: Path | None = None,
 ) -> Plan:
-    """The plan of `job` on the reachable hosts of `inventory`, verified.
+    """Return the plan of `job` on the reachable hosts of `inventory`, verified.
 
     The same input gives the same plan, unless the time limit, which is for all of this, ends the search. The usual
     order with the degrees that suit it best is a contender too, so that no plan is slower than it; with `order` "usual"
@@ -107,7 +107,7 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float
 
 
 def _writing_s(problem: Problem, time_limit_s: float) -> float:
-    """Seconds of the limit that are kept for what follows the search."""
+    """Return the seconds of the limit that are kept for what follows the search."""
     return min(time_limit_s * (1 - SEARCHING - SIMULATING), 1 + problem.fleet.num_group_slots(1) / GPUS_WRITTEN_PER_S)
 
 
@@ -150,7 +150,7 @@ def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -
 
 
 def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
-    """Why the usual order does not fit with the degrees of the best placement."""
+    """Return why the usual order does not fit with the degrees of the best placement."""
     group_slots = usual_group_slots(problem, best.candidate)
     fault = memory_fault(problem, usual_placement(problem, best.candidate, group_slots), group_slots)
     return HolmesError(
@@ -163,7 +163,7 @@ def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
 def _report(
     problem: Problem, result: SearchResult, written: WrittenPlan, compared: _Compared, order: Order
 ) -> SolveReport:
-    """The search's proof, and the closed form of the ranks as they were written out."""
+    """Return the search's proof, and the closed form of the ranks as they were written out."""
     candidate = replace(written.placement.candidate, fill=fill_of(written.layout.mode.schedule))
     layers = written.placement.layers
     placement_s = price_ranks_s(problem, candidate, layers, written.layout.ranks, written.placement.microbatches)
@@ -197,7 +197,7 @@ def _report(
 
 
 def _step_bound_s(problem: Problem, result: SearchResult, planned: Candidate) -> float:
-    """Lower bound on any simulated step, in seconds; none without ZeRO-3, where the plan is without."""
+    """Return a lower bound on any simulated step, in seconds; none without ZeRO-3, where the plan is without."""
     candidates = [each for _, each in result.ranked]
     if planned.weight_shards > 1:
         candidates += enumerate_candidates(problem.job, problem.fleet)
@@ -244,7 +244,7 @@ def _write(
 
 
 def _stages(pp: int, layers: Sequence[int], ranks: Sequence[PlanRank]) -> tuple[PlanStage, ...]:
-    """The layers of each stage, and its clusters in the order of its replicas."""
+    """Return the layers of each stage, and its clusters in the order of its replicas."""
     clusters: list[dict[str, None]] = [{} for _ in range(pp)]
     for rank in sorted(ranks, key=lambda rank: rank.dp_rank):
         clusters[rank.pp_rank][rank.cluster] = None

@@ -19,10 +19,10 @@ MOST_LATE = 8  # placements of the search that there is time to simulate
 
 
 def with_single_clusters(problem: Problem, result: SearchResult, left: TimeLeft) -> SearchResult:
-    """The result, with the first placements of a search in each cluster alone; in one of those alike.
+    """Return the result, with the first placements of a search in each cluster alone; alike clusters are searched once.
 
-    Where no time is `left`, of the result only the best. The largest cluster comes first; for which no time is left is
-    not looked at, but for the first few slots.
+    Where no time is `left`, only the best of the result stay. The largest cluster comes first. Clusters that no time is
+    left for are skipped, except for the first few slots.
     """
     several = len(problem.fleet.cluster_names) > 1
     best = result.found[:MOST_LATE] if left.is_over else result.found

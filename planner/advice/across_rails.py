@@ -8,9 +8,9 @@ from planner.problem.rails import Rails, read_rails
 
 
 def groups_across_rails(plan: Plan, inventory: Inventory) -> tuple[PlanGroup, ...]:
-    """The groups of `plan` that go over the rails of such a cluster and have not the same ones on all their hosts.
+    """Return the groups of `plan` over the rails of such a cluster that have different ones on some hosts.
 
-    A pipeline edge must have both ends on one rail; of replicas, those on each host must be on the same rails.
+    A pipeline edge must have both ends on one rail. Replicas on different hosts must be on the same rails.
     """
     rails = read_rails(inventory, plan.job)
     shared = {group.name for group in plan.groups if group.net_name in (None, "Socket")}

@@ -1,4 +1,4 @@
-"""The change that would help most: each network twice as fast and one host more in each cluster, priced by planning.
+"""The change that would help most: each network twice as fast and one host more in each cluster, all priced.
 
 A faster network is priced on the plan's own placement, which is quick. An added host takes planning anew. So do the
 best networks where there is time left, since another placement may gain more. Planning anew takes time that grows with
@@ -71,9 +71,9 @@ class CodecGain(NamedTuple):
 
 @dataclass(frozen=True)
 class Advised:
-    """The changes that would make the job faster, best first, and in words those there was no time to try.
+    """The changes that would make the job faster, best first, and in words the ones that no time was left for.
 
-    And the codecs that job.yaml does not allow but the step would gain by, mildest first; and a batch that would.
+    Also codecs that job.yaml does not allow but that would make the step faster, mildest first, and such a batch.
     """
 
     found: tuple[Advice, ...]
@@ -86,7 +86,7 @@ class Advised:
 def trying_more_hosts(
     inventory: Inventory, job: Job, order: Order, effort: Effort = EFFORT
 ) -> Iterator[Mapping[MoreHost, BackgroundCall[float | None]]]:
-    """Plans with one more host in each cluster in the background, while the plan is made without; leaving ends that.
+    """Plan with one more host in each cluster in the background, while the plan is made without. Leaving ends it.
 
     The calls return the step in seconds, None where it would take too long.
     """
@@ -100,7 +100,7 @@ def trying_more_hosts(
 
 
 def _one_more_host_s(inventory: Inventory, job: Job, change: MoreHost, number: int, effort: Effort) -> float | None:
-    """Seconds of the step with that change, the `number`-th tried; None where all so far have too many candidates."""
+    """Return the seconds of the step with the `number`-th change; None where all so far have too many candidates."""
     if number * len(enumerate_candidates(job, read_problem(inventory, job).fleet)) > effort.candidates:
         return None
     return _planned_anew_s(inventory, job, change, effort.limit_s)
@@ -130,9 +130,9 @@ def advise(
 def _price_networks(
     inventory: Inventory, plan: Plan, effort: Effort, num_hosts: int, left: TimeLeft
 ) -> tuple[list[Advice], list[str]]:
-    """Every network twice as fast, the best ones planned anew where `effort` allows it after `num_hosts` more hosts.
+    """Return advice for each network twice as fast, and the changes that no time was left for.
 
-    And those there was no time to price.
+    The best are planned anew, where `effort` allows it after `num_hosts` more hosts.
     """
     anew, networks, unpriced = TimeLeft(effort.limit_s), list[Advice](), list[str]()
     for change, words in _faster_networks(inventory, plan.job):
@@ -172,7 +172,7 @@ def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLe
 
 
 def _planned_anew_s(inventory: Inventory, job: Job, change: Change, limit_s: float) -> float:
-    """The step of a new plan; infinite where none was found in time, as then the old placement still stands."""
+    """Return the step of a new plan; infinite where none was found in time, as then the old placement still stands."""
     return _searched_s(change.applied_to(inventory), job, limit_s)
 
 
@@ -184,7 +184,7 @@ def _searched_s(inventory: Inventory, job: Job, limit_s: float) -> float:
 
 
 def _faster_networks(inventory: Inventory, job: Job) -> Iterator[tuple[LinkRate | TrunkRate | FabricRate, str]]:
-    """Each pair of clusters, trunk and fabric at twice its rate: the measured or else the slowest port's, if known."""
+    """Yield each pair of clusters, trunk and fabric at twice its rate: the measured or the slowest port's, if known."""
     networks = Networks(inventory, job)
     if inventory.shared is not None:
         rates = {port.host: port.bandwidth_bytes_per_s for port in inventory.shared.ports}
@@ -213,7 +213,7 @@ def _twice(rates: Sequence[float | None]) -> float | None:
 
 
 def _more_hosts(inventory: Inventory) -> Iterator[tuple[MoreHost, str]]:
-    """One host more like the last of each cluster."""
+    """Yield one more host like the last of each cluster."""
     taken = {host.name for host in inventory.hosts}
     for cluster in inventory.clusters:
         like = cluster.hosts[-1]

@@ -15,7 +15,7 @@ CPU_SENTENCE = (  # what `holmes calibrate` prints for CPUs has overheads
 
 
 def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """Nothing where all speeds are published, measured or given."""
+    """Return the sentence; empty where all speeds are published, measured or given."""
     job, compute = plan.job, plan.job.compute
     if compute.emulate is not None or compute.calibration is not None:
         return ()

@@ -1,4 +1,4 @@
-"""From a run to constants: how much slower than the cost model its compute was, and how much of its networks it got."""
+"""From a run to constants: its compute time over the cost model's, and the share of its networks that it got."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HALVINGS = 12  # of the range of efficiencies: to 0.0003
 
 @dataclass(frozen=True)
 class StepMedians:
-    """Medians over the steps of a run but the first, which sets up connections and caches."""
+    """Medians over all steps of a run except the first, which sets up connections and caches."""
 
     step_s: float
     compute_s: float
@@ -34,11 +34,11 @@ class StepMedians:
 
 
 def calibrate(inventory: Inventory, run: Path) -> Calibration:
-    """The constants of the run in that folder, whose plan is predicted again on `inventory`.
+    """Return the constants of the run in that folder, whose plan is predicted again on `inventory`.
 
     compute_factor is the busiest rank's seconds of forward and backward over the model's; network_efficiency then the
-    part of all bandwidths at which the model takes as long as the run. memory_margin is by how much the fullest GPU's
-    memory exceeded what training was counted to take, and a percent for what differs from run to run. Raises
+    part of all bandwidths at which the model takes as long as the run. memory_margin is the excess of the fullest GPU's
+    memory over the predicted bytes, and a percent for differences from run to run. Raises
     HolmesError (wrong usage) where the folder holds no run with two steps, or one on other hosts.
     """
     plan, measured = read_file(Plan, run / "plan.json", inside=run), read_medians(run / "metrics.jsonl")
@@ -64,13 +64,13 @@ def calibrate(inventory: Inventory, run: Path) -> Calibration:
 
 
 def calibrated(job: Job, calibration: Calibration) -> Job:
-    """The job with those constants, which its plan records."""
+    """Return the job with those constants, which its plan records."""
     compute = job.compute.model_copy(update={"calibration": calibration})
     return job.model_copy(update={"compute": compute})
 
 
 def read_medians(path: Path) -> StepMedians:
-    """The medians of metrics.jsonl. Raises HolmesError (wrong usage) without two steps."""
+    """Return the medians of metrics.jsonl. Raises HolmesError (wrong usage) without two steps."""
     try:
         lines = read_regular(path, MOST_BYTES, inside=path.parent).decode("utf-8").splitlines()
         steps = [_step(line) for line in lines if line.strip()][1:]
@@ -85,7 +85,7 @@ def read_medians(path: Path) -> StepMedians:
 
 
 def _step(line: str) -> tuple[float, float, int]:
-    """step_s, compute_s and memory_bytes, 0 where not told. Raises ValueError for anything else than a step."""
+    """Return step_s, compute_s and memory_bytes, 0 where missing. Raises ValueError for anything but a step."""
     step = json_values(line)
     if isinstance(step, dict):
         step_s, compute_s, memory_bytes = step.get("step_s"), step.get("compute_s"), step.get("memory_bytes", 0)

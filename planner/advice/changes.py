@@ -39,7 +39,7 @@ class LinkRate:
         return f"link:{'-'.join(self.clusters)}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """The inventory with that rate. Raises HolmesError where it has no such cluster or no shared network."""
+        """Return the inventory with that rate. Raises HolmesError where it has no such cluster or no shared network."""
         hosts = {host for name in self.clusters for host in _known_cluster(inventory, self, name).hosts}
         if inventory.shared is None:
             raise refused(self, "the clusters have no network in common, so no rate between them can change")
@@ -60,7 +60,7 @@ class TrunkRate:
         return f"trunk:{'-'.join(self.clusters)}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """The inventory with that trunk. Raises HolmesError where it has no such cluster."""
+        """Return the inventory with that trunk. Raises HolmesError where it has no such cluster."""
         for name in self.clusters:
             _known_cluster(inventory, self, name)
         others = tuple(trunk for trunk in inventory.trunks if set(trunk.clusters) != set(self.clusters))
@@ -83,7 +83,7 @@ class FabricRate:
         return f"fabric:{self.cluster}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """The inventory with that rate. Raises HolmesError where it has no such cluster."""
+        """Return the inventory with that rate. Raises HolmesError where it has no such cluster."""
         cluster, rate = _known_cluster(inventory, self, self.cluster), self.bandwidth_bytes_per_s
         rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in cluster.fabric.ports)
         rate_of = "rdma_bandwidth_bytes_per_s" if rdma else "bandwidth_bytes_per_s"
@@ -108,7 +108,7 @@ class NicRate:
         return f"nic:{self.host}/{self.interface}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """The inventory with that interface, and with the host's ports on the networks the interface is on.
+        """Return the inventory with that interface, and with the host's ports on the networks the interface is on.
 
         Raises HolmesError where there is no such host or interface.
         """
@@ -155,7 +155,7 @@ class NicRate:
 
 @dataclass(frozen=True)
 class MoreHost:
-    """One more host like another, in its cluster, with the same addresses: it is there to be planned on alone."""
+    """One more host like another, in its cluster, with the same addresses: only plans use it."""
 
     name: str
     like: str
@@ -164,7 +164,7 @@ class MoreHost:
         return f"+host:{self.name}=like:{self.like}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """The inventory with the new host right after the one it is like.
+        """Return the inventory with the new host right after the one it is like.
 
         Raises HolmesError where there is no such host, or one of the new name.
         """
@@ -195,7 +195,7 @@ class WithoutHost:
         return f"-host:{self.name}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """The inventory without that host, and without its cluster if no other is in it. Raises HolmesError."""
+        """Return the inventory without that host, and without its cluster if it has no other. Raises HolmesError."""
         _, cluster = _known_host(inventory, self, self.name)
 
         def left(network: Network) -> Network:
@@ -225,7 +225,7 @@ def apply_changes(inventory: Inventory, changes: Iterable[Change]) -> Inventory:
 
 
 def refused(change: Change | str, why: str) -> HolmesError:
-    """The error for a change, or the text of one, that cannot be made."""
+    """Return the error for a change, or the text of one, that cannot be made."""
     return HolmesError(f"--what-if {change}: {why}", "a change is one of " + ", ".join(f"`{form}`" for form in FORMS))
 
 
@@ -243,7 +243,7 @@ def _known_cluster(inventory: Inventory, change: Change, name: str) -> Cluster:
 
 
 def _known_host(inventory: Inventory, change: Change, name: str) -> tuple[Host, Cluster]:
-    """The host of that name and its cluster, which only a reachable host has."""
+    """Return the host of that name and its cluster, which only a reachable host has."""
     for cluster in inventory.clusters:
         if name in cluster.hosts:
             return inventory.host(name), cluster
@@ -254,9 +254,9 @@ def _known_host(inventory: Inventory, change: Change, name: str) -> tuple[Host, 
 def _links_at_rate(
     inventory: Inventory, bandwidth_bytes_per_s: float, changes: Callable[[Link], bool]
 ) -> tuple[Link, ...]:
-    """The inventory's links, those that `changes` as if the test had found what payload gets of the new rate.
+    """Return the inventory's links, those that `changes` as if the test had found the new rate's payload.
 
-    Of a tunnel stays what encryption limits; what the old rate limited there says nothing of the new one, and goes.
+    A tunnel's rate stays where encryption limits it. One that the old rate limited shows nothing of the new, and goes.
     """
     by_encryption = {way[0].way for way in limited_by_encryption(inventory)}
 
@@ -269,7 +269,7 @@ def _links_at_rate(
 
 
 def _at_rate(network: Network, hosts: Collection[str], rate_of: str, bandwidth_bytes_per_s: float) -> Network:
-    """The slowest of the ports of `hosts` then has that rate; `rate_of` names the field that counts."""
+    """Return the network with that rate at the slowest port of `hosts`; `rate_of` names the field that counts."""
     rates = [getattr(port, rate_of) for port in network.ports if port.host in hosts]
     faster = None in rates or bandwidth_bytes_per_s > min(rates)
 

@@ -12,7 +12,7 @@ from planner.problem.problem import read_problem
 
 
 def cluster_spans(inventory: Inventory, plan: Plan) -> tuple[str, ...]:
-    """A sentence for each way in which pipeline ranks span clusters; none where every stage is in one cluster."""
+    """Return a sentence for each way that pipeline ranks span clusters; none where every stage is in one."""
     held = _replicas_held(plan)
     spanning = [pp_rank for pp_rank, counts in enumerate(held) if len(counts) > 1]
     if not spanning:
@@ -26,7 +26,7 @@ def cluster_spans(inventory: Inventory, plan: Plan) -> tuple[str, ...]:
 
 
 def _replicas_held(plan: Plan) -> list[Counter[str]]:
-    """By pipeline rank, how many of its replicas each cluster holds."""
+    """Return, by pipeline rank, how many of its replicas each cluster holds."""
     held: list[Counter[str]] = [Counter() for _ in range(plan.pp)]
     for rank in plan.ranks:
         held[rank.pp_rank][rank.cluster] += rank.tp_rank == 0
@@ -34,7 +34,7 @@ def _replicas_held(plan: Plan) -> list[Counter[str]]:
 
 
 def _group_slots(inventory: Inventory, plan: Plan) -> Counter[str]:
-    """By cluster, how many replicas of a stage all its hosts have room for."""
+    """Return, by cluster, how many replicas of a stage all its hosts have room for."""
     group_slots: Counter[str] = Counter()
     for each in read_problem(inventory, plan.job).fleet.classes:
         group_slots[each.cluster] += each.num_group_slots(plan.tp)

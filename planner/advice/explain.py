@@ -46,13 +46,13 @@ class Part:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The label on screens and pages."""
         return PART_NAMES[self.kind]
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes a rank of the pipeline rank needs, and what the smallest GPU among its ranks has (None: not known)."""
+    """Bytes that a pipeline rank needs, and that the smallest GPU among its ranks has (None: not known)."""
 
     pp_rank: int
     needed_bytes: int
@@ -60,7 +60,7 @@ class StageMemory:
 
     @property
     def fullness(self) -> float:
-        """Part of the memory that is needed; of 1 byte where it is not known, so that the larger need is fuller."""
+        """The needed part of the memory; without known memory, of 1 byte, so that the larger need is fuller."""
         return self.needed_bytes / (self.available_bytes or 1)
 
 
@@ -85,7 +85,7 @@ class NicLoad:
 
 
 def step_parts(prediction: Prediction) -> tuple[Part, ...]:
-    """The parts of a step in the order in which they are shown; they add up to `step_s`."""
+    """Return the parts of a step in the order in which they are shown; they add up to `step_s`."""
     return (
         Part("compute", prediction.compute_s),
         Part("tp", prediction.exposed_tp_s),
@@ -97,7 +97,7 @@ def step_parts(prediction: Prediction) -> tuple[Part, ...]:
 
 
 def host_blocks(plan: Plan, named_hosts: int = NAMED_HOSTS) -> tuple[HostBlock, ...]:
-    """The hosts cluster by cluster, folded where the plan has more than `named_hosts` of them."""
+    """Return the hosts cluster by cluster, folded where the plan has more than `named_hosts` of them."""
     ranks_of: dict[str, list[PlanRank]] = {node.host: [] for node in plan.nodes}
     for rank in plan.ranks:
         ranks_of[rank.host].append(rank)
@@ -117,7 +117,7 @@ def _slots(ranks: Sequence[PlanRank]) -> tuple[tuple[int, int], ...]:
 
 
 def tasklets(plan: Plan, ranks: Sequence[PlanRank]) -> str:
-    """The tasklets of `ranks` in words: `stage 0, replicas 0-7, shards 0-3`."""
+    """Return the tasklets of `ranks` in words: `stage 0, replicas 0-7, shards 0-3`."""
     held: dict[int, tuple[set[int], set[int]]] = {}
     for rank in ranks:
         replicas, shards = held.setdefault(rank.pp_rank, (set(), set()))
@@ -161,7 +161,7 @@ def stage_memories(inventory: Inventory, plan: Plan) -> tuple[StageMemory, ...]:
 
 
 def nic_loads(inventory: Inventory, plan: Plan) -> tuple[NicLoad, ...]:
-    """The load of every interface that carries any, in the plan's order."""
+    """Return the load of every interface that carries any, in the plan's order."""
     cluster_of = {node.host: node.cluster for node in plan.nodes}
     rdma = {group.network for group in plan.groups if group.net_name not in (None, "Socket")}
     rates: dict[tuple[str, str], float | None] = {}
@@ -220,7 +220,7 @@ def _reason(plan: Plan, kind: PartKind) -> str:
 
 
 def _slowest(plan: Plan, axes: tuple[str, ...], what: str) -> str:
-    """The group of `axes` between hosts with the least bandwidth, in words."""
+    """Return the group of `axes` between hosts with the least bandwidth, in words."""
     crossing = [
         group for group, leaves in zip(plan.groups, leave_hosts(plan), strict=True) if leaves and group.axis in axes
     ]
@@ -249,6 +249,6 @@ def _runs(replicas: Sequence[int]) -> str:
 
 
 def leave_hosts(plan: Plan) -> list[bool]:
-    """By group, whether its members are on several hosts, so that a network carries its traffic."""
+    """Return, by group, True if its members are on several hosts, so that a network carries its traffic."""
     hosts = [rank.host for rank in plan.ranks]
     return [any(hosts[rank] != hosts[group.ranks[0]] for rank in group.ranks) for group in plan.groups]

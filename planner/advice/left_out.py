@@ -1,4 +1,4 @@
-"""Hosts and GPUs that a plan does not use, and why, in sentences: what one would otherwise find out from a bill."""
+"""Hosts and GPUs that a plan does not use, and why, in sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_NAMED = 8  # hosts in a sentence
 
 
 def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """One for each reason: no answer to the probe, refused by it, without a GPU, or not needed by the fastest plan."""
+    """Return one for each reason: no answer to the probe, refused by it, no GPU, not needed by the fastest plan."""
     silent = [host.name for host in inventory.hosts if not host.reachable]
     refused = {name: finding for name, finding in inventory.refusals.items() if name not in silent}
     slots = {
@@ -38,7 +38,7 @@ def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
 
 
 def _unused(plan: Plan, slots: Mapping[str, int]) -> tuple[str, ...]:
-    """Slots the plan could have had: hosts that have none of its ranks, and such as hold fewer than they could."""
+    """Return sentences on hosts that hold none of the plan's ranks, or fewer than they could."""
     used = Counter(rank.host for rank in plan.ranks)
     free = {name: count - used[name] for name, count in slots.items() if count > used[name]}
     if not free:

@@ -26,9 +26,9 @@ class BatchGain(NamedTuple):
 
 
 def faster_batch(inventory: Inventory, plan: Plan, limit_s: float) -> BatchGain | None:
-    """The batch near the plan's with the least seconds a sample at the plan's degrees, where it gains noticeably.
+    """Return the batch near the plan's with the least seconds a sample at the plan's degrees, if it gains much.
 
-    What `limit_s` leaves no time for is not tried. Of the usual order, and on more than MOST_HOSTS, nothing is.
+    Batches beyond `limit_s` are not tried. In the usual order, and on more than MOST_HOSTS, none is.
     """
     deadline_s, batch = time.monotonic() + limit_s, plan.job.global_batch_size
     best, best_s = None, plan.prediction.step_s / batch / WORTH
@@ -61,7 +61,7 @@ def _even_batches(inventory: Inventory, plan: Plan) -> Iterator[tuple[int, int]]
 
 
 def _at_degrees(plan: Plan, dp: int, batch: int) -> Job:
-    """The plan's job with that batch, its degrees fixed to the plan's, and `dp`."""
+    """Return the plan's job with that batch, its degrees fixed to the plan's, and `dp`."""
     degrees = {"tp": plan.tp, "pp": plan.pp, "dp": dp, "micro_batch_size": plan.micro_batch_size}
     parallel = plan.job.parallel.model_copy(update=degrees)
     return plan.job.model_copy(update={"global_batch_size": batch, "parallel": parallel})

@@ -30,7 +30,7 @@ def unmeasured_wire_sentence(
 
 
 def _used(plans: Sequence[Plan], inventory: Inventory) -> list[frozenset[str]]:
-    """Pairs of clusters that exchange data, then clusters whose hosts do; a loopback is no wire."""
+    """Return pairs of clusters that exchange data, then clusters whose hosts do; a loopback is no wire."""
     across: set[frozenset[str]] = set()
     inside: set[frozenset[str]] = set()
     for plan in plans:

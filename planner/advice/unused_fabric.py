@@ -10,7 +10,7 @@ from planner.problem.networks import Networks
 
 
 def unused_fabric_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """One for each cluster whose groups would need another socket interface than those between clusters have.
+    """Return a sentence for each cluster whose groups need another socket interface than groups between clusters.
 
     Source: NCCL, src/misc/socket.cc (a process reads NCCL_SOCKET_IFNAME once); a communicator names a transport alone.
     """

@@ -11,7 +11,7 @@ from holmes_runtime.gpu_peaks import peak_flops_per_s
 
 
 def predicted_mfu(plan: Plan, inventory: Inventory) -> float | None:
-    """Model FLOPs utilisation of all GPUs of the plan; None of a rehearsal, and where a GPU's peak is not known."""
+    """Return the plan's model FLOPs utilisation; None for a rehearsal, and where a GPU's peak is not known."""
     job, step_s = plan.job, plan.prediction.step_s
     if not step_s or job.compute.emulate is not None:
         return None

@@ -63,7 +63,7 @@ def _two_clusters(text: str, pair: str, inventory: Inventory) -> tuple[str, str]
 
 
 def _bandwidth_bytes_per_s(text: str, rate: str) -> float:
-    """Bytes per second of `10Gb/s`, `100Mb/s`, or with `bit` spelt out."""
+    """Return the bytes per second of `10Gb/s`, `100Mb/s`, or with `bit` spelt out."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([GM])b(?:it)?/s", rate)
     if found is None or float(found[1]) <= 0:
         raise refused(text, f"{rate!r} is not a rate above zero such as 10Gb/s or 100Mb/s")

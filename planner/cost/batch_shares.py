@@ -44,8 +44,8 @@ class BatchShares:
     def of(self, classes: Sequence[ClassRoom], pp: int) -> list[tuple[int, int]]:
         """(dp, samples of a micro-batch) of pipelines of `pp` tensor groups that have slots, ascending.
 
-        On large fleets a dp that does not divide is the most that some clusters have room for. On all it is the least
-        that does as well.
+        On large fleets, a dp that does not divide the batch is the most that some clusters have room for. On all fleets
+        it is the least that does as well.
         """
         most = sum(each.group_slots for each in classes) // pp
         if self._fixed_dp is not None:
@@ -69,7 +69,7 @@ class BatchShares:
 
 
 def least_as_good(total: int, dp: int) -> int:
-    """The least number of replicas whose busiest runs no more of `total` micro-batches than with `dp`."""
+    """Return the least number of replicas whose busiest runs no more of `total` micro-batches than with `dp`."""
     return -(-total // -(-total // dp))
 
 
@@ -89,7 +89,7 @@ def _rooms(classes: Sequence[ClassRoom], pp: int) -> set[int]:
 
 
 def _most_inside(slots: Sequence[int], pp: int) -> int:
-    """The most replicas of `pp` stages that each are inside one of the clusters of so many slots; 0 for none."""
+    """Return the most replicas of `pp` stages that each are inside one of the clusters of so many slots; 0 for none."""
     return bisect_left(range(1, sum(slots) // pp + 1), True, key=lambda dp: sum(each // dp for each in slots) < pp)
 
 

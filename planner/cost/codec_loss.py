@@ -1,4 +1,4 @@
-"""Validation loss that codecs on pipeline edges give away, by the number of cuts they are on, as it was measured.
+"""Measured validation loss from codecs on pipeline edges, by the number of cuts they are on.
 
 Source: `python -m benchmarks.codec_loss`: a Llama of five layers and width 128 on text as bytes, the mean of three
 seeds after 300 steps; docs/slow-links.md has each seed. Wider and published models were not measured.
@@ -18,7 +18,7 @@ LOSS_PERCENT: Mapping[Codec, Mapping[int, float]] = {
 
 
 def loss_words(codec: Codec) -> str:
-    """Return what the codec costs in loss by cuts, and the source; of one that was not measured, that it was not."""
+    """Return the codec's cost in loss by cuts, and the source; for another codec, that it was not measured."""
     by_cuts = LOSS_PERCENT.get(codec, {})
     parts = [
         f"{round(percent, 1) + 0.0:+.1f} % at {cuts} cut{'s' * (cuts > 1)}"  # + 0.0: no minus before a zero

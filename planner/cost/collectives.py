@@ -15,14 +15,14 @@ from holmes_core.records.job import Device, Model, Recompute
 from planner.cost.counts import Execution
 
 ETHERNET_MTU_BYTES = 1500
-# What an exchange among more than two ranks gets of a link, since several send to one at the same time: 0.8 to 0.95 on
+# An exchange's share of a link among more than two ranks, since several send to one at the same time: 0.8 to 0.95 on
 # Gloo's sockets between network namespaces at 50 to 200 Mbit/s, 2026-11-22. NCCL's rings have one sender each.
 INCAST_SHARE = 0.9
 SMALLEST_MTU_BYTES = 68  # of IPv4
 TCP_HEADERS_BYTES = 20 + 20 + 12
 ETHERNET_FRAMING_BYTES = 14 + 4 + 8 + 12
 TUNNEL_HEADERS_BYTES = 20 + 8 + 32
-TUNNEL_MTU_BYTES = 80  # less than that of the way it takes
+TUNNEL_MTU_BYTES = 80  # less than the MTU of its path
 SMALLEST_TUNNELLED_MTU_BYTES = SMALLEST_MTU_BYTES + TUNNEL_MTU_BYTES
 
 
@@ -70,7 +70,7 @@ def tunnel_payload_share(mtu: int | None) -> float:
 
 
 def shard_exchange_bytes(size_bytes: float, num_ranks: int) -> float:
-    """Bytes each member sends, and receives, in one reduce-scatter or one all-gather: (n-1)/n size.
+    """Return the bytes each member sends, and receives, in one reduce-scatter or one all-gather: (n-1)/n size.
 
     Ring, or all-to-all and local sum: the same. Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms,
     2009. Raises ValueError if num_ranks < 1.
@@ -87,10 +87,10 @@ def shard_exchange_s(size_bytes: float, num_ranks: int, path: Path) -> float:
 
 
 def times_as_long(sizes: Sequence[float]) -> dict[float, float]:
-    """By size, how many times as long as alone an exchange takes of those that begin at once on a link they share.
+    """Return, by size, the slowdown of each exchange when all begin at once on a shared link: 1 to their number.
 
-    The link is divided evenly among those that are not done, and the smaller ones leave it first: until an exchange of
-    b bytes is done, every other has sent min(its bytes, b). The sum of that over b, from 1 to their number.
+    The exchanges that are not done divide the link evenly, and the smaller ones leave it first: until an exchange of b
+    bytes is done, every other has sent min(its bytes, b). The slowdown is the sum of these over b.
     """
     return {size: sum(min(other, size) for other in sizes) / size for size in set(sizes)}
 
@@ -115,22 +115,22 @@ def exchange_hops(num_ranks: int, device: Device) -> Hops:
 
 
 def exchange_share(num_ranks: int, device: Device) -> float:
-    """The share of a link's rate that an exchange among so many ranks gets."""
+    """Return the share of a link's rate that an exchange among so many ranks gets."""
     return INCAST_SHARE if device == "cpu" and num_ranks > 2 else 1.0
 
 
 def all_reduce_s(size_bytes: float, num_ranks: int, path: Path) -> float:
-    """Seconds of one ring all-reduce: a reduce-scatter and an all-gather."""
+    """Return the seconds of one ring all-reduce: a reduce-scatter and an all-gather."""
     return 2 * shard_exchange_s(size_bytes, num_ranks, path)
 
 
 def tensor_parallel_bytes(model: Model, execution: Execution) -> int:
-    """Bytes of the hidden states that one tensor parallel all-reduce, or its two halves, sums: v b s h."""
+    """Return the bytes of the hidden states that one tensor parallel all-reduce, or its two halves, sums: v b s h."""
     return execution.value_bytes * execution.micro_batch_size * model.seq_length * model.hidden_size
 
 
 def tensor_parallel_s(model: Model, execution: Execution, path: Path) -> PassTimes:
-    """Seconds one layer's tensor parallel collectives take per micro-batch over `path`. One shard: 0."""
+    """Return the seconds one layer's tensor parallel collectives take per micro-batch over `path`. One shard: 0."""
     return tensor_parallel_times(
         execution.recompute, all_reduce_s(tensor_parallel_bytes(model, execution), execution.tp, path)
     )

@@ -76,7 +76,7 @@ def split_factor(job: Job) -> float:
 
 
 def optimizer_s(parameters: int, execution: Execution, speed: Speed) -> float:
-    """Seconds of one optimizer step of a rank that holds `parameters` and updates its 1/dp of them."""
+    """Return the seconds of one optimizer step of a rank that holds `parameters` and updates its 1/dp of them."""
     rate = speed.memory_bytes_per_s or speed.update_bytes_per_s
     return parameters / execution.dp * (UPDATE_BYTES + execution.value_bytes) / rate if rate else 0.0
 
@@ -84,9 +84,9 @@ def optimizer_s(parameters: int, execution: Execution, speed: Speed) -> float:
 def offloaded_update_s(
     parameters: int, execution: Execution, copy_bytes_per_s: float, update_bytes_per_s: float
 ) -> float:
-    """Seconds of one optimizer step on the CPU, from and to a rank's GPU, which updates its 1/dp of `parameters`.
+    """Return the seconds of one optimizer step on the CPU, for a rank that updates its 1/dp of `parameters`.
 
-    Buckets overlap, so that the slowest counts: gradients to the host, AdamW there, weights back.
+    Buckets overlap, so the slowest part counts: gradients to the host, AdamW there, weights back.
     """
     copies_s = GRADIENT_BYTES / copy_bytes_per_s, execution.value_bytes / copy_bytes_per_s
     return parameters / execution.dp * max(*copies_s, (UPDATE_BYTES + execution.value_bytes) / update_bytes_per_s)
@@ -101,7 +101,7 @@ def _memory_s(size_bytes: float, speed: Speed) -> float:
 
 
 def _accumulate_s(parameters: int, execution: Execution, speed: Speed) -> float:
-    """Seconds of adding the gradients of one micro-batch to their sums."""
+    """Return the seconds of adding the gradients of one micro-batch to their sums."""
     return _memory_s(parameters * (SUM_BYTES + execution.value_bytes), speed)
 
 
@@ -112,13 +112,13 @@ def _matrix_s(flops: float, model: Model, execution: Execution, speed: Speed) ->
 
 
 def _moved_values(model: Model, execution: Execution) -> float:
-    """Values that norms, residuals and the activation function of one layer's forward move on one shard."""
+    """Return the values that norms, residuals and the activation function of one layer's forward move on one shard."""
     hidden = HIDDEN_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
     return _tokens(model, execution) * (hidden + ACTIVATION_PASSES[model.family] * model.ffn_size / execution.tp)
 
 
 def _made_again_s(model: Model, execution: Execution, speed: Speed) -> float:
-    """Seconds of what selective recomputation does again of one layer: both norms and the activation.
+    """Return the seconds of one layer's selective recomputation: both norms and the activation.
 
     Software without a fused kernel repeats its attention core instead.
     """
@@ -129,7 +129,7 @@ def _made_again_s(model: Model, execution: Execution, speed: Speed) -> float:
 
 
 def _attention_core_s(model: Model, execution: Execution, speed: Speed) -> float:
-    """Seconds of one layer's queries x keys, softmax and scores x values, forward."""
+    """Return the seconds of one layer's queries x keys, softmax and scores x values, forward."""
     rate = speed.attention_flops_per_s or speed.matrix_flops_per_s
     core_s = attention_flops(model, execution.micro_batch_size) / execution.tp / rate
     if execution.fused_attention:

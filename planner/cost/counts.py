@@ -70,7 +70,7 @@ def make_execution(
     weight_shards: int = 1,
     optimizer_offload: bool = False,
 ) -> Execution:
-    """The execution of `job` with these degrees, in its precision and on its device."""
+    """Return the execution of `job` with these degrees, in its precision and on its device."""
     value_bytes, engine = 4 if job.value_type == "fp32" else 2, engine_of(job)
     return Execution(
         *(tp, dp if engine.shards_states else 1, micro_batch_size, value_bytes, recompute),
@@ -107,7 +107,7 @@ def edge_values(model: Model, execution: Execution) -> int:
 
 
 def layer_activation_bytes(model: Model, execution: Execution) -> int:
-    """Bytes one shard keeps of one layer and micro-batch until its backward.
+    """Return the bytes one shard keeps of one layer and micro-batch until its backward.
 
     Values per token, counted on the runtime's model as the storages a forward leaves behind, all sharded: inputs of
     both norms, of q, k and v and of the MLP (4 h), attention's result (q), q, k and v (q + 2 k, a Llama's after
@@ -180,9 +180,9 @@ def state_bytes(parameters: int, execution: Execution) -> int:
 
 
 def whole_layers_bytes(model: Model, execution: Execution, is_first: bool, is_last: bool) -> int:
-    """Bytes of what ZeRO-3 has whole at a time, weights (v) and gradients (4): the two largest of a rank's layers.
+    """Return the bytes of a rank's two largest layers, weights (v) and gradients (4): ZeRO-3 has two whole at a time.
 
-    The embedding and the head are layers of their own; `is_first`, `is_last`: whether the rank holds them.
+    The embedding and the head are layers of their own; `is_first`, `is_last`: the rank holds them.
     """
     if execution.weight_shards == 1:
         return 0
@@ -235,7 +235,7 @@ def memory_bytes(
 ) -> int:
     """Bytes one rank needs, margin and reserve included. `layers` and `in_flight` (micro-batches held) are by chunk.
 
-    `is_first`, `is_last`: whether the rank holds the embedding, the head.
+    `is_first`, `is_last`: the rank holds the embedding, the head.
     """
     parameters = stage_parameters(model, sum(layers), is_first, is_last, execution.tp)
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
@@ -249,7 +249,7 @@ def memory_bytes(
 
 
 def more_layer_bytes(model: Model, execution: Execution) -> int:
-    """Bytes that a second layer adds to a rank that holds one and one micro-batch."""
+    """Return the bytes that a second layer adds to a rank that holds one and one micro-batch."""
     one, two = (_states_bytes(count * layer_parameters(model, execution.tp), execution) for count in (1, 2))
     return two - one + _kept_bytes(model, execution)
 
@@ -265,7 +265,7 @@ def _kept_bytes(model: Model, execution: Execution) -> int:
 
 
 def _passing_bytes(model: Model, execution: Execution, is_first: bool, is_last: bool) -> int:
-    """Bytes that a rank holds no more than one of at a time."""
+    """Return the bytes of buffers that a rank holds one at a time."""
     return (
         whole_layers_bytes(model, execution, is_first, is_last)
         + recomputed_bytes(model, execution)

@@ -31,7 +31,7 @@ class Engine:
     messages and exchanges get.
 
     reserve_bytes and memory_margin: kept free on a GPU; None: as memory_margin.py has it. extra_state_bytes: a
-    parameter's, without weight, gradient and optimizer states. activation_factor: activations over the runtime's.
+    parameter's, apart from weight, gradient and optimizer states. activation_factor: activations over the runtime's.
 
     schedules: those it has. Only the runtime lets replicas run unequal micro-batches, has ZeRO-3 and states in host
     memory, and adds gradients up inside clusters first.
@@ -57,7 +57,7 @@ class Engine:
     schedules: tuple[ScheduleName, ...] = EVERY_SCHEDULE
 
     def travels_bytes(self, value_bytes: int) -> tuple[int, int]:
-        """Bytes of a parameter of so many, reduced and gathered."""
+        """Return the bytes of a parameter of so many, reduced and gathered."""
         return self.reduced_bytes, value_bytes if self.gathered_bytes is None else self.gathered_bytes
 
     def shards_sequences(self, recompute: Recompute) -> bool:
@@ -132,5 +132,5 @@ ENGINES: dict[EngineName, Engine] = {
 
 
 def engine_of(job: Job) -> Engine:
-    """The engine that `job` names."""
+    """Return the engine that `job` names."""
     return ENGINES[job.engine]

@@ -17,11 +17,11 @@ from planner.cost.compute_time import split_factor
 from planner.cost.engines import engine_of
 
 Fill = Literal["1f1b", "zero-bubble"]
-"""Schedules with a fill of their own; `eager`, as it is 1F1B but for what edges take, counts as that."""
+"""Schedules with a fill of their own; `eager` counts as 1F1B, from which it differs only on edges."""
 
 
 def fills(job: Job, pp: int, recompute: Recompute, weight_shards: int = 1) -> tuple[Fill, ...]:
-    """Those that may be run, the plainest first."""
+    """Return the fills that may be run, the plainest first."""
     fixed = job.parallel
     can_split = splits_backwards(job, pp, recompute, weight_shards) and (fixed.chunks or 1) == 1
     if not can_split or fixed.schedule not in (None, "zero-bubble"):
@@ -39,7 +39,7 @@ def splits_backwards(job: Job, pp: int, recompute: Recompute, weight_shards: int
 
 
 def fill_of(schedule: ScheduleName) -> Fill:
-    """The fill of a schedule that is run."""
+    """Return the fill of a schedule that is run."""
     return "zero-bubble" if schedule == "zero-bubble" else "1f1b"
 
 

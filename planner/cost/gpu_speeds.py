@@ -30,7 +30,7 @@ class Speed:
     update_bytes_per_s: float | None = None
 
     def slowed(self, factor: float) -> Speed:
-        """The speed at which everything takes `factor` times as long."""
+        """Return the speed at which everything takes `factor` times as long."""
         return Speed(
             self.matrix_flops_per_s / factor,
             self.half_size,
@@ -83,7 +83,7 @@ def constant_speed(flops_per_s: float, update_bytes_per_s: float | None = None) 
 
 
 def gpu_speed(gpu_name: str, value_type: Precision) -> Speed | None:
-    """The speed of a GPU of that name: fitted to published runs, else from its data sheet.
+    """Return the speed of a GPU of that name: fitted to published runs, else from its data sheet.
 
     None if neither knows it, or it has no values of that type.
     """

@@ -26,7 +26,7 @@ TRAINING_MARGIN = 0.05
 
 
 def reserve_bytes(job: Job, tp: int, pp: int, dp: int) -> int:
-    """Bytes that CUDA and NCCL keep of a GPU with these degrees, or another engine; 0 on CPUs."""
+    """Return the bytes that CUDA and NCCL keep of a GPU with these degrees, or another engine; 0 on CPUs."""
     if job.device == "cpu":
         return 0
     known = engine_of(job).reserve_bytes

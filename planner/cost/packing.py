@@ -1,4 +1,4 @@
-"""Codecs of edges: which ones a job may use, and the seconds that messages take of the slots at their ends."""
+"""Codecs of edges: the ones a job may use, and the seconds that packing takes on the slots at both ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def allowed_codecs(job: Job) -> tuple[Codec, ...]:
 
 
 def lossiest_codec(job: Job) -> Codec:
-    """The lossiest of them: the fewest bytes."""
+    """Return the lossiest of them: the fewest bytes."""
     return allowed_codecs(job)[-1]
 
 

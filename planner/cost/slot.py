@@ -1,4 +1,4 @@
-"""One training slot of a host as the cost model sees it: how fast it computes, and how its tensor group is joined."""
+"""One training slot of a host as the cost model sees it: its speed, and the path inside its tensor group."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Cores(NamedTuple):
 class Slot:
     """`speed` is None where compute is emulated; the emulated seconds count `slowdown` times.
 
-    `action_s` is the time of a forward or backward in a pipeline without computing, `update_bytes_per_s` the rate of
+    `action_s` is the time of a forward or backward in a pipeline on top of computing, `update_bytes_per_s` the rate of
     the update where `speed` has none. All hold while `threads_per_core` threads share each core. `cores` is None where
     there are enough for all slots. `host` is None on CPUs, which have optimizer states in host memory anyway.
     """
@@ -117,7 +117,7 @@ def inside_path(host: Host, job: Job) -> Path:
 
 
 def nvlink_bytes_per_s(host: Host) -> float | None:
-    """Bytes/s in one direction that collectives get of one GPU's NVLinks, of the slowest; None where not all have any.
+    """Return bytes/s of collectives on the slowest GPU's NVLinks, in one direction; None where some GPU has none.
 
     The same part of the links' rate as inside a host. Source for NVLink between hosts: none of ours, not measured.
     """
@@ -140,12 +140,12 @@ def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes
 
 
 def head_parts_s(job: Job, execution: Execution, slot: Slot) -> PassTimes:
-    """Seconds of the head and the loss of one micro-batch on one shard; an emulated head takes none."""
+    """Return the seconds of the head and the loss of one micro-batch on one shard; an emulated head takes none."""
     return NO_TIME if slot.speed is None else head_s(job.model, execution, slot.speed)
 
 
 def update_s(parameters: int, execution: Execution, slot: Slot) -> float:
-    """Seconds of what a step does to a rank's parameters; a rehearsal does most of it as well."""
+    """Return the seconds of a step's update of a rank's parameters; a rehearsal does most of it as well."""
     if execution.optimizer_offload and slot.host is not None:
         return offloaded_update_s(parameters, execution, *slot.host)
     return optimizer_s(parameters, execution, slot.speed or constant_speed(1.0, slot.update_bytes_per_s))

@@ -15,7 +15,7 @@ Grouping = tuple[tuple[str, ...], ...]
 
 
 def groupings(clusters: Sequence[str]) -> Iterator[Grouping]:
-    """The ways to make two islands or more: each cluster one, first of all; fewer of them; some joined to one."""
+    """Yield the ways to make two islands or more: each cluster one, first of all; fewer of them; some joined to one."""
     least = 2 if len(clusters) <= MOST_LEFT_OUT else max(2, len(clusters) - 1)
     for size in range(len(clusters), least - 1, -1):
         for some in combinations(clusters, size):
@@ -35,6 +35,6 @@ def _partitions(clusters: Sequence[str]) -> Iterator[Grouping]:
 
 
 def island_batch(job: Job, num_islands: int) -> int:
-    """Samples a step of each of so many islands: together as many as the job's, in whole micro-batches."""
+    """Return the samples a step of each of so many islands: together as many as the job's, in whole micro-batches."""
     size = job.parallel.micro_batch_size or 1
     return job.global_batch_size // num_islands // size * size

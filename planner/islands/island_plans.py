@@ -22,7 +22,7 @@ from planner.problem.networks import Networks
 from planner.time_left import TimeLeft
 
 Planned = dict[tuple[tuple[str, ...], int], Plan | HolmesError]
-"""By the clusters of an island and how many islands there are, its plan or why there is none."""
+"""By the clusters of an island and the number of islands, its plan or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class IslandPlans:
     refused: tuple[str, ...]
 
     def best_round(self) -> IslandRound | str:
-        """The round of most tokens/s on the networks as they are; in words why there is none."""
+        """Return the round of most tokens/s on the networks as they are; in words why there is none."""
         return self.best_round_on(self.inventory)
 
     def best_round_on(self, inventory: Inventory) -> IslandRound | str:
-        """The same where clusters are joined as in `inventory`, with the same plans."""
+        """Return the same where clusters are joined as in `inventory`, with the same plans."""
         networks, best, refused = Networks(inventory, self.job), None, list(self.refused)
         for grouping, plans in self.found:
             joined = zip(grouping, plans, strict=True)
@@ -64,7 +64,7 @@ def plan_islands(
     time_limit_s: float,
     tell: Callable[[str], None],
 ) -> IslandPlans:
-    """An ordinary plan for each island of each grouping, of its part of the batch."""
+    """Return an ordinary plan for each island of each grouping, of its part of the batch."""
     refusal = _refusal(inventory, job)
     ways = [] if refusal else list(groupings([cluster.name for cluster in inventory.clusters]))
     wanted = dict.fromkeys((clusters, len(way)) for way in ways for clusters in way)
@@ -86,7 +86,7 @@ def plan_islands(
 
 
 def _refusal(inventory: Inventory, job: Job) -> str:
-    """Why there cannot be islands at all; empty where there may be."""
+    """Return why there cannot be islands at all; empty where there may be."""
     assert job.islands is not None
     clusters, quorum = len(inventory.clusters), job.islands.quorum
     if clusters < 2:
@@ -126,7 +126,7 @@ def _plan_island(
 
 
 def _too_little_host_memory(inventory: Inventory, job: Job) -> HolmesError | None:
-    """That all hosts together have no room for what an island keeps, in words that say so."""
+    """Return the error if all hosts together have no room for the bytes that an island keeps."""
     assert job.islands is not None
     known = [usable_host_bytes(host) for host in inventory.hosts]
     model, room = job.model, sum(size for size in known if size is not None)

@@ -52,7 +52,7 @@ def make_round(networks: Networks, job: Job, plans: Sequence[Plan], steps_s: Seq
 
 
 def _too_slow(islands: IslandsSection, steps: int) -> str:
-    """Why so few inner steps a round are too few; empty where they are enough."""
+    """Return why so few inner steps a round are too few; empty where they are enough."""
     if steps < islands.fragments:
         return f"it takes {steps} steps a round, islands.fragments is {islands.fragments}"
     if islands.delay_steps > steps // islands.fragments:

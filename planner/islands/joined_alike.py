@@ -38,6 +38,6 @@ def _link(inventory: Inventory, pair: tuple[Cluster, Cluster], rate: float, late
 
 
 def _port(inventory: Inventory, cluster: Cluster) -> NetworkPort:
-    """The shared port of a host of the cluster."""
+    """Return the shared port of a host of the cluster."""
     assert inventory.shared is not None
     return next(port for port in inventory.shared.ports if port.host in cluster.hosts)

@@ -8,7 +8,7 @@ from holmes_core.records.inventory import Inventory
 
 
 def only_clusters(inventory: Inventory, names: Collection[str]) -> Inventory:
-    """The inventory with the clusters of these names, their hosts, and what joins them, alone."""
+    """Return the inventory with the clusters of these names, their hosts, and what joins them, alone."""
     clusters = tuple(cluster for cluster in inventory.clusters if cluster.name in names)
     kept = {host for cluster in clusters for host in cluster.hosts}
     shared = inventory.shared

@@ -1,4 +1,4 @@
-"""The modes in which all hosts train as one: what crosses between clusters, and what each costs on other networks.
+"""The modes in which all hosts train as one: the traffic between clusters, and the cost of each on other networks.
 
 A search on the networks as they are finds few placements of the modes that are slow there. So placements are also
 looked for as if all clusters were joined at some rates from slow to fast, and all that were found are priced.
@@ -105,7 +105,7 @@ def price_way(problem: Problem, way: OrdinaryWay) -> ModePrice:
 
 
 def _what_it_waits_for(prediction: Prediction) -> str:
-    """The part of the step that is longest; compute only where that is more than all others."""
+    """Return the part of the step that is longest; compute only where that is more than all others."""
     parts = (
         (prediction.compute_s + prediction.exposed_tp_s, "it computes"),
         (prediction.bubble_s, "ranks wait for one another"),

@@ -20,7 +20,7 @@ from planner.problem.networks import Networks, require_bandwidth
 VALUE_BYTES = 4  # pseudo-gradients are fp32, like masters
 # A request to the rendezvous, without its network time: the agent, its channel, the controller. 10 ms were seen.
 QUESTION_S = 0.012
-# What a direction of a wire gets of the rate measured one way while the other is full too: acknowledgements wait in its
+# Share of a wire's one-way rate that a direction gets while the other is full too: acknowledgements wait in its
 # queue. Of 0.8 and 1.2 MB both ways at 2 Mbit/s between two network namespaces 0.65 to 0.97 were seen, 0.8 in the mean.
 BOTH_WAYS = 0.8
 
@@ -63,9 +63,9 @@ def price_exchange(networks: Networks, job: Job, plans: Sequence[Plan]) -> Outer
 
 
 def meeting_s(num_islands: int, latency_s: float) -> float:
-    """Seconds in which ranks agree on an exchange and on its end, one question to the controller after the other.
+    """Return the seconds in which ranks agree on an outer sync and on its end, one request to the controller at a time.
 
-    Rank 0 of the last to come asks 3 and 2 for each other island, the other ranks hear of it in 2, and 4 end it
+    Rank 0 of the last island sends 3 and 2 for each other island, the other ranks learn of it in 2, and 4 end it
     (`holmes_runtime/outer/meeting.py`). Assumption: the controller is as far from hosts as clusters are apart.
     """
     questions = 3 + 2 * (num_islands - 1) + 2 + 4
@@ -86,14 +86,14 @@ def _senders(job: Job, plan: Plan) -> list[_Sender]:
 
 
 def rank_share(plan: Plan, rank: PlanRank) -> int:
-    """Parameters whose masters a rank holds: 1/dp of its shard's."""
+    """Return the parameters whose masters a rank holds: 1/dp of its shard's."""
     layers = sum(stage.num_layers for stage in plan.stages if stage.index % plan.pp == rank.pp_rank)
     is_last = rank.pp_rank == (len(plan.stages) - 1) % plan.pp
     return -(-stage_parameters(plan.job.model, layers, rank.pp_rank == 0, is_last, plan.tp) // plan.dp)
 
 
 def _nics_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterator[float]:
-    """Seconds of each host's NIC, which sends all other islands their part, each by a way of its own."""
+    """Yield the seconds of each host's NIC, which sends all other islands their part, each by a way of its own."""
     for one in islands:
         others = [{sender.cluster for sender in other} for other in islands if other is not one]
         for sender in one:
@@ -102,7 +102,7 @@ def _nics_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterato
 
 
 def _rate(networks: Networks, sender: _Sender, clusters: Iterable[str]) -> float:
-    """Bytes/s that a host gets to the worst connected of `clusters`."""
+    """Return the bytes/s that a host gets to the worst connected of `clusters`."""
     port = networks.shared_port(sender.host).bandwidth_bytes_per_s
     rates = [networks.connection(sender.cluster, name).host_bytes_per_s(port) for name in clusters]
     known = [rate for rate in rates if rate]
@@ -112,7 +112,7 @@ def _rate(networks: Networks, sender: _Sender, clusters: Iterable[str]) -> float
 
 
 def _trunks_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterator[float]:
-    """Seconds of each trunk; what an island sends another goes to its clusters as they hold of the parameters."""
+    """Yield the seconds of each trunk; the bytes for another island go to its clusters by their share of parameters."""
     for one, other in permutations(islands, 2):
         whole = sum(receiver.each_bytes for receiver in other)
         for a, b in _first_of_clusters(one, other):

@@ -1,4 +1,4 @@
-"""The mode of fewest predicted seconds a token, among those that job.yaml allows; and what all of them would cost."""
+"""The mode of fewest predicted seconds a token, among the modes that job.yaml allows, and the cost of all of them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def plan_mode(
 
 
 def _plan_or_error(make: MakeOrdinary, job: Job, time_limit_s: float) -> Plan | HolmesError:
-    """That hosts cannot train as one is an answer too: islands may."""
+    """Return the plan, or the error: hosts that cannot train as one may train as islands."""
     try:
         return make(job, time_limit_s)
     except HolmesError as error:
@@ -75,7 +75,7 @@ def _plan_or_error(make: MakeOrdinary, job: Job, time_limit_s: float) -> Plan | 
 
 
 def _written(job: Job, sources: tuple[Source, Source], best: IslandRound, modes: Modes) -> IslandsPlan:
-    """The plan of islands, each with the steps that it takes in as many rounds as the job's samples fill."""
+    """Return the plan of islands, each with the steps that it takes in as many rounds as the job's samples fill."""
     assert job.islands is not None
     samples = sum(n * plan.job.global_batch_size for n, plan in zip(best.inner_steps, best.plans, strict=True))
     rounds = -(-job.steps * job.global_batch_size // samples)
@@ -94,7 +94,7 @@ def _written(job: Job, sources: tuple[Source, Source], best: IslandRound, modes:
 
 
 def _island_job(job: Job, name: str, batch: int, inner_steps: int, rounds: int) -> Job:
-    """The job of an island that takes so many steps a round.
+    """Return the job of an island that takes so many steps a round.
 
     Its learning rate warms up in as much of the training, and its checkpoints are in a folder of its own.
     """
@@ -118,7 +118,7 @@ def _island_job(job: Job, name: str, batch: int, inner_steps: int, rounds: int) 
 
 
 def _modes(ways: _Ways, best: IslandRound | str, ordinary: Plan | HolmesError) -> Modes:
-    """The modes on the networks as they are, the fastest first, and which would be fastest on others."""
+    """Return the modes on the networks as they are, the fastest first, and which would be fastest on others."""
     problem = read_problem(ways.inventory, ways.together)
     prices = {mode: price_way(problem, way) for mode, (_, way) in fastest_of_each(problem, ways.ordinary).items()}
     prices["islands"] = _islands_price(best)
@@ -144,7 +144,7 @@ def _islands_price(best: IslandRound | str) -> ModePrice:
 
 
 def _by_network(ways: _Ways) -> Iterator[BestMode]:
-    """The fastest mode for each rate and latency between clusters; of equally fast ones islands last."""
+    """Yield the fastest mode for each rate and latency between clusters; of equally fast ones islands last."""
     if len(ways.inventory.clusters) < 2 or ways.inventory.shared is None:
         return
     for mbps in BANDWIDTHS_MBPS:

@@ -1,4 +1,4 @@
-"""From classes to slots: which host and slot each tasklet takes, and the rank numbers that follow."""
+"""From classes to slots: the host and slot of each tasklet, and the rank numbers that follow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GroupSlots = Mapping[tuple[int, int], GroupSlot]
 
 
 def group_slots_of(host: FleetHost, tp: int) -> list[GroupSlot]:
-    """The group slots of one host, in order."""
+    """Return the group slots of one host, in order."""
     starts = range(0, host.num_group_slots(tp) * tp, tp)
     return [GroupSlot(host.name, host.hardware.cluster, start, host.gpus[start : start + tp]) for start in starts]
 
@@ -71,7 +71,7 @@ class _Free:
         self._at = self._left_at = 0
 
     def take_stage(self, count: int) -> list[GroupSlot]:
-        """The next `count` group slots."""
+        """Return the next `count` group slots."""
         found: list[GroupSlot] = []
         while len(found) < count:
             host = self._hosts[self._at]
@@ -90,7 +90,7 @@ class _Free:
 
 
 def hosts_by_stage(group_slots: GroupSlots) -> tuple[str, ...]:
-    """The hosts in the order in which they first appear, stage by stage, replica by replica."""
+    """Return the hosts in the order in which they first appear, stage by stage, replica by replica."""
     return tuple(dict.fromkeys(group_slots[key].host for key in sorted(group_slots)))
 
 

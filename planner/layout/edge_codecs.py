@@ -18,11 +18,11 @@ WORTH_AN_EDGE = 1.01  # nor, on one edge, one that is longer by less than one pe
 
 
 def choose_codecs(problem: Problem, layout: Layout) -> Layout:
-    """The layout with the codecs that job.yaml allows and the step gains by.
+    """Return the layout with the codecs that job.yaml allows and the step gains by.
 
-    All edges between hosts begin with the lossiest codec, and one after another, those inside clusters first, takes the
-    mildest that keeps the step within one percent of that, or makes it shorter. Where they all together gain less than
-    two percent, nothing is packed. Replicas and shards are alike.
+    All edges between hosts begin with the lossiest codec. One after another, edges inside clusters first, takes the
+    mildest that keeps the step within one percent of that, or makes it shorter. Where all of them gain less than two
+    percent together, nothing is packed. Replicas and shards are alike.
     """
     allowed = allowed_codecs(problem.job)
     edges = _edges_between_hosts(layout)
@@ -44,7 +44,7 @@ def choose_codecs(problem: Problem, layout: Layout) -> Layout:
 
 
 def _shallower(problem: Problem, layout: Layout) -> Layout:
-    """With no more micro-batches in flight than the codecs leave a use for: each takes memory."""
+    """Return the layout with no more micro-batches in flight than are of use with the codecs: each takes memory."""
     deepest = max(layout.mode.extra_in_flight, default=0)
     most_s = predict_step_s(problem, layout) * (1 + RELATIVE_TOLERANCE)
     for most in range(1, deepest):

@@ -17,7 +17,7 @@ MOST_SOCKET_THREADS = 4  # of NCCL for a peer: each takes processor time; its do
 
 
 def make_nodes(problem: Problem, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
-    """The job's nodes in the order of their ranks."""
+    """Return the job's nodes in the order of their ranks."""
     hosts = {host.name: host for host in problem.inventory.hosts}
     members: dict[str, list[PlanRank]] = {}
     for rank in ranks:
@@ -78,7 +78,7 @@ def make_environment(
     streams: int = 1,
     without_imex: bool = False,
 ) -> tuple[EnvironmentVariable, ...]:
-    """The variables of one node.
+    """Return the variables of one node.
 
     `shared` is its port on the network all nodes share, `fabric` the one on its cluster's fabric, `gpus` the GPU of
     each local rank, `streams` how many connections side by side it takes to get the measured rate between clusters;
@@ -124,7 +124,7 @@ def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:
 
 
 def _near_cpus(ranks: Sequence[PlanRank]) -> tuple[EnvironmentVariable, ...]:
-    """The CPUs of each local rank; nothing where they are not known."""
+    """Return the CPUs of each local rank; nothing where they are not known."""
     lists = [rank.cpus for rank in ranks if rank.cpus is not None]
     if len(lists) < len(ranks):
         return ()

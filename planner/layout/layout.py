@@ -16,7 +16,7 @@ from planner.problem.problem import Problem
 from planner.schedule.run_mode import RunMode
 
 EdgeCodecs = Mapping[tuple[Axis, int], Codec]
-"""By axis, pp_forward or pp_backward, and earlier pipeline rank: how messages between hosts are packed, if at all."""
+"""By axis, pp_forward or pp_backward, and earlier pipeline rank: the packing of messages between hosts, if any."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Layout:
         return "none" if first.host == second.host else self.codecs.get((group.axis, first.pp_rank), "none")
 
     def with_codecs(self, codecs: EdgeCodecs) -> Layout:
-        """The same layout with these codecs on its edges, and in its groups."""
+        """Return the same layout with these codecs on its edges, and in its groups."""
         changed = replace(self, codecs=codecs)
         groups = (
             group if (codec := changed.codec_of(group)) == group.codec else group.model_copy(update={"codec": codec})
@@ -66,11 +66,11 @@ class Layout:
         return replace(changed, groups=tuple(groups))
 
     def stages_of(self, pp_rank: int) -> range:
-        """The stages a pipeline rank holds."""
+        """Return the stages a pipeline rank holds."""
         return range(pp_rank, len(self.layers), self.candidate.pp)
 
     def rank_parameters(self, model: Model, pp_rank: int) -> int:
-        """Parameters of one shard of a pipeline rank."""
+        """Return the parameters of one shard of a pipeline rank."""
         return _rank_parameters(model, self.candidate, self.layers, pp_rank)
 
 
@@ -90,7 +90,7 @@ def lay_out(
 
 
 def _rank_parameters(model: Model, candidate: Candidate, layers: Sequence[int], pp_rank: int) -> int:
-    """Parameters of one shard of a pipeline rank, whose stages hold so many of `layers`."""
+    """Return the parameters of one shard of a pipeline rank, whose stages hold so many of `layers`."""
     num_layers, is_last = sum(layers[pp_rank :: candidate.pp]), pp_rank == candidate.pp - 1
     return stage_parameters(model, num_layers, pp_rank == 0, is_last, candidate.tp)
 

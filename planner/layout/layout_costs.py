@@ -47,7 +47,7 @@ class EdgeCosts(NamedTuple):
 
 
 class LevelCosts(NamedTuple):
-    """Replicas that exchange gradients and weights: how many, and what their group gets of its network.
+    """Replicas that exchange gradients and weights: their number, and their group's share of its network.
 
     `reduce_bytes_per_s` is in terms of the bytes that a ring would send.
     """
@@ -87,7 +87,7 @@ class LayoutCosts:
         self.edges = self._edges()
 
     def _slots(self, fleet: Fleet) -> dict[str, Slot]:
-        """By host of the layout, its slots while all its ranks compute."""
+        """Return, by host of the layout, its slots while all its ranks compute."""
         slots = {name: fleet.hosts[name].hardware.slot for name in {rank.host for rank in self.layout.ranks}}
         if not fleet.shares_cores:
             return slots
@@ -101,7 +101,7 @@ class LayoutCosts:
 
     @cached_property
     def most_faster(self) -> float:
-        """Return how many times as fast a rank computes while all others wait and leave it their cores.
+        """The speed-up of a rank's compute while all others wait and leave it their cores.
 
         1 where ranks are on several machines: the simulation does not follow who computes at once there.
         """
@@ -111,7 +111,7 @@ class LayoutCosts:
         return self.priced[hosts[0].name].slot.threads_per_core
 
     def at(self, stage: int, replica: int) -> SlotCosts:
-        """The slot that runs the stage."""
+        """Return the slot that runs the stage."""
         return self.priced[self.layout.first_shards[stage % self.layout.candidate.pp, replica].host]
 
     def pipelines(self, tensor_parallel: bool = True, edges: bool = True, weights: bool = True) -> list[Pipeline]:
@@ -182,7 +182,7 @@ class LayoutCosts:
         return self.edges.get((replica, axis, stage % self.layout.candidate.pp), NO_EDGE)
 
     def _edges(self) -> Mapping[tuple[int, str, int], EdgeCosts]:
-        """By (replica, axis, earlier pipeline rank), what one message of one shard takes."""
+        """Return, by (replica, axis, earlier pipeline rank), what one message of one shard takes."""
         layout, found = self.layout, dict[tuple[int, str, int], EdgeCosts]()
         for group in layout.groups_of_first_shards:
             if group.axis in EDGE_AXES:
@@ -234,7 +234,7 @@ class LayoutCosts:
         return [[self._level(groups) for groups in levels.values()] for levels in found]
 
     def _level(self, groups: Sequence[PlanGroup]) -> LevelCosts:
-        """The slowest of groups alike."""
+        """Return the slowest of groups alike."""
         priced = [self._group_costs(group) for group in groups]
         return LevelCosts(
             priced[0].size,
@@ -251,7 +251,7 @@ class LayoutCosts:
         return LevelCosts(n, share * reduced, share * path.bandwidth_bytes_per_s, path.latency_s)
 
     def buckets(self) -> list[list[Bucket]]:
-        """By stage, its gradient buckets; none with one replica, which exchanges nothing."""
+        """Return, by stage, its gradient buckets; none with one replica, which exchanges nothing."""
         if self._dp == 1:
             return []
         stages = range(len(self.layout.layers))
@@ -302,7 +302,7 @@ class LayoutCosts:
         return min(rates)
 
     def optimizer_s(self) -> float:
-        """Seconds of the slowest rank's update."""
+        """Return the seconds of the slowest rank's update."""
         layout = self.layout
         parameters = [layout.rank_parameters(self.job.model, rank) for rank in range(layout.candidate.pp)]
         kinds = {(pp_rank, id(self.priced[rank.host])): rank for (pp_rank, _), rank in layout.first_shards.items()}

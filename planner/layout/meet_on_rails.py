@@ -106,7 +106,7 @@ class _Exchange:
             self._placed_anew.update(block)
 
     def _place(self, block: list[Tasklet]) -> None:
-        """First the places free on most of its hosts, then those where neighbours on other hosts are, or could be."""
+        """Take first the places free on most of its hosts, then places that suit neighbours on other hosts."""
         wanted = {key: [self.taken[peer][0] for peer in self._peers(key) if peer in self._placed_anew] for key in block}
         on_host: dict[str, list[Tasklet]] = {}
         for key in block:
@@ -126,7 +126,7 @@ class _Exchange:
     def _hand_out(
         self, keys: list[Tasklet], chosen: list[Place], wanted: Mapping[Tasklet, list[tuple[Rail, ...]]]
     ) -> None:
-        """The chosen places of one host to its replicas: who can meet a neighbour first, then who was there before."""
+        """Give a host's chosen places to its replicas: first where one meets a neighbour, then where it was before."""
         left = sorted(chosen)
         waiting = []
         for key in keys:
@@ -145,7 +145,7 @@ class _Exchange:
             self.taken[key] = place
 
     def _peers(self, key: Tasklet) -> Iterable[Tasklet]:
-        """The neighbours in the pipeline that are on other hosts of the cluster."""
+        """Return the neighbours in the pipeline that are on other hosts of the cluster."""
         stage, replica = key
         near = {stage - 1, stage + 1}
         if self._last is not None and stage in (0, self._last):
@@ -157,7 +157,7 @@ class _Exchange:
 
 
 def _places(slots: Iterable[GroupSlot], rails: Rails) -> dict[Place, GroupSlot]:
-    """The group slots of a host by their rails; several on the same rails are counted."""
+    """Return the group slots of a host by their rails; several on the same rails are counted."""
     found: dict[Place, GroupSlot] = {}
     seen: Counter[tuple[Rail, ...]] = Counter()
     for slot in slots:

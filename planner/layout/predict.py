@@ -28,7 +28,7 @@ from planner.tolerances import ROUNDING
 
 
 def predict(problem: Problem, layout: Layout) -> Prediction:
-    """The prediction for `layout`."""
+    """Return the prediction for `layout`."""
     job, costs = problem.job, LayoutCosts(problem, layout)
     whole = costs.pipelines(weights=False)
     without_edges = costs.pipelines(edges=False, weights=False)
@@ -66,7 +66,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
 
 
 def predict_step_s(problem: Problem, layout: Layout) -> float:
-    """Seconds of the step that `predict` would find, without its parts."""
+    """Return the seconds of the step that `predict` would find, without its parts."""
     costs = LayoutCosts(problem, layout)
     simulated_s = simulate_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)
     return simulated_s + sum(costs.norm_s()) + costs.tied_s() + costs.optimizer_s()
@@ -80,7 +80,7 @@ def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tupl
 
 
 def rank_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
-    """Bytes each pipeline rank needs."""
+    """Return the bytes each pipeline rank needs."""
     candidate, mode, last_rank = layout.candidate, layout.mode, layout.last_stage % layout.candidate.pp
     return tuple(
         memory_bytes(

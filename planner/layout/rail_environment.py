@@ -23,7 +23,7 @@ RailVariables = Mapping[str, tuple[EnvironmentVariable, ...]]
 
 
 def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> RailVariables:
-    """The variables of the job's hosts `names`; of those alone in their cluster only what all nodes must say alike."""
+    """Return the variables of hosts `names`; for one alone in its cluster only those that all nodes must share."""
     found: dict[str, list[EnvironmentVariable]] = {name: [] for name in names}
     if job.device == "cpu":
         return dict.fromkeys(names, ())
@@ -53,7 +53,7 @@ def _set_on_hosts(hosts: Iterable[Host]) -> set[str]:
 
 
 def _rails(cluster: Cluster, host: Host) -> tuple[Nic, ...]:
-    """The RDMA ports by which the host is on its cluster's fabric."""
+    """Return the RDMA ports by which the host is on its cluster's fabric."""
     port = cluster.fabric.port_of(host.name)
     return tuple(nic for nic in host.nics if port is not None and nic.hca in port.hcas)
 
@@ -144,12 +144,12 @@ def _own_ipv4(nic: Nic) -> list[Gid]:
 
 
 def _ipv4(nic: Nic) -> list[Gid]:
-    """The entries of RoCE v2 and IPv4, in order."""
+    """Return the entries of RoCE v2 and IPv4, in order."""
     return [gid for gid in _version_2(nic) if gid.ipv4 is not None]
 
 
 def _global_ipv6(nic: Nic) -> list[Gid]:
-    """The entries of RoCE v2 with an IPv6 address that is not link-local, in order."""
+    """Return the entries of RoCE v2 with an IPv6 address that is not link-local, in order."""
     return [gid for gid in _version_2(nic) if gid.ipv4 is None and _is_global_ipv6(gid.gid)]
 
 

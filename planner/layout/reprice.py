@@ -15,19 +15,19 @@ from planner.schedule.simulate import Span
 
 
 def reprice(inventory: Inventory, plan: Plan) -> Prediction:
-    """The prediction of `plan`'s placement on `inventory`."""
+    """Return the prediction of `plan`'s placement on `inventory`."""
     problem = read_problem(inventory, plan.job)
     return predict(problem, layout_of(problem, plan))
 
 
 def reprice_step_s(inventory: Inventory, plan: Plan) -> float:
-    """Seconds of that prediction's step, alone."""
+    """Return the seconds of that prediction's step, alone."""
     problem = read_problem(inventory, plan.job)
     return predict_step_s(problem, layout_of(problem, plan))
 
 
 def repacked_step_s(inventory: Inventory, plan: Plan, job: Job) -> float:
-    """Seconds of a step of the same placement with the codecs that `job`, else the plan's own, allows on its edges."""
+    """Return the step's seconds with the same placement and the codecs that `job` allows, else the plan's own job."""
     problem = read_problem(inventory, job)
     return predict_step_s(problem, choose_codecs(problem, layout_of(problem, plan)))
 
@@ -39,7 +39,7 @@ def plan_timeline(inventory: Inventory, plan: Plan, replica: int = 0) -> tuple[S
 
 
 def layout_of(problem: Problem, plan: Plan) -> Layout:
-    """The layout of `plan` on the networks of `problem`."""
+    """Return the layout of `plan` on the networks of `problem`."""
     candidate = candidate_of(plan)
     layers = tuple(stage.num_layers for stage in plan.stages)
     mode = RunMode(plan.schedule, plan.chunks, plan.extra_in_flight, layers, plan.prediction.step_s)

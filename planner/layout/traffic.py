@@ -17,7 +17,7 @@ from planner.schedule.buckets import part_parameters
 
 
 def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
-    """Bytes per step on each interface that carries any, sorted by host, interface and network."""
+    """Return the bytes per step on each interface that carries any, sorted by host, interface and network."""
     sent: dict[tuple[str, str, str], float] = defaultdict(float)
     received: dict[tuple[str, str, str], float] = defaultdict(float)
     execution, tp = layout.candidate.execution(job), layout.candidate.tp
@@ -53,7 +53,7 @@ def across_bytes(job: Job, layout: Layout) -> int:
 
 
 Flows = Sequence[tuple[int, int, float]]
-"""(sender, receiver, bytes a step) of what leaves a host, as positions in a group."""
+"""(sender, receiver, bytes a step) of traffic that leaves a host, as positions in a group."""
 
 
 def _flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> Flows:
@@ -92,7 +92,7 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     if group.axis == "dp" and layout.candidate.weight_shards > 1:
         gathered_parameters = _gathered_parameters(job.model, layout, first)
         parameters *= layout.microbatches[first.dp_rank]
-    if group.axis == "dp_across":  # what a rank has after its cluster's replicas have added up
+    if group.axis == "dp_across":  # a rank's part after its cluster's replicas have added up
         parameters = gathered_parameters = parameters * n // layout.candidate.dp
     hosts = [layout.ranks[rank].host for rank in group.ranks]
     ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
@@ -102,7 +102,7 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
         reduced = shard_exchange_bytes(reduced_bytes * parameters, n)
         return [(i, j, gathered + reduced) for i, j in ring]
     members, part = Counter(hosts), GRADIENT_BYTES * parameters / n
-    # A member stands for those it sends to: its own interface gets back what they send.
+    # A member stands for its receivers: its own interface gets back the bytes that they send.
     return [(i, j, gathered) for i, j in ring] + [(i, i, part * (n - members[host])) for i, host in enumerate(hosts)]
 
 

@@ -1,4 +1,4 @@
-"""The usual rank order: what people get who list their hosts and set degrees, blind to which network lies between."""
+"""The usual rank order: hosts as listed and degrees as set, without regard to the networks between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_GROUP_SLOTS = 50_000
 def usual_group_slots(
     problem: Problem, candidate: Candidate, in_order: Sequence[GroupSlot] = ()
 ) -> dict[tuple[int, int], GroupSlot]:
-    """The group slot of each (stage, replica): hosts in inventory order, a replica's stages on consecutive ones.
+    """Return the group slot of each (stage, replica): hosts in inventory order, a replica's stages on consecutive ones.
 
     `in_order`: all group slots of the degree in that order, where they are known.
     """
@@ -40,7 +40,7 @@ def _in_order(problem: Problem, tp: int) -> list[GroupSlot]:
 def usual_placement(
     problem: Problem, candidate: Candidate, group_slots: Mapping[tuple[int, int], GroupSlot]
 ) -> Placement:
-    """The cut that goes with them, fixed or even with the remainder on the first stages, and their classes."""
+    """Return the cut that goes with them, fixed or even with the remainder on the first stages, and their classes."""
     sites = tuple(
         tuple(problem.fleet.class_of[group_slots[stage, replica].host] for replica in range(candidate.dp))
         for stage in range(candidate.pp)
@@ -64,9 +64,9 @@ def memory_fault(
 
 
 def best_usual(problem: Problem, candidates: Iterable[tuple[float, Candidate]]) -> PricedPlacement | None:
-    """The usual order with the degrees that suit it best; `candidates` come with seconds they cannot beat, ascending.
+    """Return the usual order with its best degrees; `candidates` come with their lower bounds, ascending.
 
-    Of degrees that divide the batch, as other programs ask for, where there are such. None where no even cut fits.
+    Only degrees that divide the batch count, as other programs require, if there are any. None if no even cut fits.
     """
     candidates = tuple(candidates)
     candidates = [each for each in candidates if each[1].divides(problem.job.global_batch_size)] or candidates

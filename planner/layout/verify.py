@@ -1,4 +1,4 @@
-"""The plan, checked again in plain Python: nothing of the solver is believed, the inventory is."""
+"""The plan, checked again in plain Python against the inventory, without trust in the solver."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def verify(plan: Plan, inventory: Inventory) -> list[str]:
 
 
 def check_degrees(plan: Plan) -> list[str]:
-    """Degrees and micro-batches make up the global batch, are what the job fixes, and make a schedule."""
+    """Degrees and micro-batches make up the global batch, agree with the job's fixed ones, and make a schedule."""
     fixed, faults = plan.job.parallel, []
     samples = plan.micro_batch_size * sum(plan.microbatches)
     if samples != plan.job.global_batch_size:
@@ -285,7 +285,7 @@ def check_host_memory(plan: Plan, inventory: Inventory) -> list[str]:
 
 
 def check_objective(plan: Plan, inventory: Inventory) -> list[str]:
-    """The closed form of the ranks as they stand is what the plan says, and not below the bound."""
+    """The closed form of the ranks as they stand agrees with the plan, and is not below the bound."""
     candidate = replace(candidate_of(plan), fill=fill_of(plan.schedule))
     layers = [sum(stage.num_layers for stage in plan.stages[rank :: plan.pp]) for rank in range(plan.pp)]
     problem = read_problem(inventory, plan.job)

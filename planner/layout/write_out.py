@@ -60,14 +60,14 @@ def write_best(
 
 
 def best_step_s(problem: Problem, contenders: Sequence[Contender]) -> float:
-    """Seconds of the step that `write_best` would predict for the fastest."""
+    """Return the seconds of the step that `write_best` would predict for the fastest."""
     written = contenders[:1] if _are_many(contenders) else contenders
     seconds = [contender_step_s(problem, each) for each in written]
     return seconds[fastest_first(written, seconds)[0]]
 
 
 def contender_step_s(problem: Problem, contender: Contender) -> float:
-    """Seconds of the step that would be predicted for it, written out."""
+    """Return the seconds of the step that would be predicted for it, written out."""
     return predict_step_s(problem, lay_out_contender(problem, contender))
 
 
@@ -78,7 +78,7 @@ def _are_many(contenders: Sequence[Contender]) -> bool:
 
 
 def _step_parts(prediction: Prediction) -> StepParts:
-    """The parts that runners-up are compared by."""
+    """Return the parts that runners-up are compared by."""
     return StepParts(
         prediction.compute_s + prediction.exposed_tp_s,
         prediction.bubble_s,
@@ -94,7 +94,7 @@ def _write_out(problem: Problem, contender: Contender) -> WrittenPlan:
 
 
 def lay_out_contender(problem: Problem, contender: Contender) -> Layout:
-    """The contender's ranks and groups, with the codecs and levels of data parallelism that are best."""
+    """Return the contender's ranks and groups, with the codecs and levels of data parallelism that are best."""
     placement, tp = contender.found.placement, contender.found.placement.candidate.tp
     aligned = is_aligned(placement, problem.coefficients(placement.candidate))
     assigned = assign_hosts(placement, problem.fleet, aligned)
@@ -105,13 +105,13 @@ def lay_out_contender(problem: Problem, contender: Contender) -> Layout:
 
 
 def lay_out_again(problem: Problem, layout: Layout) -> Layout:
-    """The same ranks on the networks of `problem`, with the codecs and levels that are best there."""
+    """Return the same ranks on the networks of `problem`, with the codecs and levels that are best there."""
     parts = layout.candidate, layout.mode, layout.ranks, layout.microbatches
     return choose_codecs(problem, _with_clusters_first(problem, lay_out(problem, *parts)))
 
 
 def _with_clusters_first(problem: Problem, flat: Layout) -> Layout:
-    """The layout with data parallelism in two levels, where that is possible and faster."""
+    """Return the layout with data parallelism in two levels, where that is possible and faster."""
     shards, dp = flat.candidate.weight_shards, flat.candidate.dp
     if not problem.job.is_launched or not may_be_hierarchical(flat.ranks) or 1 < shards == dp:
         return flat

@@ -20,7 +20,7 @@ NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules of several stages 
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """Tensor, pipeline and data parallel degrees, the samples of one micro-batch, and what the backward recomputes.
+    """Tensor, pipeline and data parallel degrees, the samples of one micro-batch, and the recomputation.
 
     `fill` is the schedule whose fill and memory its closed form counts. `weight_shards` is how many replicas of a
     stage hold its weights together: all of them, or all of a cluster, under ZeRO-3; 1 where each holds all. With
@@ -42,7 +42,7 @@ class Candidate:
         return self.tp * self.pp * self.dp
 
     def num_microbatches(self, global_batch_size: int) -> int:
-        """Micro-batches the busiest replica runs per step when they are shared as evenly as can be."""
+        """Return the micro-batches the busiest replica runs per step when they are shared as evenly as can be."""
         return -(-global_batch_size // (self.dp * self.micro_batch_size))
 
     def divides(self, global_batch_size: int) -> bool:
@@ -56,7 +56,7 @@ class Candidate:
 
 
 def candidate_of(plan: Plan) -> Candidate:
-    """The candidate that `plan` was made of, with the plainest fill."""
+    """Return the candidate that `plan` was made of, with the plainest fill."""
     return Candidate(
         *(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute),
         weight_shards=plan.weight_shards,
@@ -65,7 +65,7 @@ def candidate_of(plan: Plan) -> Candidate:
 
 
 def check_job(job: Job) -> None:
-    """Raises HolmesError (wrong usage) for fixed values that no fleet can meet, or the runtime cannot run."""
+    """Raise HolmesError (wrong usage) for fixed values that no fleet can meet, or the runtime cannot run."""
     fixed, model = job.parallel, job.model
     tp, pp, chunks = fixed.tp or 1, fixed.pp or (len(fixed.layers or ()) // (fixed.chunks or 1)), fixed.chunks or 1
     if pp * chunks > model.num_layers:
@@ -177,7 +177,7 @@ def _sharded_sizes(job: Job) -> dict[str, int]:
 
 
 def check_tensor_degree(tp: int, fleet: Fleet) -> None:
-    """Raises HolmesError (wrong usage) when tensor groups of `tp`, which never leave a host, suit no host.
+    """Raise HolmesError (wrong usage) when tensor groups of `tp`, which never leave a host, suit no host.
 
     A power of two may leave slots over, since hosts that had a power of two of GPUs lose some; another degree that
     leaves some over on every host is taken for a mistake.
@@ -219,7 +219,7 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
 
 
 def class_rooms(fleet: Fleet, tp: int) -> list[ClassRoom]:
-    """The room for tensor groups of `tp` on each class."""
+    """Return the room for tensor groups of `tp` on each class."""
     return [ClassRoom(each.cluster, each.hardware.slot, each.num_group_slots(tp)) for each in fleet.classes]
 
 
@@ -228,7 +228,7 @@ def _first_fill(job: Job, pp: int) -> Fill:
 
 
 def with_other_fills(job: Job, candidate: Candidate) -> tuple[Candidate, ...]:
-    """The candidate with each schedule that fills its pipeline in another way, itself first."""
+    """Return the candidate with each schedule that fills its pipeline in another way, itself first."""
     others = _fills_of(job, candidate)[1:]
     return (candidate, *(replace(candidate, fill=fill) for fill in others))
 
@@ -270,9 +270,9 @@ def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candida
 
 
 def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
-    """The fixed degree, or all that fit into a host and divide the model.
+    """Return the fixed degree, or all that fit into a host and divide the model.
 
-    On CPUs, and where layers cannot be sharded, 1: nothing is known of how fast processes of one host sum.
+    1 on CPUs, where the speed of sums in one host is not known, and where layers cannot be sharded.
     """
     largest = max(each.hardware.num_slots for each in fleet.classes)
     fixed = job.parallel.tp
@@ -297,7 +297,7 @@ def _pipeline_degrees(job: Job, num_group_slots: int) -> range:
 
 
 def _no_candidate(job: Job, fleet: Fleet) -> HolmesError:
-    """Why no degrees are left: too few slots for those that are fixed, or a schedule that takes others."""
+    """Return why no degrees are left: too few slots for the fixed ones, or a schedule that takes others."""
     fixed, tp = job.parallel, job.parallel.tp or 1
     pp = fixed.pp or len(fixed.layers or (0,)) // (fixed.chunks or 1)
     needed, num_group_slots = tp * pp * (fixed.dp or 1), fleet.num_group_slots(tp)

@@ -49,8 +49,8 @@ class Coefficients:
 
     `layer` and `head` are one micro-batch's. An edge's seconds are one message in one direction, with all replicas a
     host holds sending at once, over the shared network packed as lossily as job.yaml allows. `*_sync_s_per_byte` is
-    what one parameter byte of a whole stage takes, reduced and gathered, when one stage of a host does so; `inside_` is
-    what a stage inside one host takes. Edges inside a host are free.
+    the time to reduce and gather one parameter byte of a whole stage while no other stage of a host does so; `inside_`
+    is that of a stage inside one host. Edges inside a host are free.
     """
 
     candidate: Candidate
@@ -72,7 +72,7 @@ class Coefficients:
     layer_sync_bytes: int
     first_sync_bytes: int
     last_sync_bytes: int
-    action_s: tuple[float, ...]  # of a forward or backward in a pipeline without computing; the simulation's alone
+    action_s: tuple[float, ...]  # of a forward or backward in a pipeline on top of computing; the simulation's alone
     hides_edges: bool  # whether the schedule may keep enough micro-batches in flight to hide what edges take
     fill_share: float = 1.0  # of what ranks wait under 1F1B while a pipeline fills and drains; see cost/fill.py
     crossings: Mapping[tuple[int, int], Crossing] = field(default_factory=dict)
@@ -147,7 +147,7 @@ def aligned_stages(num_hosts: int, group_slots_per_host: int, dp: int) -> int:
 
 
 def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Candidate) -> Coefficients:
-    """The coefficients of `candidate` on `fleet`, whose hosts `networks` join."""
+    """Return the coefficients of `candidate` on `fleet`, whose hosts `networks` join."""
     tp, dp, classes = candidate.tp, candidate.dp, fleet.classes
     execution, model, engine = candidate.execution(job), job.model, engine_of(job)
     at_work = [each.hardware.slot.among(candidate.num_ranks) for each in classes]
@@ -199,9 +199,9 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
 def _crossings(
     fleet: Fleet, networks: Networks, message_bytes: float, at_once: int, replicas: tuple[int, float]
 ) -> dict[tuple[int, int], Crossing]:
-    """The crossings; a host sends at most `at_once` messages at the same time, a stage as many as it has `replicas`.
+    """Return the crossings; a host sends at most `at_once` messages at the same time, a stage one per replica.
 
-    Those also have what they exchange of a byte.
+    `replicas`: how many a stage has, and the share of a byte that they exchange.
     """
     (dp, exchange), found = replicas, {}
     for (x, one), (y, other) in combinations_with_replacement(enumerate(fleet.cluster_names), 2):
@@ -228,7 +228,7 @@ def slot_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassT
 
 
 def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: int) -> int:
-    """Bytes one rank of `stage` needs under the candidate's `fill` when it holds `num_layers` layers."""
+    """Return the bytes one rank of `stage` needs under the candidate's `fill` when it holds `num_layers` layers."""
     num_microbatches = candidate.num_microbatches(job.global_batch_size)
     held = microbatches_in_flight(candidate.fill, candidate.pp, num_microbatches, stage)
     is_first, is_last = stage == 0, stage == candidate.pp - 1
@@ -282,7 +282,7 @@ class _MemoryParts:
 
 @lru_cache(maxsize=4096)
 def _memory_parts(model: Model, execution: Execution, checkpoints: bool) -> _MemoryParts:
-    """The parts of `memory_bytes`, which are the same for all pipeline degrees."""
+    """Return the parts of `memory_bytes`, which are the same for all pipeline degrees."""
 
     def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False) -> int:
         return memory_bytes(model, execution, (layers,), (held,), is_first, is_last)
@@ -311,7 +311,7 @@ def are_alike(coeffs: Coefficients, classes: Iterable[int]) -> bool:
 
 
 def crossings_of(coeffs: Coefficients, classes: Iterable[int]) -> Iterator[Crossing]:
-    """The ways between the clusters of `classes`; inside, where it is one."""
+    """Yield the crossings between the clusters of `classes`; inside, where it is one."""
     clusters = sorted({coeffs.cluster[c] for c in classes})
     pairs = combinations(clusters, 2) if len(clusters) > 1 else [(clusters[0], clusters[0])]
     return (coeffs.crossings.get(pair, FREE) for pair in pairs)

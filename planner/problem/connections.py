@@ -61,7 +61,7 @@ NOT_MEASURED = Connection()
 
 
 def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, Connection]:
-    """By clusters, what was measured in the clear; rates by `part` of it, which is what a calibrating run got."""
+    """Return the connections measured in the clear, their rates times `part`, the share that a calibrating run got."""
     links: defaultdict[Clusters, list[Link]] = defaultdict(list)
     for link in (link for link in inventory.links if not link.tunnel):
         links[frozenset(link.clusters)].append(link)
@@ -73,9 +73,9 @@ def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> 
 
 
 def tunnel_network(inventory: Inventory, carrier: Network) -> Network:
-    """The tunnel in the network `carrier`: at each host's address there, the line rate at which as much payload passes.
+    """Return the tunnel in the network `carrier`, each port with the line rate at which as much payload passes.
 
-    Where it is known how much a host encrypts, no more than that.
+    Where a host's limit of encryption is known, no more than that.
     """
     mtus, limits, plain = _mtus(inventory), encryption_limits(inventory), tcp_payload_share(None)
 
@@ -134,7 +134,7 @@ def encryption_limits(inventory: Inventory) -> Mapping[str, float]:
 
 
 def limited_by_encryption(inventory: Inventory) -> list[Way]:
-    """The ways in tunnels through which clearly less passed than the same way had room for; of the others it limits."""
+    """Return the paths in tunnels that passed clearly less than the same path in the clear had room for."""
     mtus = _mtus(inventory)
     between = [link for link in inventory.links if link.kind == "between" and link.method != "ib_write_bw"]
     clear = {_ends(way): _rate(way) for way in _ways(link for link in between if not link.tunnel)}
@@ -147,7 +147,7 @@ def limited_by_encryption(inventory: Inventory) -> list[Way]:
 
 
 def _ends(way: Way) -> tuple[object, ...]:
-    """Between which ends it is, and which way; in a tunnel or not."""
+    """Return the ends and the direction, the same in a tunnel or not."""
     return way[0].network, way[0].hosts, way[0].devices, way[0].direction
 
 
@@ -157,7 +157,7 @@ def _tunnel_share(mtu: int | None) -> float:
 
 
 def _mtus(inventory: Inventory) -> dict[tuple[str, str | None], int | None]:
-    """By host and netdev."""
+    """Return the MTUs by host and netdev."""
     return {(host.name, netdev.name): netdev.mtu for host in inventory.hosts for netdev in host.netdevs}
 
 
@@ -191,7 +191,7 @@ def _ways(links: Iterable[Link]) -> list[Way]:
 
 
 def _rate(way: Way) -> float:
-    """Bytes/s at the best number of streams."""
+    """Return the bytes/s at the best number of streams."""
     return max(link.bandwidth_bytes_per_s.median for link in way)
 
 
@@ -226,6 +226,6 @@ def _rate_and_kind(way: Way, port_rate: PortRate) -> tuple[float, str]:
 
 
 def _fewest_streams(way: Way) -> int:
-    """The fewest that get about the best rate."""
+    """Return the fewest streams that get about the best rate."""
     best = _rate(way)
     return min(link.streams for link in way if link.bandwidth_bytes_per_s.median >= ENOUGH * best)

@@ -16,7 +16,7 @@ Site = tuple[int, ...]
 
 
 def site_latency_s(coeffs: Coefficients, site: Site) -> float:
-    """Seconds one hop between the hosts of a site is under way."""
+    """Return the seconds one hop between the hosts of a site is under way."""
     return max(crossing.latency_s for crossing in crossings_of(coeffs, site)) if coeffs.crossings else 0.0
 
 
@@ -45,7 +45,7 @@ def are_even(clusters: Iterable[Hashable]) -> bool:
 
 
 def replicas_by_cluster(coeffs: Coefficients, site: Site) -> int | None:
-    """Replicas of a stage in each of the clusters of `site`, where all can hold equally many; else None."""
+    """Return the replicas of a stage in each of the clusters of `site`, where all can hold equally many; else None."""
     slots: Counter[Hashable] = Counter()
     for c in site:
         slots[coeffs.cluster[c]] += coeffs.group_slots[c]
@@ -58,9 +58,9 @@ def sync_s_per_byte(
 ) -> float:
     """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host.
 
-    Between clusters the trunk takes `times_as_long` as for this stage alone, as others share it; in one ring, or inside
-    clusters first and then across, where each has equally many replicas: as `is_even` says, or as they are wherever the
-    clusters can hold that.
+    Between clusters the trunk takes `times_as_long` as for this stage alone, as others share it. The exchange is in one
+    ring, or inside clusters first and then across where each has equally many replicas. `is_even` says if they have;
+    None: wherever the clusters can hold that.
     """
     if rings == 0:
         return max(coeffs.inside_sync_s_per_byte[c] for c in site)
@@ -94,7 +94,7 @@ def _two_levels_s_per_byte(
 def _class_levels_s(
     coeffs: Coefficients, c: int, num_clusters: int, rings: int, times_as_long: float
 ) -> tuple[float, float]:
-    """Seconds per byte that the NICs of a class take of each level."""
+    """Return the seconds per byte that the NICs of a class take of each level."""
     across, inside = two_levels(coeffs.candidate.dp, num_clusters)
     groups = _groups_across(coeffs, c, num_clusters, times_as_long)
     return rings * inside * coeffs.fabric_sync_s_per_byte[c], groups * across * coeffs.shared_sync_s_per_byte[c]
@@ -114,7 +114,7 @@ def two_levels(dp: int, num_clusters: int) -> tuple[float, float]:
 
 
 def least_crossing_s_per_byte(coeffs: Coefficients, c: int) -> float:
-    """Lower bound on the seconds per byte of a stage over several clusters that has replicas in class c."""
+    """Return a lower bound on the seconds per byte of a stage over several clusters that has replicas in class c."""
     dp, slots = coeffs.candidate.dp, coeffs.cluster_slots
     numbers = [count for count in range(2, len(slots) + 1) if dp % count == 0]
     held = [count for count in numbers if dp // count <= slots[coeffs.cluster[c]]]
@@ -138,7 +138,7 @@ def least_sync_s_per_byte(coeffs: Coefficients, c: int, crossing: bool) -> float
 
 
 def _ring_s_per_byte(coeffs: Coefficients, site: Site, rings: int, times_as_long: float) -> float:
-    """Seconds per byte in one ring of all replicas."""
+    """Return the seconds per byte in one ring of all replicas."""
     nics = joined_s(coeffs, site, coeffs.fabric_sync_s_per_byte, coeffs.shared_sync_s_per_byte)
     if not coeffs.crossings:
         return rings * nics

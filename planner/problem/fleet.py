@@ -44,7 +44,7 @@ class FleetHost:
     hardware: Hardware
 
     def num_group_slots(self, tp: int) -> int:
-        """Whole tensor groups of `tp` ranks the host can hold."""
+        """Return how many whole tensor groups of `tp` ranks the host can hold."""
         return len(self.gpus) // tp
 
 
@@ -61,11 +61,11 @@ class HostClass:
         return self.hardware.cluster
 
     def group_slots_per_host(self, tp: int) -> int:
-        """Whole tensor groups of `tp` ranks a host can hold."""
+        """Return how many whole tensor groups of `tp` ranks a host can hold."""
         return self.hardware.num_slots // tp
 
     def num_group_slots(self, tp: int) -> int:
-        """Whole tensor groups of `tp` ranks all hosts can hold."""
+        """Return how many whole tensor groups of `tp` ranks all hosts can hold."""
         return len(self.hosts) * self.group_slots_per_host(tp)
 
 
@@ -96,7 +96,7 @@ class Fleet:
         return any(each.hardware.slot.cores is not None for each in self.classes)
 
     def num_group_slots(self, tp: int) -> int:
-        """Whole tensor groups of `tp` ranks the fleet can hold."""
+        """Return how many whole tensor groups of `tp` ranks the fleet can hold."""
         return sum(each.num_group_slots(tp) for each in self.classes)
 
 
@@ -122,7 +122,7 @@ def _with_least_host_memory(alike: Sequence[FleetHost]) -> Hardware:
 
 
 def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
-    """The slots of `host`: of each its GPU's index, None on CPU."""
+    """Return the slots of `host`: of each its GPU's index, None on CPU."""
     if job.device == "cpu":
         return (None,) * job.slots_per_host
     return tuple(gpu.index for gpu in host.gpus)

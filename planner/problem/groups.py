@@ -1,4 +1,4 @@
-"""Process groups: who is in each, and the network and the share of it that they have."""
+"""Process groups: the members of each, their network and their share of it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def make_groups(
     """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp,
     then the pairs of a model that `is_tied`.
 
-    Groups of the same axis send at once: what a group has of a NIC, and of the trunk between two clusters, is the least
-    share that a member gets. Replicas that exchange more have a trunk for themselves in the end: theirs are
-    `parameters`, by pipeline rank.
+    Groups of the same axis send at once: a group's share of a NIC, and of the trunk between two clusters, is the
+    least that a member gets. Replicas that exchange more have a trunk for themselves in the end: `parameters` says how
+    much, by pipeline rank.
     """
     demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied))
     size_of = {member.name: _exchanged(member, ranks, parameters) for member in demanded}
@@ -82,7 +82,7 @@ def _exchanged(group: DemandedGroup, ranks: Sequence[PlanRank], parameters: Sequ
 def demanded_groups(
     ranks: Sequence[PlanRank], chunks: int = 1, data_parallel: DataParallel = "flat", is_tied: bool = False
 ) -> Iterator[DemandedGroup]:
-    """The groups the coordinates of `ranks` demand, in plan order.
+    """Yield the groups the coordinates of `ranks` demand, in plan order.
 
     With several chunks of the model on a rank, an edge leads from the last pipeline rank back to the first as well.
     """
@@ -124,7 +124,7 @@ def _tied(
 
 
 def _exchanges(where: str, replicas: Sequence[PlanRank], data_parallel: DataParallel) -> Iterator[DemandedGroup]:
-    """The groups in which the replicas of a stage's shard exchange gradients and weights.
+    """Yield the groups in which the replicas of a stage's shard exchange gradients and weights.
 
     One group of all; or one in each cluster, and across clusters one of each rank's position, ranks in their order.
     """
@@ -175,7 +175,7 @@ def _crossings(axis: Axis, hosts: Sequence[str]) -> list[tuple[int, int]]:
 def _group_bandwidth(
     hosts: Sequence[str], path: Route, uses: Sequence[tuple[int, Flow]], flows: Counter[Flow]
 ) -> float | None:
-    """The least share of a NIC; None where all members are on one host and the NIC's rate is not known."""
+    """Return the least share of a NIC; None where all members are on one host and the NIC's rate is not known."""
     if not uses:
         return None if None in path.bandwidths else min(b for b in path.bandwidths if b is not None)
     bandwidths = require_bandwidth(path, hosts)

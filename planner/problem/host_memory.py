@@ -1,4 +1,4 @@
-"""Host memory for optimizer states and for what islands keep: what ranks need of it, and what a host may give."""
+"""Host memory for optimizer states and for islands: the bytes that ranks need, and that a host may give."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ USABLE_SHARE = 0.8  # assumption: the rest is the system's, the data's page cach
 
 
 def usable_host_bytes(host: Host) -> int | None:
-    """Bytes that optimizer states may take of a host; None where its memory is not known."""
+    """Return the bytes that optimizer states may take of a host; None where its memory is not known."""
     return None if host.memory_bytes is None else int(host.memory_bytes * USABLE_SHARE)
 
 
 def host_bytes(
     model: Model, execution: Execution, checkpoints: bool, num_layers: int, is_first: bool, is_last: bool
 ) -> int:
-    """Bytes one rank with so many layers needs of its host; 0 where states are on the device, and it is no island's."""
+    """Return one rank's bytes of host memory; 0 where states are on the device, and it is no island's."""
     parameters = stage_parameters(model, num_layers, is_first, is_last, execution.tp)
     return host_state_bytes(parameters, execution, checkpoints)
 
 
 def host_bytes_by_rank(job: Job, execution: Execution, layers: Sequence[int]) -> tuple[int, ...]:
-    """By pipeline rank, which hold `layers`; empty where they need none."""
+    """Return the bytes by pipeline rank, which hold `layers`; empty where they need none."""
     if not execution.optimizer_offload and not execution.outer_bytes:
         return ()
     last, checkpoints = len(layers) - 1, job.checkpoint is not None

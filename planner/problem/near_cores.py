@@ -42,7 +42,7 @@ def near_cores(host: Host, gpus: Sequence[int | None]) -> tuple[str | None, ...]
 
 
 def with_cores(ranks: Sequence[PlanRank], hosts: Sequence[Host]) -> tuple[PlanRank, ...]:
-    """The ranks with their CPUs, where they are known."""
+    """Return the ranks with their CPUs, where they are known."""
     of_host: dict[str, list[int | None]] = {}
     for rank in ranks:
         of_host.setdefault(rank.host, []).append(rank.gpu)
@@ -51,7 +51,7 @@ def with_cores(ranks: Sequence[PlanRank], hosts: Sequence[Host]) -> tuple[PlanRa
 
 
 def first_shared(lists: Iterable[Sequence[_Range]]) -> int | None:
-    """The least CPU that is in two of the lists, or in one twice; None where there is none."""
+    """Return the least CPU that is in two of the lists, or in one twice; None where there is none."""
     ordered = sorted(each for held in lists for each in held)
     return next((after[0] for before, after in pairwise(ordered) if after[0] <= before[1]), None)
 
@@ -63,7 +63,7 @@ def cpu_ranges(cpus: str) -> tuple[_Range, ...]:
 
 
 def _shares(ranges: Sequence[_Range], parts: int) -> list[str]:
-    """So many lists, each with as much of every range: hardware threads of one core are a range apart, or neighbours.
+    """Return so many lists, each with as much of every range: threads of a core are a range apart, or neighbours.
 
     Ranges shorter than that are cut one after the other. Empty lists where there are too few CPUs.
     """

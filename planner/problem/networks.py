@@ -1,4 +1,4 @@
-"""The network that some hosts share: its name, their interfaces on it, NCCL's transport, and what each gets of it."""
+"""The network that some hosts share: its name, their interfaces on it, NCCL's transport, and each one's rate."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HostRates:
 
 
 class Networks:
-    """The networks of an inventory, indexed by host, so that a question about a host takes no look at the others."""
+    """The networks of an inventory, indexed by host."""
 
     def __init__(self, inventory: Inventory, job: Job) -> None:
         self._on_cpu = job.device == "cpu"
@@ -67,15 +67,15 @@ class Networks:
         self._connections = through_tunnel(inventory, connections) if inventory.encrypts else connections
 
     def shared_port(self, host: str) -> NetworkPort:
-        """The port of `host` on the network all share. Raises HolmesError if it has none."""
+        """Return the port of `host` on the network all share. Raises HolmesError if it has none."""
         return _known_port(self._shared_ports.get(host), self._shared.name, host)
 
     def cluster(self, host: str) -> Cluster:
-        """The cluster of `host`."""
+        """Return the cluster of `host`."""
         return self._cluster_of[host]
 
     def fabric_port(self, host: str) -> NetworkPort | None:
-        """The port of `host` on the fabric of its cluster, None if it has none."""
+        """Return the port of `host` on the fabric of its cluster, None if it has none."""
         return self._fabric_ports.get(host)
 
     def uses_rdma(self, host: str) -> bool:
@@ -101,11 +101,11 @@ class Networks:
         return max((self.connection(*pair).latency_s for pair in _pairs(clusters)), default=0.0)
 
     def most_streams(self, clusters: Collection[str]) -> int:
-        """The most connections side by side that it takes to get the measured rate between two of `clusters`."""
+        """Return the most connections side by side that it takes to get the measured rate between two of `clusters`."""
         return max((self.connection(a, b).streams for a, b in _pairs(clusters) if a != b), default=1)
 
     def line_rate(self, priced_bytes_per_s: float, rdma: bool = False) -> float:
-        """The rate of a port, as inventories state it, that is priced at so many bytes/s."""
+        """Return the rate of a port, as inventories state it, that is priced at so many bytes/s."""
         return priced_bytes_per_s / self._part / (1.0 if rdma else tcp_payload_share(None))
 
     def rates(self, host: str) -> HostRates:
@@ -162,7 +162,7 @@ class Networks:
         return list(dict.fromkeys(cluster.name for cluster in self._cluster_of.values()))
 
     def route(self, hosts: Sequence[str]) -> Route:
-        """The network `hosts` use among themselves: the fabric of their one cluster, else the shared network.
+        """Return the network `hosts` use among themselves: the fabric of their one cluster, else the shared network.
 
         On CUDA, NCCL takes one list of socket interfaces for the whole process, the shared ones (NCCL_FACTS): inside a
         cluster it uses the fabric through RDMA, or where the fabric's netdevs are the shared ones.
@@ -191,7 +191,7 @@ class Networks:
         return self._socket_route(name, ports, None if self._on_cpu else "Socket")
 
     def shared_route(self, host: str) -> Route:
-        """The network all hosts share, as `host` uses it."""
+        """Return the network all hosts share, as `host` uses it."""
         port = self.shared_port(host)
         net_name: NetName | None = None if self._on_cpu else "Socket"
         return Route(SHARED, net_name, (str(port.netdev),), (self.rates(host).shared_bytes_per_s,))
@@ -225,7 +225,7 @@ def _pairs(clusters: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def shared_network(inventory: Inventory) -> Network:
-    """The network all hosts share, or the tunnel in it; with a single cluster and no other network, its fabric.
+    """Return the network all hosts share, or the tunnel in it; with a single cluster and no other network, its fabric.
 
     Raises HolmesError if several clusters share none.
     """
@@ -242,7 +242,7 @@ def shared_network(inventory: Inventory) -> Network:
 
 
 def require_bandwidth(path: Route, hosts: Sequence[str]) -> tuple[float, ...]:
-    """The bandwidths of `path` in bytes/s. Raises HolmesError naming host and netdev where one is not known."""
+    """Return the bandwidths of `path` in bytes/s. Raises HolmesError naming host and netdev where one is not known."""
     for host, interface, bandwidth in zip(hosts, path.interfaces, path.bandwidths, strict=True):
         if not bandwidth:
             seen = "not known" if bandwidth is None else "0"
@@ -275,7 +275,7 @@ def _as_priced(port: NetworkPort, mtu: int | None, part: float) -> NetworkPort:
 def _payload_rate(
     inventory: Inventory, mtus: Mapping[tuple[str, str], int | None], link: Link, end: int
 ) -> float | None:
-    """Bytes/s of payload that the port at one end of `link` offers, without framing; None when not known."""
+    """Return the bytes/s of payload that the port at one end of `link` offers, without framing; None when not known."""
     host, device = next((host for host in inventory.hosts if host.name == link.hosts[end]), None), link.devices[end]
     if host is None:
         return None

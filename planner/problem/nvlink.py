@@ -1,4 +1,4 @@
-"""NVLink between hosts: the clusters that are one NVLink domain, and what a host gets there."""
+"""NVLink between hosts: the clusters that are one NVLink domain, and the rate of a host there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from planner.cost.slot import nvlink_bytes_per_s
 def nvlink_rates(inventory: Inventory) -> Mapping[str, float]:
     """Bytes/s in one direction of every host in a cluster within one NVLink domain, where IMEX runs on all its hosts.
 
-    It is what one GPU has, and so the least that a ring through the host gets: groups that leave a host by several GPUs
-    share it in the plan, and in the run have more.
+    It is the rate of one GPU, and so the least that a ring through the host gets. Groups that leave a host by several
+    GPUs share it in the plan, and have more in the run.
     """
     hosts = {host.name: host for host in inventory.hosts}
     running = [domain for domain in inventory.nvlink_domains if all(hosts[n].imex == "active" for n in domain.hosts)]

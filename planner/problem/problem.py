@@ -27,7 +27,7 @@ class Problem:
     networks: Networks
 
     def coefficients(self, candidate: Candidate) -> Coefficients:
-        """The numbers `candidate` is priced with, made once."""
+        """Return the numbers `candidate` is priced with, made once."""
         return self._coefficients(candidate)
 
     @cached_property
@@ -45,7 +45,7 @@ class Problem:
 
 
 def read_problem(inventory: Inventory, job: Job) -> Problem:
-    """The problem of placing `job` on the reachable hosts of `inventory`.
+    """Return the problem of placing `job` on the reachable hosts of `inventory`.
 
     Raises HolmesError when the job contradicts itself, no host has a slot, or the speed of one is unknown.
     """
@@ -57,7 +57,7 @@ def read_problem(inventory: Inventory, job: Job) -> Problem:
 
 
 def require_rates(problem: Problem) -> None:
-    """Raises HolmesError naming host and netdev where a rate that placements are compared by is not known."""
+    """Raise HolmesError naming host and netdev where a rate that placements are compared by is not known."""
     fixed, fleet, networks = problem.job.parallel, problem.fleet, problem.networks
     if fixed.pp == fixed.dp == 1 or len(fleet.hosts) == 1:
         return

@@ -23,13 +23,13 @@ class Rails:
     of_hosts: Mapping[str, Mapping[int, Rail]]  # by host and GPU index
 
     def of_slots(self, host: str, gpus: Sequence[int | None]) -> tuple[Rail, ...]:
-        """The rails of these GPUs of `host`, in their order."""
+        """Return the rails of these GPUs of `host`, in their order."""
         rails = self.of_hosts[host]
         return tuple(rails[gpu] for gpu in gpus if gpu is not None)
 
 
 def read_rails(inventory: Inventory, job: Job) -> Rails:
-    """The rails of `inventory` that are apart; none for a job on CPUs, whose traffic is of sockets."""
+    """Return the rails of `inventory` that are apart; none for a job on CPUs, whose traffic is of sockets."""
     if job.device == "cpu":
         return Rails({})
     hosts = {host.name: host for host in inventory.hosts}
@@ -40,7 +40,7 @@ def read_rails(inventory: Inventory, job: Job) -> Rails:
 
 
 def rails_apart(inventory: Inventory) -> tuple[Cluster, ...]:
-    """The clusters in which each rail of NCCL's own RDMA transport is a network that leads to no other rail."""
+    """Return the clusters in which each rail of NCCL's own RDMA transport is a network that leads to no other rail."""
     return tuple(
         cluster
         for cluster in inventory.clusters
@@ -49,9 +49,9 @@ def rails_apart(inventory: Inventory) -> tuple[Cluster, ...]:
 
 
 def _of_cluster(hosts: Sequence[Host]) -> dict[str, Mapping[int, Rail]]:
-    """By host and GPU, the rail, by its network where another host has that, too.
+    """Return, by host and GPU, the rail, by its network where another host has that, too.
 
-    Numbers count the rails that a host has: where it lost one, the later ones have moved up, and networks still tell.
+    Numbers count the rails that a host has: where it lost one, the later ones have moved up, but networks stay.
     Where the rail of any GPU is not known, GPUs of one position are taken to be on one rail.
     """
     if any(gpu.rail is None for host in hosts for gpu in host.gpus):

@@ -33,7 +33,7 @@ class WeightTraffic(NamedTuple):
 
 
 def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
-    """The coefficients with the traffic of layers and head in their seconds; the same under ZeRO-1.
+    """Return the coefficients with the traffic of layers and head in their seconds; the same under ZeRO-1.
 
     A class is priced as if it held all replicas that share weights.
     """
@@ -58,7 +58,7 @@ def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
 
 
 def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTraffic:
-    """The least that a layer's traffic takes on hosts of that class."""
+    """Return the least that a layer's traffic takes on hosts of that class."""
     shards, hardware = candidate.weight_shards, hosts.hardware
     if shards == 1:
         return WeightTraffic(0.0, 0.0)

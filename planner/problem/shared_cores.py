@@ -11,7 +11,7 @@ from planner.cost.slot import Cores
 
 
 def shared_cores(num_slots: Sequence[tuple[Host, int]], job: Job) -> dict[str, Cores]:
-    """By name of a host, given with its slots, the cores of its machine, where all slots at once have too few.
+    """Return, by name of a host, given with its slots, the cores of its machine, where all slots at once have too few.
 
     Hosts with the same boot id are one machine. GPUs and emulated compute share no cores.
     """

@@ -48,7 +48,7 @@ class Speeds(NamedTuple):
     forward_share: float
 
     def rate(self, number: int) -> float:
-        """Layers a second of so many group slots, the fastest."""
+        """Return the layers a second of so many group slots, the fastest."""
         found, before = 0.0, 0
         for layer_s, end in zip(self.layer_s, self.ends, strict=True):
             if number <= end:
@@ -58,7 +58,7 @@ class Speeds(NamedTuple):
         return found
 
     def slowest_s(self, number: int) -> float:
-        """Seconds of a layer on the slowest of so many group slots, the fastest."""
+        """Return the seconds of a layer on the slowest of so many group slots, the fastest."""
         return self.layer_s[min(bisect_left(self.ends, number), len(self.ends) - 1)]
 
 
@@ -91,7 +91,7 @@ class AnyScheduleBounds:
         return total * (self._num_layers + speeds.head_s / speeds.slowest_s(slots)) / speeds.rate(slots)
 
     def candidate_s(self, candidate: Candidate, within_s: float = inf) -> float:
-        """Seconds of a step of the candidate, at least; where that is more than `within_s`, it is looked no further."""
+        """Return the least seconds of a step of the candidate; it looks no further once they exceed `within_s`."""
         fastest_s, execution = self._speeds_of(candidate).layer_s[0], candidate.execution(self._job)
         stage_layers = -(-self._num_layers // candidate.pp)
         parameters = stage_layers * layer_parameters(self._job.model, candidate.tp)
@@ -153,7 +153,7 @@ class AnyScheduleBounds:
         return self._early.crossing_sync_s(candidate)
 
     def _fill_share(self, candidate: Candidate) -> float:
-        """The least phi of the schedules that it may run."""
+        """Return the least phi of the schedules that it may run."""
         fixed, chunks = self._job.parallel, self._chunks(candidate)
         shares = [1.0] if fixed.schedule in ONE_STAGE_A_RANK and (fixed.chunks or 1) == 1 else []
         if chunks > 1:
@@ -164,7 +164,7 @@ class AnyScheduleBounds:
         return min(shares, default=1.0)
 
     def _chunks(self, candidate: Candidate) -> int:
-        """Stages a rank holds at most."""
+        """Return the stages a rank holds at most."""
         fixed, pp = self._job.parallel, candidate.pp
         if pp == 1 or fixed.schedule not in (None, "interleaved") or self._microbatches(candidate) % pp:
             return 1
@@ -175,12 +175,12 @@ class AnyScheduleBounds:
         return self._job.global_batch_size // candidate.micro_batch_size
 
     def _shares_cores(self, candidate: Candidate) -> bool:
-        """True where ranks compute faster while others wait; then it only holds what all compute together."""
+        """Return True if ranks compute faster while others wait. Then only the bound on all work together holds."""
         slots = (self._slot(each, candidate.num_ranks) for each in self._classes)
         return self._fleet.shares_cores and any(slot.threads_per_core > 1 for slot in slots)
 
     def _slot(self, hosts: HostClass, num_ranks: int) -> Slot:
-        """A slot of those hosts while as few of so many ranks as can be are on its machine."""
+        """Return a slot of those hosts while as few of so many ranks as can be are on its machine."""
         slot = hosts.hardware.slot
         elsewhere = 0 if slot.cores is None else self._fleet.num_group_slots(1) - slot.cores.num_slots
         return slot.among(max(1, num_ranks - elsewhere))

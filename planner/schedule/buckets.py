@@ -18,7 +18,7 @@ class Bucket:
     """Seconds of the backward that makes its gradients, and for which their reduce-scatter and the weights' all-gather
     keep the network busy; `late_s` after that the last byte is there.
 
-    In two levels they keep that of clusters busy, and then or before that the one across.
+    In two levels they keep the network of clusters busy, and after or before it the one across.
     """
 
     backward_s: float
@@ -39,7 +39,7 @@ class Exchange(NamedTuple):
     across_gather_s: float = 0.0
 
     def all_reduced(self) -> Exchange:
-        """The same with all that is gathered gathered as soon as it is reduced, which keeps the networks busy."""
+        """Return the exchange with weights gathered as soon as gradients are reduced, which keeps networks busy."""
         reduce_s, across_s = self.reduce_s + self.gather_s, self.across_reduce_s + self.across_gather_s
         return Exchange(reduce_s, 0.0, self.late_s, across_s, 0.0)
 

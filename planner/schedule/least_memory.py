@@ -1,6 +1,6 @@
-"""The fastest way to run a placement may fill memory for next to nothing: what takes about as long in less is better.
+"""A search for less memory: a mode that takes about as long as the fastest in less memory is better.
 
-A GPU filled to the brim has no room for what the memory model does not know, so micro-batches in flight must earn it.
+A full GPU has no room for bytes that the memory model does not count, so micro-batches in flight must earn theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_EDGES = 5  # of pipelines whose edges are made shallower one by one, not on
 
 
 def in_least_memory(problem: Problem, contender: Contender) -> Contender:
-    """The contender as its fullest rank needs least memory, for at most `WORTH_MEMORY` of its step.
+    """Return the contender as its fullest rank needs least memory, for at most `WORTH_MEMORY` of its step.
 
     The same where it needs least already, or memory is not known.
     """
@@ -27,7 +27,7 @@ def in_least_memory(problem: Problem, contender: Contender) -> Contender:
     within_s = fastest.step_s * (1 + WORTH_MEMORY)
 
     def timed(mode: RunMode) -> RunMode | None:
-        """The mode with its seconds; None where it takes too long."""
+        """Return the mode with its seconds; None where it takes too long."""
         if simulator.lower_bound_s(mode) > within_s:
             return None
         found = simulator.timed(mode)
@@ -46,7 +46,7 @@ def in_least_memory(problem: Problem, contender: Contender) -> Contender:
 def _modes(
     simulator: PlacementSimulator, fastest: RunMode, timed: Callable[[RunMode], RunMode | None]
 ) -> Iterator[RunMode]:
-    """Other schedules, and the fastest as shallow as takes no longer."""
+    """Yield other schedules, and the fastest mode, as shallow as takes no longer."""
     yield from simulator.allowed_modes(eager=False)
     if any(fastest.extra_in_flight):
         yield _shallowest(fastest, timed)
@@ -57,7 +57,7 @@ def _shallowest(mode: RunMode, timed: Callable[[RunMode], RunMode | None]) -> Ru
     extra = mode.extra_in_flight
 
     def least(most: int, shallower: Callable[[int], RunMode]) -> int:
-        """The least depth that does, if every deeper one does too; `most` does."""
+        """Return the least depth that does, if every deeper one does too; `most` does."""
         too_shallow = -1
         while most - too_shallow > 1:
             middle = (most + too_shallow) // 2

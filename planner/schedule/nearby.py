@@ -1,9 +1,9 @@
-"""Ways near the best contenders, looked through until none is better.
+"""Local search around the best contenders, until no neighbour is better.
 
-The closed form, by which placements are found, knows neither the depth in flight nor what waits in one schedule and not
-in another. So around the best by simulation it is tried to keep one micro-batch more or less in flight, to move a layer
-to another stage, a stage to another position, and what one class of hosts holds to another that has room, under every
-schedule. What a lower bound rules out is not simulated.
+The closed form, by which placements are found, counts neither the depth in flight nor the waits of one schedule or
+another. So the search around the best by simulation keeps one micro-batch more or less in flight, moves a layer to
+another stage, a stage to another position, and the stages of one class of hosts to another that has room, under every
+schedule. Neighbours whose lower bound exceeds the best are not simulated.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ class _Climb:
         self._problem, self._work, self._left = problem, work, left
 
     def up_from(self, contender: Contender, changed: bool) -> Contender:
-        """The best contender that steps to better ones lead to; `changed`: not only in its depth."""
+        """Return the best contender that steps to better ones lead to; `changed`: not only in its depth."""
         best, tried = contender, set[tuple[Placement, RunMode]]()
         while (better := self._step(best, changed, tried)) is not None:
             best = better
         return best
 
     def _step(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Contender | None:
-        """The best neighbour; None where none is better, or the work is done."""
+        """Return the best neighbour; None where none is better, or the work is done."""
         better: Contender | None = None
         within_s = best.mode.step_s
         for way in sorted(self._near(best, changed, tried), key=lambda way: way.mode.step_s):
@@ -122,7 +122,7 @@ class _Climb:
         return better
 
     def _near(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Iterator[_Way]:
-        """The neighbours that memory and job.yaml allow, each once."""
+        """Yield the neighbours that memory and job.yaml allow, each once."""
         placement = best.found.placement
         coeffs = self._problem.coefficients(placement.candidate)
         for each in self._placements(placement) if changed else (placement,):
@@ -139,10 +139,10 @@ class _Climb:
                     yield _Way(each, simulator, replace(mode, step_s=simulator.lower_bound_s(mode)))
 
     def _placements(self, placement: Placement) -> Iterator[Placement]:
-        """With one layer moved to another stage, one stage to another position, with its layers or without, or a class.
+        """Yield placements with a layer moved to another stage, a stage to another position, or a class.
 
-        Of two stages both at once, too: the other order may be better with another cut alone. Of very many stages with
-        all in another order.
+        A stage moves with its layers or without. Two stages also change both at once: the other order may be better
+        only with another cut. Very many stages change all in another order.
         """
         if self._problem.job.parallel.layers is not None:
             return
@@ -155,7 +155,7 @@ class _Climb:
                 yield each
 
     def _changed(self, placement: Placement) -> list[Placement]:
-        """With a change to one stage or two, or to a class; whatever memory says."""
+        """Return placements with a change to one or two stages, or to a class, whether or not they fit into memory."""
         candidate, layers, sites = placement.candidate, placement.layers, placement.sites
         found = list[Placement]()
         for giver, taker in permutations(range(candidate.pp), 2):
@@ -170,7 +170,7 @@ class _Climb:
         return [*found, *self._on_another_class(placement)]
 
     def _on_another_class(self, placement: Placement) -> Iterator[Placement]:
-        """With all that a class of hosts holds on another class instead, where that has room."""
+        """Yield placements with all stages of a class of hosts on another class that has room."""
         slots = self._problem.coefficients(placement.candidate).group_slots
         held = Counter(c for row in placement.sites for c in row)
         if len(slots) > MOST_CLASSES:
@@ -186,14 +186,14 @@ class _Climb:
 
 
 def _fullest_first(placement: Placement) -> Placement:
-    """With the stages of most layers first: what of them is in flight then waits least for messages."""
+    """Return it with the stages of most layers first: their micro-batches in flight then wait least for messages."""
     order = sorted(range(placement.candidate.pp), key=lambda s: -placement.layers[s])
     layers, sites = tuple(placement.layers[s] for s in order), tuple(placement.sites[s] for s in order)
     return replace(placement, layers=layers, sites=sites)
 
 
 def _deeper_or_shallower(problem: Problem, mode: RunMode, placement: Placement) -> Iterator[RunMode]:
-    """As deep in flight as `mode`, a micro-batch deeper or shallower on one edge or on all, and evenly deep."""
+    """Yield modes as deep as `mode`, a micro-batch deeper or shallower on one or all edges, and evenly deep."""
     fixed, pp, most = problem.job.parallel, placement.candidate.pp, max(placement.microbatches) - 1
     may_deepen = "eager" in engine_of(problem.job).schedules and fixed.schedule in (None, "eager")
     if pp == 1 or not may_deepen or (fixed.chunks or 1) > 1:

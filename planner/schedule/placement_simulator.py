@@ -141,7 +141,7 @@ class PlacementSimulator:
         return list(found)
 
     def _packed(self, sites: Sequence[tuple[int, ...]], edges: Sequence[Edge], codec: Codec) -> list[Edge]:
-        """The edges if what crosses were packed so, and not as lossily as job.yaml allows."""
+        """Return the edges if what crosses were packed so, and not as lossily as job.yaml allows."""
         sizes = [edge_bytes(self._job.model, self._execution, each) for each in (codec, lossiest_codec(self._job))]
         ratio = sizes[0] / sizes[1]
         return [
@@ -154,7 +154,7 @@ class PlacementSimulator:
         return all(share <= 1 for share in self._memory_shares(mode))
 
     def fullest_share(self, mode: RunMode) -> float:
-        """The part of its memory that the fullest rank needs; 0 where no memory is known."""
+        """Return the part of its memory that the fullest rank needs; 0 where no memory is known."""
         return max(self._memory_shares(mode))
 
     def _memory_shares(self, mode: RunMode) -> Iterator[float]:
@@ -170,7 +170,7 @@ class PlacementSimulator:
             yield needed / min(known) if known else 0.0
 
     def lower_bound_s(self, mode: RunMode) -> float:
-        """Lower bound on the step of `mode`, in seconds."""
+        """Return a lower bound on the step of `mode`, in seconds."""
         shapes = [Shape(mode.schedule, self._pp, count, mode.extra_in_flight) for count, _ in self._lanes]
         lanes = zip(shapes, self._times(mode), strict=True)
         return max(least_step_s(shape, times, self._buckets(mode.layers)) for shape, times in lanes) + self._after_s
@@ -180,8 +180,8 @@ class PlacementSimulator:
 
     @cached_property
     def _after_s(self) -> float:
-        """Seconds after all gradients: the sum over copies of a tied table, the norm's over all ranks under way, down
-        pipelines and back up, and around replicas, and the update."""
+        """Seconds after all gradients: the sum over copies of a tied table, the norm's sum (down pipelines and back up,
+        and around replicas), and the update."""
         pipelines_s = max(sum(edge.latency_s for edge in self._edges(sites, 1)) for _, sites in self._lanes)
         around_s = max(site_latency_s(self._coeffs, site) for site in self._sites)
         norm_s = 2 * pipelines_s + 2 * (self._placement.candidate.dp - 1) * around_s
@@ -193,7 +193,7 @@ class PlacementSimulator:
         return slowest_update_s(self._job, self._execution, self._coeffs, self._sites, self._placement.layers)
 
     def parts(self, mode: RunMode) -> StepParts:
-        """The parts of its seconds; what links add is taken from shortened simulations."""
+        """Return the parts of its seconds; the seconds that links add come from shortened simulations."""
         left_out = max(0, (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS)
         pipelines = self._pipelines(mode, left_out)
         free = self._pipelines(mode, left_out, messages=False)
@@ -205,7 +205,7 @@ class PlacementSimulator:
         return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s, self._update_s)
 
     def _pipelines(self, mode: RunMode, rounds_left_out: int, messages: bool = True) -> list[Pipeline]:
-        """One pipeline a lane, without so many rounds of pp micro-batches; `messages`: or they take nothing."""
+        """Return one pipeline a lane, less so many rounds of pp micro-batches; without `messages` they take no time."""
         counts = [count - rounds_left_out * self._pp for count, _ in self._lanes]
         return [
             Pipeline(Order(mode.schedule, self._pp, count, mode.chunks, mode.extra_in_flight), times)
@@ -213,7 +213,7 @@ class PlacementSimulator:
         ]
 
     def _times(self, mode: RunMode, messages: bool = True) -> list[PipelineTimes]:
-        """Seconds of each lane's stages and edges."""
+        """Return the seconds of each lane's stages and edges."""
         found = []
         for _, sites in self._lanes:
             edges = self._edges(sites, mode.chunks)
@@ -261,7 +261,7 @@ class PlacementSimulator:
         return [*found, back] * (chunks - 1) + found
 
     def _read_buckets(self, layers: tuple[int, ...]) -> list[list[Bucket]]:
-        """By stage, its gradient buckets when stages hold `layers`; none with one replica."""
+        """Return, by stage, its gradient buckets when stages hold `layers`; none with one replica."""
         if self._placement.candidate.dp == 1:
             return []
         return [self._stage_buckets(stage, layers) for stage in range(len(layers))]

@@ -24,7 +24,7 @@ class RunMode:
 
 @dataclass(frozen=True)
 class StepParts:
-    """Seconds of a step: what the busiest rank computes, what ranks wait for one another, and what links add."""
+    """Seconds of a step: compute of the busiest rank, waits of ranks for one another, and time that links add."""
 
     compute_s: float
     bubble_s: float
@@ -39,7 +39,7 @@ class StepParts:
 
 
 def simplest(run: Sequence[RunMode]) -> RunMode:
-    """The fastest, or one that is as fast and simpler: an earlier schedule, fewer chunks, less in flight."""
+    """Return the fastest, or one that is as fast and simpler: an earlier schedule, fewer chunks, less in flight."""
     fastest_s = min(mode.step_s for mode in run)
     return min(
         (mode for mode in run if mode.step_s <= fastest_s * (1 + RELATIVE_TOLERANCE)),

@@ -28,7 +28,7 @@ NEXT_BEST = 3  # runners-up, with the best of every other crossing after them
 
 @dataclass(frozen=True)
 class Contender:
-    """A placement, how it is run, and what of it travels between clusters."""
+    """A placement, the mode in which it runs, and its traffic between clusters."""
 
     found: PricedPlacement
     mode: RunMode
@@ -60,7 +60,7 @@ def rank_contenders(
 
 
 def best_of_each_crossing(contenders: Sequence[Contender], next_best: int = NEXT_BEST) -> list[Contender]:
-    """The fastest, the `next_best`, and behind them the best of every other crossing."""
+    """Return the fastest, the `next_best`, and behind them the best of every other crossing."""
     order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
     ranked = [contenders[at] for at in order[: 1 + next_best]]
     for at in order[1 + next_best :]:
@@ -82,13 +82,13 @@ class _Entrant:
         self.work = 2 * found.placement.candidate.pp * microbatches  # forwards and backwards of one mode, about
 
     def simulate(self, mode: RunMode) -> None:
-        """Finds the seconds of `mode`."""
+        """Find the seconds of `mode`."""
         self.simulated.append(self.simulator.timed(mode))
         self.best_s = min(self.best_s, self.simulated[-1].step_s)
 
 
 def _simulate_promising(entrants: Sequence[_Entrant], next_best: int, near: float, left: TimeLeft | None) -> None:
-    """Simulates the modes that may still be ranked, the lowest bound first.
+    """Simulate the modes that may still be ranked, the lowest bound first.
 
     A placement enters with the compute of its busiest rank as its bound, which rules most of them out before each of
     their modes is bounded.
@@ -112,7 +112,7 @@ def _simulate_promising(entrants: Sequence[_Entrant], next_best: int, near: floa
 
 
 def _ranked_within_s(entrants: Sequence[_Entrant], crossing: Crossing, next_best: int, near: float) -> float:
-    """Seconds within which a placement with that crossing may still be ranked."""
+    """Return the seconds within which a placement with that crossing may still be ranked."""
     known = sorted(each.best_s for each in entrants)
     known += [inf] * (max(next_best, NEXT_BEST) + 1 - len(known))
     of_its_kind = min(each.best_s for each in entrants if each.crossing == crossing)
@@ -131,7 +131,7 @@ def _none_can_run(job: Job, num_placements: int) -> HolmesError:
 
 
 def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> list[int]:
-    """The positions of the contenders by the `seconds` of each; of equally fast ones the simplest first.
+    """Return the positions of the contenders by the `seconds` of each; of equally fast ones the simplest first.
 
     That is one whose replicas hold whole weights, then the one that recomputes least, then the one with the simplest
     schedule, then the best in closed form.
@@ -152,14 +152,14 @@ def _complexity(contender: Contender) -> tuple[bool, int, int, float, Candidate]
 
 
 def parts_by_class(problem: Problem, contender: Contender) -> StepParts:
-    """The parts of the contender's step as simulated by classes."""
+    """Return the parts of the contender's step as simulated by classes."""
     placement = contender.found.placement
     simulator = PlacementSimulator(problem.job, problem.coefficients(placement.candidate), placement)
     return simulator.parts(contender.mode)
 
 
 def alternative(other: Contender, parts: StepParts, best: StepParts, scale: float = 1.0) -> Alternative:
-    """A runner-up, with seconds of its step `scale` times the sum of its parts, and why it lost to `best`."""
+    """Return a runner-up, with seconds of its step `scale` times the sum of its parts, and why it lost to `best`."""
     candidate, mode = other.found.placement.candidate, other.mode
     return Alternative(
         crossing=other.crossing,
@@ -177,7 +177,7 @@ def alternative(other: Contender, parts: StepParts, best: StepParts, scale: floa
 
 
 def _why_slower(best: StepParts, other: StepParts) -> str:
-    """The part of the step that grew most, and by how much."""
+    """Return the part of the step that grew most, and by how much."""
     if other.step_s <= best.step_s * (1 + RELATIVE_TOLERANCE):
         return "equally fast; the plan prefers less recomputation, then a simpler schedule, then the closed form's best"
     grown = (

@@ -1,7 +1,8 @@
 """The schedule of a placement: each that memory allows is simulated at the level of classes, and the fastest taken.
 
-The integer program assumes that what edges take is hidden, which 1F1B does not do: this is where it is paid for, with
-micro-batches in flight (`eager`) where memory allows. Of schedules that take equally long, the first of `SIMPLEST`.
+The integer program assumes that edges are hidden, but 1F1B does not hide them. This choice pays for it with
+micro-batches in flight (`eager`) where memory allows. Of schedules that take equally long, it takes the first of
+`SIMPLEST`.
 """
 
 from __future__ import annotations

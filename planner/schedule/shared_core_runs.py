@@ -12,7 +12,7 @@ MAX_SHARING = 256  # micro-batches of a replica that are simulated one by one wh
 
 
 def simulate_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_faster: float = 1.0) -> float:
-    """Seconds until the last rank has its gradients, as `simulate`, on cores as `run_sharing` shares them.
+    """Return the seconds until the last rank has its gradients, as `simulate`, on cores as `run_sharing` shares them.
 
     Of very many micro-batches some rounds are left out, each taken to last as long as the mean of those before it.
     """
@@ -31,7 +31,7 @@ def simulate_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_
 
 
 def _without(pipelines: Sequence[Pipeline], rounds: int) -> list[Pipeline]:
-    """The pipelines with so many rounds of micro-batches less."""
+    """Return the pipelines with so many rounds of micro-batches less."""
     return [replace(each, order=each.order.without(rounds)) for each in pipelines]
 
 
@@ -65,7 +65,7 @@ def run_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_faste
 
 
 class _Replica:
-    """A pipeline under way; what has not ended or left yet does so at no known time."""
+    """A pipeline under way; actions and messages that have not ended or left yet have no known time."""
 
     def __init__(self, pipeline: Pipeline, buckets: Buckets) -> None:
         precedence, times = pipeline.order.precedence, pipeline.times
@@ -86,11 +86,11 @@ class _Rank:
     left_s: float = 0.0
 
     def ready_s(self) -> float:
-        """When its next action may begin; infinite where its input has not left yet."""
+        """Return when its next action may begin; infinite where its input has not left yet."""
         return self.replica.run.interval(self.numbers[self.done]).start_s
 
     def begin(self) -> _Rank:
-        """The rank, which runs its next action."""
+        """Begin the rank's next action and return the rank."""
         _, _, work, *_ = self.replica.run.precedence.waits[self.numbers[self.done] - 1]
         self.left_s = self.replica.work_s[work]
         return self

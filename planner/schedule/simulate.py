@@ -5,9 +5,9 @@ Each replica's pipeline runs alone, since groups already carry only their share 
 sender; a link, from one pipeline rank to its neighbour in one direction, takes one message at a time, and a message
 that has left arrives after the link's latency, while the next one leaves. A step begins when all ranks have updated
 their shards: weights are gathered under the first forward, gradients reduced under the last backward, and the update
-waits for the slowest rank, since the norm that clips gradients is everybody's.
+waits for the slowest rank, since the norm that clips gradients is over all ranks.
 
-Of thousands of micro-batches fill and drain are simulated, and the steady state between them is counted: once every
+With thousands of micro-batches, fill and drain are simulated, and the steady state between them is counted: once every
 round of p more makes the step of every rank longer by the same seconds, so does each that was left out.
 """
 
@@ -44,12 +44,12 @@ class PipelineTimes:
     latency_s: tuple[float, ...] = ()
 
     def without_edges(self) -> PipelineTimes:
-        """The same pipeline with links that take no time."""
+        """Return the same pipeline with links that take no time."""
         free = (0.0,) * len(self.forward_edge_s)
         return replace(self, forward_edge_s=free, backward_edge_s=free, latency_s=())
 
     def under_way_s(self) -> tuple[float, ...]:
-        """By edge, the latency."""
+        """Return, by edge, the latency."""
         return self.latency_s or (0.0,) * len(self.forward_edge_s)
 
     def halves_s(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -62,12 +62,12 @@ class PipelineTimes:
         return (0.0, *inputs_s), (first_s, *weights_s)
 
     def work_s(self) -> list[float]:
-        """Seconds of every kind of work, by kind and stage as `Waits` numbers them."""
+        """Return the seconds of every kind of work, by kind and stage as `Waits` numbers them."""
         inputs_s, weights_s = self.halves_s()
         return [*self.forward_s, *self.forward_s, *self.backward_s, *inputs_s, *weights_s]
 
     def late_s(self) -> list[float]:
-        """By kind and stage as `work_s`, how long what the work waits for is under way."""
+        """Return, by kind and stage as `work_s`, how long the work's input is under way."""
         forward_s, backward_s = (0.0, *self.under_way_s()), (*self.under_way_s(), 0.0)
         return [*forward_s, *forward_s, *backward_s, *backward_s, *(0.0 for _ in backward_s)]
 
@@ -94,7 +94,7 @@ class Order(NamedTuple):
         return precedence_of(*self)
 
     def without(self, rounds: int) -> Order:
-        """The order of so many rounds of pp micro-batches less."""
+        """Return the order of so many rounds of pp micro-batches less."""
         return self._replace(num_microbatches=self.num_microbatches - rounds * self.pp)
 
 
@@ -122,7 +122,7 @@ class Span:
 class Run:
     """The end of each action of one replica and the time its message had left, by its number; see precedence.py.
 
-    `late_s` is how long an exchange that it waits for is then under way, by work as `Waits` numbers it. `steady_s` is
+    `late_s` is how long the input of an action is then under way, by work as `Waits` numbers it. `steady_s` is
     how much later every last action ends, as a part of the steady state was left out.
     """
 
@@ -133,17 +133,17 @@ class Run:
     steady_s: float = 0.0
 
     def interval(self, number: int) -> Interval:
-        """When that action ran."""
+        """Return the interval of that action."""
         before, needed, work, *_ = self.precedence.waits[number - 1]
         return Interval(max(self.ends_s[before], self.left_s[needed] + self.late_s[work]), self.ends_s[number])
 
     def last_interval(self, stage: int) -> Interval:
-        """When the last action of the stage ran."""
+        """Return the interval of the stage's last action."""
         start_s, stop_s = self.interval(self.precedence.last[stage])
         return Interval(start_s + self.steady_s, stop_s + self.steady_s)
 
     def rank_ends_s(self) -> list[float]:
-        """By pipeline rank, when its last action ended."""
+        """Return, by pipeline rank, when its last action ended."""
         return [self.ends_s[numbers[-1]] + self.steady_s for numbers in self.precedence.by_rank]
 
 
@@ -152,7 +152,7 @@ Buckets = Sequence[Sequence[Bucket]]
 
 
 def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets = ()) -> Run:
-    """When each action of one replica runs: as soon as its rank is free and its input has arrived.
+    """Return the run of one replica: each action starts as soon as its rank is free and its input has arrived.
 
     `buckets`, if given, are gathered from the start on, and a stage's first forward waits for them.
     """
@@ -165,7 +165,7 @@ def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets 
 
 
 def run_to_end(pipeline: Pipeline, buckets: Buckets = ()) -> Run:
-    """The run of one replica, without a part of its steady state where it has very many micro-batches."""
+    """Return the run of one replica, without a part of its steady state where it has very many micro-batches."""
     order, times = pipeline.order, pipeline.times
     simulated = max(MOST_SIMULATED, 16 * (order.pp + sum(order.extra_in_flight)))
     while (rounds := (order.num_microbatches - simulated) // order.pp) > 1:
@@ -198,7 +198,7 @@ def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
 
 
 class Reduced(NamedTuple):
-    """When the network of the clusters is free again, and the one across: the end."""
+    """The times when the network of the clusters is free again, and the one across: the end."""
 
     inside_s: float
     end_s: float
@@ -208,7 +208,7 @@ AT_ONCE = Reduced(0.0, 0.0)
 
 
 def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], free: Reduced = AT_ONCE) -> Reduced:
-    """When a stage's gradients have left to be reduced over its replicas, whose last backwards are given.
+    """Return when a stage's gradients have left to be reduced over its replicas, whose last backwards are given.
 
     Buckets are in the order the backward makes them. Each starts when every replica has made it, the one before is
     through and the network is free, at `free`. A replica's backward makes buckets at the pace of its own interval. In
@@ -226,7 +226,7 @@ def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], 
 
 
 def simulate(pipelines: Iterable[Pipeline], buckets: Buckets = ()) -> float:
-    """Seconds until the last rank has its gradients. Without `buckets` nothing is gathered or reduced.
+    """Return the seconds until the last rank has its gradients. Without `buckets` nothing is gathered or reduced.
 
     Pipelines that are equal run once.
     """
@@ -234,7 +234,7 @@ def simulate(pipelines: Iterable[Pipeline], buckets: Buckets = ()) -> float:
 
 
 def end_s(runs: Sequence[Run], buckets: Buckets = ()) -> float:
-    """Seconds until the last rank of those replicas has its gradients."""
+    """Return the seconds until the last rank of those replicas has its gradients."""
     ends_s = [end_s for run in runs for end_s in run.rank_ends_s()]
     if buckets:
         finals = [[run.last_interval(stage) for stage in range(len(buckets))] for run in runs]
@@ -244,7 +244,7 @@ def end_s(runs: Sequence[Run], buckets: Buckets = ()) -> float:
 
 
 def _rank_reduce_end_s(stages: Sequence[int], finals: Sequence[Sequence[Interval]], buckets: Buckets) -> float:
-    """When a pipeline rank has reduced its stages' gradients, one stage after another as they are made."""
+    """Return when a pipeline rank has reduced its stages' gradients, one stage after another as they are made."""
     reduced, late_s = AT_ONCE, 0.0
     for stage in sorted(stages, key=lambda s: max(final[s].end_s for final in finals)):
         reduced = reduce_end_s([final[stage] for final in finals], buckets[stage], reduced)
@@ -258,7 +258,7 @@ def timeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) ->
 
 
 def spans_of(schedule: Schedule, run: Run) -> tuple[Span, ...]:
-    """The timeline of a replica of that schedule."""
+    """Return the timeline of a replica of that schedule."""
     return tuple(
         Span(rank, action.kind, action.stage, action.microbatch, *run.interval(number))
         for rank, actions in schedule.items()

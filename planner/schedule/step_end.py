@@ -15,7 +15,7 @@ from planner.search.closed_form import edge_of
 
 
 def tied_s(job: Job, execution: Execution, coeffs: Coefficients, sites: Sequence[Site]) -> float:
-    """Seconds of the sum over copies of a tied table, as a message between the ends of the pipeline."""
+    """Return the seconds of the sum over copies of a tied table, as a message between the ends of the pipeline."""
     if not job.model.tied_embeddings or len(sites) == 1:
         return 0.0
     message = edge_bytes(job.model, execution, lossiest_codec(job))
@@ -26,7 +26,7 @@ def tied_s(job: Job, execution: Execution, coeffs: Coefficients, sites: Sequence
 def slowest_update_s(
     job: Job, execution: Execution, coeffs: Coefficients, sites: Sequence[Site], layers: Sequence[int]
 ) -> float:
-    """Seconds of the slowest rank's update; `sites` and `layers` by pipeline rank."""
+    """Return the seconds of the slowest rank's update; `sites` and `layers` by pipeline rank."""
     last = len(sites) - 1
     parameters = [
         stage_parameters(job.model, held, rank == 0, rank == last, execution.tp) for rank, held in enumerate(layers)

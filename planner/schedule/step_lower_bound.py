@@ -1,10 +1,10 @@
-"""Seconds below which no simulation of a schedule comes, found without running its actions.
+"""Lower bounds on the simulation of a schedule, in seconds, found without running its actions.
 
-Most ways to run a placement lose by these alone, so only the few that may win are simulated. A bound follows one
-pipeline rank: it begins when the first micro-batch gets there, does all its work, and what its last backward leaves to
-the ranks before it is still to be done; nor is a link faster than its messages one by one. Ranks also wait for one
-another in loops: from a backward to the forward that a rank runs next, with it to a later rank, and back with the
-backward that the later rank runs next.
+Most modes of a placement lose by these alone, so only the few that may win are simulated. A bound follows one pipeline
+rank: it begins when the first micro-batch gets there, does all its work, and then the ranks before it still have a
+backward to run. No link is faster than its messages one by one. Ranks also wait for one another in loops: from a
+backward to the forward that a rank runs next, with it to a later rank, and back with the backward that the later rank
+runs next.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Shape:
 
 
 def least_step_s(shape: Shape, times: PipelineTimes, buckets: Buckets = ()) -> float:
-    """Seconds below which no `simulate` of the schedule with these times comes."""
+    """Return the seconds below which no `simulate` of the schedule with these times comes."""
     pp, m, num_stages = shape.pp, shape.num_microbatches, len(times.forward_s)
     forward_s, late_s = times.forward_s, times.under_way_s()
     busy_s = [(*edge_s, 0.0) for edge_s in (times.forward_edge_s, times.backward_edge_s)]
     there_s, back_s = ([edge + late for edge, late in zip(each, (*late_s, 0.0), strict=True)] for each in busy_s)
-    backward_s, weights_s = times.backward_s, (0.0,) * num_stages  # what the rank before waits for, and what follows
+    backward_s, weights_s = times.backward_s, (0.0,) * num_stages  # the part the rank before waits for, and the rest
     if shape.schedule == "zero-bubble":
         backward_s, weights_s = times.halves_s()
     begun_s = _first_forwards_s(pp, times, gathered_s(pp, times, buckets))
@@ -72,7 +72,7 @@ def _loops_s(
     back_s: Sequence[float],
     backward_s: Sequence[float],
 ) -> float:
-    """Seconds between the first and the last backward of a rank with one stage, at least.
+    """Return the seconds between the first and the last backward of a rank with one stage, at least.
 
     After backward j it runs forward j + k; a later rank follows that with backward j + k - k' + 1, k' being its own k.
     """
@@ -87,7 +87,7 @@ def _loops_s(
 
 
 def _first_forwards_s(pp: int, times: PipelineTimes, gathered: Sequence[float]) -> list[float]:
-    """By rank, when its first forward begins at the earliest, if it then runs without a pause."""
+    """Return, by rank, when its first forward begins at the earliest, if it then runs without a pause."""
     found, there_s, late_s = [], 0.0, times.under_way_s()
     for rank in range(pp):
         forward_s = times.forward_s[rank]

@@ -72,7 +72,7 @@ class SearchResult:
 def search(
     problem: Problem, time_limit_s: float, progress: Progress | None = None, lp: Path | None = None
 ) -> SearchResult:
-    """The placements of least closed-form seconds, and how sure that is.
+    """Return the placements of least closed-form seconds, and how sure that is.
 
     Optimizer states are in host memory only where nothing fits otherwise. Stops at `time_limit_s` with the best so far;
     within the limit the result depends on the input alone. `lp` names a file for the last program. Raises HolmesError
@@ -127,7 +127,7 @@ def _explore_sharded(state: SearchState) -> SearchState:
 def _explore_all(
     state: SearchState, candidates: Sequence[Candidate], progress: Progress | None
 ) -> tuple[tuple[float, Candidate], ...]:
-    """Explores the candidates; those that may fit, each with its lower bound from compute alone, in ascending order."""
+    """Explore the candidates; those that may fit, each with its lower bound from compute alone, in ascending order."""
     branches = [branch for each in candidates if (branch := _first_branch(state, each)) is not None]
     ranked = tuple(sorted((branch.lower_bound_s, branch.candidate) for branch in branches))
     if len(fills(state.problem.job, 2, RECOMPUTE[0])) > 1:
@@ -186,7 +186,7 @@ def _may_stop(state: SearchState, branch: Branch, is_open: bool) -> bool:
 
 
 def _refine(state: SearchState, branch: Branch, is_open: bool) -> Branch | None:
-    """The branch after its next refinement; None where it has no more, or none that is worth its time."""
+    """Return the branch after its next refinement; None where it has no more, or none that is worth its time."""
     if branch.refinements[0] not in FOR_OPEN_BRANCHES or (is_open and not state.is_late):
         return branch.refine(state)
     state.leave_open(branch.lower_bound_s)
@@ -194,7 +194,7 @@ def _refine(state: SearchState, branch: Branch, is_open: bool) -> Branch | None:
 
 
 def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
-    """The branch of a candidate in blocks; where memory is too small, with more recomputation; else None."""
+    """Return the branch of a candidate in blocks; where memory is too small, with more recomputation; else None."""
     job, fitting = state.problem.job, candidate
     while not state.early.fits(fitting):
         state.misfits.append(fitting)
@@ -245,7 +245,7 @@ def _sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]
 
 
 def _sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator[Branch]:
-    """The branches of the candidate whose replicas are over 2, 3 ... clusters, sharded inside each."""
+    """Yield the branches of the candidate whose replicas are over 2, 3 ... clusters, sharded inside each."""
     job, clusters = state.problem.job, len({each.cluster for each in state.problem.fleet.classes})
     for number in range(2, clusters + 1):
         sharded = with_sharded_weights(job, candidate, number)
@@ -284,7 +284,7 @@ def _certify(state: SearchState) -> None:
 
 
 def _spec_of_best(state: SearchState) -> ProgramSpec:
-    """The program of the best placement that one can find, at its pace."""
+    """Return the program of the best placement that one can find, at its pace."""
     keys = [key for key in state.found if key[1] != "whole replicas"] or list(state.found)
     key = min(keys, key=lambda key: (state.found[key].objective_s, key))
     if key in state.specs:

@@ -1,7 +1,8 @@
 """The closed form of a step's time, which the integer program minimises.
 
-A placement is `layers[stage]` and for each lane its sites and edges. A lane is replicas that never meet others between
-their averagings of gradients: all of them, unless every replica keeps to one class of hosts; then each class is one.
+A placement is `layers[stage]` and for each lane its sites and edges. A lane is replicas that exchange nothing with
+others until gradients are reduced: all of them, unless every replica keeps to one class of hosts; then each class is
+one.
 
     step = max over lanes ((m-1) T + max_s S_s + phi (sum_s S_s - max_s S_s) + 2 sum_s (E_s + 2 L_s)) + G
 
@@ -12,9 +13,8 @@ and latency costs nothing. That takes a schedule that keeps enough micro-batches
 job.yaml fixes another one, each micro-batch waits for the slowest edge once per stage: T = max S_s + max (E_s + L_s).
 G is the longest exchange of a stage's gradients and weights that its own last micro-batch does not hide; one layer's
 is never hidden.
-Approximations, which the simulation of the best placements does without: a site is as slow as its slowest class, an
-edge as its slowest replica, several dp groups share a NIC as `rings_on_nic` says, and what must fit is the memory
-of 1F1B.
+Approximations that the simulation of the best placements does not make: a site is as slow as its slowest class, an
+edge as its slowest replica, several dp groups share a NIC as `rings_on_nic` says, and the memory of 1F1B must fit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Exchange(NamedTuple):
 
 
 def step_s(lanes: Sequence[Lane], exchanges: Sequence[Exchange]) -> float:
-    """Seconds of one step, from its lanes and from the exchanges by stage: the formula above."""
+    """Return the seconds of one step, from its lanes and from the exchanges by stage: the formula above."""
     seconds = max(lane_s(exchanges[0].coeffs, lane) for lane in lanes)
     slowest_stages_s = map(max, zip(*(lane.stage_s for lane in lanes), strict=True))
     unlike = {  # of many stages most are alike
@@ -82,7 +82,7 @@ def step_s(lanes: Sequence[Lane], exchanges: Sequence[Exchange]) -> float:
 
 
 def lane_s(coeffs: Coefficients, lane: Lane) -> float:
-    """Seconds of the lane's micro-batches, without gradients."""
+    """Return the seconds of the lane's micro-batches, without gradients."""
     slowest_edge_s = max((edge.paced_s(coeffs) for edge in lane.edges), default=0.0)
     pace_s = pace_of(coeffs, max(lane.stage_s), slowest_edge_s)
     slowest_s = max(lane.stage_s)
@@ -91,19 +91,19 @@ def lane_s(coeffs: Coefficients, lane: Lane) -> float:
 
 
 def pace_of(coeffs: Coefficients, stage_s: float, edge_s: float) -> float:
-    """Seconds per micro-batch of the steady state, of the slowest stage and the slowest edge."""
+    """Return the seconds per micro-batch of the steady state, of the slowest stage and the slowest edge."""
     return max(stage_s, edge_s) if coeffs.hides_edges else stage_s + edge_s
 
 
 def layers_within(seconds: float, layer_s: float, most: int) -> int:
-    """Layers of `layer_s` within `seconds`, no more than `most`."""
+    """Return the layers of `layer_s` within `seconds`, no more than `most`."""
     if seconds < 0:
         return 0
     return min(most, int(seconds * (1 + ROUNDING) / layer_s)) if layer_s else most
 
 
 def site_stage_s(coeffs: Coefficients, site: Site, num_layers: int, is_last: bool) -> float:
-    """Seconds of forward and backward of one micro-batch, at the pace of the slowest class of `site`."""
+    """Return the seconds of forward and backward of one micro-batch, at the pace of the slowest class of `site`."""
     layers_s = num_layers * max([coeffs.layer_s[c] for c in site])
     return layers_s + max([coeffs.head_s[c] for c in site]) if is_last else layers_s
 
@@ -116,13 +116,13 @@ def edge_of(coeffs: Coefficients, before: Site, after: Site) -> Edge:
 
 
 def _on_the_way(nics_s: float, crossings: Iterable[Crossing]) -> Edge:
-    """A message that takes `nics_s` of the NICs, over the slowest of `crossings`."""
+    """Return a message that takes `nics_s` of the NICs, over the slowest of `crossings`."""
     busy_s, late_s = zip(*((crossing.edge_s, crossing.latency_s) for crossing in crossings), strict=True)
     return Edge(max(nics_s, *busy_s), max(late_s))
 
 
 def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
-    """Seconds of a stage's exchange that its own last micro-batch does not hide; one layer's at least."""
+    """Return the seconds of a stage's exchange that its own last micro-batch does not hide; one layer's at least."""
     return max(s_per_byte * coeffs.layer_sync_bytes, s_per_byte * size_bytes - stage_s)
 
 

@@ -37,7 +37,7 @@ class _Crossing(NamedTuple):
 class _Look(NamedTuple):
     """A set of crossing stages: how many of all have been decided on, their sites, layers, and the slots they leave.
 
-    `owed` are slots that they take, too, of clusters that are not decided on.
+    `owed` are slots that they also take, in clusters not yet decided on.
     """
 
     decided: int
@@ -79,7 +79,7 @@ class CrossingRoom:
         return True
 
     def _most_layers(self, crossing: _Crossing, within: LayerLimits, sync_s: float) -> int:
-        """Upper bound on the layers of a crossing stage, at any position."""
+        """Return an upper bound on the layers of a crossing stage, at any position."""
         coeffs, site, per_byte = self._coeffs, crossing.site, crossing.s_per_byte
         most, most_s = min(within.middle[c] for c in site), sync_s * (1 + ROUNDING)
         layer_s = per_byte * coeffs.layer_sync_bytes
@@ -111,7 +111,7 @@ class CrossingRoom:
         return enough_slots and inside < len(rooms) and look.layers + layers + rooms[inside] >= self._num_layers
 
     def _with_one_more(self, look: _Look, crossings: Sequence[_Crossing]) -> Iterator[_Look]:
-        """The looks with one crossing stage more, of those not yet decided on."""
+        """Yield the looks with one crossing stage more, of those not yet decided on."""
         for at in range(look.decided, len(crossings)):
             layers, site, slots, _ = crossings[at]
             if site not in look.sites and all(look.left[cluster] >= taken for cluster, taken in slots.items()):

@@ -59,7 +59,7 @@ class EarlyBounds:
         )
 
     def more_recompute(self, candidate: Candidate) -> Candidate | None:
-        """As `more_recompute` of candidates.py, for very many: it depends on little."""
+        """Return the same as `more_recompute` of candidates.py, cached for very many: it depends on little."""
         c = candidate
         recompute = self._more_recompute(c.tp, c.pp > 1, c.recompute, c.fill, c.weight_shards)
         if recompute is None:
@@ -75,7 +75,7 @@ class EarlyBounds:
         return None if more is None else more.recompute
 
     def compute_s(self, candidate: Candidate) -> float:
-        """Lower bound on the step, in seconds, with stages in blocks: from compute alone.
+        """Return a lower bound on the step, in seconds, with stages in blocks: from compute alone.
 
         The pace is no faster than that of all group slots at work, nor than that of the fastest class with L/p layers,
         which the fullest of p stages holds at least.
@@ -102,7 +102,7 @@ class EarlyBounds:
             pace_s = min((layers + 1) * layer_s for layers, (layer_s, _) in zip(held, stages, strict=True))
 
     def whole_replicas_s(self, candidate: Candidate) -> float:
-        """Lower bound on the step, in seconds, with each replica in one class.
+        """Return a lower bound on the step, in seconds, with each replica in one class.
 
         One lane runs the ceiling of the mean micro-batches at least; lanes of unequal shares together run all of them,
         and reach the mean at the average pace. Each fills and drains p stages, and gradients cross between classes.
@@ -139,7 +139,7 @@ class EarlyBounds:
         return shard_exchange_bytes(size, candidate.dp) * float(ring)
 
     def _at_pace_s(self, candidate: Candidate, pace_s: float, speeds: Speeds, mean: float | None = None) -> float:
-        """Seconds of the steady state at that pace, and of the fill on the fastest group slots.
+        """Return the seconds of the steady state at that pace, and of the fill on the fastest group slots.
 
         Of the busiest replica, or of `mean` micro-batches.
         """
@@ -149,7 +149,7 @@ class EarlyBounds:
         return (m - share) * pace_s + share * work_s
 
     def _average_s(self, candidate: Candidate, speeds: Speeds) -> float:
-        """Seconds per micro-batch of a stage if the fastest group slots shared the work evenly in time."""
+        """Return the seconds per micro-batch of a stage if the fastest group slots shared the work evenly in time."""
         left, rate = candidate.pp * candidate.dp, 0.0
         for layer_s, group_slots, _ in speeds.classes:
             if group_slots >= left:
@@ -204,7 +204,7 @@ class EarlyBounds:
         weight_shards: int,
         optimizer_offload: bool,
     ) -> int:
-        """Lower bound on the stages, from the layers that the largest memory holds."""
+        """Return a lower bound on the stages, from the layers that the largest memory holds."""
         one_stage = Candidate(tp, 1, dp, micro_batch_size, recompute, "1f1b", weight_shards, optimizer_offload)
         execution = one_stage.execution(self._job)
         memories = [each.hardware.memory_bytes for each in self._fleet.classes]

@@ -29,7 +29,7 @@ class PricedBlocks:
 
 
 def place_greedily(bounds: LowerBounds, pace_s: float) -> PricedBlocks | None:
-    """The best of two placements whose stages take at most `pace_s`, one with short gradients; None if none."""
+    """Return the best of two placements whose stages take at most `pace_s`, one with short gradients; None if none."""
     limits = bounds.within(pace_s)
     sync_s = bounds.least_sync_s(limits)
     tried = [limits.both(bounds.synced_within(sync_s)), limits]
@@ -70,7 +70,7 @@ def _place(bounds: LowerBounds, limits: LayerLimits) -> PricedBlocks | None:
 
 
 def _fewest_clusters(coeffs: Coefficients, limits: LayerLimits) -> Iterator[list[int]]:
-    """The classes of sets of clusters that may hold all stages: fewest clusters first, then fastest joined."""
+    """Yield the classes of sets of clusters that may hold all stages: fewest clusters first, then fastest joined."""
     clusters = sorted(set(coeffs.cluster))
     for size in range(1, len(clusters) + 1):
         fitting = []

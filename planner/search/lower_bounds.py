@@ -2,8 +2,8 @@
 
 All relax the program of program.py: stages take the best classes they could get, wherever they stand, and each term of
 the closed form is bounded alone. A stage over several classes or clusters is as slow as the slowest of them and holds
-what the smallest memory allows, so stages are filled with group slots in the order of their limits, largest first: then
-the least of each stage is largest.
+no more than the smallest memory allows. So stages are filled with group slots in the order of their limits, largest
+first: then the least of each stage is largest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LayerLimits:
     last: tuple[int, ...]
 
     def both(self, other: LayerLimits) -> LayerLimits:
-        """The limits that both keep to."""
+        """Return the limits that both keep to."""
         pairs = ((self.first, other.first), (self.middle, other.middle), (self.last, other.last))
         return LayerLimits(*(tuple(map(min, mine, its)) for mine, its in pairs))
 
@@ -78,7 +78,7 @@ class LowerBounds:
         return _limits(*rows)
 
     def _synced(self, c: int, stage: int, sync_s: float) -> int:
-        """The largest number of layers whose exposed exchange takes no longer; it may fall as layers grow."""
+        """Return the largest number of layers whose exposed exchange takes no longer; it may fall as layers grow."""
         coeffs, rate = self.coeffs, self._rates[c]
         if rate == inf or rate * coeffs.layer_sync_bytes > sync_s * (1 + ROUNDING):
             return 0
@@ -98,7 +98,7 @@ class LowerBounds:
         return found is not None and found >= self.coeffs.num_layers
 
     def most_layers(self, limits: LayerLimits) -> int | None:
-        """Upper bound on the layers of p stages; None where the hosts cannot hold p stages."""
+        """Return an upper bound on the layers of p stages; None where the hosts cannot hold p stages."""
         if self._pp == 1:
             ends = map(min, limits.first, limits.last)
             return max(
@@ -111,11 +111,11 @@ class LowerBounds:
         return total - self._lost(limits, limits.first) - self._lost(limits, limits.last)
 
     def _lost(self, limits: LayerLimits, end: Sequence[int]) -> int:
-        """Lower bound on the layers by which an end of the pipeline holds less than a middle stage would."""
+        """Return a lower bound on the layers by which an end of the pipeline holds less than a middle stage would."""
         return min(max(0, m - e) for m, e in zip(limits.middle, end, strict=True))
 
     def _most_middle_layers(self, limits: LayerLimits, stages: int) -> tuple[int, int]:
-        """Upper bound on the layers of so many middle stages, and how many of them the hosts cannot hold.
+        """Return an upper bound on the layers of so many middle stages, and how many of them the hosts cannot hold.
 
         The stages of the largest limits are taken to stand where memory holds most layers.
         """
@@ -186,7 +186,7 @@ class LowerBounds:
         return sorted(found)
 
     def least_sync_s(self, limits: LayerLimits) -> float:
-        """Lower bound on the longest exposed exchange, in seconds, of stages within `limits`."""
+        """Return a lower bound on the longest exposed exchange, in seconds, of stages within `limits`."""
         if self._dp == 1:
             return 0.0
         at = bisect_left(self.syncs_s, True, key=lambda sync_s: self.holds(limits.both(self.synced_within(sync_s))))
@@ -210,7 +210,7 @@ class LowerBounds:
         return max(layer_s, last_s if self._pp == 1 else min(last_s, held * slope))
 
     def least_work_s(self, limits: LayerLimits) -> float:
-        """Lower bound on the seconds all stages, within `limits`, take together for one micro-batch."""
+        """Return a lower bound on the seconds all stages, within `limits`, take together for one micro-batch."""
         coeffs, layers, seconds = self.coeffs, self.coeffs.num_layers, 0.0
         fastest_first = self._stages_by_pace
         # What a slower stage could hold, a faster one is taken to hold, so that filling the fastest first is best.
@@ -262,22 +262,22 @@ class LowerBounds:
         return clusters + left + self.mixed - 1
 
     def _least_latency_s(self, inside: bool) -> float:
-        """The least latency of a message, in seconds, inside any cluster or between any two."""
+        """Return the least latency of a message, in seconds, inside any cluster or between any two."""
         clusters, of = sorted(set(self.coeffs.cluster)), self.coeffs.crossings
         pairs = [(x, x) for x in clusters] if inside else list(combinations(clusters, 2))
         return min((of.get(pair, FREE).latency_s for pair in pairs), default=0.0)
 
     def at_pace_s(self, pace_s: float) -> float:
-        """Lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s`."""
+        """Return a lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s`."""
         return self.without_sync_s(pace_s) + self.least_sync_s(self.within(pace_s))
 
     def without_sync_s(self, pace_s: float) -> float:
-        """Lower bound as `at_pace_s`, without exchanges."""
+        """Return a lower bound as `at_pace_s`, without exchanges."""
         fill_s = self.coeffs.fill_share * self.least_work_s(self.within(pace_s)) + 2 * self.least_edges_s[0]
         return self._steady_s(pace_s) + fill_s
 
     def from_pace_s(self, pace_s: float) -> float:
-        """Lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s` or longer."""
+        """Return a lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s` or longer."""
         return self._steady_s(pace_s) + self.rest_s
 
     @cached_property
@@ -301,7 +301,7 @@ class LowerBounds:
         return self.from_pace_s(self.paces_s[self.first_pace])
 
     def _steady_s(self, pace_s: float) -> float:
-        """Lower bound on the steady state at that pace, with what of the slowest stage the fill leaves out."""
+        """Return a lower bound on the steady state at that pace, with what of the slowest stage the fill leaves out."""
         steady_s = (self.coeffs.num_microbatches - 1) * pace_of(self.coeffs, pace_s, self.least_edges_s[1])
         return steady_s + (1 - self.coeffs.fill_share) * pace_s
 

@@ -1,4 +1,4 @@
-"""Why a search found no placement, as errors that say what would make one fit."""
+"""The errors of a search that found no placement, with the change that would make one fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.search.placement import usual_cut
 
 
 def out_of_time(time_limit_s: float) -> HolmesError:
-    """The time limit ended the search before it found anything."""
+    """Return the error of a search that the time limit ended before it found anything."""
     return HolmesError(
         f"no plan was found within {time_limit_s:g} s",
         "allow longer with --time-limit, or narrow the search: fix parallel.pp, dp or micro_batch_size in job.yaml",
@@ -24,7 +24,7 @@ def out_of_time(time_limit_s: float) -> HolmesError:
 
 
 def out_of_memory(problem: Problem, candidates: Sequence[Candidate]) -> HolmesError:
-    """Names the candidate that comes nearest to fitting, and by how much it misses."""
+    """Return an error that names the candidate nearest to fitting, and the bytes it lacks."""
     job, classes = problem.job, problem.fleet.classes
     known = [
         (each.hardware.memory_bytes, each.hosts[0].name) for each in classes if each.hardware.memory_bytes is not None
@@ -54,7 +54,7 @@ def _zero(candidate: Candidate) -> str:
 
 
 def _no_arrangement(fleet: Fleet, candidates: Sequence[Candidate]) -> HolmesError:
-    """The slots would do, or the memory, but not both together, in whole stages."""
+    """Return the error where slots or memory suffice, but not both together, in whole stages."""
     one = min(candidates, key=lambda candidate: candidate.tp * candidate.pp * candidate.dp)
     group_slots = ", ".join(f"{each.cluster} {each.num_group_slots(one.tp)}" for each in fleet.classes)
     return HolmesError(

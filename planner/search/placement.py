@@ -47,7 +47,7 @@ def even_shares(total: int, parts: int) -> tuple[int, ...]:
 
 
 def take_surplus(layers: list[int], stages: Sequence[int], surplus: int) -> int:
-    """Takes layers from the fullest of `stages`, one from each in that order, and returns how much surplus is left.
+    """Take layers from the fullest of `stages`, one from each in that order, and return the surplus that is left.
 
     `layers` are changed; every stage keeps one.
     """
@@ -60,7 +60,7 @@ def take_surplus(layers: list[int], stages: Sequence[int], surplus: int) -> int:
 
 
 def usual_cut(job: Job, pp: int) -> tuple[int, ...]:
-    """Layers by pipeline rank: as fixed, all chunks of a rank together, else even."""
+    """Return the layers by pipeline rank: as fixed, all chunks of a rank together, else even."""
     fixed = job.parallel.layers
     if fixed is None:
         return even_shares(job.model.num_layers, pp)

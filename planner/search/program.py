@@ -88,12 +88,12 @@ class Program:
     G: Any = None
 
     def require(self, constraint: Any, name: str) -> None:
-        """Adds one named constraint."""
+        """Add one named constraint."""
         self.model.addConstraint(constraint, name)
 
 
 def build(spec: ProgramSpec, unit_s: float | None = None) -> Program:
-    """The whole program, ready to solve; without `unit_s` in a unit that suits solvers."""
+    """Return the whole program, ready to solve; without `unit_s` in a unit that suits solvers."""
     given = make_parameters(spec, unit_s)
     program = Program(given, pulp.LpProblem("placement", pulp.LpMinimize))
     add_variables(program)
@@ -116,7 +116,7 @@ def build(spec: ProgramSpec, unit_s: float | None = None) -> Program:
 
 
 def add_variables(program: Program) -> None:
-    """u, z, f, P, r, T, X, G with their ranges."""
+    """Add u, z, f, P, r, T, X, G with their ranges."""
     given = program.given
     for i in given.indices:
         program.u.append(pulp.LpVariable(f"u_{i}", cat=pulp.LpBinary))
@@ -135,7 +135,7 @@ def add_variables(program: Program) -> None:
 
 
 def add_counts(program: Program) -> None:
-    """n, and of it Q, first and last; all layers; T and G not below any stage's time and exchange."""
+    """Add n, and from it Q, first and last; all layers; T and G not below any stage's time and exchange."""
     given = program.given
     for kind, positions in given.positions.items():
         for i in given.indices:
@@ -183,7 +183,7 @@ def _of_kind(program: Program, i: int, kinds: Sequence[Kind]) -> Any:
 
 
 def add_fixed_cut(program: Program, layers: Sequence[int]) -> None:
-    """y, and of it Q, first and last; each stage on one site, T and G not below any; blocks are where P says."""
+    """Add y, and from it Q, first and last; each stage on one site, T and G not below any; blocks follow P."""
     given, last = program.given, program.given.pp - 1
     for s, held in enumerate(layers):
         for i in given.indices:

@@ -117,7 +117,7 @@ class Parameters:
         return within and all(layers <= self.coeffs.capacity[position][c] for c in self.sites[i])
 
     def numbers_of_layers(self, i: int, positions: range) -> list[int]:
-        """A for site i: what fits at one of `positions`, and no fewer than all other stages leave over."""
+        """Return A for site i: numbers that fit at one of `positions`, no fewer than all other stages leave over."""
         coeffs = self.coeffs
         fastest_s = min(coeffs.layer_s)
         within = int(self.spec.slowest_s * (1 + ROUNDING) / fastest_s) if fastest_s else coeffs.num_layers

@@ -42,7 +42,7 @@ Form = Literal["blocks", "mixed", "whole replicas"]
 over several clusters. Whole replicas: each replica has all its stages in one class."""
 Key = tuple[Candidate, Form]
 Refinement = Callable[["SearchState", "Branch"], "float | None"]
-"""Returns a lower bound on the branch's step, in seconds; None where it closes the branch."""
+"""Return a lower bound on the branch's step, in seconds; None where it closes the branch."""
 
 
 class Branch(NamedTuple):
@@ -62,7 +62,7 @@ class Branch(NamedTuple):
         return self.candidate, self.form
 
     def refine(self, state: SearchState) -> Branch | None:
-        """The branch after its next refinement, its bound no lower than before; None where that closed it."""
+        """Return the branch after its next refinement, its bound no lower than before; None where that closed it."""
         bound_s = self.refinements[0](state, self)
         if bound_s is None:
             return None
@@ -95,7 +95,7 @@ class SearchState:
         self._relaxations: dict[Key, LowerBounds] = {}
 
     def beside(self) -> SearchState:
-        """A search for placements that beat the incumbent, and for no runners-up, in the time that is left."""
+        """Return a search for placements that beat the incumbent, and for no runners-up, in the time that is left."""
         other = SearchState(self.problem, max(0.0, self._deadline_s - time.monotonic()))
         other.early, other.incumbent_s, other.incumbent = self.early, self.incumbent_s, self.incumbent
         other.closed_refined = MOST_CLOSED_REFINED
@@ -122,32 +122,32 @@ class SearchState:
         return min(self._deadline_s - time.monotonic(), self._time_limit_s * PROGRAM_SHARE)
 
     def relaxation(self, branch: Branch) -> LowerBounds:
-        """The bounds of a branch that relax its program, made once."""
+        """Return the bounds of a branch that relax its program, made once."""
         if branch.key not in self._relaxations:
             coeffs = self.problem.coefficients(branch.candidate)
             self._relaxations[branch.key] = LowerBounds(coeffs, mixed=branch.form == "mixed")
         return self._relaxations[branch.key]
 
     def leave_open(self, bound_s: float) -> None:
-        """Notes that placements of `bound_s` or more were not looked for."""
+        """Note that placements of `bound_s` or more were not looked for."""
         self.open_bounds_s.append(bound_s)
 
     def run_out(self, bound_s: float) -> None:
-        """Notes that a program's share of the time ended before placements of `bound_s` or more were ruled out."""
+        """Note that a program's share of the time ended before placements of `bound_s` or more were ruled out."""
         self.ran_out = True
         self.leave_open(bound_s)
 
     def leave_slower_open(self) -> None:
-        """Notes that what does not beat the incumbent was not looked for."""
+        """Note that placements that do not beat the incumbent were not looked for."""
         if self.gap > RELATIVE_TOLERANCE:
             self.leave_open(self.incumbent_s * (1 - self.gap))
 
     def forget(self, branch: Branch) -> None:
-        """Drops the relaxation of a branch that is not refined any more."""
+        """Drop the relaxation of a branch that is not refined any more."""
         self._relaxations.pop(branch.key, None)
 
     def keep(self, key: Key, found: PricedPlacement | None) -> bool:
-        """Remembers a placement if it is the best of its branch; returns whether it is the new incumbent."""
+        """Remember a placement if it is the best of its branch. Return True if it is the new incumbent."""
         if found is None:
             return False
         known = self.found.get(key)
@@ -166,12 +166,12 @@ def _may_be_proved(problem: Problem, clusters: int) -> bool:
 
 
 def early_bound(state: SearchState, branch: Branch) -> float | None:
-    """Lower bound from compute alone, of stages that hold whole layers."""
+    """Return a lower bound from compute alone, of stages that hold whole layers."""
     return state.early.whole_layers_s(branch.candidate, branch.form == "mixed")
 
 
 def exchange_bound(state: SearchState, branch: Branch) -> float | None:
-    """Lower bound from compute, memory, edges, and of each exchange what one layer takes."""
+    """Return a lower bound from compute, memory, edges, and one layer's part of each exchange."""
     if not state.beats_incumbent(branch.lower_bound_s):
         state.closed_refined += 1
     bound_s = state.relaxation(branch).exchange_bound_s
@@ -181,7 +181,7 @@ def exchange_bound(state: SearchState, branch: Branch) -> float | None:
 
 
 def full_lower_bound(state: SearchState, branch: Branch) -> float | None:
-    """Lower bound as `exchange_bound`, with what the exchanges of all layers leave exposed at least."""
+    """Return a lower bound as `exchange_bound`, with the least that exchanges of all layers leave exposed."""
     return state.relaxation(branch).full_bound_s
 
 
@@ -203,7 +203,7 @@ def fixed_cut_placement(state: SearchState, branch: Branch) -> float:
 
 
 def _keep_blocks(state: SearchState, branch: Branch, placed: PricedBlocks | None) -> None:
-    """Remembers what was found without a program, if anything."""
+    """Remember the placement found without a program, if any."""
     if placed is not None:
         total = state.problem.coefficients(branch.candidate).total_microbatches
         placement = from_blocks(branch.candidate, total, placed.blocks)
@@ -230,7 +230,7 @@ def open_paces(state: SearchState, branch: Branch) -> float | None:
 
 
 def programs(state: SearchState, branch: Branch) -> None:
-    """Solves the programs of all paces that may beat the incumbent, several paces at once, fastest first."""
+    """Solve the programs of all paces that may beat the incumbent, several paces at once, fastest first."""
     bounds, crossing = state.relaxation(branch), branch.form == "mixed"
     if len(make_sites(bounds.coeffs, crossing)) > MOST_SITES:
         state.leave_open(branch.lower_bound_s)
@@ -263,14 +263,14 @@ def _is_open(state: SearchState, bounds: LowerBounds, room: CrossingRoom | None,
 
 
 def fixed_cut_program(state: SearchState, branch: Branch) -> None:
-    """Solves the one program of the cut that job.yaml fixes, at any pace."""
+    """Solve the one program of the cut that job.yaml fixes, at any pace."""
     coeffs, fixed_layers = state.problem.coefficients(branch.candidate), fixed_cut(state.problem.job, branch.candidate)
     spec = ProgramSpec(coeffs, fixed_layers=fixed_layers, crossing=branch.form == "mixed")
     _solve(state, branch.key, spec, branch.lower_bound_s)
 
 
 def whole_replicas(state: SearchState, branch: Branch) -> None:
-    """Finds the best placement with each replica in one class."""
+    """Find the best placement with each replica in one class."""
     coeffs = state.problem.coefficients(branch.candidate)
     state.keep(branch.key, place_whole_replicas(coeffs, fixed_cut(state.problem.job, branch.candidate)))
 
@@ -291,12 +291,12 @@ def refinements_of(job: Job, form: Form) -> tuple[Refinement, ...]:
 
 
 def fixed_cut(job: Job, candidate: Candidate) -> tuple[int, ...] | None:
-    """The cut by pipeline rank that job.yaml fixes."""
+    """Return the cut by pipeline rank that job.yaml fixes."""
     return usual_cut(job, candidate.pp) if job.parallel.layers is not None else None
 
 
 def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> None:
-    """Solves one program, for placements that beat the incumbent; `bound_s` is the lower bound known of them."""
+    """Solve one program, for placements that beat the incumbent; `bound_s` is the lower bound known of them."""
     if state.incumbent is not None:
         spec = replace(spec, at_most_s=state.incumbent_s * (1 - state.gap))
         state.leave_slower_open()

@@ -43,7 +43,7 @@ class Solution:
 
 
 def solve(spec: ProgramSpec, time_limit_s: float | None = None, solver: SolverName | None = None) -> Solution:
-    """The placement of least closed-form seconds. `solver` None takes HiGHS where installed, else CBC."""
+    """Return the placement of least closed-form seconds. `solver` None takes HiGHS where installed, else CBC."""
     with _quiet():
         program = build(spec)
         if spec.at_most_s is not None:
@@ -66,7 +66,7 @@ def solve_preferred(spec: ProgramSpec, time_limit_s: float | None = None, solver
 
 
 def placement_of(spec: ProgramSpec, solution: Solution) -> PricedPlacement | None:
-    """The placement in a solution, priced by the closed form itself rather than by the solver."""
+    """Return the placement in a solution, priced by the closed form itself rather than by the solver."""
     if solution.blocks is None:
         return None
     coeffs = spec.coeffs
@@ -75,7 +75,7 @@ def placement_of(spec: ProgramSpec, solution: Solution) -> PricedPlacement | Non
 
 
 def write_lp(spec: ProgramSpec, path: Path) -> None:
-    """Writes the program to `path` in LP format, in seconds, every constraint by its name. Raises HolmesError."""
+    """Write the program to `path` in LP format, in seconds, every constraint by its name. Raises HolmesError."""
     try:
         with _quiet():
             build(spec, unit_s=1.0).model.writeLP(str(path))
@@ -86,12 +86,12 @@ def write_lp(spec: ProgramSpec, path: Path) -> None:
 
 
 def solver_name() -> SolverName:
-    """The solver `solve` takes by default."""
+    """Return the solver `solve` takes by default."""
     return "HiGHS" if pulp.HiGHS(msg=False).available() else "CBC"
 
 
 def prefer(program: Program) -> None:
-    """Replaces the objective: early sites, an early start, then layers early; each above all that follows it."""
+    """Replace the objective: early sites, an early start, then layers early; each above all that follows it."""
     count = len(program.given.sites)
     used = pulp.lpSum((i + 1) * count * used for i, used in enumerate(program.u))
     start = pulp.lpSum(i * first for i, first in enumerate(program.first))
@@ -102,7 +102,7 @@ def prefer(program: Program) -> None:
 
 
 def single_out(program: Program) -> None:
-    """Replaces the objective, whose value is kept, by weights that hardly any two placements have the same sum of."""
+    """Replace the objective, whose value is kept, by weights that hardly any two placements have the same sum of."""
     kept = program.model.objective
     program.require(kept <= pulp.value(kept) + _layer_weight(program) / 2, "preferred")
     decisions, draw = (*program.n.values(), *program.y.values(), *program.z.values(), *program.r.values()), Random(0)
@@ -111,7 +111,7 @@ def single_out(program: Program) -> None:
 
 
 def _layer_weight(program: Program) -> float:
-    """The weight of a layer in `prefer`: all layers together weigh less than a site, which weighs 1 or more."""
+    """Return the weight of a layer in `prefer`: all layers together weigh less than a site, which weighs 1 or more."""
     return 1 / (2.0 * len(program.given.sites) * program.given.coeffs.num_layers)
 
 
@@ -120,7 +120,7 @@ def _cut_off(program: Program, seconds: float) -> None:
 
 
 def _run(program: Program, time_limit_s: float | None, solver: SolverName | None) -> Solution:
-    """The solver's result; where HiGHS gives up on the numbers, that of CBC."""
+    """Return the solver's result; where HiGHS gives up on the numbers, that of CBC."""
     name = solver or solver_name()
     status = program.model.solve(_engine(name, time_limit_s))
     if name == "HiGHS" and status == pulp.LpStatusNotSolved and _gave_up(program):
@@ -137,7 +137,7 @@ def _run(program: Program, time_limit_s: float | None, solver: SolverName | None
 
 
 def _decode(program: Program) -> tuple[tuple[Block, ...], tuple[tuple[int, ...], ...]]:
-    """The blocks from the first stage on, and by stage its replicas in each class; integers are rounded."""
+    """Return the blocks from the first stage on, and by stage its replicas in each class; integers are rounded."""
     order = _path(program)
     layers = [_block_layers(program, i) for i in order]
     rows = [_rows(program, i, len(held)) for i, held in zip(order, layers, strict=True)]
@@ -154,7 +154,7 @@ def _is_even(program: Program, row: tuple[int, ...]) -> bool:
 
 
 def _path(program: Program) -> list[int]:
-    """The used sites from the first stage's on."""
+    """Return the used sites from the first stage's on."""
     order = [next(i for i in program.given.indices if _whole(program.first[i]))]
     while not _whole(program.last[order[-1]]) and len(order) <= len(program.given.sites):
         order.append(next(j for (i, j), follows in program.z.items() if i == order[-1] and _whole(follows)))
@@ -162,7 +162,7 @@ def _path(program: Program) -> list[int]:
 
 
 def _block_layers(program: Program, i: int) -> tuple[int, ...]:
-    """The layers of the stages on a site: first, middle ones ascending, last; or as the cut is fixed."""
+    """Return the layers of the stages on a site: first, middle ones ascending, last; or as the cut is fixed."""
     fixed_layers = program.given.spec.fixed_layers
     if fixed_layers is not None:
         return tuple(fixed_layers[s] for (s, at), on in program.y.items() if at == i and _whole(on))
@@ -192,7 +192,7 @@ def _rows(program: Program, i: int, stages: int) -> list[tuple[int, ...]]:
 
 
 def _whole(expression: Any) -> int:
-    """The value of a variable, or of a sum of variables."""
+    """Return the value of a variable, or of a sum of variables."""
     return round(float(expression.value() or 0.0))
 
 
@@ -202,7 +202,7 @@ def _gave_up(program: Program) -> bool:
 
 
 def _bound_s(program: Program, optimal: bool) -> float | None:
-    """The solver's lower bound in seconds: HiGHS has one, CBC's is its optimum."""
+    """Return the solver's lower bound in seconds: HiGHS has one, CBC's is its optimum."""
     highs = getattr(program.model, "solverModel", None)
     if highs is not None:
         return float(highs.getInfo().mip_dual_bound) * program.given.unit_s
@@ -210,7 +210,7 @@ def _bound_s(program: Program, optimal: bool) -> float | None:
 
 
 def _engine(name: SolverName, time_limit_s: float | None) -> Any:
-    """The solver with one thread, no gap allowed, and nothing printed."""
+    """Return the solver with one thread, no gap allowed, and nothing printed."""
     if name == "HiGHS":
         return pulp.HiGHS(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, timeLimit=time_limit_s, random_seed=0)
     return pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, timeLimit=time_limit_s)
@@ -218,7 +218,7 @@ def _engine(name: SolverName, time_limit_s: float | None) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides PuLP 3's notices about its next major version, which this project does not admit."""
+    """Hide PuLP 3's notices about its next major version, which this project does not admit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

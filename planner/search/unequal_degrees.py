@@ -38,9 +38,9 @@ class Offer:
 
 
 def best_unequal(problem: Problem, equal: PricedPlacement) -> UnequalDegrees | None:
-    """The fastest found with degrees that differ, where its closed form is below that of `equal`; else None.
+    """Return the fastest found with degrees that differ, where its closed form is below that of `equal`; else None.
 
-    None also where job.yaml fixes what would differ, and for a fleet of one class or of many.
+    None also where job.yaml fixes the degrees that would differ, and for a fleet of one class or of many.
     """
     job, fleet, fixed = problem.job, problem.fleet, problem.job.parallel
     settled = (fixed.pp, fixed.dp, fixed.micro_batch_size, fixed.layers)
@@ -62,9 +62,9 @@ def best_unequal(problem: Problem, equal: PricedPlacement) -> UnequalDegrees | N
 def _joined(
     problem: Problem, offers: Sequence[Offer], waves: int, least_s: float
 ) -> list[tuple[Coefficients, Block]] | None:
-    """The blocks of `offers` with their candidates' coefficients.
+    """Return the blocks of `offers` with their candidates' coefficients.
 
-    None where degrees do not differ, compute takes nothing or by itself `least_s`, or memory does not hold them.
+    None if degrees do not differ, compute takes no time or `least_s` by itself, or memory does not hold them.
     """
     if not all(offer.layer_s for offer in offers):
         return None
@@ -87,7 +87,7 @@ def _joined(
 
 
 def _offers(job: Job, fleet: Fleet, class_index: int, wave: int, like: Candidate) -> list[Offer]:
-    """The fastest offers of a class for one wave and each tp; among equals those with fewer stages."""
+    """Return the fastest offers of a class for one wave and each tp; among equals those with fewer stages."""
     hosts = fleet.classes[class_index]
     found = []
     for tp in tensor_degrees(job, fleet):

@@ -25,7 +25,7 @@ MOST_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
 def place_whole_replicas(coeffs: Coefficients, fixed_layers: tuple[int, ...] | None = None) -> PricedPlacement | None:
     """The best placement of the candidate with each replica in one class, over at least two; None where none fits.
 
-    Which classes are best is judged with the latency of their exchange, which the closed form does not count.
+    The choice of classes counts the latency of their exchange, which the closed form does not.
     """
     best: PricedPlacement | None = None
     least_s = inf
@@ -95,7 +95,7 @@ def _hold_weights_together(coeffs: Coefficients, counts: dict[int, int], shares:
 
 
 def _count_replicas(coeffs: Coefficients, classes: Sequence[int]) -> dict[int, int] | None:
-    """Replicas of each class, one at least, the rest where it is fastest; None if they do not fit."""
+    """Return the replicas of each class, one at least, the rest where it is fastest; None if they do not fit."""
     counts, left = dict.fromkeys(classes, 1), coeffs.candidate.dp - len(classes)
     for c in classes:
         taken = min(left, coeffs.group_slots[c] // coeffs.candidate.pp - 1)
@@ -128,7 +128,7 @@ def _fits(coeffs: Coefficients, classes: Sequence[int], layers: Sequence[int]) -
 
 
 def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) -> Lane:
-    """The lane of the replicas in class c, for one micro-batch; within one host edges are free."""
+    """Return the lane of the replicas in class c, for one micro-batch; within one host edges are free."""
     last = len(layers) - 1
     stages = tuple(site_stage_s(coeffs, (c,), held, s == last) for s, held in enumerate(layers))
     near = NO_EDGE if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_of(coeffs, (c,), (c,))
@@ -138,7 +138,7 @@ def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) ->
 def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[int, int], total: int) -> dict[int, int]:
     """By class, micro-batches that each replica runs at least when all end at about the same time: nearly all of them.
 
-    No more than one by one to the lane that ends first would give; that one by one goes on from here.
+    No more than dealing one by one to the lane that ends first would give; that dealing goes on from here.
     """
     one_each = dict.fromkeys(fill, 1)
     if not min(pace.values()):
@@ -152,7 +152,7 @@ def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[i
 def _share_microbatches(
     coeffs: Coefficients, lanes: dict[int, Lane], counts: dict[int, int]
 ) -> dict[int, tuple[int, ...]] | None:
-    """Micro-batches of every replica by class, such that the slowest lane ends earliest.
+    """Return the micro-batches of every replica by class, such that the slowest lane ends earliest.
 
     Classes of equal speed share evenly. None where a replica would run none. Other shares need as many micro-batches
     as stages, since fewer would hold less memory than was checked.
