@@ -26,7 +26,16 @@ from benchmarks.figure import print_figure
 from benchmarks.hundred_launches import probed
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.eventually import eventually
-from tests.testbed.launch_ends import CLEAN_WITHIN_S, ENDINGS, Ending, Running, Way, end_so, small_disk
+from tests.testbed.launch_ends import (
+    CLEAN_WITHIN_S,
+    ENDINGS,
+    Ending,
+    Running,
+    Way,
+    end_so,
+    small_disk,
+    with_checkpoints,
+)
 from tests.testbed.own_disks import on_host
 from tests.testbed.rank_processes import agent_pids, rank_pids, torchrun_pids
 from tests.testbed.rehearsal import Site, bed_site, only_run
@@ -49,10 +58,7 @@ class Condition(NamedTuple):
 
     def ending_in(self, folder: Path) -> Ending:
         """The ending of a launch of that folder, where its checkpoints go too."""
-        if not self.saves:
-            return self.ending
-        checkpoint = {"path": str(folder / "saved"), "every_steps": 50}
-        return replace(self.ending, job={**self.ending.job, "checkpoint": checkpoint})
+        return with_checkpoints(self.ending, folder, every_steps=50) if self.saves else self.ending
 
 
 def killed_agent(host: str) -> Callable[[Running], None]:

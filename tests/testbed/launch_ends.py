@@ -294,8 +294,13 @@ def saving(ending: Ending, folder: Path, remembering: list[str]) -> Ending:
         assert ending.bring_about is not None
         ending.bring_about(run)
 
-    checkpoint = {"path": str(folder / "saved"), "every_steps": 1}
-    return replace(ending, bring_about=bring_about, job={**ending.job, "checkpoint": checkpoint})
+    return replace(with_checkpoints(ending, folder, every_steps=1), bring_about=bring_about)
+
+
+def with_checkpoints(ending: Ending, folder: Path, every_steps: int) -> Ending:
+    """The same of a run that saves below `folder`."""
+    checkpoint = {"path": str(folder / "saved"), "every_steps": every_steps}
+    return replace(ending, job={**ending.job, "checkpoint": checkpoint})
 
 
 @contextlib.contextmanager
