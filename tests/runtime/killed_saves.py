@@ -65,6 +65,7 @@ def fill(mine: list[Shard], steps: int) -> None:
 
 def train(rank: int, folder: Path, attempt: int, report: Connection, how: str) -> None:
     """One rank: resumes, checks that what it got is one step's state, and saves step after step until it is killed."""
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a rank that is killed may leave a line without an end
     ranks = len(CLUSTERS[how])
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{attempt}", rank=rank, world_size=ranks)
     settings = config(folder, attempt > 0, how, rank)
