@@ -18,7 +18,7 @@ from functools import cached_property
 from holmes_core.records.access import Access
 from holmes_core.records.plan import Node
 from holmes_runtime.config.messages import NO_FOLDER
-from holmes_runtime.config.node_config import AGENT_LOCK_FILE, memory_folder
+from holmes_runtime.config.node_config import memory_folder
 from launcher.prepare.container import container_words
 
 RUN_CONFIG_FILE = "run_config.json"
@@ -29,6 +29,7 @@ CACHE = "$HOME/.cache/holmes"
 FORGET_AFTER_DAYS = 30
 MISSING = "holmes: missing"
 UNPACKED = "holmes: unpacked"
+TAKEN = "taken"  # a folder, as only one of two commands can make it
 
 
 class Parcel:
@@ -95,11 +96,11 @@ class NodeBundle:
 
     @property
     def hold_command(self) -> str:
-        """Unpack `shipment` from standard input, and hold the files until an agent has begun there.
+        """Unpack `shipment` from standard input, and hold the files until `start_command` has taken them.
 
         Print the parcels that the node lacks, then UNPACKED. Remove the folder when the archive is cut short, or the
-        input ends before an agent has locked the folder: the sender is gone. An agent that begins just then may still
-        write files; `rm` is tried again until it finds no new ones.
+        input ends before the files were taken: the sender is gone. Whichever of both commands makes TAKEN first has
+        the folder, and removes it in the end.
         """
         links = " ".join(f'"{parcel.folder}/{entry}"' for parcel in self.parcels for entry in parcel.entries)
         folders = " ".join(f'"{parcel.folder}"' for parcel in self.parcels)
@@ -110,15 +111,14 @@ class NodeBundle:
             f'for parcel in {folders}; do touch -c "$parcel"; '
             f'test -d "$parcel" || echo "{MISSING} ${{parcel##*/}}"; done; '
             f'echo "{UNPACKED}"; cat >/dev/null; else failed=1; fi; '
-            f'test -e "{self.folder}/{AGENT_LOCK_FILE}" || {{ cd /; '
-            f'for _ in 1 2 3 4 5 6 7 8 9; do rm -rf -- "{self.folder}" && break; sleep 1; done 2>/dev/null; '
-            f'rmdir -- "{CACHE}/runs/{self.run_id}" 2>/dev/null; }}; exit "${{failed-0}}"'
+            f'if mkdir "{self.folder}/{TAKEN}" 2>/dev/null || ! test -d "{self.folder}/{TAKEN}"; then cd /; '
+            f'rm -rf -- "{self.folder}"; rmdir -- "{CACHE}/runs/{self.run_id}" 2>/dev/null; fi; exit "${{failed-0}}"'
         )
 
     @property
     def start_command(self) -> str:
-        """Become the node agent, which starts torchrun on command."""
-        return self._in_folder(f"exec {self._python('agent', start=True)}")
+        """Take the folder and become the node agent, which starts torchrun on command and removes the folder."""
+        return self._in_folder(f"mkdir {TAKEN} && exec {self._python('agent', start=True)}")
 
     def follow_command(self, messages_seen: int) -> str:
         """Become another relay to a running agent, which leaves out the messages already seen.

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, Container
-from holmes_runtime.config.node_config import AGENT_LOCK_FILE, NodeConfig, memory_folder
+from holmes_runtime.config.node_config import NodeConfig, memory_folder
 from launcher.prepare.bundle import MISSING, UNPACKED, NodeBundle, archive
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables, read_user_variables
@@ -47,13 +47,10 @@ def shell(command: str, home: Path, stdin: bytes = b"") -> subprocess.CompletedP
 
 
 def unpack(one: NodeBundle, home: Path) -> list[str]:
-    """Unpack the bundle's files where an agent then begins; return the lines that the node prints."""
+    """Unpack the bundle's files and end their session so that they stay; return the lines that the node prints."""
     with holding(one, home, one.shipment) as session:
-        assert session.stdin is not None
         lines = session_lines(session)
-        (only_folder(home) / AGENT_LOCK_FILE).touch(0o600)
-        session.stdin.close()
-        assert session.wait() == 0
+        session.kill()
     return lines
 
 
@@ -169,6 +166,33 @@ def test_second_launch_of_a_plan_sends_no_parcel(home: Path) -> None:
     assert (folder / "holmes_runtime" / "node" / "agent.py").is_file()
     assert (folder / "run_config.json").is_file()
     assert len(second.archive) < 4096
+
+
+def test_files_are_left_to_the_command_that_has_taken_them_and_only_one_can(home: Path) -> None:
+    python = home / "bin" / "python3"
+    python.write_text("#!/bin/sh\necho taken\nread -r _end\n", encoding="utf-8")
+    python.chmod(0o755)
+    one = bundle(Access(python=str(python)))
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    with holding(one, home, one.shipment) as session:
+        session_lines(session)
+        start, pipe = ["/bin/sh", "-c", one.start_command], subprocess.PIPE
+        with subprocess.Popen(start, stdin=pipe, stdout=pipe, env=environment, cwd=home) as agent:
+            assert agent.stdout is not None
+            assert agent.stdout.readline() == b"taken\n"
+            assert shell(one.start_command, home).returncode != 0
+            session.communicate()
+            assert (only_folder(home) / "node.json").is_file()
+            agent.communicate(b"\n")
+
+
+def test_files_that_are_removed_come_back_by_no_late_start(home: Path) -> None:
+    one = bundle(Access())
+    with holding(one, home, one.shipment) as session:
+        session_lines(session)
+        session.communicate()
+    assert shell(one.start_command, home).returncode != 0
+    assert list((home / ".cache/holmes/runs").iterdir()) == []
 
 
 def test_files_that_no_agent_begins_with_are_removed_when_their_sender_is_gone(home: Path) -> None:
