@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.figure import print_figure
 
-MOST_CPU_S = 60.0
+MAX_CPU_S = 60.0
 CASE = "512"
 RANKS = (0, 2047, 4095)
 

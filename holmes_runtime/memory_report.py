@@ -14,8 +14,8 @@ import torch
 from holmes_runtime.config.rank_metrics import rank_file
 from holmes_runtime.config.strict_json import to_json
 
-MOST_NAMED = 5
-MOST_WRITTEN = 200
+MAX_NAMED = 5
+MAX_WRITTEN = 200
 NOT_RECORDED = "a place that was not recorded, as those of a backward are"
 LIBRARY = "/site-packages/"
 MIB, GIB = 2**20, 2**30
@@ -81,13 +81,13 @@ def report_of(snapshot: Mapping[str, Any], rank: int, asked: str) -> MemoryRepor
         asked=asked,
         held_bytes=sum(block["size"] for block in held),
         reserved_bytes=sum(segment["total_size"] for segment in segments),
-        holders=tuple(holders[:MOST_WRITTEN]),
+        holders=tuple(holders[:MAX_WRITTEN]),
     )
 
 
 def in_words(report: MemoryReport) -> str:
     """The report on one line, as the run's failure shows it."""
-    named = "; ".join(map(_in_words, report.holders[:MOST_NAMED]))
+    named = "; ".join(map(_in_words, report.holders[:MAX_NAMED]))
     return (
         f"CUDA out of memory on rank {report.rank}, {report.asked}: tensors hold {report.held_bytes / GIB:.2f} GiB, "
         f"torch has {report.reserved_bytes / GIB:.2f} GiB; most of it is {named}; the rest is in "

@@ -19,7 +19,7 @@ from holmes_runtime.config.strict_json import to_json
 from holmes_runtime.gpu_peaks import peak_flops_per_s
 from holmes_runtime.trainer import StepResult, Trainer
 
-MOST_METRICS_BYTES = 4 << 20  # some thousand steps; the agent reads every tenth of a second
+MAX_METRICS_BYTES = 4 << 20  # some thousand steps; the agent reads every tenth of a second
 COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them have laps of their own
 
 
@@ -115,7 +115,7 @@ class MetricsFile:
     """
 
     def __init__(
-        self, folder: Path, rank: int, most_bytes: int = MOST_METRICS_BYTES, prints_of: int | None = None
+        self, folder: Path, rank: int, most_bytes: int = MAX_METRICS_BYTES, prints_of: int | None = None
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._prints_of, self._steps_done = prints_of, 0

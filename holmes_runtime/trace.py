@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from holmes_runtime.config.rank_metrics import MOST_SPANS, RankTrace, rank_file
+from holmes_runtime.config.rank_metrics import MAX_SPANS, RankTrace, rank_file
 from holmes_runtime.config.run_settings import Profile
 from holmes_runtime.config.strict_json import to_json
 
@@ -68,7 +68,7 @@ class StepProfiler:
 
 
 def read_chrome_trace(trace: Mapping[str, Any], rank: int) -> RankTrace:
-    """Of what torch exports the ranges, the GPU's work, and without a GPU the operators; the first `MOST_SPANS`.
+    """Of what torch exports the ranges, the GPU's work, and without a GPU the operators; the first `MAX_SPANS`.
 
     On each track a span lies inside the one that was begun before it and has not ended, or behind it: torch writes
     microseconds, by whose last digit an end may pass that of the range around it.
@@ -76,7 +76,7 @@ def read_chrome_trace(trace: Mapping[str, Any], rank: int) -> RankTrace:
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     has_gpu = any(event.get("cat") in GPU_WORK for event in events)
     kept = {HOST_RANGES, GPU_RANGES, *GPU_WORK} | (set() if has_gpu else {HOST_WORK})
-    chosen = sorted((event for event in events if event.get("cat") in kept), key=itemgetter("ts"))[:MOST_SPANS]
+    chosen = sorted((event for event in events if event.get("cat") in kept), key=itemgetter("ts"))[:MAX_SPANS]
     base_ns = int(trace["baseTimeNanoseconds"])
     spans = sorted(
         (track, round(event["ts"] * 1000), -round(event["dur"] * 1000), event["name"])

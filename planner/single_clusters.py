@@ -15,7 +15,7 @@ from planner.time_left import TimeLeft
 NO_TIME_S = 0.0  # a search finds a placement all the same, if any fits
 BEST = 3  # placements of each cluster
 SLOTS_WHEN_LATE = 256  # in clusters that are looked at whatever the time: a few tenths of a second
-MOST_LATE = 8  # placements of the search that there is time to simulate
+MAX_LATE = 8  # placements of the search that there is time to simulate
 
 
 def with_single_clusters(problem: Problem, result: SearchResult, left: TimeLeft) -> SearchResult:
@@ -25,7 +25,7 @@ def with_single_clusters(problem: Problem, result: SearchResult, left: TimeLeft)
     left for are skipped, except for the first few slots.
     """
     several = len(problem.fleet.cluster_names) > 1
-    best = result.found[:MOST_LATE] if left.is_over else result.found
+    best = result.found[:MAX_LATE] if left.is_over else result.found
     return replace(result, found=(*best, *(_in_single_clusters(problem, left) if several else ())))
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from tests.test_layers import PACKAGES, ROOT, imports
 
-MOST_FILE_LINES = 400
-MOST_FUNCTION_LINES = 60
-MOST_MODULES = 20
-MOST_LEVELS = 8
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_MODULES = 20
+MAX_LEVELS = 8
 FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 MODULES = [file for file in FILES if file.name != "__init__.py"]
 FOLDERS = sorted({file.parent for file in MODULES})
@@ -51,24 +51,24 @@ def levels(folder: Path) -> int:
 
 def test_no_file_is_longer_than_a_reader_holds() -> None:
     lines = {str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
-    assert {name: count for name, count in lines.items() if count > MOST_FILE_LINES} == {}
+    assert {name: count for name, count in lines.items() if count > MAX_FILE_LINES} == {}
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
     """Its parameters left out: those of a command are the table of its options."""
     functions = [(file, node) for file in FILES for node in ast.walk(tree(file)) if isinstance(node, Function)]
     lines = {place(file, node): (node.end_lineno or 0) - node.body[0].lineno + 1 for file, node in functions}
-    assert {name: count for name, count in lines.items() if count > MOST_FUNCTION_LINES} == {}
+    assert {name: count for name, count in lines.items() if count > MAX_FUNCTION_LINES} == {}
 
 
 def test_no_folder_has_more_modules_than_fit_a_glance() -> None:
     counts = {str(folder.relative_to(ROOT)): sum(file.parent == folder for file in MODULES) for folder in FOLDERS}
-    assert {name: count for name, count in counts.items() if count > MOST_MODULES} == {}
+    assert {name: count for name, count in counts.items() if count > MAX_MODULES} == {}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_imports_inside_a_folder_are_few_levels_deep(folder: Path) -> None:
-    assert levels(folder) <= MOST_LEVELS
+    assert levels(folder) <= MAX_LEVELS
 
 
 def test_every_public_module_function_and_class_says_what_it_is() -> None:

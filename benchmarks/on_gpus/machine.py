@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from launcher.nodes.node_checks import LEAST_DRIVER
+from launcher.nodes.node_checks import MIN_DRIVER
 
 Device = Literal["cuda", "cpu"]
 
@@ -30,7 +30,7 @@ class Machine:
             return f"torch {self.torch} is built without CUDA"
         if not self.gpus:
             return f"no GPU is there: torch {self.torch} sees none, nvidia-smi says driver {self.driver}"
-        least = LEAST_DRIVER.get(int(self.cuda.split(".")[0]))
+        least = MIN_DRIVER.get(int(self.cuda.split(".")[0]))
         if least is not None and self.driver is not None and int(self.driver.split(".")[0]) < least:
             return f"driver {self.driver} is older than {least}, which CUDA {self.cuda} needs"
         return None

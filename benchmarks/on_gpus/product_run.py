@@ -19,7 +19,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from tests.testbed.rehearsal import Site, only_run
 
-MOST_SECONDS = 3600.0  # of one command
+MAX_SECONDS = 3600.0  # of one command
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def _holmes(site: Site, *arguments: str, may_say_no: Path | None = None) -> None
 def last_words(command: list[str], may_say_no: bool = False) -> str:
     """What `command` printed. Raises Failed with its last lines if its exit code is not 0, or 1 where that may be."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise Failed(f"{' '.join(command[1:])}: not done after {MOST_SECONDS:g} s") from None
+        raise Failed(f"{' '.join(command[1:])}: not done after {MAX_SECONDS:g} s") from None
     if done.returncode > may_say_no or done.returncode < 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-12:]
         raise Failed(f"{' '.join(command[1:])}: exit code {done.returncode}: " + " / ".join(said))

@@ -28,7 +28,7 @@ from holmes_runtime.gpu_peaks import peak_flops_per_s
 from launcher.prepare.prepare import run_config_of
 
 FP32_TOLERANCE, BF16_TOLERANCE = 1e-3, 1e-2  # of losses, relative: kernels and orders of sums differ
-MOST_OFF = 2.0  # by which a measured step may differ from its prediction before planning by it is no use
+MAX_OFF = 2.0  # by which a measured step may differ from its prediction before planning by it is no use
 
 
 @dataclass
@@ -92,7 +92,7 @@ def _against_plan(bench: Bench, run: ProductRun) -> list[Figure]:
     ]
     if bench.device == "cuda" and run.memory_bytes > planned_bytes:
         raise Failed(f"{run.memory_bytes} bytes were allocated, the plan counts {planned_bytes}", figures)
-    if bench.device == "cuda" and not 1 / MOST_OFF < run.step_s / predicted_s < MOST_OFF:
+    if bench.device == "cuda" and not 1 / MAX_OFF < run.step_s / predicted_s < MAX_OFF:
         raise Failed(f"a step takes {run.step_s:.3g} s, {predicted_s:.3g} s were predicted", figures)
     return figures
 

@@ -17,7 +17,7 @@ from holmes_core.hosts.from_topograph import hosts_from_topograph
 from holmes_core.hosts.imported import Imported, hosts_yaml
 from holmes_core.hosts.slurm_topology import slurm_topology
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plain_data import MOST_JSON_BYTES, read_text
+from holmes_core.records.plain_data import MAX_JSON_BYTES, read_text
 from holmes_core.records.record_file import read_file, write_atomically
 
 _SOURCES: Mapping[str, Callable[[str, str], Imported]] = {
@@ -64,7 +64,7 @@ def _import(source: str, file: Path | None, output: Path) -> None:
         raise HolmesError(f"--from {source}: not known", f"one of {', '.join(_SOURCES)}")
     _refuse_existing(output)
     name = "standard input" if file is None else str(file)
-    imported = _SOURCES[source](_standard_input() if file is None else read_text(file, MOST_JSON_BYTES), name)
+    imported = _SOURCES[source](_standard_input() if file is None else read_text(file, MAX_JSON_BYTES), name)
     write_atomically(output, hosts_yaml(imported.hosts, f"{source}, {name}"))
     for line in imported.left_out:
         err.print(f"left out: {line}", markup=False, soft_wrap=True)
@@ -87,9 +87,9 @@ def _standard_input() -> str:
     """Return all of standard input. Raises HolmesError for a terminal, too much input or no text."""
     if sys.stdin.isatty():
         raise HolmesError("no FILE given", "name one, or pipe the other program's output into this command")
-    data = sys.stdin.buffer.read(MOST_JSON_BYTES + 1)
-    if len(data) > MOST_JSON_BYTES:
-        raise HolmesError(f"standard input: more than {MOST_JSON_BYTES} bytes", "import the hosts in parts")
+    data = sys.stdin.buffer.read(MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
+        raise HolmesError(f"standard input: more than {MAX_JSON_BYTES} bytes", "import the hosts in parts")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

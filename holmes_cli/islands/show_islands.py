@@ -19,7 +19,7 @@ from launcher.journal.run_store import StoredRun
 from launcher.journal.step_file import read_steps
 
 HEADINGS = ("island", "clusters", "hosts", "state", "starts", "steps", "loss", "tokens/s")
-MOST_HOSTS = 4
+MAX_HOSTS = 4
 LAST_STEPS = 50
 
 
@@ -80,7 +80,7 @@ def island_row(folder: Path, whole: Run) -> tuple[str, ...]:
     return (
         folder.name,
         ", ".join(dict.fromkeys(node.cluster for node in plan.nodes)),
-        format_names([node.host for node in plan.nodes], MOST_HOSTS),
+        format_names([node.host for node in plan.nodes], MAX_HOSTS),
         (run.state if stored.watched != "unwatched" else "unwatched") + (", cut off" if is_missing else ""),
         str(run.attempt + 1),
         f"{stored.steps_done}/{plan.job.steps}",

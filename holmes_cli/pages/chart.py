@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 SIDE = 1000.0  # of the drawing, whatever room the page gives it
-MOST_TICKS = 5
+MAX_TICKS = 5
 LARGEST, SMALLEST = 1e300, 1e-290  # of a value: with those beyond, sums and quotients of an axis are no numbers
 COLOURS = 8  # classes c0 to c7 of the style sheet
 
@@ -97,7 +97,7 @@ def _share(value: float, low: float, high: float) -> float:
 def _marks(low: float, high: float) -> list[float]:
     """Return round numbers for an axis, from one not above `low` to one not below `high`."""
     span = (high - low) or abs(high) or 1.0
-    unit = next(size for size in _round_sizes(span / MOST_TICKS / 10) if size * MOST_TICKS >= span)
+    unit = next(size for size in _round_sizes(span / MAX_TICKS / 10) if size * MAX_TICKS >= span)
     first = math.floor(low / unit)
     return [unit * number for number in range(first, max(math.ceil(high / unit), first + 1) + 1)]
 

@@ -29,9 +29,9 @@ FABRIC_COLOURS = {
 NIC_COLOURS = {True: "#2da44e", False: "#cf222e", None: "#d4a72c"}
 SHARED_COLOUR = "#6e7781"
 HOST_STROKES: dict[Severity | None, str] = {"F": "#cf222e", "W": "#d4a72c", None: "#57606a"}
-MOST_ALONE = 32  # hosts drawn one by one; of more, equal ones share a box
-MOST_NAMED = 8  # hosts of a finding that are named at once
-MOST_ROWS = 40  # of a table that is open at once
+MAX_ALONE = 32  # hosts drawn one by one; of more, equal ones share a box
+MAX_NAMED = 8  # hosts of a finding that are named at once
+MAX_ROWS = 40  # of a table that is open at once
 LABEL_LENGTH = 20
 
 
@@ -77,8 +77,8 @@ def inventory_page(inventory: Inventory, now_s: float | None = None) -> str:
         "inventory.html.j2",
         summary=_summary(inventory),
         picture=draw_inventory(inventory),
-        most_named=MOST_NAMED,
-        most_rows=MOST_ROWS,
+        most_named=MAX_NAMED,
+        most_rows=MAX_ROWS,
         hosts=[_host_row(cluster, inventory.host(name)) for cluster in inventory.clusters for name in cluster.hosts],
         rails=rail_rows(inventory.hosts),
         links_age=measured_ago([link.measured_at_s for link in inventory.links], now_s),
@@ -152,7 +152,7 @@ def _draw_lost(picture: Picture, inventory: Inventory, hosts: list[Host], top: i
 def _equal_hosts(picture: Picture, inventory: Inventory, hosts: Sequence[Host]) -> list[tuple[Host, ...]]:
     """Group hosts with equal GPUs, ports and findings, faulty ones first; in a small inventory each host stays
     alone."""
-    if len(inventory.hosts) <= MOST_ALONE:
+    if len(inventory.hosts) <= MAX_ALONE:
         return [(host,) for host in hosts]
     groups: dict[tuple[object, ...], list[Host]] = {}
     for host in hosts:

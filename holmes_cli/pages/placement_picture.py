@@ -16,8 +16,8 @@ from holmes_core.units import format_rate
 from planner.advice.explain import HostBlock, host_blocks, tasklets
 
 NAMED_HOSTS = 64  # up to here every host has a box of its own
-MOST_BOXES = 200
-MOST_SQUARES = 16  # ranks drawn in one host
+MAX_BOXES = 200
+MAX_SQUARES = 16  # ranks drawn in one host
 BOXES_A_ROW = 8
 BOX_WIDTH, BOX_HEIGHT, GAP, HEADER, BELOW = 140, 74, 12, 30, 40
 SQUARE = 14
@@ -52,7 +52,7 @@ class PlacementPicture:
 def draw_placement(plan: Plan) -> PlacementPicture:
     """Draw clusters below one another, each with its hosts in rows."""
     blocks = host_blocks(plan, NAMED_HOSTS)
-    shown = blocks[:MOST_BOXES]
+    shown = blocks[:MAX_BOXES]
     colours = network_colours(plan)
     boxes: list[Box] = []
     at: dict[str, tuple[int, int, str]] = {}  # host: left and top of its box, and its cluster
@@ -67,7 +67,7 @@ def draw_placement(plan: Plan) -> PlacementPicture:
             boxes += _block_boxes(plan, block, x, top)
             at |= dict.fromkeys(block.hosts, (x, top, cluster))
         y = _bottom(boxes) + 2 * GAP
-    hosts = sum(len(block.hosts) for block in blocks[MOST_BOXES:])
+    hosts = sum(len(block.hosts) for block in blocks[MAX_BOXES:])
     return PlacementPicture(
         width=4 * GAP + BOXES_A_ROW * (BOX_WIDTH + GAP),
         height=y,
@@ -113,7 +113,7 @@ def _block_boxes(plan: Plan, block: HostBlock, x: int, y: int) -> list[Box]:
     tip = f"{label}: {tasklets(plan, block.ranks)}"
     boxes = [Box("host", x, y, BOX_WIDTH, BOX_HEIGHT, "#ffffff", "#57606a", label[:20], tip)]
     ranks = [rank for rank in block.ranks if rank.host == block.hosts[0]]
-    for index, rank in enumerate(ranks[:MOST_SQUARES]):
+    for index, rank in enumerate(ranks[:MAX_SQUARES]):
         down, across = divmod(index, 8)
         square = (x + 8 + across * (SQUARE + 2), y + 28 + down * (SQUARE + 6), SQUARE, SQUARE)
         tip = f"rank {rank.rank} on {rank.host}: {tasklets(plan, [rank])}"

@@ -19,7 +19,7 @@ from launcher.journal.step_metrics import StepMetrics
 from launcher.supervise.failure import first_cause
 
 REFRESH_S = 5
-MOST_GROUPS = COLOURS  # drawn; the tables have all
+MAX_GROUPS = COLOURS  # drawn; the tables have all
 CLUSTERS_OPEN = 2  # so few show their hosts at once
 OUT_OF_REACH = ("connection lost", "lost")  # states of a node
 NOT_STARTED = "not started"
@@ -159,12 +159,12 @@ def _charts(plan: Plan, steps: Sequence[StepMetrics], groups: Sequence[GroupTraf
         draw_chart("Seconds a step", numbers, seconds, lambda value: format_seconds(value) if value else "0"),
     ]
     sent = []
-    for colour, group in enumerate(groups[:MOST_GROUPS]):
+    for colour, group in enumerate(groups[:MAX_GROUPS]):
         sent.append(Series(group.label, group.sent_bytes, colour))
         if group.planned_bytes is not None:
             sent.append(flat(group.label, group.planned_bytes, colour))
     if any(value is not None for one in sent for value in one.values):
-        more = f", the {MOST_GROUPS} busiest of {len(groups)} kinds" if len(groups) > MOST_GROUPS else ""
+        more = f", the {MAX_GROUPS} busiest of {len(groups)} kinds" if len(groups) > MAX_GROUPS else ""
         title = f"Sent a step by the mean host of a cluster{more}"
         charts.append(draw_chart(title, numbers, sent, lambda value: format_bytes(value) if value else "0"))
     return charts

@@ -9,8 +9,8 @@ from holmes_core.units import format_seconds
 from planner.schedule.simulate import Span
 
 WIDTH, ROW, LEFT = 1100, 22, 70
-MOST_ROWS = 32
-MOST_BARS = 4000
+MAX_ROWS = 32
+MAX_BARS = 4000
 CLASSES = {"forward": "f", "backward": "b", "backward input": "i", "backward weight": "w"}
 
 
@@ -46,13 +46,13 @@ class TimelinePicture:
 
 
 def draw_timeline(spans: Sequence[Span], step_s: float) -> TimelinePicture:
-    """Draw the spans over `step_s` seconds; only the outer ranks of a deep pipeline, and at most MOST_BARS bars."""
+    """Draw the spans over `step_s` seconds; only the outer ranks of a deep pipeline, and at most MAX_BARS bars."""
     ranks = sorted({span.rank for span in spans})
-    half = MOST_ROWS // 2
-    shown = ranks if len(ranks) <= MOST_ROWS else [*ranks[:half], *ranks[-half:]]
+    half = MAX_ROWS // 2
+    shown = ranks if len(ranks) <= MAX_ROWS else [*ranks[:half], *ranks[-half:]]
     row_of = {rank: 8 + index * ROW for index, rank in enumerate(shown)}
     drawn = sorted((span for span in spans if span.rank in row_of), key=lambda span: (span.start_s, span.rank))
-    window_s = step_s if len(drawn) <= MOST_BARS else drawn[MOST_BARS].start_s
+    window_s = step_s if len(drawn) <= MAX_BARS else drawn[MAX_BARS].start_s
     scale = (WIDTH - LEFT) / window_s if window_s else 0.0
     bars = [
         Bar(
@@ -63,12 +63,12 @@ def draw_timeline(spans: Sequence[Span], step_s: float) -> TimelinePicture:
             tip=f"{span.kind.value} {span.microbatch}, stage {span.stage}, from {format_seconds(span.start_s)} to "
             f"{format_seconds(span.end_s)}",
         )
-        for span in drawn[:MOST_BARS]
+        for span in drawn[:MAX_BARS]
     ]
     left_out = []
     if len(shown) < len(ranks):
         left_out.append(f"{len(ranks) - len(shown)} pipeline ranks in the middle are not drawn.")
-    if len(drawn) > MOST_BARS:
+    if len(drawn) > MAX_BARS:
         left_out.append(f"Only the first {format_seconds(window_s)} are drawn.")
     return TimelinePicture(
         width=WIDTH,

@@ -13,7 +13,7 @@ from holmes_core.units import format_bytes, format_rate, format_seconds
 from planner.advice.advise import Advised
 from planner.cost.codec_loss import loss_words
 
-MOST_NAMED = 8  # changes that were not tried
+MAX_NAMED = 8  # changes that were not tried
 MODE_WORDS: dict[Mode, str] = {
     "pipeline": "pipeline across clusters",
     "data": "data parallelism across clusters",
@@ -36,8 +36,8 @@ def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
     if not rows:
         rows.append(("none of those tried makes the step faster", "", "", "", ""))
     if advised.untried:
-        more = len(advised.untried) - MOST_NAMED
-        named = ", ".join(advised.untried[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        more = len(advised.untried) - MAX_NAMED
+        named = ", ".join(advised.untried[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
         rows.append((f"not tried: {named}", "", "", "", ""))
     return Sheet("What would help most", ("change", "--what-if", *SPEED), tuple(rows))
 

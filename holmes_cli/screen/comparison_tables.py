@@ -10,7 +10,7 @@ from holmes_core.records.plan import Axis, Plan
 from holmes_core.units import format_bytes, format_memory, format_seconds
 from planner.advice.explain import ranges, step_parts, tasklets
 
-MOST_MOVED = 12  # hosts named one by one
+MAX_MOVED = 12  # hosts named one by one
 
 
 def comparison_sheets(plan: Plan, other: Plan, name: str) -> tuple[Sheet, Sheet]:
@@ -85,11 +85,11 @@ def _ratio(ours: float, theirs: float) -> str:
 def _moved(plan: Plan, other: Plan, name: str) -> Sheet:
     now, then = _by_host(plan), _by_host(other)
     moved = [host for host in dict.fromkeys((*now, *then)) if now.get(host) != then.get(host)]
-    rows = [(host, now.get(host, "nothing"), then.get(host, "nothing")) for host in moved[:MOST_MOVED]]
+    rows = [(host, now.get(host, "nothing"), then.get(host, "nothing")) for host in moved[:MAX_MOVED]]
     if not moved:
         rows.append(("none", "", ""))
-    if len(moved) > MOST_MOVED:
-        rows.append((f"and {count(len(moved) - MOST_MOVED, 'more host')}", "", ""))
+    if len(moved) > MAX_MOVED:
+        rows.append((f"and {count(len(moved) - MAX_MOVED, 'more host')}", "", ""))
     title = f"Hosts that hold other tasklets: {len(moved)} of {len({*now, *then})}"
     return Sheet(title, ("host", "this plan", name), tuple(rows))
 

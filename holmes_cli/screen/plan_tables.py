@@ -11,7 +11,7 @@ from holmes_core.records.plan import Axis, Plan, PlanGroup, PlanStage
 from holmes_core.units import format_bytes, format_memory, format_rate, format_seconds
 from planner.advice.explain import NicLoad, StageMemory, leave_hosts, nic_loads, ranges, stage_memories, step_parts
 
-MOST_ROWS = 16  # a longer table is folded
+MAX_ROWS = 16  # a longer table is folded
 BAR_WIDTH = 24
 AXES: dict[Axis, str] = {
     "dp": "dp",
@@ -77,7 +77,7 @@ def _stages(plan: Plan, memories: Sequence[StageMemory]) -> Sheet:
     ranks: dict[int, list[int]] = {}
     for rank in plan.ranks:
         ranks.setdefault(rank.pp_rank, []).append(rank.rank)
-    fold = len(plan.stages) > MOST_ROWS
+    fold = len(plan.stages) > MAX_ROWS
     alike = groupby(plan.stages, key=lambda stage: (stage.num_layers, stage.clusters) if fold else stage.index)
     headings = ("stage", "layers", "cluster", "ranks", "memory a rank", "of the GPU's")
     return Sheet("Stages", headings, tuple(_stage_row(plan, list(stages), ranks, memories) for _, stages in alike))
@@ -102,7 +102,7 @@ def _stage_row(
 
 
 def _groups(plan: Plan) -> Sheet:
-    fold = len(plan.groups) > MOST_ROWS
+    fold = len(plan.groups) > MAX_ROWS
     kinds: dict[object, tuple[bool, list[PlanGroup]]] = {}
     for group, leaves in zip(plan.groups, leave_hosts(plan), strict=True):
         carrier = (group.network, group.rate_bytes_per_s, group.codec) if leaves else None
@@ -128,7 +128,7 @@ def _group_row(groups: Sequence[PlanGroup], leaves: bool) -> tuple[str, ...]:
 
 
 def _traffic(plan: Plan, loads: Sequence[NicLoad]) -> Sheet:
-    fold = len(loads) > MOST_ROWS
+    fold = len(loads) > MAX_ROWS
     kinds: dict[object, list[NicLoad]] = {}
     for load in loads:
         kinds.setdefault((load.cluster, load.netdev, load.network) if fold else load, []).append(load)

@@ -8,7 +8,7 @@ from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 
 HEADINGS = ("hosts", "ports", "kind", "rail", "why")
-_MOST_NAMED = 3  # hosts or ports in a cell, as long as the numbers tell the rest
+_MAX_NAMED = 3  # hosts or ports in a cell, as long as the numbers tell the rest
 Row = tuple[str, str, str, str, str]
 
 
@@ -46,6 +46,6 @@ def _kind(nic: Nic) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     """Return all names if they are few, else the first, the last and their number."""
-    if len(names) <= _MOST_NAMED:
+    if len(names) <= _MAX_NAMED:
         return ", ".join(names)
     return f"{names[0]} ... {names[-1]} ({len(names)})"

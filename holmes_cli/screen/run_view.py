@@ -21,9 +21,9 @@ from holmes_runtime.config.rank_metrics import NoticeTopic, RankNotice
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics
 
-MOST_NODES = 16
+MAX_NODES = 16
 LAST_LINES = 8
-MOST_HELD = 1000  # lines of a rank
+MAX_HELD = 1000  # lines of a rank
 HELD_S = 30.0  # steps taken before it died may come in later than its traceback; a run that failed ends sooner
 PACE_STEPS = 50  # their median predicts the time of the rest
 BAR_WIDTH = 40
@@ -123,7 +123,7 @@ class RunView:
         if line.rank in self._held or line.line.endswith(_TRACEBACK):
             if not self._held:
                 self._held_since_s = self._now_s()
-            self._held.setdefault(line.rank, deque(maxlen=MOST_HELD)).append(line)
+            self._held.setdefault(line.rank, deque(maxlen=MAX_HELD)).append(line)
         else:
             self._print_line(line)
 
@@ -170,12 +170,12 @@ class RunView:
         """Return a row per node; of many, the ones that are least far."""
         nodes = sorted(self._plan.nodes, key=lambda node: self._states.get(node.host) is not None)
         rows = []
-        for node in sorted(nodes[:MOST_NODES], key=lambda node: node.node_rank):
+        for node in sorted(nodes[:MAX_NODES], key=lambda node: node.node_rank):
             state = self._states.get(node.host)
             sent = self._sent(node.host)
             rows.append((str(node.node_rank), node.host, node.cluster, state.state if state else "", sent))
-        if len(nodes) > MOST_NODES:
-            rows.append(("", f"and {len(nodes) - MOST_NODES} more", "", "", ""))
+        if len(nodes) > MAX_NODES:
+            rows.append(("", f"and {len(nodes) - MAX_NODES} more", "", "", ""))
         return fitted_table(("node", "host", "cluster", "state", "bytes sent a step"), rows, err.width)
 
     def _sent(self, host: str) -> str:

@@ -13,7 +13,7 @@ from holmes_core.records.plan import EnvironmentVariable, Plan
 from holmes_core.units import format_bytes, format_names
 from launcher.prepare.bundle import NodeBundle, Parcel, as_bytes
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 WIDTH = 100
 _INDENTED: dict[str, Any] = {
     "initial_indent": "  ",
@@ -91,7 +91,7 @@ def _ways(bundles: Sequence[NodeBundle]) -> Iterator[tuple[list[str], NodeBundle
 
 
 def _hosts(hosts: Sequence[str]) -> str:
-    return format_names(hosts, MOST_NAMED)
+    return format_names(hosts, MAX_NAMED)
 
 
 def _size(parcel: Parcel) -> str:

@@ -19,7 +19,7 @@ from holmes_core.units import format_memory, format_names, format_rate, format_s
 from prober.differences import Difference, peer_differences
 
 _SEVERITIES = {"F": ("refuses launch", "bold red"), "W": ("warning", "yellow"), "I": ("note", "dim")}
-_MOST_HOSTS_IN_A_LINE = 6
+_MAX_HOSTS_IN_A_LINE = 6
 TABLE_WIDTH = 100
 
 
@@ -172,4 +172,4 @@ def _show_finding(finding: Finding) -> None:
 
 
 def _named(hosts: Sequence[str]) -> str:
-    return format_names(hosts, _MOST_HOSTS_IN_A_LINE)
+    return format_names(hosts, _MAX_HOSTS_IN_A_LINE)

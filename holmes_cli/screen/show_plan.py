@@ -34,7 +34,7 @@ from planner.cost.codec_loss import loss_words
 
 WIDTH = 100
 MAX_ISLANDS_RATE = 1e-3  # docs/planning.md, "Learning rate"
-MOST_BRANCHES = 24  # lines a cluster takes in the tree at most
+MAX_BRANCHES = 24  # lines a cluster takes in the tree at most
 
 
 def show_plan(plan: Plan, inventory: Inventory, sheets: Sequence[Sheet] = ()) -> None:
@@ -237,9 +237,9 @@ def _placement_tree(plan: Plan, title: str = "Placement") -> Tree:
         blocks = list(members)
         hosts, ranks = sum(len(block.hosts) for block in blocks), sum(len(block.ranks) for block in blocks)
         branch = tree.add(f"cluster {cluster}: {count(hosts, 'host')}, {count(ranks, 'rank')}")
-        for block in blocks[:MOST_BRANCHES]:
+        for block in blocks[:MAX_BRANCHES]:
             branch.add(_block_line(plan, block))
-        left = blocks[MOST_BRANCHES:]
+        left = blocks[MAX_BRANCHES:]
         if left:
             hosts = sum(len(block.hosts) for block in left)
             branch.add(f"... {count(hosts, 'more host')}: {tasklets(plan, _ranks(left))}")

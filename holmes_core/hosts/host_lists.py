@@ -21,7 +21,7 @@ from holmes_core.records.plain_data import read_text
 from holmes_core.records.regular_file import MIB
 
 MAX_SLOTS = 1024
-MOST_BYTES = 4 * MIB
+MAX_BYTES = 4 * MIB
 _COUNT_KEYS = ("slots", "max_slots", "max-slots", "cpus", "cpu", "count")
 _USER_KEYS = ("user", "username", "user_name", "user-name")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
@@ -51,7 +51,7 @@ def read_host_list(path: Path) -> tuple[HostEntry, ...]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line numbers from 1, and the text of each line before any comment; skip empty lines."""
-    text = read_text(path, MOST_BYTES)
+    text = read_text(path, MAX_BYTES)
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
         content = line.partition("#")[0].strip()
         if content:

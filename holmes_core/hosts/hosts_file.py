@@ -21,7 +21,7 @@ from holmes_core.records.record import Record
 from holmes_core.records.record_file import read_user_file
 from holmes_core.records.ssh_names import SshHost, SshUser
 
-MOST_TRUNK_GBPS = 1e6
+MAX_TRUNK_GBPS = 1e6
 
 Section = TypeVar("Section", bound=Record)
 
@@ -64,7 +64,7 @@ class StatedTrunk(Record):
 
     between: tuple[Name, Name]
     """The two clusters. Example: [east, west]"""
-    gbps: Annotated[float, Field(gt=0, le=MOST_TRUNK_GBPS, strict=True)]
+    gbps: Annotated[float, Field(gt=0, le=MAX_TRUNK_GBPS, strict=True)]
     """Gbit/s, each way. Example: 100"""
 
     @field_validator("between")

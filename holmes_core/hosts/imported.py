@@ -13,13 +13,13 @@ from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import NAME_LENGTH, NAME_PATTERN
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
 from holmes_core.records.parse_record import parse
-from holmes_core.records.plain_data import MOST_YAML_BYTES
+from holmes_core.records.plain_data import MAX_YAML_BYTES
 from holmes_core.units import format_names
 
-MOST_HOSTS = 4_500  # hosts.yaml with all their hints can still be read
-MOST_NAMES = 8  # shown in one line
-MOST_REASONS = 5
-MOST_CHARACTERS = 60
+MAX_HOSTS = 4_500  # hosts.yaml with all their hints can still be read
+MAX_NAMES = 8  # shown in one line
+MAX_REASONS = 5
+MAX_CHARACTERS = 60
 
 _HEADER = """\
 # From {source}, by `holmes hosts`. Users, ports and keys come from ~/.ssh/config; `python:` and more may be added.
@@ -65,15 +65,15 @@ def take_machines(machines: Iterable[Machine], source: str) -> Imported:
         seen.add(machine.name)
         reason = machine.unfit or ("no GPUs" if some_have_gpus and machine.has_gpus is False else None)
         if reason:
-            unfit.setdefault(reason[:MOST_CHARACTERS], []).append(machine.name)
+            unfit.setdefault(reason[:MAX_CHARACTERS], []).append(machine.name)
         else:
             taken.append(_entry(machine))
-    left_out = tuple(f"{format_names(names, MOST_NAMES)}: {reason}" for reason, names in unfit.items())
+    left_out = tuple(f"{format_names(names, MAX_NAMES)}: {reason}" for reason, names in unfit.items())
     if not taken:
-        shown = "; ".join(left_out[:MOST_REASONS]) + ("; ..." if len(left_out) > MOST_REASONS else "")
+        shown = "; ".join(left_out[:MAX_REASONS]) + ("; ..." if len(left_out) > MAX_REASONS else "")
         raise HolmesError(f"{source}: no machine that can be used: {shown or 'it lists none'}", "look at the command")
-    if len(taken) > MOST_HOSTS:
-        raise HolmesError(f"{source}: {len(taken)} hosts; hosts.yaml holds {MOST_HOSTS}", "import them in parts")
+    if len(taken) > MAX_HOSTS:
+        raise HolmesError(f"{source}: {len(taken)} hosts; hosts.yaml holds {MAX_HOSTS}", "import them in parts")
     return Imported(parse(HostsFile, {"hosts": taken}, source), left_out)
 
 
@@ -82,7 +82,7 @@ def hosts_yaml(hosts: HostsFile, source: str) -> str:
     data = {"hosts": [_plain(entry) for entry in hosts.hosts]}
     named = re.sub(r"[^ -~]", "?", source)
     text = _HEADER.format(source=named) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
-    if len(text.encode()) > MOST_YAML_BYTES:
+    if len(text.encode()) > MAX_YAML_BYTES:
         raise HolmesError(f"{source}: hosts.yaml would be of {len(text.encode())} bytes", "import the hosts in parts")
     return text
 
@@ -110,7 +110,7 @@ def _check(machine: Machine, source: str) -> None:
     """
     if len(machine.name) > NAME_LENGTH or not re.fullmatch(NAME_PATTERN, machine.name):
         raise HolmesError(
-            f"{source}: {machine.name[:MOST_CHARACTERS]!r} is no host name", "take that machine out of the list"
+            f"{source}: {machine.name[:MAX_CHARACTERS]!r} is no host name", "take that machine out of the list"
         )
     address = machine.address
     if address is None or re.fullmatch(NAME_PATTERN, address):
@@ -119,8 +119,8 @@ def _check(machine: Machine, source: str) -> None:
     try:
         has_scope = bool(getattr(ipaddress.ip_address(address), "scope_id", None))
     except ValueError:
-        what = f"{source}: {machine.name}: {address[:MOST_CHARACTERS]!r} is no address"
+        what = f"{source}: {machine.name}: {address[:MAX_CHARACTERS]!r} is no address"
         raise HolmesError(what, hint) from None
     if has_scope:  # the scope names one of the machine's own interfaces, and may hold any text
-        what = f"{source}: {machine.name}: address {address[:MOST_CHARACTERS]!r} holds on that machine alone"
+        what = f"{source}: {machine.name}: address {address[:MAX_CHARACTERS]!r} holds on that machine alone"
         raise HolmesError(f"{what}: it has a scope behind `%`", hint)

@@ -17,8 +17,8 @@ from holmes_core.records.plain_data import YamlLines
 from holmes_core.records.record import FileRecord, Record
 
 SCHEMA_VERSION = 1
-MOST_FAULTS = 10  # in one message
-MOST_CHARACTERS = 60  # shown of a key or value
+MAX_FAULTS = 10  # in one message
+MAX_CHARACTERS = 60  # shown of a key or value
 _KINDS = {type(None): "is empty", list: "holds a list", str: "holds a text"}
 
 # pydantic's own messages speak of tuples and regular expressions.
@@ -74,9 +74,9 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str, lines: Y
     """Return the error: line, key path, value and rule of each fault. The hint has the nearest valid key."""
     faults, hints = [], []
     found = _without_echoes(error.errors())
-    for fault in found[:MOST_FAULTS]:
+    for fault in found[:MAX_FAULTS]:
         location = list(fault["loc"])
-        path = ".".join(str(part)[:MOST_CHARACTERS] for part in location) or "(whole file)"
+        path = ".".join(str(part)[:MAX_CHARACTERS] for part in location) or "(whole file)"
         path = lines.where(location) + path if lines and location else path
         if fault["type"] == "extra_forbidden":
             model = _record_at(cls, location[:-1])
@@ -90,8 +90,8 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str, lines: Y
             if fault["type"] == "int_parsing" and _is_float(fault["input"]):
                 hints.append(f"YAML takes that for text: write {float(fault['input']):.0f}")
             faults.append(f"{path}: {_fault_words(fault)} (value {_shown(fault['input'])})")
-    if len(found) > MOST_FAULTS:
-        faults.append(f"and {len(found) - MOST_FAULTS} faults more")
+    if len(found) > MAX_FAULTS:
+        faults.append(f"and {len(found) - MAX_FAULTS} faults more")
     return HolmesError(f"{source}: " + "; ".join(faults), _hint(cls, "; ".join(dict.fromkeys(hints))))
 
 
@@ -163,4 +163,4 @@ def _keys(cls: type[BaseModel]) -> str:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + "..."

@@ -18,15 +18,15 @@ import yaml
 from holmes_core.errors import HolmesError
 from holmes_core.records.regular_file import MIB, read_regular
 
-MOST_JSON_BYTES = 64 * MIB
-MOST_YAML_BYTES = 2 * MIB  # 20,000 hosts of 100 characters
-MOST_VALUES = 300_000
-MOST_FOREIGN_VALUES = 4_000_000  # `kubectl get nodes -o json` has some 800 a node
-MOST_YAML_MARKS = 150_000  # between its values; 12,500 hosts with addresses have 75,000
-MOST_LEVELS = 60
-MOST_WHOLE_NUMBER = 2**63
+MAX_JSON_BYTES = 64 * MIB
+MAX_YAML_BYTES = 2 * MIB  # 20,000 hosts of 100 characters
+MAX_VALUES = 300_000
+MAX_FOREIGN_VALUES = 4_000_000  # `kubectl get nodes -o json` has some 800 a node
+MAX_YAML_MARKS = 150_000  # between its values; 12,500 hosts with addresses have 75,000
+MAX_LEVELS = 60
+MAX_WHOLE_NUMBER = 2**63
 MAX_SHOWN = 60  # characters of a value, in an error
-MOST_NUMBER_LENGTH = 64  # characters of a number in YAML: base-60 numbers take time
+MAX_NUMBER_LENGTH = 64  # characters of a number in YAML: base-60 numbers take time
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
@@ -37,7 +37,7 @@ def read_plain(path: Path, make: str = "", inside: Path | None = None) -> object
         HolmesError: The file is malformed, or leads out of the folder `inside`. It names the file.
     """
     is_json = path.suffix in (".json", ".jsonl")
-    text = read_text(path, MOST_JSON_BYTES if is_json else MOST_YAML_BYTES, make, inside)
+    text = read_text(path, MAX_JSON_BYTES if is_json else MAX_YAML_BYTES, make, inside)
     return _explained(json_values if is_json else _yaml_values, text, str(path))
 
 
@@ -48,7 +48,7 @@ def parse_yaml(text: str, source: str) -> object:
 
 def parse_foreign_json(text: str, source: str) -> object:
     """Parse JSON that another program, `source`, wrote. Raises HolmesError naming it and the fault."""
-    return _explained(lambda text: json_values(text, MOST_FOREIGN_VALUES), text, source)
+    return _explained(lambda text: json_values(text, MAX_FOREIGN_VALUES), text, source)
 
 
 def _explained(read: Callable[[str], object], text: str, source: str) -> object:
@@ -81,7 +81,7 @@ def read_text(path: Path, most_bytes: int, make: str = "", inside: Path | None =
         raise HolmesError(f"{path}: not text: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
 
 
-def json_values(text: str, most: int = MOST_VALUES) -> Any:
+def json_values(text: str, most: int = MAX_VALUES) -> Any:
     """Parse JSON. Raises only ValueError (JSONDecodeError), before much memory is spent."""
     if sum(map(text.count, (",", "[", "{"))) > most:
         raise ValueError(_too_many(most))
@@ -94,8 +94,8 @@ def json_values(text: str, most: int = MOST_VALUES) -> Any:
 
 
 def _yaml_values(text: str) -> object:
-    if sum(map(text.count, (",", "[", "{", "\n", ":", "- ", "? "))) > MOST_YAML_MARKS:
-        raise ValueError(f"holds more than {MOST_YAML_MARKS} commas, colons, lines and brackets")
+    if sum(map(text.count, (",", "[", "{", "\n", ":", "- ", "? "))) > MAX_YAML_MARKS:
+        raise ValueError(f"holds more than {MAX_YAML_MARKS} commas, colons, lines and brackets")
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
@@ -107,7 +107,7 @@ def _yaml_values(text: str) -> object:
         loader.dispose()
 
 
-def _check(data: object, most: int = MOST_VALUES) -> None:
+def _check(data: object, most: int = MAX_VALUES) -> None:
     """Raise ValueError where plain data, or its YAML nodes, are too many, too deep or too long."""
     waiting, count = [iter((data,))], 0
     while waiting:
@@ -124,7 +124,7 @@ def _check(data: object, most: int = MOST_VALUES) -> None:
         inside = _inside(value)
         if inside is not None:
             waiting.append(inside)
-            if len(waiting) > MOST_LEVELS + 1:
+            if len(waiting) > MAX_LEVELS + 1:
                 raise ValueError(_too_deep())
 
 
@@ -139,9 +139,9 @@ def _inside(value: object) -> Iterator[object] | None:
 
 
 def _check_number(value: object) -> None:
-    if isinstance(value, int) and not -MOST_WHOLE_NUMBER < value < MOST_WHOLE_NUMBER:
+    if isinstance(value, int) and not -MAX_WHOLE_NUMBER < value < MAX_WHOLE_NUMBER:
         raise ValueError(f"a whole number of {value.bit_length()} bits; Holmes takes 63")
-    if isinstance(value, yaml.ScalarNode) and value.tag in _NUMBERS and len(value.value) > MOST_NUMBER_LENGTH:
+    if isinstance(value, yaml.ScalarNode) and value.tag in _NUMBERS and len(value.value) > MAX_NUMBER_LENGTH:
         raise ValueError(f"line {value.start_mark.line + 1}: a number of {len(value.value)} characters")
 
 
@@ -170,7 +170,7 @@ def _too_many(most: int) -> str:
 
 
 def _too_deep() -> str:
-    return f"nested more than {MOST_LEVELS} levels deep"
+    return f"nested more than {MAX_LEVELS} levels deep"
 
 
 class YamlLines:
@@ -194,7 +194,7 @@ class YamlLines:
         if self._path.suffix in (".json", ".jsonl"):
             return None
         with contextlib.suppress(yaml.YAMLError):  # the file may be half written
-            return yaml.compose(read_text(self._path, MOST_YAML_BYTES), yaml.SafeLoader)
+            return yaml.compose(read_text(self._path, MAX_YAML_BYTES), yaml.SafeLoader)
         return None
 
 

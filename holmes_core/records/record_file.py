@@ -22,14 +22,14 @@ from pydantic import BaseModel
 from holmes_core.errors import HolmesError
 from holmes_core.own_key import is_own, signature
 from holmes_core.records.parse_record import parse, record_in
-from holmes_core.records.plain_data import MOST_JSON_BYTES, MOST_VALUES, YamlLines, json_values, read_plain
+from holmes_core.records.plain_data import MAX_JSON_BYTES, MAX_VALUES, YamlLines, json_values, read_plain
 from holmes_core.records.record import FileRecord, Record
 from holmes_core.records.regular_file import MIB, open_regular
 
 R = TypeVar("R", bound=Record)
 F = TypeVar("F", bound=FileRecord)
 
-MOST_OWN_BYTES = 512 * MIB  # an inventory of 12,500 hosts with eight GPUs has 200
+MAX_OWN_BYTES = 512 * MIB  # an inventory of 12,500 hosts with eight GPUs has 200
 _HEADER = ("kind", "digest", "signature")
 _SIGNED = re.compile(rb'{\n "kind": "(\w+)",\n "digest": "([\w:]+)",\n "signature": "([\w:-]+)"')
 _KEY = re.compile(rb'\n "(\w+)": ')  # in the text that `json_parts` makes
@@ -126,7 +126,7 @@ def read_any(classes: Sequence[type[FileRecord]], path: Path, inside: Path | Non
 def _kind_of(path: Path, inside: Path | None) -> str | None:
     """Return the kind that the file's first lines claim; None where they claim none, or cannot be read."""
     try:
-        with open_regular(path, MOST_OWN_BYTES, inside) as file:
+        with open_regular(path, MAX_OWN_BYTES, inside) as file:
             claimed = _KIND.search(file.read(_HEADER_BYTES))
     except OSError:
         return None
@@ -142,10 +142,10 @@ def _read_as_written(cls: type[F], path: Path, inside: Path | None) -> Signed[F]
         return None
     try:
         with (
-            open_regular(path, MOST_OWN_BYTES, inside) as file,
+            open_regular(path, MAX_OWN_BYTES, inside) as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
         ):
-            if len(text) > MOST_JSON_BYTES and not _claims_to_be_own(text):
+            if len(text) > MAX_JSON_BYTES and not _claims_to_be_own(text):
                 return None
             fields = dict(_fields_as_written(cls, text))
         kind, digest, claimed = (fields.pop(name, None) for name in _HEADER)
@@ -201,6 +201,6 @@ def _bounded(text: bytes) -> bytes:
     Raises:
         ValueError: It holds more.
     """
-    if text.count(b",") + text.count(b"[") > MOST_VALUES:
+    if text.count(b",") + text.count(b"[") > MAX_VALUES:
         raise ValueError("more values than a record has")
     return text

@@ -12,7 +12,7 @@ from holmes_core.remote.ssh_settings import ALGORITHMS, CERTIFICATE
 _KEY_FIELDS = {"ssh-ed25519": 1, "ssh-rsa": 2, **{name: 2 for name in ALGORITHMS if "ecdsa" in name}}
 _HOST = 2  # the kind of a certificate for hosts; 1 is for users
 _FOR_EVER = (1 << 64) - 1
-_MOST_PRINCIPALS = 256  # as in OpenSSH's sshkey.c
+_MAX_PRINCIPALS = 256  # as in OpenSSH's sshkey.c
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def _check_signature(authority: bytes, signed: bytes, signature: bytes) -> None:
 def _texts(data: bytes) -> tuple[str, ...]:
     reader, found = _Reader(data), list[str]()
     while reader.at < len(data):
-        if len(found) == _MOST_PRINCIPALS:
-            raise ValueError(f"more than {_MOST_PRINCIPALS} names")
+        if len(found) == _MAX_PRINCIPALS:
+            raise ValueError(f"more than {_MAX_PRINCIPALS} names")
         found.append(reader.text())
     return tuple(found)
 

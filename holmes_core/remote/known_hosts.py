@@ -24,7 +24,7 @@ from holmes_core.records.regular_file import MIB, read_regular
 from holmes_core.remote.ssh_settings import SshSettings
 
 CERTIFICATE_AUTHORITY, REVOKED = "@cert-authority", "@revoked"
-MOST_BYTES = 64 * MIB
+MAX_BYTES = 64 * MIB
 _HASHED = "|1|"
 _ANSWER_S = 30.0
 _ONE_AT_A_TIME = threading.Lock()
@@ -128,7 +128,7 @@ def _lines_in(file: Path) -> tuple[KnownLine, ...]:
 @functools.lru_cache(maxsize=16)
 def _parsed(file: Path, _mtime_ns: int, _size_bytes: int) -> tuple[KnownLine, ...]:
     """Parse the file. Time and size are arguments so that a changed file is parsed anew."""
-    text = read_regular(file, MOST_BYTES).decode(errors="replace")
+    text = read_regular(file, MAX_BYTES).decode(errors="replace")
     found = (_parsed_line(file, number, line) for number, line in enumerate(text.split("\n"), 1))
     return tuple(line for line in found if line is not None)
 

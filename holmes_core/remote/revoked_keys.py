@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holmes_core.errors import HostError
 from holmes_core.records.regular_file import read_regular
-from holmes_core.remote.known_hosts import MOST_BYTES, parsed_key, type_of
+from holmes_core.remote.known_hosts import MAX_BYTES, parsed_key, type_of
 
 _KRL = b"SSHKRL\n\0"  # the first bytes of one: OpenSSH, PROTOCOL.krl
 _ANSWER_S = 30.0
@@ -23,7 +23,7 @@ def is_revoked(host: str, file: Path, offered: bytes, keys: tuple[bytes, ...]) -
         HostError: The file cannot be read. ssh trusts no host then either.
     """
     try:
-        data = read_regular(file, MOST_BYTES)
+        data = read_regular(file, MAX_BYTES)
     except OSError as error:
         raise _not_read(host, file, f"cannot be read: {error.strerror or error}") from None
     if data.startswith(_KRL):

@@ -34,7 +34,7 @@ from holmes_core.remote.user_keys import UserKeys
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_PACKET_BYTES = 256 << 10  # PACKET_MAX_SIZE of OpenSSH's packet.h
-MOST_JUMPS = 16
+MAX_JUMPS = 16
 
 
 class SshConnection(Connection):
@@ -119,8 +119,8 @@ def _log_in(
     `jumps_before`: hosts of a ProxyJump list to pass before this one, instead of its own proxy.
     `onward`: the hosts that are reached through this one.
     """
-    if len(onward) > MOST_JUMPS:
-        text = f"ProxyJump leads through more than {MOST_JUMPS} hosts: {', '.join((host, *onward)[:6])}, ..."
+    if len(onward) > MAX_JUMPS:
+        text = f"ProxyJump leads through more than {MAX_JUMPS} hosts: {', '.join((host, *onward)[:6])}, ..."
         raise HostError(
             host, "unreachable", text, "correct the SSH configuration: hosts jump through one another there"
         )

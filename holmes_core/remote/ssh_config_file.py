@@ -15,8 +15,8 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.regular_file import MIB, read_regular
 
 SYSTEM_FILE = Path("/etc/ssh/ssh_config")
-MOST_BYTES = 2 * MIB
-MOST_FILES = 256
+MAX_BYTES = 2 * MIB
+MAX_FILES = 256
 DEEPEST = 16  # as in OpenSSH's readconf.c
 _CRITERIA = {"host", "originalhost", "user", "localuser", "exec"}
 _ALONE = {"all", "canonical", "final"}
@@ -70,8 +70,8 @@ class _Reader:
     def lines(self, file: Path, outer: str, depth: int) -> Iterator[str]:
         """Yield the lines of `file`, which apply where the criteria `outer` of a `Match` are met."""
         self._count += 1
-        if depth > DEEPEST or self._count > MOST_FILES:
-            raise not_read(file, f"files include one another, more than {DEEPEST} deep or {MOST_FILES} in all")
+        if depth > DEEPEST or self._count > MAX_FILES:
+            raise not_read(file, f"files include one another, more than {DEEPEST} deep or {MAX_FILES} in all")
         text = _text(file)
         if not _NOT_PLAIN.search(text) and not outer:
             yield from text.split("\n")  # the usual file, with hundreds of hosts
@@ -113,7 +113,7 @@ def _text(file: Path) -> str:
     if file == Path(os.devnull):
         return ""
     try:
-        return read_regular(file, MOST_BYTES).decode()
+        return read_regular(file, MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise not_read(file, getattr(error, "strerror", None) or error) from None
 

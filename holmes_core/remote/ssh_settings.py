@@ -16,7 +16,7 @@ from holmes_core.records.ssh_names import MAX_SHOWN, checked_ssh_host, checked_s
 from holmes_core.remote.ssh_config_file import PERCENT, not_read, read_ssh_config, written_out
 
 SSH_PORT = 22
-LEAST_RSA_BITS = 1024
+MIN_RSA_BITS = 1024
 ALGORITHMS = (
     "ssh-ed25519",
     "ecdsa-sha2-nistp256",
@@ -59,7 +59,7 @@ class SshSettings:
     """True if HostKeyAlgorithms fixes the order; else algorithms of the host's known keys come first."""
     authority_algorithms: tuple[str, ...] = ALGORITHMS
     """CASignatureAlgorithms: the signatures that the authority of a host's certificate may use."""
-    least_rsa_bits: int = LEAST_RSA_BITS
+    least_rsa_bits: int = MIN_RSA_BITS
     """RequiredRSASize."""
     known_hosts_command: tuple[str, ...] = ()
     """KnownHostsCommand, which prints known-hosts lines; `%H` in it stands for the name that is looked up."""
@@ -122,7 +122,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         key_algorithms=_assembled(algorithms, (*CERTIFIED, *ALGORITHMS)),
         keeps_order=algorithms[:1] not in ("+", "-"),
         authority_algorithms=_assembled(found.get("casignaturealgorithms", "+"), ALGORITHMS),
-        least_rsa_bits=_number(file, found, "requiredrsasize", LEAST_RSA_BITS),
+        least_rsa_bits=_number(file, found, "requiredrsasize", MIN_RSA_BITS),
         known_hosts_command=_command(file, found.get("knownhostscommand", "none"), words),
         certificate_files=tuple(map(str, _paths(found.get("certificatefile", "none"), words))),
         revoked=_paths(found.get("revokedhostkeys", "none"), words),

@@ -21,7 +21,7 @@ from holmes_runtime.config.messages import NodeGpu
 from holmes_runtime.config.node_config import GpuClaim
 
 _NAME = re.compile(r"@holmes-gpu/([\w-]+)/(\d+)/([\w.-]+)/([\w-]+)/(\d+)$", re.ASCII)
-_MOST_USER = 16  # characters: a name of a socket has 107 bytes
+_MAX_USER = 16  # characters: a name of a socket has 107 bytes
 NOT_KNOWN = "not known"
 SOCKETS = Path("/proc/net/unix")
 
@@ -102,7 +102,7 @@ def _user(uid: int) -> str:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
         name = str(uid)
-    return re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:_MOST_USER]
+    return re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:_MAX_USER]
 
 
 def read_claims(sockets: str) -> Iterator[GpuClaim]:

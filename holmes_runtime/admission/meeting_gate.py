@@ -16,7 +16,7 @@ from threading import Lock, Thread
 
 from holmes_runtime.admission.proof import NotProven
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, listening, see_user
-from holmes_runtime.config.meeting_words import EVERY_CONNECTION, MOST_LINE_BYTES, FromMeeting, ToMeeting
+from holmes_runtime.config.meeting_words import EVERY_CONNECTION, MAX_LINE_BYTES, FromMeeting, ToMeeting
 
 PAUSE_S = 0.1
 SEND_S = 5
@@ -72,7 +72,7 @@ class MeetingGate:
                 self._connections[number] = connection
             try:
                 with connection.makefile("rb") as lines:
-                    while (line := lines.readline(MOST_LINE_BYTES)).endswith(b"\n"):
+                    while (line := lines.readline(MAX_LINE_BYTES)).endswith(b"\n"):
                         self._report(ToMeeting(number, line[:-1].decode()))
             finally:
                 with self._lock:

@@ -30,7 +30,7 @@ PROOF_S = 10.0
 FIRST_NODE_S = 300.0  # another node may be started that much earlier than the first
 AT_ONCE = 256
 LAST_ADMITTED = 32  # their first packets may still be on their way
-MOST_FILES = 1 << 16
+MAX_FILES = 1 << 16
 PORTS_TRIED = 100
 _BACKLOG = 1024
 
@@ -111,7 +111,7 @@ class StoreGate:
     def open(self) -> None:
         """Start to carry connections, in threads that end with the process."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most if 0 <= most < MOST_FILES else MOST_FILES, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most if 0 <= most < MAX_FILES else MAX_FILES, most))
         self._carrier.start()
         Thread(target=self._take, args=(self._listener, see_user), daemon=True).start()
         if self._entrance is not None:

@@ -20,7 +20,7 @@ from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RAN
 from holmes_runtime.config.rank_grid import Rank
 
 COMING = "coming"  # the name of a save until all its files are there
-MOST_PART = 0.5  # of the memory that is free, for all ranks of a host: NCCL, data and others need some too
+MAX_PART = 0.5  # of the memory that is free, for all ranks of a host: NCCL, data and others need some too
 MEMORY = Path("/proc/meminfo")
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 62
@@ -90,7 +90,7 @@ class MemoryFiles:
         beside_nccl_bytes = shutil.disk_usage(folder).free - SHM_BYTES_PER_RANK * len(self._beside)
         free_bytes = min(beside_nccl_bytes, _available_bytes()) + _bytes_in(folder)
         wanted_bytes = size_bytes * len(self._beside)
-        if wanted_bytes > MOST_PART * free_bytes:
+        if wanted_bytes > MAX_PART * free_bytes:
             ranks = f"{len(self._beside)} ranks want {wanted_bytes / 1e9:.1f} GB"
             raise OSError(f"{ranks}, of {free_bytes / 1e9:.1f} GB that are free they may take half")
 

@@ -21,7 +21,7 @@ from holmes_runtime.admission.keyed_frames import TAG_BYTES
 from holmes_runtime.admission.own_sockets import JUST_MS, bytes_on_way, is_moving
 from holmes_runtime.comm.keyed_exchange import KeyedExchange
 
-LEAST_BYTES, MOST_BYTES = 1 << 16, 1 << 22  # of a chunk; the first has the least
+MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 22  # of a chunk; the first has the least
 SIZE_BYTES = 8  # of the number that comes after its content
 LOOK_EVERY_S = JUST_MS / 1e3  # interval of looks at training traffic; what moved just now has hardly stopped before
 
@@ -54,12 +54,12 @@ class Pace:
     ) -> None:
         self._duration_s, self._latest_s, self._connections = duration_s, latest_s, connections
         self._hurry, self._began_s = Event(), time.monotonic()
-        self._chunk_bytes, self._way_bytes = LEAST_BYTES, MOST_BYTES
+        self._chunk_bytes, self._way_bytes = MIN_BYTES, MAX_BYTES
 
     def begin(self) -> None:
         """Note that the exchange begins now."""
         self._began_s = time.monotonic()
-        self._way_bytes = min(MOST_BYTES, max(map(bytes_on_way, self._connections), default=MOST_BYTES))
+        self._way_bytes = min(MAX_BYTES, max(map(bytes_on_way, self._connections), default=MAX_BYTES))
 
     def hurry(self) -> None:
         """Let the exchange go as fast as it can from now on."""
@@ -81,8 +81,8 @@ class Pace:
             self._chunk_bytes *= 2
         # During training at most what fills the path, as its next message may have to wait for all of a chunk.
         goes_first = self._hurry.is_set() or time.monotonic() >= until_s
-        most_bytes = MOST_BYTES if goes_first else self._way_bytes
-        self._chunk_bytes = max(LEAST_BYTES, min(self._chunk_bytes, most_bytes))
+        most_bytes = MAX_BYTES if goes_first else self._way_bytes
+        self._chunk_bytes = max(MIN_BYTES, min(self._chunk_bytes, most_bytes))
         return self._chunk_bytes
 
     def _yield(self, until_s: float) -> bool:
@@ -133,7 +133,7 @@ class _Chunks:
     """The transfer under way from rank `source` to rank `target`: its current chunk, and the size of the next."""
 
     def __init__(self, size_bytes: int, keyed: KeyedExchange, source: int, target: int) -> None:
-        self.left_bytes, self._next_bytes = size_bytes, LEAST_BYTES
+        self.left_bytes, self._next_bytes = size_bytes, MIN_BYTES
         self._keyed, self._source, self._target, self._number = keyed, source, target, 0
         self._buffer, self.content, self._size = bytearray(), memoryview(b""), memoryview(b"")
         self._tag = memoryview(b"")
@@ -167,4 +167,4 @@ class _Chunks:
 
     def follow(self) -> None:
         """Read the size of the next chunk, limited to the most a chunk may have, whatever the peer sent."""
-        self._next_bytes = min(MOST_BYTES, max(1, int.from_bytes(self._size, "little")))
+        self._next_bytes = min(MAX_BYTES, max(1, int.from_bytes(self._size, "little")))

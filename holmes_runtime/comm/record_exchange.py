@@ -22,7 +22,7 @@ from holmes_runtime.config.strict_json import MAX_VALUES, parse, to_json
 Record = TypeVar("Record")
 SIZE_BYTES = 8
 HEAD, RECORD = "the size of a control record", "a control record"
-MOST_BYTES = 1 << 26  # of one record: a rank of a 7B model sends 0.1 MB at a save
+MAX_BYTES = 1 << 26  # of one record: a rank of a 7B model sends 0.1 MB at a save
 
 
 class _Refusing:
@@ -89,9 +89,9 @@ def _padded(record: object, group: ProcessGroup | None) -> tuple[list[_Head], Te
         said, tag = came[:-TAG_BYTES], came[-TAG_BYTES:]
         exchange.check(rank, HEAD, tag, said)
         heads.append(_Head(exchange, rank, int.from_bytes(said[:SIZE_BYTES], "big"), said[SIZE_BYTES:]))
-        if not 0 < heads[-1].size <= MOST_BYTES:
+        if not 0 < heads[-1].size <= MAX_BYTES:
             size = heads[-1].size
-            raise RuntimeError(f"rank {rank} of a group sends a {name} of {size} bytes; {MOST_BYTES} are the most")
+            raise RuntimeError(f"rank {rank} of a group sends a {name} of {size} bytes; {MAX_BYTES} are the most")
     padded = torch.zeros(max(each.size for each in heads), dtype=torch.uint8)
     padded[: len(encoded)] = torch.frombuffer(encoded, dtype=torch.uint8)
     return heads, padded

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-LEAST_PART = 16384  # elements: smaller messages are as fast in one part
+MIN_PART = 16384  # elements: smaller messages are as fast in one part
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def start_receive(tensor: Tensor, source: int, group: ProcessGroup | None) -> Tr
 
 def _parts(tensor: Tensor, group: ProcessGroup | None) -> Sequence[Tensor]:
     """Return the parts in which a message of this size travels: the same at both ends."""
-    streams = _streams(group) if tensor.numel() >= 2 * LEAST_PART else 1
+    streams = _streams(group) if tensor.numel() >= 2 * MIN_PART else 1
     if streams == 1:
         return (tensor,)
-    return tensor.view(-1).chunk(min(streams, tensor.numel() // LEAST_PART))
+    return tensor.view(-1).chunk(min(streams, tensor.numel() // MIN_PART))
 
 
 def _streams(group: ProcessGroup | None) -> int:

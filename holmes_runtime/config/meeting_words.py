@@ -13,7 +13,7 @@ MEETING = "HOLMES_MEETING"
 PLACE = "islands"
 """The prefix of all keys of islands at the rendezvous."""
 EVERY_CONNECTION = 0
-MOST_LINE_BYTES = 1 << 22  # the longest are ranks' layouts, some hundred kilobytes
+MAX_LINE_BYTES = 1 << 22  # the longest are ranks' layouts, some hundred kilobytes
 
 
 LEFT, LOST, SILENT = "left", "lost", "silent"

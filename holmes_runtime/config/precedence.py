@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from holmes_runtime.config.schedule import DEEPENED, ActionKind, Schedule, ScheduleName, make_schedule, warmups
 
-MOST_KEPT = 48  # schedules in the cache: those for the placements of two or three pipeline degrees
+MAX_KEPT = 48  # schedules in the cache: those for the placements of two or three pipeline degrees
 NOTHING = 0  # the number of no action: it ended, and its message arrived, before the step began
 
 FIRST_FORWARD, FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)
@@ -39,7 +39,7 @@ class Precedence:
     last: tuple[int, ...]
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MAX_KEPT)
 def precedence_of(
     name: ScheduleName, pp: int, num_microbatches: int, chunks: int = 1, extra_in_flight: Sequence[int] = ()
 ) -> Precedence:

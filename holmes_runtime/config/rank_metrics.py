@@ -120,7 +120,7 @@ class RankNotice(NamedTuple):
     bad_lines_skipped: int = 0
 
 
-MOST_SPANS = 200_000  # in a rank's trace
+MAX_SPANS = 200_000  # in a rank's trace
 
 
 class RankTrace(NamedTuple):

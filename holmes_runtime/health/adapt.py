@@ -17,7 +17,7 @@ Settings = tuple[EdgeSettings, ...]
 """By earlier pipeline rank."""
 
 WORTH = 1.02  # a step longer by less is no reason to lose anything, nor to take memory
-LEAST_GAIN = 1.05  # a step that is as much faster is worth a change: less may be noise
+MIN_GAIN = 1.05  # a step that is as much faster is worth a change: less may be noise
 
 
 def adapt(plan: RunConfig, config: RunConfig, measured: Measured) -> Settings:
@@ -29,7 +29,7 @@ def adapt(plan: RunConfig, config: RunConfig, measured: Measured) -> Settings:
     estimate, now = StepEstimate(config, measured), config.edge_settings
     best = choose(plan, estimate)
     now_s, best_s = estimate.step_s(now), estimate.step_s(best)
-    is_faster = now_s > best_s * LEAST_GAIN
+    is_faster = now_s > best_s * MIN_GAIN
     is_as_good = best_s <= now_s * WORTH and (best == plan.edge_settings or _loses_less(best, now))
     return best if is_faster or is_as_good else now
 

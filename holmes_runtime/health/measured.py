@@ -14,7 +14,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import DEEPENED, make_schedule
 from holmes_runtime.health.pipeline_seconds import PipelineTimes, pipeline_s
 
-MOST_SIMULATED = 64  # micro-batches of a step, and at most a round of pp more
+MAX_SIMULATED = 64  # micro-batches of a step, and at most a round of pp more
 
 
 class EdgeTime(NamedTuple):
@@ -87,7 +87,7 @@ class StepEstimate:
     def round_s(self, settings: Sequence[EdgeSettings]) -> float:
         """Seconds by which a round of pp more micro-batches makes that longer: the pace of the full pipeline."""
         pp = self._config.pp
-        many = max(2, MOST_SIMULATED // pp) * pp
+        many = max(2, MAX_SIMULATED // pp) * pp
         return max(
             self._simulated_s(replica, settings, many) - self._simulated_s(replica, settings, many - pp)
             for replica in range(self._config.dp)
@@ -107,7 +107,7 @@ class StepEstimate:
     def _replica_s(self, replica: int, settings: Sequence[EdgeSettings]) -> float:
         """In the steady state every round of pp micro-batches is like the last: of many, some are left out."""
         count, pp = self._config.microbatches[replica], self._config.pp
-        rounds_left_out = (count - MOST_SIMULATED) // pp
+        rounds_left_out = (count - MAX_SIMULATED) // pp
         if rounds_left_out <= 0:
             return self._simulated_s(replica, settings, count)
         long_s, short_s = (self._simulated_s(replica, settings, count - (rounds_left_out + n) * pp) for n in (0, 1))

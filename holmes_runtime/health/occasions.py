@@ -13,8 +13,8 @@ EVERY_STEPS = 200
 SOON_STEPS = 20  # after a change or a reason, and then twice as long each time: what was slow may recover
 
 WARM_UP_STEPS = 3  # of the run, and when it has become another: they do not show the usual step
-LEAST_KNOWN = 5  # steps that make something usual
-MOST_KNOWN = 20
+MIN_KNOWN = 5  # steps that make something usual
+MAX_KNOWN = 20
 UNUSUAL = 1.3  # how many times as long a step must take, or as short
 UNUSUAL_STEPS = 2  # in a row: one may be anything
 
@@ -27,7 +27,7 @@ class UsualStep:
 
     def forget(self) -> None:
         """Forget all steps: the run has changed."""
-        self._recent_s: deque[float] = deque(maxlen=MOST_KNOWN)
+        self._recent_s: deque[float] = deque(maxlen=MAX_KNOWN)
         self._to_ignore, self._unusual = WARM_UP_STEPS, 0
 
     def add(self, step_s: float) -> bool:
@@ -38,7 +38,7 @@ class UsualStep:
         if self._to_ignore > 0:
             self._to_ignore -= 1
             return False
-        if len(self._recent_s) >= LEAST_KNOWN:
+        if len(self._recent_s) >= MIN_KNOWN:
             ratio = step_s / median(self._recent_s)
             if not 1 / UNUSUAL <= ratio <= UNUSUAL:
                 self._unusual += 1

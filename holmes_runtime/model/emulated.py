@@ -28,7 +28,7 @@ EMULATED_TABLE = "layers.table.weight"  # of a tied model under a pipeline, on i
 GRADIENT_READY = 0.75
 # The share of a layer's backward that zero-bubble may delay: a matrix costs as much for its weights as for its input.
 WEIGHT_HALF = 0.5
-MOST_OVERSLEPT_S = 0.005  # lateness of timers on a busy machine; a process that is held up for longer is slow
+MAX_OVERSLEPT_S = 0.005  # lateness of timers on a busy machine; a process that is held up for longer is slow
 
 
 class ComputeClock:
@@ -50,7 +50,7 @@ class ComputeClock:
         left_s = self._deadline_s - time.monotonic()
         if left_s > 0:
             time.sleep(left_s)
-            self._late_s = min(MOST_OVERSLEPT_S, time.monotonic() - self._deadline_s)
+            self._late_s = min(MAX_OVERSLEPT_S, time.monotonic() - self._deadline_s)
 
 
 class _Weight(torch.autograd.Function):

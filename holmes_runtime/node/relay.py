@@ -26,9 +26,9 @@ COMMANDS_PIPE = "commands"
 WAKING_PIPE = "waking"  # where the agent rouses its relay for a message that does not wait
 AGENT_FILE = "agent.json"
 POLL_S = 0.1
-MOST_LOOK_S = 1.0
+MAX_LOOK_S = 1.0
 PATIENCE_S = 5.0
-_MOST_WAITING_BYTES = 1 << 20
+_MAX_WAITING_BYTES = 1 << 20
 
 
 def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave_alone: bool = False) -> None:
@@ -41,9 +41,9 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
     deadline: float | None = None
     waking = os.open(folder / WAKING_PIPE, os.O_RDWR | os.O_NONBLOCK)  # a writer of our own: the pipe never ends
     while True:
-        if deadline is None and len(waiting) < _MOST_WAITING_BYTES:
+        if deadline is None and len(waiting) < _MAX_WAITING_BYTES:
             ended = ended or has_ended()
-            fresh = messages.read(_MOST_WAITING_BYTES)
+            fresh = messages.read(_MAX_WAITING_BYTES)
             waiting += fresh
             if ended and not fresh:
                 waiting += encode(AgentEnded())
@@ -56,7 +56,7 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
         readable, writable, _ = select.select([waking, 0] if heard else [], takers, [], POLL_S)
         if waking in readable:
             with contextlib.suppress(BlockingIOError):  # another relay has read it first
-                os.read(waking, _MOST_WAITING_BYTES)
+                os.read(waking, _MAX_WAITING_BYTES)
         if 0 in readable:
             heard = _pass_on(folder)
         if writable:
@@ -90,7 +90,7 @@ class AgentAsChild:
     def _end_if_stopped(self) -> None:
         """A look counts for a second at most: this process may have been stopped along with the agent."""
         now_s = time.monotonic()
-        since_s, self._looked_s = min(now_s - self._looked_s, MOST_LOOK_S), now_s
+        since_s, self._looked_s = min(now_s - self._looked_s, MAX_LOOK_S), now_s
         process = read_process(self._pid)
         self._stopped_s = self._stopped_s + since_s if process is not None and process.state == "T" else 0.0
         if self._stopped_s > self._most_stopped_s:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
-MOST_KEPT_BYTES = 16 << 20
+MAX_KEPT_BYTES = 16 << 20
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01  # FALLOC_FL_* of linux/falloc.h
 
 
@@ -20,7 +20,7 @@ class Tail:
     more than `most_kept_bytes` stay on the disk, where the file system can free a file's start: not on NFS before 4.2.
     """
 
-    def __init__(self, path: Path, most_kept_bytes: int = MOST_KEPT_BYTES) -> None:
+    def __init__(self, path: Path, most_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._path = path
         self._offset = self._freed = 0
         self._most_kept_bytes = most_kept_bytes

@@ -21,7 +21,7 @@ from holmes_runtime.outer.outer_step import digest_of
 
 PIECE = 1 << 16  # fp32 numbers, which take a tenth of a second at 20 Mbit/s
 POSTED = 64  # pieces that a newcomer is ready for before they come, so that none costs a round trip
-LEAST_SHARE_S = 1.0  # then a piece follows though an exchange is under way: where the wire is slow, one always is
+MIN_SHARE_S = 1.0  # then a piece follows though an exchange is under way: where the wire is slow, one always is
 GIVER, NEWCOMER = 0, 1  # positions in their lanes
 
 Pieces = Iterator[list[tuple[OpenLane, Tensor]]]
@@ -55,7 +55,7 @@ class Giving:
         try:
             opened = self._maker.open(self._lanes, GIVER, self._name)
             for pieces in _pieces(opened, states):
-                self._is_free.wait(LEAST_SHARE_S)
+                self._is_free.wait(MIN_SHARE_S)
                 parcels = [Parcel(lane, piece, (NEWCOMER,), {}) for lane, piece in pieces]
                 self.sent_bytes += carry(parcels, self._maker.streams)
             _compare(self._maker, opened, states, GIVER, self._name)

@@ -27,7 +27,7 @@ from holmes_runtime.outer.outcome import Offer, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import Outgoing, arrived, digest_of, outer_step, outgoing, sum_of
 
-MOST_FAILURES = 5  # of one exchange, each after islands agreed to hold it
+MAX_FAILURES = 5  # of one exchange, each after islands agreed to hold it
 
 Done = TypeVar("Done")
 
@@ -69,7 +69,7 @@ class IslandExchange:
         """Take part in one outer sync; an island that is behind repeats it until it has the others' state.
 
         Raises:
-            RuntimeError: none took place in `MOST_FAILURES` tries.
+            RuntimeError: none took place in `MAX_FAILURES` tries.
         """
         began_s = time.monotonic()
         # A called island arrives after the step it is in.
@@ -79,7 +79,7 @@ class IslandExchange:
         if offer.exchange >= self._fragments.last:  # an island that misses it ends with another model
             patience = Patience(ahead_s, ahead_s, lost_s=grace_s)
         follows, trouble = "", ""
-        for _ in range(MOST_FAILURES):
+        for _ in range(MAX_FAILURES):
             self._is_free.clear()
             try:
                 outcome = self._hold_once(offer, patience, follows)
@@ -93,7 +93,7 @@ class IslandExchange:
                 self._is_free.set()
             if self._rank == 0:
                 print(trouble, flush=True)
-        raise RuntimeError(f"islands: exchange {offer.exchange} failed {MOST_FAILURES} times; the last time: {trouble}")
+        raise RuntimeError(f"islands: exchange {offer.exchange} failed {MAX_FAILURES} times; the last time: {trouble}")
 
     def _hold_once(self, offer: Offer, patience: Patience, follows: str) -> Outcome:
         """Take part in rounds until one has an outcome. Raises NotHeldError or NotGivenError if one fails."""

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from holmes_runtime.admission.keyed_frames import tag_of
 from holmes_runtime.comm.group_opening import GlooInterface, make_gloo
-from holmes_runtime.comm.streams import LEAST_PART
+from holmes_runtime.comm.streams import MIN_PART
 from holmes_runtime.outer.decision import Coming
 from holmes_runtime.outer.lanes import Cell, Lane, lanes_of
 from holmes_runtime.outer.meeting import Meeting
@@ -128,4 +128,4 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 def _parts(tensor: Tensor, streams: int) -> Sequence[Tensor]:
     """Return the parts of a tensor, one per connection; the same at both ends."""
-    return tensor.chunk(max(1, min(streams, tensor.numel() // LEAST_PART)))
+    return tensor.chunk(max(1, min(streams, tensor.numel() // MIN_PART)))

@@ -27,7 +27,7 @@ from holmes_runtime.outer.decision import Coming, Decision, Patience, Reached, d
 from holmes_runtime.outer.lanes import Layout, Piece
 
 LOOK_S = 1.0  # between two looks at who has arrived; a roster is seen at once
-LEAST_LOOK_S = 0.05
+MIN_LOOK_S = 0.05
 WATCH_S = 2.0  # between two checks that the participants are still alive
 DONE, FOLLOW, FAILED = "done", "follow", "failed"
 KEY_BYTES = 32
@@ -183,12 +183,12 @@ class Meeting:
         return [parse(Coming, self._store.get(key).decode()) for key in keys if self._store.check([key])]
 
     def _is_there(self, key: str, limit_s: float) -> bool:
-        """Return True if the key is set within the time, or within `LEAST_LOOK_S` if that is more.
+        """Return True if the key is set within the time, or within `MIN_LOOK_S` if that is more.
 
         A store counts whole milliseconds, and torch's `HashStore` takes 0 for no limit.
         """
         try:
-            self._store.wait([key], timedelta(seconds=max(limit_s, LEAST_LOOK_S)))
+            self._store.wait([key], timedelta(seconds=max(limit_s, MIN_LOOK_S)))
         except RuntimeError:
             return False
         return True

@@ -25,7 +25,7 @@ TYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 WITHOUT_HEAD = {"wte.weight": "transformer.", "embed_tokens.weight": "model."}
 """Prefix of all names in a model with a head, by the name of the token table in a model saved without one."""
 LENGTH_BYTES = 8
-MOST_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_DIMENSIONS, MAX_NUMBER = 64, 2**63 - 1  # torch's own limits
 
 
@@ -45,7 +45,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     with open_bounded(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
-        if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, MOST_HEADER_BYTES):
+        if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, MAX_HEADER_BYTES):
             raise ValueError(f"{file} is not a safetensors file: its header would have {length} of {size} bytes")
         text = opened.read(length)
     entries = json_object(file, text, keys_once=True)
@@ -104,7 +104,7 @@ def _full_names(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 def _indexed(index: Path) -> Iterable[str]:
     """Return the files that `index` names. Raise ValueError for anything but plain names."""
     try:
-        names = set(read_json_object(index, MOST_HEADER_BYTES)["weight_map"].values())
+        names = set(read_json_object(index, MAX_HEADER_BYTES)["weight_map"].values())
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{index} does not say which tensors are in which file: {error!r}") from None
     strange = [name for name in names if not isinstance(name, str) or Path(name).name != name]

@@ -8,7 +8,7 @@ from holmes_runtime.config.run_settings import OuterSync
 from launcher.islands.held_meeting import Meeting
 from launcher.islands.told import Told
 
-LEAST_SILENCE_S = 5.0  # nodes speak every 2 s
+MIN_SILENCE_S = 5.0  # nodes speak every 2 s
 
 
 @dataclass(frozen=True)
@@ -25,5 +25,5 @@ class IslandPart:
 
     def take_silence(self, unheard_s: float) -> None:
         """Report a host's silence of `unheard_s`; beyond the grace time the other islands stop waiting for this one."""
-        is_heard = unheard_s < max(self.outer_sync.grace_s, LEAST_SILENCE_S)
+        is_heard = unheard_s < max(self.outer_sync.grace_s, MIN_SILENCE_S)
         self.meeting.hear(self.outer_sync.island, is_heard)

@@ -14,14 +14,14 @@ from holmes_core.records.record_file import private_opener
 from holmes_core.records.regular_file import MIB, read_regular
 from holmes_runtime.config.checks import shown
 from holmes_runtime.config.messages import RankFile
-from holmes_runtime.config.rank_metrics import MOST_SPANS, RankTrace, rank_file
+from holmes_runtime.config.rank_metrics import MAX_SPANS, RankTrace, rank_file
 from holmes_runtime.config.strict_json import parse
 from launcher.journal.read_folder import reading
 
 FOLDER = "ranks"
-MOST_BYTES = 1 << 28  # of a file in the run's folder
-MAX_TRACE_BYTES = 32 * MIB  # unpacked: MOST_SPANS are 10 MB of text
-MAX_TRACE_VALUES = 10 * MOST_SPANS  # a span has 4, a name some commas of C++
+MAX_BYTES = 1 << 28  # of a file in the run's folder
+MAX_TRACE_BYTES = 32 * MIB  # unpacked: MAX_SPANS are 10 MB of text
+MAX_TRACE_VALUES = 10 * MAX_SPANS  # a span has 4, a name some commas of C++
 _GZIP = 31  # zlib's wbits for one gzip member with its checksum
 
 
@@ -35,8 +35,8 @@ class FilePart(NamedTuple):
 
 def misfit_of_part(message: RankFile) -> str | None:
     """Return why the message is no part of a rank's file; None if it is one."""
-    if not 0 <= message.offset < MOST_BYTES:
-        return f"RankFile from byte {message.offset} on; a file has at most {MOST_BYTES}"
+    if not 0 <= message.offset < MAX_BYTES:
+        return f"RankFile from byte {message.offset} on; a file has at most {MAX_BYTES}"
     try:
         base64.b64decode(message.data, validate=True)
     except ValueError:

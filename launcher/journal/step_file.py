@@ -18,7 +18,7 @@ from launcher.journal.run_events import MAX_STEPS, from_line, to_line
 from launcher.journal.step_metrics import StepMetrics
 
 METRICS_FILE = "metrics.jsonl"
-MOST_BYTES = 32 * MIB  # read in seconds, and 20,000 steps of 4 hosts
+MAX_BYTES = 32 * MIB  # read in seconds, and 20,000 steps of 4 hosts
 LONGEST_LINE = 4 * MIB  # of a step, with one entry for each interface of each host
 _NOT_EVALUATED = '"eval_loss": null'
 
@@ -26,7 +26,7 @@ _NOT_EVALUATED = '"eval_loss": null'
 class StepFile:
     """Appends steps, each at once. When it holds `most_bytes`, every other step of its first half is dropped."""
 
-    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Path, most_bytes: int = MAX_BYTES) -> None:
         self._path, self._most_bytes = folder / METRICS_FILE, most_bytes
         self._open()
 
@@ -81,7 +81,7 @@ def read_steps(folder: Path, most: int) -> list[StepMetrics]:
 def read_written(folder: Path, most: int) -> list[WrittenStep]:
     """Return the same steps, each with its time."""
     path = folder / METRICS_FILE
-    text = read_in(folder, path, 2 * MOST_BYTES)
+    text = read_in(folder, path, 2 * MAX_BYTES)
     if text is None:
         return []
     *lines, _ = text.split(b"\n")
@@ -99,7 +99,7 @@ def last_step(folder: Path) -> int | None:
     path = folder / METRICS_FILE
     if not is_there(path):
         return None
-    with open_in(folder, path, 2 * MOST_BYTES) as file, reading(path):
+    with open_in(folder, path, 2 * MAX_BYTES) as file, reading(path):
         file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
         last = file.read(LONGEST_LINE).rpartition(b"\n")[0].rpartition(b"\n")[2]
         if not last:

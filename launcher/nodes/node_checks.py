@@ -25,7 +25,7 @@ NOTHING_TO_RESUME = (
 TORCH_FROM, TORCH_BELOW = (2, 13), (2, 15)
 # The first driver that runs programs of a CUDA major version. Source: NVIDIA, CUDA Compatibility, table "CUDA Toolkit
 # Driver Version Ranges" (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
-LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
+MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _torch_build(at: CheckedNode) -> Iterator[str]:
         yield f"torch {at.facts.torch} is built without CUDA, and the plan trains on GPUs"
         return
     major, driver = _numbers(at.facts.torch_cuda)[:1], _numbers(at.facts.driver or "")
-    least = LEAST_DRIVER.get(major[0]) if major else None
+    least = MIN_DRIVER.get(major[0]) if major else None
     if least is not None and driver and driver[0] < least:
         needed = f"CUDA {at.facts.torch_cuda}, which needs driver {least} or later"
         yield f"torch is built for {needed}; it is {at.facts.driver}"

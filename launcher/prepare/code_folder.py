@@ -18,8 +18,8 @@ from launcher.prepare.bundle import as_bytes
 CACHE_FOLDER = "__pycache__"
 # A folder that holds one of these is a virtual environment, or the folder of a run.
 LEFT_OUT_WITH = ("pyvenv.cfg", "controller.lock")
-MOST_FILES = 10_000
-MOST_BYTES = 64 * MIB
+MAX_FILES = 10_000
+MAX_BYTES = 64 * MIB
 NAMED = 3  # of the largest files
 GIT_TIMEOUT_S = 20.0
 
@@ -71,7 +71,7 @@ def read_code_files(folder: Path) -> dict[str, str]:
         )
     paths = _within_limits(folder, _paths(folder))
     try:
-        contents = {path: read_regular(path, MOST_BYTES, inside=folder) for path in paths}
+        contents = {path: read_regular(path, MAX_BYTES, inside=folder) for path in paths}
     except OSError as error:
         raise HolmesError(
             f"job.yaml: launch.code: {error.filename}: cannot be sent: {error.strerror}",
@@ -110,18 +110,18 @@ def _within_limits(folder: Path, paths: Iterable[Path]) -> list[Path]:
     taken = list[Path]()
     for path in paths:
         taken.append(path)
-        if len(taken) > MOST_FILES:
+        if len(taken) > MAX_FILES:
             raise HolmesError(
-                f"job.yaml: launch.code: {folder} holds more than {MOST_FILES} files",
+                f"job.yaml: launch.code: {folder} holds more than {MAX_FILES} files",
                 "name the folder of the code alone; data and weights belong on the hosts",
             )
     sizes = {path: path.lstat().st_size for path in taken}
     total = sum(sizes.values())
-    if total > MOST_BYTES:
+    if total > MAX_BYTES:
         largest = sorted(taken, key=lambda path: -sizes[path])[:NAMED]
         named = ", ".join(f"{path.relative_to(folder)} ({format_bytes(sizes[path])})" for path in largest)
         raise HolmesError(
-            f"job.yaml: launch.code: {folder} holds {format_bytes(total)}, of which at most {format_bytes(MOST_BYTES)} "
+            f"job.yaml: launch.code: {folder} holds {format_bytes(total)}, of which at most {format_bytes(MAX_BYTES)} "
             f"are sent; largest: {named}",
             "move what is no code out of it; data and weights belong on the hosts, named by their path there",
         )

@@ -15,7 +15,7 @@ from holmes_runtime.config.model_shape import CODE_FOLDER
 from launcher.prepare.bundle import as_bytes
 from launcher.prepare.code_folder import CodeFolder, read_code, read_code_files
 
-MOST_BYTES = MIB  # of a secret, of a model's file
+MAX_BYTES = MIB  # of a secret, of a model's file
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _secret(name: str, file: Path) -> str:
 
 def _read(key: str, file: Path) -> str:
     try:
-        return read_regular(file, MOST_BYTES).decode("utf-8")
+        return read_regular(file, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise HolmesError(

@@ -13,7 +13,7 @@ from launcher.nodes.preflight import Fault
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.new_verdicts import NewVerdicts
 
-LEAST_GAIN = 1.1  # a restart costs some steps
+MIN_GAIN = 1.1  # a restart costs some steps
 
 NextStep = Literal["end", "restart", "wait", "replan"]
 
@@ -121,7 +121,7 @@ class Replanning:
         gain = step_s / plan.prediction.step_s
         better = f"{gain:.2f}x as fast as" if gain > 1 else "no faster than"
         self._say(f"that plan would be {better} the present one")
-        return plan if gain > LEAST_GAIN else None
+        return plan if gain > MIN_GAIN else None
 
     def _go_on_with(self, plan: Plan | None) -> None:
         self.next_plan = plan

@@ -11,7 +11,7 @@ from launcher.journal.step_metrics import FinishedStep
 
 AFTER_STEPS = 15  # of an attempt: caches and connections are warm, and the first examination is over
 SLOW = 1.5  # times the planned step: less is within what predictions are off by
-MOST_OF_IT = 0.5  # of what steps take longer than planned
+MAX_OF_IT = 0.5  # of what steps take longer than planned
 
 
 def slow_gradients_sentence(plan: Plan, finished: FinishedStep, median_step_s: float) -> str | None:
@@ -23,7 +23,7 @@ def slow_gradients_sentence(plan: Plan, finished: FinishedStep, median_step_s: f
     longer_s = median_step_s - planned.step_s
     wait_s = finished.gradients_s - planned.exposed_dp_s - max(0.0, seen.compute_s - planned.compute_s)
     where = _crossed(plan)
-    if not where or median_step_s <= SLOW * planned.step_s or wait_s <= MOST_OF_IT * longer_s:
+    if not where or median_step_s <= SLOW * planned.step_s or wait_s <= MAX_OF_IT * longer_s:
         return None
     return (
         f"steps take {median_step_s / planned.step_s:.1f}x longer than planned ({format_seconds(median_step_s)}, not "

@@ -15,7 +15,7 @@ from holmes_core.records.plan import PlanGroup
 from holmes_core.units import format_names
 from holmes_runtime.config.messages import GroupProgress, RankPosition
 
-MOST_SHOWN = 8  # ranks that are doing the same
+MAX_SHOWN = 8  # ranks that are doing the same
 
 
 @dataclass(frozen=True)
@@ -89,5 +89,5 @@ def doing_in_words(positions: Mapping[int, RankPosition], hosts: Mapping[int, st
 
 
 def _ranks_in_words(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
-    shown = format_names([f"{rank} ({hosts[rank]})" for rank in ranks], MOST_SHOWN)
+    shown = format_names([f"{rank} ({hosts[rank]})" for rank in ranks], MAX_SHOWN)
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -33,7 +33,7 @@ from planner.problem.networks import Networks
 from planner.problem.problem import read_problem
 from planner.time_left import TimeLeft
 
-MOST_HOSTS = 64  # on more, even pricing all changes would take longer than the plan
+MAX_HOSTS = 64  # on more, even pricing all changes would take longer than the plan
 REPLANNED = 2  # faster networks planned anew at most
 WORTH = 1.005  # a gain below half a percent is no advice
 
@@ -90,7 +90,7 @@ def trying_more_hosts(
 
     The calls return the step in seconds, None where it would take too long.
     """
-    tried = order == "holmes" and len(inventory.hosts) <= MOST_HOSTS
+    tried = order == "holmes" and len(inventory.hosts) <= MAX_HOSTS
     changes = [change for change, _ in _more_hosts(inventory)] if tried else []
     works = (
         partial(_one_more_host_s, inventory, job, change, number, effort) for number, change in enumerate(changes, 1)
@@ -110,8 +110,8 @@ def advise(
     inventory: Inventory, plan: Plan, with_more_hosts_s: Mapping[MoreHost, float | None], effort: Effort = EFFORT
 ) -> Advised:
     """Return changes that make `plan`'s job faster; `with_more_hosts_s` are the results of `trying_more_hosts`."""
-    if len(inventory.hosts) > MOST_HOSTS:
-        return Advised((), (f"any change on more than {MOST_HOSTS} hosts",))
+    if len(inventory.hosts) > MAX_HOSTS:
+        return Advised((), (f"any change on more than {MAX_HOSTS} hosts",))
     left, found, untried = TimeLeft(effort.in_all_s), list[Advice](), list[str]()
     for change, words in _more_hosts(inventory):
         step_s = with_more_hosts_s.get(change)

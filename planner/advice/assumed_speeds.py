@@ -7,7 +7,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.units import format_names
 from planner.cost.gpu_speeds import SPREAD, is_published
 
-MOST_NAMED = 8  # hosts in the sentence
+MAX_NAMED = 8  # hosts in the sentence
 CPU_SENTENCE = (  # what `holmes calibrate` prints for CPUs has overheads
     "How fast the CPUs compute is `compute.flops_per_s` of job.yaml, and what actions and the update cost is assumed: "
     "`holmes calibrate` measures all of it."
@@ -33,7 +33,7 @@ def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     if not names:
         return ()
     return (
-        f"How fast {', '.join(names)} on {format_names(hosts, MOST_NAMED)} computes is read from data sheets, and may "
+        f"How fast {', '.join(names)} on {format_names(hosts, MAX_NAMED)} computes is read from data sheets, and may "
         f"be {SPREAD:.0%} off either way; measure it: `holmes calibrate --host {hosts[0]}` gives compute.flops_per_s "
         "for job.yaml, and `--calibrate RUN` fits it to a run.",
     )

@@ -17,9 +17,9 @@ from holmes_core.records.regular_file import read_regular
 from planner.layout.reprice import reprice
 from planner.problem.candidates import candidate_of
 
-MOST_BYTES = 1 << 27  # of metrics.jsonl: 50,000 steps of 4 hosts
-LEAST_S, MOST_S = 1e-9, 1e6
-LEAST_EFFICIENCY = 0.05  # below, something else than bandwidth is slow
+MAX_BYTES = 1 << 27  # of metrics.jsonl: 50,000 steps of 4 hosts
+MIN_S, MAX_S = 1e-9, 1e6
+MIN_EFFICIENCY = 0.05  # below, something else than bandwidth is slow
 BETWEEN_RUNS = 0.01  # of a GPU's memory, by which two runs of one plan may differ: assumption
 HALVINGS = 12  # of the range of efficiencies: to 0.0003
 
@@ -53,7 +53,7 @@ def calibrate(inventory: Inventory, run: Path) -> Calibration:
     def with_efficiency(efficiency: float) -> Calibration:
         return Calibration(run=str(run), compute_factor=factor, network_efficiency=efficiency, memory_margin=margin)
 
-    low, high = LEAST_EFFICIENCY, 1.0
+    low, high = MIN_EFFICIENCY, 1.0
     if _predict(inventory, plan, with_efficiency(1.0)).step_s >= measured.step_s:
         return with_efficiency(1.0)
     for _ in range(HALVINGS):
@@ -72,7 +72,7 @@ def calibrated(job: Job, calibration: Calibration) -> Job:
 def read_medians(path: Path) -> StepMedians:
     """Return the medians of metrics.jsonl. Raises HolmesError (wrong usage) without two steps."""
     try:
-        lines = read_regular(path, MOST_BYTES, inside=path.parent).decode("utf-8").splitlines()
+        lines = read_regular(path, MAX_BYTES, inside=path.parent).decode("utf-8").splitlines()
         steps = [_step(line) for line in lines if line.strip()][1:]
     except OSError as error:
         raise _no_steps(path, error.strerror or "cannot be read") from None
@@ -91,11 +91,11 @@ def _step(line: str) -> tuple[float, float, int]:
         step_s, compute_s, memory_bytes = step.get("step_s"), step.get("compute_s"), step.get("memory_bytes", 0)
         if _is_seconds(step_s) and _is_seconds(compute_s) and isinstance(memory_bytes, int):
             return float(step_s), float(compute_s), max(0, memory_bytes)
-    raise ValueError(f"a step has step_s and compute_s, from {LEAST_S:g} to {MOST_S:g}: {line[:60]!r}")
+    raise ValueError(f"a step has step_s and compute_s, from {MIN_S:g} to {MAX_S:g}: {line[:60]!r}")
 
 
 def _is_seconds(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and LEAST_S < value < MOST_S
+    return isinstance(value, int | float) and MIN_S < value < MAX_S
 
 
 def _memory_margin(plan: Plan, plain: Prediction, measured_bytes: int) -> float | None:

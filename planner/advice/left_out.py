@@ -10,7 +10,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.units import format_names
 from planner.problem.fleet import slots_of
 
-MOST_NAMED = 8  # hosts in a sentence
+MAX_NAMED = 8  # hosts in a sentence
 
 
 def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
@@ -70,4 +70,4 @@ def _sentence(hosts: Iterable[str], reason: str, before: str = "") -> tuple[str,
     names = list(hosts)
     if not names:
         return ()
-    return (f"Left out: {before}{format_names(names, MOST_NAMED)}: {reason}.",)
+    return (f"Left out: {before}{format_names(names, MAX_NAMED)}: {reason}.",)

@@ -13,7 +13,7 @@ from holmes_core.records.plan import Plan
 from planner.make_plan import planned_step_s
 from planner.problem.problem import read_problem
 
-MOST_HOSTS = 16  # on more, each of the four searches may take seconds
+MAX_HOSTS = 16  # on more, each of the four searches may take seconds
 NEAR = 0.25  # of the batch: a batch further away trains another model
 WORTH = 1.02  # any larger batch saves a little a sample
 
@@ -28,11 +28,11 @@ class BatchGain(NamedTuple):
 def faster_batch(inventory: Inventory, plan: Plan, limit_s: float) -> BatchGain | None:
     """Return the batch near the plan's with the least seconds a sample at the plan's degrees, if it gains much.
 
-    Batches beyond `limit_s` are not tried. In the usual order, and on more than MOST_HOSTS, none is.
+    Batches beyond `limit_s` are not tried. In the usual order, and on more than MAX_HOSTS, none is.
     """
     deadline_s, batch = time.monotonic() + limit_s, plan.job.global_batch_size
     best, best_s = None, plan.prediction.step_s / batch / WORTH
-    tried = plan.order == "holmes" and len(inventory.hosts) <= MOST_HOSTS
+    tried = plan.order == "holmes" and len(inventory.hosts) <= MAX_HOSTS
     for dp, size in _even_batches(inventory, plan) if tried else ():
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from holmes_core.records.job import Job
 
-MOST_SAMPLES = 64  # of a micro-batch, unless fixed: no published run gains from more
-MOST_SLOTS = 64  # of a fleet on which any number of replicas is looked at; on larger ones as many as have room
-MOST_KINDS = 3  # of slots, for replicas on any set of them
+MAX_SAMPLES = 64  # of a micro-batch, unless fixed: no published run gains from more
+MAX_SLOTS = 64  # of a fleet on which any number of replicas is looked at; on larger ones as many as have room
+MAX_KINDS = 3  # of slots, for replicas on any set of them
 
 
 class ClassRoom(NamedTuple):
@@ -32,7 +32,7 @@ class BatchShares:
 
     def __init__(self, job: Job, num_slots: int) -> None:
         fixed, self._batch, self._num_slots = job.parallel, job.global_batch_size, num_slots
-        free = range(1, min(MOST_SAMPLES, self._batch) + 1)
+        free = range(1, min(MAX_SAMPLES, self._batch) + 1)
         sizes = (fixed.micro_batch_size,) if fixed.micro_batch_size else free
         self._sizes = [size for size in sizes if self._batch % size == 0]
         self._fixed_dp = fixed.dp
@@ -56,7 +56,7 @@ class BatchShares:
         if self._in_rounds:
             found = {each for each in found if self._may_run(*each, pp)}
         if not self._must_divide:
-            rooms = range(1, most + 1) if self._num_slots <= MOST_SLOTS else _rooms(classes, pp)
+            rooms = range(1, most + 1) if self._num_slots <= MAX_SLOTS else _rooms(classes, pp)
             found |= {(least_as_good(self._batch // size, dp), size) for dp in rooms for size in self._sizes}
             whole = _replicas_of_kinds(classes, pp)
             found |= {(dp, size) for dp in whole for size in self._sizes if dp * size <= self._batch}
@@ -103,5 +103,5 @@ def _replicas_of_kinds(classes: Sequence[ClassRoom], pp: int) -> set[int]:
         rooms[each.kind] += each.group_slots // pp
     if len(rooms) == 1:
         return set()
-    sizes = range(1, len(rooms) + 1) if len(rooms) <= MOST_KINDS else (len(rooms),)
+    sizes = range(1, len(rooms) + 1) if len(rooms) <= MAX_KINDS else (len(rooms),)
     return {sum(chosen) for size in sizes for chosen in combinations(rooms.values(), size)} - {0}

@@ -19,7 +19,7 @@ CHANNELS = 16
 RING_BYTES = 2 * CHANNELS * (4 * MIB + 120 * 640 * 8 * 8 + 8 * 512 * 8 * 16)
 # Sends and receives share one buffer (NVIDIA/nccl #1450); assumption: the size of one Simple buffer a channel.
 EDGE_BYTES = CHANNELS * 4 * MIB
-MOST_EDGES = 4  # there and back, with the stage before and the one after
+MAX_EDGES = 4  # there and back, with the stage before and the one after
 # Assumption until a run has measured it (`--calibrate`): FakeTensor's peaks of the runtime's own steps were 2 to 4 %
 # below what was counted, holes with expandable segments are said to be a few percent (torch, CUDA semantics).
 TRAINING_MARGIN = 0.05
@@ -32,7 +32,7 @@ def reserve_bytes(job: Job, tp: int, pp: int, dp: int) -> int:
     known = engine_of(job).reserve_bytes
     if known is not None:
         return known
-    return CONTEXT_BYTES + RING_BYTES * ((tp > 1) + (dp > 1)) + EDGE_BYTES * MOST_EDGES * (pp > 1)
+    return CONTEXT_BYTES + RING_BYTES * ((tp > 1) + (dp > 1)) + EDGE_BYTES * MAX_EDGES * (pp > 1)
 
 
 def training_margin(job: Job) -> float:

@@ -7,8 +7,8 @@ from itertools import combinations
 
 from holmes_core.records.job import Job
 
-MOST_JOINED = 3  # clusters from which several may form one island together
-MOST_LEFT_OUT = 5  # clusters from which any may be left out; with more clusters, one at most
+MAX_JOINED = 3  # clusters from which several may form one island together
+MAX_LEFT_OUT = 5  # clusters from which any may be left out; with more clusters, one at most
 
 Grouping = tuple[tuple[str, ...], ...]
 """The clusters of each island."""
@@ -16,11 +16,11 @@ Grouping = tuple[tuple[str, ...], ...]
 
 def groupings(clusters: Sequence[str]) -> Iterator[Grouping]:
     """Yield the ways to make two islands or more: each cluster one, first of all; fewer of them; some joined to one."""
-    least = 2 if len(clusters) <= MOST_LEFT_OUT else max(2, len(clusters) - 1)
+    least = 2 if len(clusters) <= MAX_LEFT_OUT else max(2, len(clusters) - 1)
     for size in range(len(clusters), least - 1, -1):
         for some in combinations(clusters, size):
             yield tuple((name,) for name in some)
-            if len(clusters) <= MOST_JOINED and size > 2:
+            if len(clusters) <= MAX_JOINED and size > 2:
                 yield from (joined for joined in _partitions(some) if 1 < len(joined) < size)
 
 

@@ -13,7 +13,7 @@ from planner.layout.rail_environment import rail_environment
 from planner.problem.networks import VERBS_KINDS
 from planner.problem.problem import Problem
 
-MOST_SOCKET_THREADS = 4  # of NCCL for a peer: each takes processor time; its documentation advises 4 at 100 Gbit/s
+MAX_SOCKET_THREADS = 4  # of NCCL for a peer: each takes processor time; its documentation advises 4 at 100 Gbit/s
 
 
 def make_nodes(problem: Problem, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
@@ -175,7 +175,7 @@ def _streams(streams: int) -> tuple[EnvironmentVariable, ...]:
     """NCCL opens threads x sockets connections to a peer; nothing is set where one is enough."""
     if streams == 1:
         return ()
-    threads = min(streams, MOST_SOCKET_THREADS)
+    threads = min(streams, MAX_SOCKET_THREADS)
     reason = f"the rate measured between clusters took {streams} connections side by side"
     values = {"NCCL_SOCKET_NTHREADS": threads, "NCCL_NSOCKS_PERTHREAD": -(-streams // threads)}
     return tuple(EnvironmentVariable(name=name, value=str(value), reason=reason) for name, value in values.items())

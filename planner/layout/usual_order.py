@@ -12,8 +12,8 @@ from planner.problem.problem import Problem
 from planner.search.closed_form import price_hosts_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut
 
-MOST_PRICED = 40  # candidates, the most promising first; and no more group slots of theirs than:
-MOST_GROUP_SLOTS = 50_000
+MAX_PRICED = 40  # candidates, the most promising first; and no more group slots of theirs than:
+MAX_GROUP_SLOTS = 50_000
 
 
 def usual_group_slots(
@@ -74,7 +74,7 @@ def best_usual(problem: Problem, candidates: Iterable[tuple[float, Candidate]]) 
     in_order, priced = cache(partial(_in_order, problem)), 0
     for count, (bound_s, candidate) in enumerate(candidates):
         priced += candidate.pp * candidate.dp
-        enough = count >= MOST_PRICED or priced > MOST_GROUP_SLOTS
+        enough = count >= MAX_PRICED or priced > MAX_GROUP_SLOTS
         if best is not None and (bound_s >= best.objective_s or enough):
             break
         group_slots = usual_group_slots(problem, candidate, in_order(candidate.tp))

@@ -21,8 +21,8 @@ from planner.search.placement import Placement
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
-MOST_RANKS_WRITTEN = 4096  # in all: on more, contenders are compared by classes and only the best is written out
-MOST_FORWARDS_WRITTEN = 60_000  # of one replica of each, in all: likewise
+MAX_RANKS_WRITTEN = 4096  # in all: on more, contenders are compared by classes and only the best is written out
+MAX_FORWARDS_WRITTEN = 60_000  # of one replica of each, in all: likewise
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def contender_step_s(problem: Problem, contender: Contender) -> float:
 def _are_many(contenders: Sequence[Contender]) -> bool:
     candidates = [each.found.placement.candidate for each in contenders]
     forwards = sum(each.found.placement.candidate.pp * max(each.found.placement.microbatches) for each in contenders)
-    return sum(c.tp * c.pp * c.dp for c in candidates) > MOST_RANKS_WRITTEN or forwards > MOST_FORWARDS_WRITTEN
+    return sum(c.tp * c.pp * c.dp for c in candidates) > MAX_RANKS_WRITTEN or forwards > MAX_FORWARDS_WRITTEN
 
 
 def _step_parts(prediction: Prediction) -> StepParts:

@@ -12,7 +12,7 @@ from holmes_core.records.plan import PlanRank
 
 _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # `0-31,64-95`
 _Range = tuple[int, int]  # the first CPU and the last
-MOST_CPUS = 8192  # NR_CPUS of Linux at most, on x86-64
+MAX_CPUS = 8192  # NR_CPUS of Linux at most, on x86-64
 
 
 def near_cores(host: Host, gpus: Sequence[int | None]) -> tuple[str | None, ...]:
@@ -27,7 +27,7 @@ def near_cores(host: Host, gpus: Sequence[int | None]) -> tuple[str | None, ...]
         return nothing
     counts, taken = Counter(lists), Counter[str]()
     ranges = {each: cpu_ranges(each) for each in counts}
-    if any(last < first or last > MOST_CPUS for held in ranges.values() for first, last in held):
+    if any(last < first or last > MAX_CPUS for held in ranges.values() for first, last in held):
         return nothing
     if first_shared(ranges.values()) is not None:
         return nothing

@@ -14,7 +14,7 @@ from planner.schedule.run_mode import SIMPLEST, RunMode
 from planner.schedule.runners_up import Contender
 
 WORTH_MEMORY = 0.002  # of a step: what a schedule must gain over one that needs less memory
-MOST_EDGES = 5  # of pipelines whose edges are made shallower one by one, not only all together
+MAX_EDGES = 5  # of pipelines whose edges are made shallower one by one, not only all together
 
 
 def in_least_memory(problem: Problem, contender: Contender) -> Contender:
@@ -71,7 +71,7 @@ def _shallowest(mode: RunMode, timed: Callable[[RunMode], RunMode | None]) -> Ru
         return replace(mode, extra_in_flight=tuple(min(each, depth) for each in extra))
 
     found = capped(least(max(extra), capped))
-    for edge in range(len(extra) if len(extra) <= MOST_EDGES else 0):
+    for edge in range(len(extra) if len(extra) <= MAX_EDGES else 0):
         row = found.extra_in_flight
 
         def alone(depth: int, row: tuple[int, ...] = row, edge: int = edge) -> RunMode:

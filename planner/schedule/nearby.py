@@ -21,7 +21,7 @@ from planner.schedule.least_memory import WORTH_MEMORY, in_least_memory
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import RunMode
 from planner.schedule.runners_up import Contender, best_of_each_crossing, fastest_first, rank_contenders
-from planner.schedule.simulate import MOST_SIMULATED
+from planner.schedule.simulate import MAX_SIMULATED
 from planner.schedule.straddling import straddling_placements
 from planner.search.placement import Placement, PricedPlacement
 from planner.time_left import TimeLeft
@@ -29,10 +29,10 @@ from planner.tolerances import RELATIVE_TOLERANCE
 
 STARTS = 16  # contenders to begin with after the best, of those that are near it:
 NEAR = 0.1  # of a step
-MOST_STAGES = 6  # of pipelines whose stages are changed one by one; of longer ones it is the order of all, or the depth
-MOST_CLASSES = 4  # of hosts, for moves from one to another
-MOST_WORK = 400_000  # forwards and backwards simulated in all: half a second
-MORE_WORK = 2_000_000  # around the best alone, where its pipeline is longer than `MOST_STAGES`
+MAX_STAGES = 6  # of pipelines whose stages are changed one by one; of longer ones it is the order of all, or the depth
+MAX_CLASSES = 4  # of hosts, for moves from one to another
+MAX_WORK = 400_000  # forwards and backwards simulated in all: half a second
+MORE_WORK = 2_000_000  # around the best alone, where its pipeline is longer than `MAX_STAGES`
 EVENLY = (1, 2, 4, 8)  # micro-batches more in flight on all edges, wherever a climb stands: deeper is not always faster
 LOOK, SIMULATION = 10, 500  # of that, what a bound costs by the square of the stages, and the shortest simulation
 
@@ -54,7 +54,7 @@ def rank_improved(
     a long pipeline, which has most neighbours, it does more. Whatever no time is `left` for is skipped.
     """
     left = left or TimeLeft(inf)
-    climb = _Climb(problem, MOST_WORK * most_starts // STARTS, left)
+    climb = _Climb(problem, MAX_WORK * most_starts // STARTS, left)
     starts = rank_contenders(problem, found, most_starts, NEAR, left)
     within_s = starts[0].mode.step_s
     straddling = [] if left.is_over else list(straddling_placements(problem, candidates, within_s))
@@ -68,7 +68,7 @@ def rank_improved(
         degrees.add((c.tp, c.pp, c.dp, c.micro_batch_size))
         climbed.append(climb.up_from(each, changed=True) if changed else each)
     ranked = best_of_each_crossing(climbed)
-    if ranked[0].found.placement.candidate.pp > MOST_STAGES:
+    if ranked[0].found.placement.candidate.pp > MAX_STAGES:
         longer = _Climb(problem, MORE_WORK * most_starts // STARTS, left)
         ranked = best_of_each_crossing([longer.up_from(ranked[0], changed=True), *ranked[1:]])
     near_s = ranked[0].mode.step_s * (1 + WORTH_MEMORY)
@@ -109,7 +109,7 @@ class _Climb:
         better: Contender | None = None
         within_s = best.mode.step_s
         for way in sorted(self._near(best, changed, tried), key=lambda way: way.mode.step_s):
-            pp, simulated = way.placement.candidate.pp, min(MOST_SIMULATED, *way.placement.microbatches)
+            pp, simulated = way.placement.candidate.pp, min(MAX_SIMULATED, *way.placement.microbatches)
             work = 4 * pp * simulated + SIMULATION
             if work > self._work or self._left.is_over or way.mode.step_s >= within_s * (1 - RELATIVE_TOLERANCE):
                 break
@@ -147,7 +147,7 @@ class _Climb:
         if self._problem.job.parallel.layers is not None:
             return
         candidate = placement.candidate
-        found = self._changed(placement) if candidate.pp <= MOST_STAGES else [placement, _fullest_first(placement)]
+        found = self._changed(placement) if candidate.pp <= MAX_STAGES else [placement, _fullest_first(placement)]
         capacity = self._problem.coefficients(candidate).capacity
         for each in found:
             rooms = zip(each.layers, each.sites, capacity, strict=True)
@@ -173,7 +173,7 @@ class _Climb:
         """Yield placements with all stages of a class of hosts on another class that has room."""
         slots = self._problem.coefficients(placement.candidate).group_slots
         held = Counter(c for row in placement.sites for c in row)
-        if len(slots) > MOST_CLASSES:
+        if len(slots) > MAX_CLASSES:
             return
         for giver, taker in product(held, range(len(slots))):
             if giver != taker and held[giver] + held[taker] <= slots[taker]:

@@ -31,7 +31,7 @@ from planner.tolerances import ROUNDING
 
 NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does the same in less memory
 CHUNKS = (2, 3, 4)  # tried where none are fixed
-MOST_AHEAD = 16  # micro-batches that are all tried ahead where there are no more
+MAX_AHEAD = 16  # micro-batches that are all tried ahead where there are no more
 ROUNDS = 3  # rounds of pp micro-batches simulated; more repeat the last one
 
 
@@ -129,7 +129,7 @@ class PlacementSimulator:
         far = [len({self._coeffs.cluster[c] for c in (*a, *b)}) > 1 for a, b in pairwise(self._sites)]
         found: dict[tuple[int, ...], None] = {}
         few = max(self._placement.microbatches) - 1
-        deeper = [min(few, k + 1) for k in wanted] if few > MOST_AHEAD else [few] * (self._pp - 1)
+        deeper = [min(few, k + 1) for k in wanted] if few > MAX_AHEAD else [few] * (self._pp - 1)
         for row in ([k * crosses for k, crosses in zip(wanted, far, strict=True)], wanted, deeper):
             for most in range(max(row), 0, -1):
                 extra = tuple(min(k, most) for k in row)

@@ -17,7 +17,7 @@ from planner.problem.candidates import RECOMPUTE, Candidate
 from planner.problem.problem import Problem
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts, simplest
-from planner.schedule.simulate import MOST_SIMULATED
+from planner.schedule.simulate import MAX_SIMULATED
 from planner.search.placement import PricedPlacement
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -78,7 +78,7 @@ class _Entrant:
         self.simulator = PlacementSimulator(problem.job, coeffs, found.placement)
         self.simulated: list[RunMode] = []
         self.best_s = inf  # of the modes simulated so far
-        microbatches = min(MOST_SIMULATED, *found.placement.microbatches)
+        microbatches = min(MAX_SIMULATED, *found.placement.microbatches)
         self.work = 2 * found.placement.candidate.pp * microbatches  # forwards and backwards of one mode, about
 
     def simulate(self, mode: RunMode) -> None:

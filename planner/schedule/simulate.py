@@ -22,7 +22,7 @@ from holmes_runtime.config.schedule import ActionKind, Schedule, ScheduleName
 from planner.schedule.buckets import Bucket
 from planner.tolerances import ROUNDING
 
-MOST_SIMULATED = 1024  # micro-batches up to which all are simulated; with more, at first so many
+MAX_SIMULATED = 1024  # micro-batches up to which all are simulated; with more, at first so many
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets 
 def run_to_end(pipeline: Pipeline, buckets: Buckets = ()) -> Run:
     """Return the run of one replica, without a part of its steady state where it has very many micro-batches."""
     order, times = pipeline.order, pipeline.times
-    simulated = max(MOST_SIMULATED, 16 * (order.pp + sum(order.extra_in_flight)))
+    simulated = max(MAX_SIMULATED, 16 * (order.pp + sum(order.extra_in_flight)))
     while (rounds := (order.num_microbatches - simulated) // order.pp) > 1:
         longer, shorter = (run_pipeline(order.without(rounds + n).precedence, times, buckets) for n in (0, 1))
         grown_s = [more - less for more, less in zip(longer.rank_ends_s(), shorter.rank_ends_s(), strict=True)]

@@ -16,9 +16,9 @@ from planner.problem.problem import Problem
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
 from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut
 
-MOST_CLUSTERS = 3  # that are tried in every order
-MOST_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
-MOST_CANDIDATES = 16  # with the lowest bounds
+MAX_CLUSTERS = 3  # that are tried in every order
+MAX_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
+MAX_CANDIDATES = 16  # with the lowest bounds
 
 
 def straddling_placements(
@@ -26,13 +26,13 @@ def straddling_placements(
 ) -> Iterator[PricedPlacement]:
     """Yield placements of candidates that may take less than `within_s` under some schedule, without closed forms."""
     fleet = problem.fleet
-    if not 1 < len(fleet.cluster_names) <= MOST_CLUSTERS or fleet.num_group_slots(1) > MOST_SLOTS:
+    if not 1 < len(fleet.cluster_names) <= MAX_CLUSTERS or fleet.num_group_slots(1) > MAX_SLOTS:
         return
     bounds = AnyScheduleBounds(problem)
     straddle = (each for each in candidates if each.pp > 1 and each.dp > 1 and each.weight_shards == 1)
     near = (each for each in straddle if bounds.work_s(each) < within_s)  # the cheaper bound first
     may_win = [(bound_s, each) for each in near if (bound_s := bounds.candidate_s(each)) < within_s]
-    for _, candidate in sorted(may_win)[:MOST_CANDIDATES]:
+    for _, candidate in sorted(may_win)[:MAX_CANDIDATES]:
         for placement in dict.fromkeys(_placements(problem, candidate)):
             yield PricedPlacement(inf, placement)
 

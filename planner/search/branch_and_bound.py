@@ -31,7 +31,7 @@ from planner.search.placement import Placement, PricedPlacement
 from planner.search.program_spec import ProgramSpec, may_cross
 from planner.search.refinements import (
     FOR_OPEN_BRANCHES,
-    MOST_CLOSED_REFINED,
+    MAX_CLOSED_REFINED,
     PROGRAMS,
     Branch,
     SearchState,
@@ -181,7 +181,7 @@ def _may_stop(state: SearchState, branch: Branch, is_open: bool) -> bool:
     """Return True if the placements found suffice, `branch` being the next one."""
     if is_open:
         return state.is_late and state.has_enough
-    enough = branch.refinements[0] is exchange_bound and state.closed_refined >= MOST_CLOSED_REFINED
+    enough = branch.refinements[0] is exchange_bound and state.closed_refined >= MAX_CLOSED_REFINED
     return enough or len(state.found) >= RUNNERS_UP or state.is_late
 
 

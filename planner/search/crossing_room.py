@@ -19,7 +19,7 @@ from planner.search.lower_bounds import LayerLimits, LowerBounds
 from planner.search.program_spec import make_sites
 from planner.tolerances import ROUNDING
 
-MOST_LOOKS = 2000  # at sets of crossing stages; after so many there is taken to be room
+MAX_LOOKS = 2000  # at sets of crossing stages; after so many there is taken to be room
 
 
 class _Crossing(NamedTuple):
@@ -66,7 +66,7 @@ class CrossingRoom:
         sums = [0, *accumulate(each.layers for each in crossings)]
         inside = self._inside_stages(within.both(self._inside.synced_within(sync_s)))
         looks = [_Look(0, frozenset(), 0, self._slots, 0)]
-        for _ in range(MOST_LOOKS):
+        for _ in range(MAX_LOOKS):
             if not looks:
                 return False
             look = looks.pop()

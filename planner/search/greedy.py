@@ -16,8 +16,8 @@ from planner.search.closed_form import Block, blocks_step_s, edge_of
 from planner.search.lower_bounds import LayerLimits, LowerBounds
 from planner.search.placement import take_surplus
 
-MOST_BLOCKS_TO_PERMUTE = 4  # more stand in inventory order, with each class last once
-MOST_CLUSTERS_FOR_ALL_SETS = 8  # of more, the best few by each of their merits
+MAX_BLOCKS_TO_PERMUTE = 4  # more stand in inventory order, with each class last once
+MAX_CLUSTERS_FOR_ALL_SETS = 8  # of more, the best few by each of their merits
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def place_greedily(bounds: LowerBounds, pace_s: float) -> PricedBlocks | None:
 def place_cut(coeffs: Coefficients, layers: Sequence[int]) -> PricedBlocks | None:
     """The best placement of stages with so many layers whose classes in some order take all they hold; None if none."""
     classes = [c for c, most in enumerate(coeffs.most_stages) if most]
-    few = len(classes) <= MOST_BLOCKS_TO_PERMUTE
+    few = len(classes) <= MAX_BLOCKS_TO_PERMUTE
     orders = permutations(classes) if few else (tuple(classes), tuple(reversed(classes)))
     found = [_filled(coeffs, layers, order) for order in orders]
     priced = [PricedBlocks(blocks_step_s(coeffs, blocks), blocks) for blocks in found if blocks is not None]
@@ -90,7 +90,7 @@ def _sets_of_clusters(
 
     Sets of the same clusters come once.
     """
-    if len(clusters) <= MOST_CLUSTERS_FOR_ALL_SETS:
+    if len(clusters) <= MAX_CLUSTERS_FOR_ALL_SETS:
         return combinations(clusters, size)
     of = {x: [c for c, cluster in enumerate(coeffs.cluster) if cluster == x] for x in clusters}
     orders: tuple[Callable[[int], float], ...] = (
@@ -144,7 +144,7 @@ def _count_stages(
 def _orders(coeffs: Coefficients, used: Sequence[int], last: int) -> list[tuple[int, ...]]:
     """Orders of the blocks that end with `last`, those with the fastest edges first."""
     others = [c for c in used if c != last]
-    if len(used) > MOST_BLOCKS_TO_PERMUTE:
+    if len(used) > MAX_BLOCKS_TO_PERMUTE:
         return [(*others, last), (*reversed(others), last)]
     orders = [(*order, last) for order in permutations(others)]
     return sorted(orders, key=lambda order: sum(edge_of(coeffs, (a,), (b,)).fill_s for a, b in pairwise(order)))

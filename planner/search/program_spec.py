@@ -14,7 +14,7 @@ from planner.problem.problem import Problem
 from planner.search.closed_form import Edge, edge_of, exposed_sync_s, site_stage_s
 from planner.tolerances import ROUNDING
 
-MOST_CLASSES_FOR_ALL_SITES = 4  # with more, a stage is on one class, all classes of a cluster, or two clusters' classes
+MAX_CLASSES_FOR_ALL_SITES = 4  # with more, a stage is on one class, all classes of a cluster, or two clusters' classes
 
 Kind = Literal["first", "middle", "last", "only"]
 
@@ -140,14 +140,14 @@ def may_cross(problem: Problem, candidate: Candidate) -> bool:
     classes, slots = problem.fleet.classes, Counter[str]()
     for each in classes:
         slots[each.cluster] += each.num_group_slots(candidate.tp)
-    clusters = len(slots) if len(classes) <= MOST_CLASSES_FOR_ALL_SITES else 2
+    clusters = len(slots) if len(classes) <= MAX_CLASSES_FOR_ALL_SITES else 2
     return sum(count for _, count in slots.most_common(clusters)) >= candidate.dp
 
 
 def make_sites(coeffs: Coefficients, crossing: bool) -> list[Site]:
     """I: every class alone, sets of classes of one cluster, and where a stage may cross, sets over several clusters."""
     classes, dp = range(len(coeffs.group_slots)), coeffs.candidate.dp
-    if len(classes) <= MOST_CLASSES_FOR_ALL_SITES:
+    if len(classes) <= MAX_CLASSES_FOR_ALL_SITES:
         sets = [site for size in range(1, len(classes) + 1) for site in combinations(classes, size)]
     else:
         clusters = sorted(set(coeffs.cluster))

@@ -25,16 +25,16 @@ from planner.search.solve import placement_of, solve
 from planner.search.whole_replicas import place_whole_replicas
 from planner.tolerances import RELATIVE_TOLERANCE
 
-MOST_CLUSTERS_FOR_A_PROOF = 4  # with more, the search stops at a placement this close to the bound:
-MOST_CLASSES_FOR_A_PROOF = 8  # likewise
-MOST_LAYERS_FOR_A_PROOF = 256  # likewise
+MAX_CLUSTERS_FOR_A_PROOF = 4  # with more, the search stops at a placement this close to the bound:
+MAX_CLASSES_FOR_A_PROOF = 8  # likewise
+MAX_LAYERS_FOR_A_PROOF = 256  # likewise
 ACCEPTED_GAP = 0.01
 PROGRAM_SHARE = 1 / 4  # of the time limit, at most, for one branch's programs: a hard one must not use up all
-LEAST_PROGRAM_S = 0.1  # where nothing was found yet, for a program to find anything
-FEW, MOST_LATE_LOOKS = 8, 100  # placements to begin with, and branches looked at for them beyond the time limit
+MIN_PROGRAM_S = 0.1  # where nothing was found yet, for a program to find anything
+FEW, MAX_LATE_LOOKS = 8, 100  # placements to begin with, and branches looked at for them beyond the time limit
 GREEDY_PACES = 3  # paces tried without a program
-MOST_SITES = 64  # of a program: one of more takes longer to write down than there is time
-MOST_CLOSED_REFINED = 30  # branches refined although they are closed, to find runners-up
+MAX_SITES = 64  # of a program: one of more takes longer to write down than there is time
+MAX_CLOSED_REFINED = 30  # branches refined although they are closed, to find runners-up
 PACES_AT_ONCE = 8  # in one program, and bounded before there is an incumbent
 
 Form = Literal["blocks", "mixed", "whole replicas"]
@@ -98,7 +98,7 @@ class SearchState:
         """Return a search for placements that beat the incumbent, and for no runners-up, in the time that is left."""
         other = SearchState(self.problem, max(0.0, self._deadline_s - time.monotonic()))
         other.early, other.incumbent_s, other.incumbent = self.early, self.incumbent_s, self.incumbent
-        other.closed_refined = MOST_CLOSED_REFINED
+        other.closed_refined = MAX_CLOSED_REFINED
         return other
 
     def beats_incumbent(self, bound_s: float) -> bool:
@@ -114,7 +114,7 @@ class SearchState:
     def has_enough(self) -> bool:
         """True if a search that is late may stop: with the first few placements, or one after some more looks."""
         self._late_looks += 1
-        return self.incumbent is not None and (len(self.found) >= FEW or self._late_looks > MOST_LATE_LOOKS)
+        return self.incumbent is not None and (len(self.found) >= FEW or self._late_looks > MAX_LATE_LOOKS)
 
     @property
     def program_limit_s(self) -> float:
@@ -161,8 +161,8 @@ class SearchState:
 
 def _may_be_proved(problem: Problem, clusters: int) -> bool:
     """Return True if a search to the end is short enough."""
-    few = clusters <= MOST_CLUSTERS_FOR_A_PROOF and len(problem.fleet.classes) <= MOST_CLASSES_FOR_A_PROOF
-    return few and problem.job.model.num_layers <= MOST_LAYERS_FOR_A_PROOF
+    few = clusters <= MAX_CLUSTERS_FOR_A_PROOF and len(problem.fleet.classes) <= MAX_CLASSES_FOR_A_PROOF
+    return few and problem.job.model.num_layers <= MAX_LAYERS_FOR_A_PROOF
 
 
 def early_bound(state: SearchState, branch: Branch) -> float | None:
@@ -232,7 +232,7 @@ def open_paces(state: SearchState, branch: Branch) -> float | None:
 def programs(state: SearchState, branch: Branch) -> None:
     """Solve the programs of all paces that may beat the incumbent, several paces at once, fastest first."""
     bounds, crossing = state.relaxation(branch), branch.form == "mixed"
-    if len(make_sites(bounds.coeffs, crossing)) > MOST_SITES:
+    if len(make_sites(bounds.coeffs, crossing)) > MAX_SITES:
         state.leave_open(branch.lower_bound_s)
         return
     room = CrossingRoom(bounds.coeffs) if crossing else None
@@ -300,7 +300,7 @@ def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> N
     if state.incumbent is not None:
         spec = replace(spec, at_most_s=state.incumbent_s * (1 - state.gap))
         state.leave_slower_open()
-    solution = solve(spec, max(LEAST_PROGRAM_S, state.program_limit_s))
+    solution = solve(spec, max(MIN_PROGRAM_S, state.program_limit_s))
     state.programs += 1
     if solution.status == "time limit":
         state.run_out(max(bound_s, solution.bound_s or 0.0))

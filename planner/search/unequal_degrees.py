@@ -15,7 +15,7 @@ from itertools import product
 
 from holmes_core.records.job import Job
 from holmes_core.records.plan import BlockDegrees, UnequalDegrees
-from planner.cost.batch_shares import MOST_SAMPLES
+from planner.cost.batch_shares import MAX_SAMPLES
 from planner.problem.candidates import Candidate, tensor_degrees
 from planner.problem.coefficients import Coefficients, aligned_stages, slot_s
 from planner.problem.fleet import Fleet
@@ -94,7 +94,7 @@ def _offers(job: Job, fleet: Fleet, class_index: int, wave: int, like: Candidate
         of_tp = []
         for dp in (dp for dp in range(1, min(wave, hosts.num_group_slots(tp)) + 1) if wave % dp == 0):
             stages = min(aligned_stages(len(hosts.hosts), hosts.group_slots_per_host(tp), dp), job.model.num_layers)
-            if stages and wave // dp <= MOST_SAMPLES:
+            if stages and wave // dp <= MAX_SAMPLES:
                 candidate = replace(like, tp=tp, pp=1, dp=dp, micro_batch_size=wave // dp, fill="1f1b", weight_shards=1)
                 slot = hosts.hardware.slot.among(fleet.num_group_slots(1))  # degrees differ to use all of them
                 layer, _ = slot_s(job, slot, candidate.execution(job))

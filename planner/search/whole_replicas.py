@@ -19,7 +19,7 @@ from planner.search.closed_form import NO_EDGE, Exchange, Lane, edge_of, lane_s,
 from planner.search.lower_bounds import stage_paces_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, take_surplus
 
-MOST_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
+MAX_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
 
 
 def place_whole_replicas(coeffs: Coefficients, fixed_layers: tuple[int, ...] | None = None) -> PricedPlacement | None:
@@ -47,7 +47,7 @@ def _sets(coeffs: Coefficients) -> Iterator[tuple[int, ...]]:
     usable = [c for c, group_slots in enumerate(coeffs.group_slots) if group_slots >= pp]
     fastest = sorted(usable, key=lambda c: (coeffs.layer_s[c], c))
     sizes = range(2, min(dp, len(usable)) + 1)
-    if len(usable) <= MOST_CLASSES_FOR_ALL_SETS:
+    if len(usable) <= MAX_CLASSES_FOR_ALL_SETS:
         yield from (tuple(sorted(chosen, key=fastest.index)) for size in sizes for chosen in combinations(usable, size))
     else:
         yield from (tuple(fastest[:size]) for size in sizes)

@@ -33,7 +33,7 @@ from prober.asking.plain_text import plain_text
 from prober.asking.transcript import typed_commands
 
 LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print of a port
-MOST_OUTPUT_BYTES = 16 * MIB  # of one command; a link trial of 4,096 lines is 1
+MAX_OUTPUT_BYTES = 16 * MIB  # of one command; a link trial of 4,096 lines is 1
 TOOL_MISSING = 127
 TIMED_OUT = 124
 CUT_OFF = -1  # the answer ended before the command did
@@ -272,7 +272,7 @@ def _read_output(file: Path, number: int, entry: object) -> Recorded:
     if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise _malformed(file, f"{number}.file", name, "a file beside recording.json")
     try:
-        text = read_regular(file.parent / name, MOST_OUTPUT_BYTES, file.parent.parent).decode("utf-8", errors="replace")
+        text = read_regular(file.parent / name, MAX_OUTPUT_BYTES, file.parent.parent).decode("utf-8", errors="replace")
     except OSError as error:
         raise _malformed(file, f"{number}.file", name, f"a readable file of the recording ({error.strerror})") from None
     return Recorded(command, text, exit_code)

@@ -8,7 +8,7 @@ from holmes_core.records.inventory import Finding
 from prober.fabrics.settle import Part, Settled, Trial
 from prober.rule_text import PIN, RuleText
 
-MOST_TRIALS_SHOWN = 4
+MAX_TRIALS_SHOWN = 4
 
 _RULE = "CLUSTER-BY-MEASUREMENT"
 _SOURCE = "perftest, ib_write_bw; Holmes, docs/probe.md (which hosts are one cluster)"
@@ -116,5 +116,5 @@ def _doubted(settled: Settled, trial: Trial) -> bool:
 def _shown(trials: Iterable[Trial]) -> str:
     """The first few trials."""
     said = [f"{trial.hosts[0]} and {trial.hosts[1]}: {trial.how}" for trial in trials]
-    more = len(said) - MOST_TRIALS_SHOWN
-    return "; ".join(said[:MOST_TRIALS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    more = len(said) - MAX_TRIALS_SHOWN
+    return "; ".join(said[:MAX_TRIALS_SHOWN]) + (f"; and {more} more" if more > 0 else "")

@@ -10,7 +10,7 @@ from prober.fabrics.nvlink_domains import clique_of
 from prober.fabrics.union_find import UnionFind
 from prober.rule_text import PIN, RuleText
 
-MOST_NAMES = 4
+MAX_NAMES = 4
 
 _RULE = "CLUSTER-HINT-CONTRADICTS"
 _REMEDY = f"find out which is right: `holmes probe --links` measures; then correct `hints:`, or {PIN}"
@@ -71,7 +71,7 @@ def _split_switches(hosts: Mapping[str, Host], clusters: Sequence[Cluster]) -> I
                 found.setdefault(switch, {}).setdefault(cluster.name, []).append(name)
     for switch, members in found.items():
         if len(members) > 1:
-            where = "; ".join(f"{format_names(names, MOST_NAMES)} in {cluster}" for cluster, names in members.items())
+            where = "; ".join(f"{format_names(names, MAX_NAMES)} in {cluster}" for cluster, names in members.items())
             yield ONE_SWITCH.finding([name for names in members.values() for name in names], f"{switch}: {where}")
 
 
@@ -93,7 +93,7 @@ def _without_switch(cluster: Cluster, members: Sequence[Host]) -> Iterator[Findi
         sets.join([name, *(first_on.setdefault(switch, name) for switch in switches)])
     groups = sets.groups()
     if len(groups) > 1:
-        seen = "; ".join(f"{format_names(group, MOST_NAMES)} below {labelled[group[0]][-1]}" for group in groups[:3])
+        seen = "; ".join(f"{format_names(group, MAX_NAMES)} below {labelled[group[0]][-1]}" for group in groups[:3])
         more = f"; and {len(groups) - 3} groups more" if len(groups) > 3 else ""
         yield NO_SWITCH.finding(list(labelled), f"cluster {cluster.name}: {seen}{more}")
 
@@ -106,5 +106,5 @@ def _split_domains(hosts: Iterable[Host]) -> Iterator[Finding]:
             found.setdefault(host.hints.nvlink, {}).setdefault(clique[0], []).append(host.name)
     for domain, members in found.items():
         if len(members) > 1:
-            where = "; ".join(f"{format_names(names, MOST_NAMES)} in {uuid}" for uuid, names in members.items())
+            where = "; ".join(f"{format_names(names, MAX_NAMES)} in {uuid}" for uuid, names in members.items())
             yield ONE_NVLINK.finding([name for names in members.values() for name in names], f"{domain}: {where}")

@@ -24,8 +24,8 @@ from prober.links.link_tools import gid_options, line_of_no_way
 from prober.links.pair_test import USUAL_LIMITS, PairTest
 
 MAX_AT_ONCE = 64
-MOST_ROUNDS = 64  # of pairs without a host in common; pairs open after them stay a question
-MOST_RAILS = 2  # of a pair, in case one of them is broken
+MAX_ROUNDS = 64  # of pairs without a host in common; pairs open after them stay a question
+MAX_RAILS = 2  # of a pair, in case one of them is broken
 LIMITS = replace(USUAL_LIMITS, size_bytes=16 * 10**6)
 
 Entered = LinkSession | str
@@ -43,7 +43,7 @@ def try_open_pairs(
     trials: list[Trial] = []
     sessions: dict[str, Entered] = {}
     with ThreadPoolExecutor(max_workers=MAX_AT_ONCE) as pool, contextlib.ExitStack() as stack:
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             pairs = next_pairs(settle(placing, trials))
             if not pairs:
                 break
@@ -67,7 +67,7 @@ def _entered(host: Host, enter: Callable[[Host], LinkSession]) -> Entered:
 
 
 def _trial(inventory: Inventory, names: Names, sessions: Mapping[str, Entered]) -> Trial:
-    """Every rail of both, up to MOST_RAILS, forward and backward until something comes through."""
+    """Every rail of both, up to MAX_RAILS, forward and backward until something comes through."""
     entered: dict[str, LinkSession] = {}
     for name in names:
         session = sessions[name]
@@ -98,7 +98,7 @@ def _trial(inventory: Inventory, names: Names, sessions: Mapping[str, Entered]) 
 
 def _runs(tests: Iterable[PairTest]) -> Iterable[tuple[PairTest, Names]]:
     """Each rail one way and then the other."""
-    of_ways = [[(test, hcas) for hcas in test.rails()[:MOST_RAILS]] for test in tests if test.receiver.address]
+    of_ways = [[(test, hcas) for hcas in test.rails()[:MAX_RAILS]] for test in tests if test.receiver.address]
     return (run for runs in zip(*of_ways, strict=False) for run in runs)
 
 

@@ -19,7 +19,7 @@ from prober.links.link_pairs import Pair
 from prober.links.link_tools import SKIPPED, WINDOWS, Points
 
 LIMIT_SHARE = 0.85  # of what the pairs carry alone; single figures differ by a tenth from one test to the next
-LEAST_OVERLAP = 0.25  # of the longest transfer
+MIN_OVERLAP = 0.25  # of the longest transfer
 
 Alone = Mapping[tuple[tuple[str, str], Direction], Link]  # by hosts and direction, at its best number of streams
 
@@ -72,7 +72,7 @@ def rate_together(flows: Sequence[Flow]) -> float:
     began_s = max(flow.ended_s - (1 - SKIPPED) * flow.length_s for flow in flows)
     common_s = min(flow.ended_s for flow in flows) - began_s
     longest_s = max(flow.length_s for flow in flows)
-    if common_s <= LEAST_OVERLAP * longest_s:
+    if common_s <= MIN_OVERLAP * longest_s:
         raise ValueError(f"of {longest_s:.2f} s they shared {max(0.0, common_s):.2f} s")
     edges_s = [began_s + common_s * number / WINDOWS for number in range(WINDOWS + 1)]
     totals = [sum(flow.bytes_at(edge_s) for flow in flows) for edge_s in edges_s]

@@ -10,7 +10,7 @@ from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-MOST_PARSED = 65536  # texts of addresses and networks kept parsed: a fleet's are read again for every rule
+MAX_PARSED = 65536  # texts of addresses and networks kept parsed: a fleet's are read again for every rule
 
 
 def netdevs_of(host: Host, nic: Nic) -> tuple[Netdev, ...]:
@@ -41,18 +41,18 @@ def interfaces_of(netdevs: Iterable[Netdev]) -> frozenset[str]:
     return frozenset(found)
 
 
-@lru_cache(maxsize=MOST_PARSED)
+@lru_cache(maxsize=MAX_PARSED)
 def _is_link_local(interface: str) -> bool:
     return ipaddress.ip_interface(interface).ip.is_link_local
 
 
-@lru_cache(maxsize=MOST_PARSED)
+@lru_cache(maxsize=MAX_PARSED)
 def parsed(network: str) -> Network:
     """The network of a prefix such as `10.2.0.0/16`."""
     return ipaddress.ip_network(network)
 
 
-@lru_cache(maxsize=MOST_PARSED)
+@lru_cache(maxsize=MAX_PARSED)
 def network_of(interface: str) -> str:
     """`10.2.0.0/16` of `10.2.0.1/16`."""
     return str(ipaddress.ip_interface(interface).network)

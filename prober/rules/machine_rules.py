@@ -15,7 +15,7 @@ from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, dif
 FEWEST_FILES = 65536
 NCCL_PINS_BYTES = 64 * 1024**2  # a few channels of NCCL_BUFFSIZE, 4 MiB each; distributions set 64 KiB or 8 MiB
 DOCKER_SHM_BYTES = 64 * 1024**2
-MOST_SKEW_S = 1.0
+MAX_SKEW_S = 1.0
 SLOW_SSH_S = 2.0
 ROCE_NEEDS_NCCL = (2, 21)
 PLANNED_VARIABLES = ("NCCL_NET", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX")
@@ -79,7 +79,7 @@ def _small_shm(host: Host) -> Evidence:
 
 
 def _time_skew(host: Host) -> Evidence:
-    if host.clock_skew_s is not None and abs(host.clock_skew_s) > MOST_SKEW_S:
+    if host.clock_skew_s is not None and abs(host.clock_skew_s) > MAX_SKEW_S:
         yield f"clock is {host.clock_skew_s:+.1f} s from the controller's"
 
 

@@ -12,7 +12,7 @@ from prober.rails.choose_rails import rails_of
 from prober.rules.port_rules import LEFT_OUT, active_ports
 from prober.rules.rule import NO_RAIL, Evidence, PeerEvidence, PeerRule, Rule, below, majority
 
-MOST_FLAPS = 3
+MAX_FLAPS = 3
 GB10_PORT_GBPS = 200  # ConnectX-7 of DGX Spark; NVIDIA/dgx-spark-playbooks, multi-sparks-through-switch
 NEAR = ("PIX", "PXB")
 FLAP_COUNTERS = ("link_downed", "link_error_recovery")
@@ -120,7 +120,7 @@ def _flaps(host: Host) -> Evidence:
     yield from _grown(host, FLAP_COUNTERS)
     for nic in active_ports(host):
         for name, value in nic.counters:
-            if name in FLAP_COUNTERS and value > MOST_FLAPS:
+            if name in FLAP_COUNTERS and value > MAX_FLAPS:
                 yield f"{nic.hca}: {name} is {value} since boot"
 
 

@@ -14,7 +14,7 @@ from holmes_core.records.inventory import Finding, Host
 from holmes_core.units import format_names
 from prober.rule_text import RuleText, Seen
 
-_MOST_NAMED = 6
+_MAX_NAMED = 6
 NO_RAIL = "if it is to be no rail, leave it out of `rails:` in hosts.yaml"
 NAME_IT = "name it by `rails:` in hosts.yaml"
 
@@ -85,7 +85,7 @@ def below(values: Mapping[str, float | None], what: str, show: Callable[[float],
 
 def named(hosts: Sequence[str]) -> str:
     """The hosts by name; of many, the first few and how many more."""
-    return format_names(hosts, _MOST_NAMED)
+    return format_names(hosts, _MAX_NAMED)
 
 
 def majority(values: Iterable[float]) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 
 from holmes_cli.pages.placement_picture import SHARED_COLOUR, draw_placement
 from holmes_cli.pages.plan_page import plan_page
-from holmes_cli.pages.timeline_picture import LEFT, MOST_BARS, MOST_ROWS, WIDTH, draw_timeline
+from holmes_cli.pages.timeline_picture import LEFT, MAX_BARS, MAX_ROWS, WIDTH, draw_timeline
 from holmes_cli.screen.plan_tables import plan_sheets
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
@@ -97,7 +97,7 @@ def test_deep_and_long_timeline_is_cut_and_says_so() -> None:
     times = PipelineTimes((1.0,) * pp, (2.0,) * pp, (0.0,) * (pp - 1), (0.0,) * (pp - 1))
     spans = timeline(make_schedule("1f1b", pp, num_microbatches), times)
     picture = draw_timeline(spans, max(span.end_s for span in spans))
-    assert (len(picture.rows), len(picture.bars)) == (MOST_ROWS, MOST_BARS)
+    assert (len(picture.rows), len(picture.bars)) == (MAX_ROWS, MAX_BARS)
     assert "8 pipeline ranks in the middle are not drawn." in picture.left_out
     assert "Only the first " in picture.left_out
 

@@ -13,7 +13,7 @@ from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 from tests.testbed.strangers import Strangers
 
 pytestmark = [*NEEDS_BED, pytest.mark.timeout(600)]
-LEAST_TRIES = 200
+MIN_TRIES = 200
 JOB = {
     "model": {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32},
     "data": standard_library_corpus(),
@@ -59,6 +59,6 @@ def test_strangers_get_no_answer_and_the_run_goes_on_with_the_same_losses(
     # Gloo's sockets listen for a moment before they are closed to all; one that somebody came to then is given up.
     assert [each for each in strangers.outside if each.held and each.address_and_port in strangers.of_ranks] == []
     assert strangers.of_ranks
-    assert len(tries) >= LEAST_TRIES
+    assert len(tries) >= MIN_TRIES
     assert disturbed == undisturbed
     assert len(disturbed) == JOB["steps"]

@@ -15,9 +15,9 @@ from holmes_core.hosts.from_kubernetes import hosts_from_kubernetes
 from holmes_core.hosts.from_slurm import hosts_from_slurm
 from holmes_core.hosts.from_topograph import hosts_from_topograph
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile, read_hosts_file
-from holmes_core.hosts.imported import MOST_HOSTS, hosts_yaml
+from holmes_core.hosts.imported import MAX_HOSTS, hosts_yaml
 from holmes_core.records.inventory import Hints
-from holmes_core.records.plain_data import MOST_FOREIGN_VALUES
+from holmes_core.records.plain_data import MAX_FOREIGN_VALUES
 
 DATA = Path(__file__).parent.parent / "data" / "hosts"
 OLD, NEW = "network.topology.nvidia.com", "fabric.topograph.run"
@@ -260,7 +260,7 @@ DEEP = '{"instances": ' + "[" * 200 + "]" * 200 + "}"
         (hosts_from_topograph, graph({"network_layers": []}), "x: instances.0.id: missing"),
         (hosts_from_topograph, graph({"id": "a", "network_layers": ["s"] * 11}), "hosts.0.hints.network"),
         (hosts_from_topograph, DEEP, "x: nested more than"),
-        (hosts_from_topograph, "," * (MOST_FOREIGN_VALUES + 1), "x: holds more than"),
+        (hosts_from_topograph, "," * (MAX_FOREIGN_VALUES + 1), "x: holds more than"),
     ],
 )
 def test_what_is_no_list_of_machines_is_refused_in_one_line(read: Any, text: str, said: str) -> None:
@@ -272,15 +272,15 @@ def test_what_is_no_list_of_machines_is_refused_in_one_line(read: Any, text: str
 
 
 def test_more_hosts_than_hosts_yaml_holds_are_refused() -> None:
-    text = "".join(f"NodeName=n{number}\n" for number in range(MOST_HOSTS + 1))
-    with pytest.raises(HolmesError, match=f"{MOST_HOSTS + 1} hosts; hosts.yaml holds {MOST_HOSTS}"):
+    text = "".join(f"NodeName=n{number}\n" for number in range(MAX_HOSTS + 1))
+    with pytest.raises(HolmesError, match=f"{MAX_HOSTS + 1} hosts; hosts.yaml holds {MAX_HOSTS}"):
         hosts_from_slurm(text, "x")
 
 
 @pytest.mark.slow
 def test_as_many_hosts_as_are_imported_are_read_again(tmp_path: Path) -> None:
     full = {"network": [f"{'s' * 20}-{level}" for level in range(10)], "nvlink": "n" * 20, "fabric": "InfiniBand"}
-    entries = [{"name": f"n{n}", "address": f"fd00::{n:x}:1:2:3", "hints": full} for n in range(MOST_HOSTS)]
+    entries = [{"name": f"n{n}", "address": f"fd00::{n:x}:1:2:3", "hints": full} for n in range(MAX_HOSTS)]
     hosts = HostsFile.model_validate({"hosts": entries})
     assert read_back(tmp_path, hosts) == hosts
 

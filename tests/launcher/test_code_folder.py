@@ -80,7 +80,7 @@ def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_too_much_is_refused_by_its_largest_files(tmp_path: Path) -> None:
     code = write(tmp_path / "src", mine_py="x = 1\n")
-    for name, size in (("checkpoint.pt", code_folder.MOST_BYTES), ("small.bin", 2_000_000)):
+    for name, size in (("checkpoint.pt", code_folder.MAX_BYTES), ("small.bin", 2_000_000)):
         with open(code / name, "wb") as file:
             file.truncate(size)
     with pytest.raises(HolmesError, match=r"largest: checkpoint\.pt \(67\.11 MB\), small\.bin \(2\.00 MB\), mine\.py"):
@@ -89,7 +89,7 @@ def test_a_folder_that_is_too_much_is_refused_by_its_largest_files(tmp_path: Pat
 
 def test_too_many_files_are_not_looked_through(tmp_path: Path) -> None:
     code = write(tmp_path / "src", mine_py="x = 1\n")
-    for number in range(code_folder.MOST_FILES):
+    for number in range(code_folder.MAX_FILES):
         (code / f"{number}.txt").touch()
     with pytest.raises(HolmesError, match=r"src holds more than 10000 files"):
         read_code_files(code)

@@ -7,7 +7,7 @@ from planner.problem.problem import read_problem
 from planner.search.branch_and_bound import explore
 from planner.search.placement import Placement, PricedPlacement
 from planner.search.refinements import (
-    MOST_CLOSED_REFINED,
+    MAX_CLOSED_REFINED,
     Branch,
     Form,
     Refinement,
@@ -116,7 +116,7 @@ def test_a_closed_branch_of_mixed_form_is_left_open() -> None:
 
 def test_the_search_ends_when_enough_closed_branches_were_refined() -> None:
     script, state = Script(), new_state()
-    state.closed_refined = MOST_CLOSED_REFINED
+    state.closed_refined = MAX_CLOSED_REFINED
     closed = [branch(2, 6.0, exchange_bound), branch(3, 8.0, script.find("beyond", 9.0))]
     explore(state, [branch(1, 1.0, script.find("best", 5.0)), *closed])
     assert script.taken == ["best"]

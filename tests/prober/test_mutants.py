@@ -18,9 +18,9 @@ from prober.fabrics.clusters import fabric_of
 from prober.probe import inventory_of
 from tests.prober.test_recordings import COPIES, recorded, scenarios
 
-MOST_CHARS = 6000  # of an output; the long ones repeat themselves
+MAX_CHARS = 6000  # of an output; the long ones repeat themselves
 RECORDINGS = [
-    tuple(replace(output, text=output.text[:MOST_CHARS]) for output in recorded(folder))
+    tuple(replace(output, text=output.text[:MAX_CHARS]) for output in recorded(folder))
     for folder in scenarios()
     if folder.parent == COPIES
 ]

@@ -29,8 +29,8 @@ from tests.free_ports import free_port
 from .continuity_worker import enter, run
 from .own_folders_worker import CLUSTERS, FOUR, HOSTS, THREE, Worker, own_folder
 
-LEAST_STEPS, MOST_STEPS = 4, 12  # of a start that is killed and saves every step; by the fourth its first is whole
-LEAST_SAVES, MOST_SAVES = 1.0, 3.5  # of one that saves less often
+MIN_STEPS, MAX_STEPS = 4, 12  # of a start that is killed and saves every step; by the fourth its first is whole
+MIN_SAVES, MAX_SAVES = 1.0, 3.5  # of one that saves less often
 STEPS_AFTER = 4  # the last kill
 LIMIT_S = 600
 
@@ -63,8 +63,8 @@ def losses_in(metrics: Path) -> dict[int, float]:
 def steps_until_kill(every_steps: int) -> int:
     """Return a random number of steps."""
     if every_steps == 1:
-        return random.randint(LEAST_STEPS, MOST_STEPS)
-    return round(every_steps * random.uniform(LEAST_SAVES, MOST_SAVES))
+        return random.randint(MIN_STEPS, MAX_STEPS)
+    return round(every_steps * random.uniform(MIN_SAVES, MAX_SAVES))
 
 
 def kill_in_training(config: RunConfig, folder: Path) -> dict[int, float]:

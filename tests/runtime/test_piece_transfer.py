@@ -19,8 +19,8 @@ import torch.distributed as dist
 from holmes_runtime.admission.keyed_frames import ChangedOnTheWay
 from holmes_runtime.admission.own_sockets import beside_newer, bytes_on_way, is_moving, own_connections
 from holmes_runtime.checkpoint.piece_transfer import (
-    LEAST_BYTES,
-    MOST_BYTES,
+    MAX_BYTES,
+    MIN_BYTES,
     Incoming,
     Outgoing,
     Pace,
@@ -29,7 +29,7 @@ from holmes_runtime.checkpoint.piece_transfer import (
 from holmes_runtime.config.messages import CHANGED
 
 RANKS = 3
-SIZES = {(0, 1): 3 * MOST_BYTES + 5, (1, 0): 7, (0, 2): LEAST_BYTES, (2, 1): 2 * LEAST_BYTES + 1}  # by sender and taker
+SIZES = {(0, 1): 3 * MAX_BYTES + 5, (1, 0): 7, (0, 2): MIN_BYTES, (2, 1): 2 * MIN_BYTES + 1}  # by sender and taker
 
 
 def content(pair: tuple[int, int]) -> bytes:
@@ -77,8 +77,8 @@ def test_all_bytes_come_in_order_in_chunks_that_grow_where_only_the_way_takes_ti
 
     assert {pair: whole for pair, (whole, _) in found.items()} == dict.fromkeys(SIZES, True)
     sizes = found[0, 1][1]
-    assert sizes[:4] == [LEAST_BYTES, 2 * LEAST_BYTES, 4 * LEAST_BYTES, 8 * LEAST_BYTES]
-    assert max(sizes) == MOST_BYTES
+    assert sizes[:4] == [MIN_BYTES, 2 * MIN_BYTES, 4 * MIN_BYTES, 8 * MIN_BYTES]
+    assert max(sizes) == MAX_BYTES
     assert found[1, 0][1] == [7]
 
 
@@ -150,11 +150,11 @@ def test_of_a_chunk_that_was_changed_or_sent_before_nothing_is_taken(tmp_path: P
 
 def test_chunks_shrink_again_where_there_is_time() -> None:
     pace = Pace()
-    assert [pace.hold(0.0) for _ in range(2)] == [2 * LEAST_BYTES, 4 * LEAST_BYTES]
+    assert [pace.hold(0.0) for _ in range(2)] == [2 * MIN_BYTES, 4 * MIN_BYTES]
 
     slow = Pace(duration_s=0.01)
     slow.begin()
-    assert slow.hold(1.0) == LEAST_BYTES
+    assert slow.hold(1.0) == MIN_BYTES
 
 
 class LookedAt(list[socket.socket]):
@@ -201,7 +201,7 @@ def test_a_chunk_is_held_back_while_training_sends_or_receives() -> None:
             while sent:
                 sent -= len(taker.recv(1 << 20))
             thread.join(60)
-            assert held == [LEAST_BYTES]
+            assert held == [MIN_BYTES]
 
             with socket.create_connection(server.getsockname()) as newer, server.accept()[0]:
                 found = beside_newer(of_training)
@@ -218,26 +218,26 @@ def test_who_waits_for_the_exchange_is_not_held_up_by_what_training_sends() -> N
         pace = Pace(duration_s=3600.0, latest_s=3600.0, connections=[sender])
         pace.begin()
         pace.hurry()
-        assert pace.hold(1.0) == 2 * LEAST_BYTES
+        assert pace.hold(1.0) == 2 * MIN_BYTES
 
 
 def test_beside_training_chunks_stay_small_until_somebody_waits_or_it_is_late() -> None:
     server = socket.create_server(("127.0.0.1", 0))
     with server, socket.create_connection(server.getsockname()) as still, server.accept()[0]:
-        way_bytes = max(LEAST_BYTES, bytes_on_way(still))
+        way_bytes = max(MIN_BYTES, bytes_on_way(still))
         pace = Pace(latest_s=3600.0, connections=[still])
         pace.begin()
-        assert [pace.hold(0.5) for _ in range(8)][-1] == way_bytes < 8 * LEAST_BYTES
+        assert [pace.hold(0.5) for _ in range(8)][-1] == way_bytes < 8 * MIN_BYTES
         pace.hurry()
-        assert [pace.hold(0.5) for _ in range(8)][-1] == MOST_BYTES
+        assert [pace.hold(0.5) for _ in range(8)][-1] == MAX_BYTES
 
         late = Pace(connections=[still])
         late.begin()
-        assert [late.hold(0.5) for _ in range(8)][-1] == MOST_BYTES
+        assert [late.hold(0.5) for _ in range(8)][-1] == MAX_BYTES
 
         alone = Pace(latest_s=3600.0)
         alone.begin()
-        assert [alone.hold(0.5) for _ in range(8)][-1] == MOST_BYTES
+        assert [alone.hold(0.5) for _ in range(8)][-1] == MAX_BYTES
 
 
 def test_the_way_holds_what_arrives_in_a_round_trip() -> None:

@@ -133,7 +133,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("alone")
 def test_a_huge_record_is_refused_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_exchange, "MOST_BYTES", 40)
+    monkeypatch.setattr(record_exchange, "MAX_BYTES", 40)
     assert all_gather_records(Other("x")) == [Other("x")]
     with pytest.raises(RuntimeError, match=r"rank 0 of a group sends a Other of \d+ bytes; 40 are the most"):
         all_gather_records(Other("x" * 38))

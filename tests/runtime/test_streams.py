@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from holmes_runtime.comm.group_opening import BACKEND, GlooInterface, register_backend
 from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
-from holmes_runtime.comm.streams import LEAST_PART, start_receive, start_send
+from holmes_runtime.comm.streams import MIN_PART, start_receive, start_send
 
 LIMIT_S = 60
 EDGES = 16
-SIZES = (1, 2 * LEAST_PART - 1, 2 * LEAST_PART, 5 * LEAST_PART + 3)
+SIZES = (1, 2 * MIN_PART - 1, 2 * MIN_PART, 5 * MIN_PART + 3)
 
 
 def _rank(rank: int, streams: int, folder: Path) -> None:
@@ -37,7 +37,7 @@ def _rank(rank: int, streams: int, folder: Path) -> None:
         for transfer in transfers:
             transfer.wait()
         torch.testing.assert_close(received, torch.arange(size, dtype=torch.float32) + 1 - rank)
-    flat = torch.arange(8 * LEAST_PART, dtype=torch.float32)
+    flat = torch.arange(8 * MIN_PART, dtype=torch.float32)
     part = start_reduce_scatter(flat, group)()
     gathered = torch.zeros_like(flat)
     gathered.view(2, -1)[rank] = part

@@ -127,7 +127,7 @@ def test_a_span_ends_no_later_than_the_one_around_it() -> None:
 
 
 def test_of_too_many_spans_the_first_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_module, "MOST_SPANS", 3)
+    monkeypatch.setattr(trace_module, "MAX_SPANS", 3)
 
     assert sorted(named(read_chrome_trace(ON_GPU, 0))) == ["gemm", "step 3", "step 3"]
 

@@ -27,7 +27,7 @@ from launcher.journal.step_file import read_steps, read_written
 from launcher.journal.step_metrics import StepMetrics
 from launcher.journal.tensorboard import write_event_file
 
-MOST_STEPS = 1000
+MAX_STEPS = 1000
 ALL_STEPS = 1 << 31
 FOLLOW_S = 5.0
 
@@ -93,7 +93,7 @@ def _read(folder: Path) -> KnownRun:
             notices.append(event.sentence)
     plan = read_plan(stored.folder)
     nodes = {host: state_now(stored.run, plan, host, state) for host, state in nodes.items()}
-    return KnownRun(stored, plan, read_steps(stored.folder, MOST_STEPS), nodes, notices)
+    return KnownRun(stored, plan, read_steps(stored.folder, MAX_STEPS), nodes, notices)
 
 
 def state_now(run: Run, plan: Plan, host: str, last: str) -> str:

@@ -10,16 +10,16 @@ from prober.asking.possible import TOP_GBPS, Bounds, impossible_name, is_name, n
 from prober.facts.rdma.nic_kind import is_omni_path
 from prober.facts.rdma.port_facts import PortFacts
 
-_MOST_LID = 0xFFFF
-_MOST_OMNI_PATH_LID = 0xFFFFFF  # extended LIDs have 24 bits. Source: Linux, include/rdma/opa_addr.h
+_MAX_LID = 0xFFFF
+_MAX_OMNI_PATH_LID = 0xFFFFFF  # extended LIDs have 24 bits. Source: Linux, include/rdma/opa_addr.h
 _BOUNDS: Bounds = {
     "rate_gbps": (0, TOP_GBPS),
-    "lid": (0, _MOST_LID),
-    "sm_lid": (0, _MOST_LID),
+    "lid": (0, _MAX_LID),
+    "sm_lid": (0, _MAX_LID),
     "active_mtu": (1, 65536),
     "numa_node": (0, 4096),
 }
-_OMNI_PATH_BOUNDS: Bounds = {**_BOUNDS, "lid": (0, _MOST_OMNI_PATH_LID), "sm_lid": (0, _MOST_OMNI_PATH_LID)}
+_OMNI_PATH_BOUNDS: Bounds = {**_BOUNDS, "lid": (0, _MAX_OMNI_PATH_LID), "sm_lid": (0, _MAX_OMNI_PATH_LID)}
 _PORTS: Bounds = {"port": (0, 255)}  # of 8 bits in the InfiniBand Architecture; 0 is the whole device here
 
 
