@@ -20,11 +20,11 @@ from benchmarks.figure import print_figure
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.corpus import Corpus
 from holmes_runtime.data.stored_bytes import MemoryBytes
-from holmes_runtime.data.tokens import Part, Tokens
+from holmes_runtime.data.tokens import TokenPart, Tokens
 from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.trainer import Trainer
 from holmes_runtime.trial import Trial
@@ -47,8 +47,8 @@ def take_steps(trainer: Trainer, checkpoints: Checkpoints | None, first: int) ->
 def measure(folder: Path) -> tuple[float, float]:
     """Percent of ten steps that one checkpoint costs: all of it, and its pause alone."""
     trial = Trial(SHAPE, "cpu", "fp32", threads=1, micro_batch_size=1, num_microbatches=2)
-    config = replace(trial.config(), checkpoint=Checkpointing(str(folder / "saved"), 1, 1, 2))
-    me, tokens = config.grid.rank(0), Tokens([Part("bytes", MemoryBytes(array("B", bytes(10000))), "uint8")])
+    config = replace(trial.config(), checkpoint=CheckpointSettings(str(folder / "saved"), 1, 1, 2))
+    me, tokens = config.grid.rank(0), Tokens([TokenPart("bytes", MemoryBytes(array("B", bytes(10000))), "uint8")])
     checkpoints, corpus = Checkpoints(config, me, "", RankNotices(folder, 0)), Corpus((tokens,), (), "", BadLines(0))
     trainer = Trainer(config, me, corpus, RankGroups(), torch.device("cpu"), before_update=checkpoints.await_copy)
     take_steps(trainer, checkpoints, 0)  # the first checkpoint makes its buffers

@@ -30,7 +30,7 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Data, Optimizer
+from holmes_runtime.config.run_settings import DataSettings, Optimizer
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.trainer import Trainer
 from tests.runtime.launched_runs import make_config
@@ -64,7 +64,7 @@ def make_run(text: Path, pattern: str, steps: int, case: Case, bounds: Sequence[
         codecs={"pp_forward": case.codec, "pp_backward": case.codec},
     )
     optimizer = Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0)
-    data = Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0)
+    data = DataSettings(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0)
     return replace(config, seed=case.seed, data=data, optimizer=optimizer)
 
 

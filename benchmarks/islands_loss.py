@@ -25,7 +25,7 @@ from benchmarks.figure import print_figure
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Data, Optimizer
+from holmes_runtime.config.run_settings import DataSettings, Optimizer
 from holmes_runtime.data.corpus import Corpus, load_corpus
 from holmes_runtime.trainer import Trainer
 from tests.runtime.islands_in_process import IslandsInProcess
@@ -54,7 +54,7 @@ def trainer(
     config = replace(
         config,
         seed=seed,
-        data=Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0),
+        data=DataSettings(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0),
         optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
         outer_sync=replace(ONE_ISLAND, num_islands=ISLANDS, **outer) if outer else None,
     )
@@ -62,7 +62,7 @@ def trainer(
 
 
 @cache
-def read_corpus(data: Data) -> Corpus:
+def read_corpus(data: DataSettings) -> Corpus:
     """The same for all."""
     return load_corpus(data, "here", SHAPE.seq_length, SHAPE.vocab_size)
 

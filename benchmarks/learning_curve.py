@@ -25,7 +25,7 @@ from benchmarks.figure import print_figure
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
-from holmes_runtime.config.run_settings import Checkpointing, Data, Evaluation, Optimizer
+from holmes_runtime.config.run_settings import CheckpointSettings, DataSettings, EvaluationSettings, Optimizer
 from holmes_runtime.data.corpus import load_corpus
 
 ROOT = Path(__file__).parent.parent
@@ -64,9 +64,9 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         model=SHAPE,
         weights=None,
         emulation=None,
-        data=Data(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0),
-        evaluation=Evaluation(50, 4),
-        checkpoint=Checkpointing(str(checkpoints.absolute()), 100, 2, 2),
+        data=DataSettings(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0),
+        evaluation=EvaluationSettings(50, 4),
+        checkpoint=CheckpointSettings(str(checkpoints.absolute()), 100, 2, 2),
         profile=None,
         resume=True,
         from_scratch=False,
@@ -121,7 +121,9 @@ def read_curves(folder: Path) -> tuple[Curve, Curve]:
 
 def unigram_entropy(text: Path, pattern: str) -> float:
     """Nats per byte of a text that is drawn byte by byte at the frequencies of this one."""
-    corpus = load_corpus(Data(str(text), pattern, None, "joined", 0.0, False, None, 0), "here", 1, SHAPE.vocab_size)
+    corpus = load_corpus(
+        DataSettings(str(text), pattern, None, "joined", 0.0, False, None, 0), "here", 1, SHAPE.vocab_size
+    )
     (tokens,) = corpus.training
     counts = torch.bincount(tokens.read(0, len(tokens)), minlength=SHAPE.vocab_size)
     shares = counts[counts > 0] / counts.sum()

@@ -28,7 +28,7 @@ from benchmarks.doc_table import write_table
 from benchmarks.figure import print_figure
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Order, Plan, Source
+from holmes_core.records.plan import Order, Plan, SourceFile
 from holmes_core.records.record_file import read_file
 from launcher.prepare.prepare import run_config_of
 from planner.make_plan import make_plan
@@ -174,8 +174,8 @@ def holmes_rows(site: Site, compute: str, system: str, steps: int, job: dict[str
 def plan_of(site: Site, job: dict[str, Any], order: Order) -> Plan:
     """The plan `holmes plan` makes."""
     record = Job.model_validate(job)
-    probed = Source(path="inventory.json", digest=site.inventory.digest())
-    return make_plan(site.inventory, record, probed, Source(path="job.yaml", digest=record.digest()), order)
+    probed = SourceFile(path="inventory.json", digest=site.inventory.digest())
+    return make_plan(site.inventory, record, probed, SourceFile(path="job.yaml", digest=record.digest()), order)
 
 
 def described(plan: Plan) -> str:

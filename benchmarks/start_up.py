@@ -47,7 +47,7 @@ def write_config(file: Path) -> None:
     """The plan's run configuration, on CPUs in fp32 and with a small corpus beside it."""
     from benchmarks.planner_scale import CASES, make_inventory
     from holmes_core.records.job import Job
-    from holmes_core.records.plan import Source
+    from holmes_core.records.plan import SourceFile
     from launcher.prepare.prepare import run_config_of
     from planner.make_plan import make_plan
 
@@ -62,7 +62,7 @@ def write_config(file: Path) -> None:
             "global_batch_size": case.global_batch_size,
         }
     )
-    source = Source(path="benchmark", digest="none")
+    source = SourceFile(path="benchmark", digest="none")
     plan = make_plan(make_inventory(case.sizes), job, source, source)
     print(f"{plan.world_size} ranks, tp {plan.tp} pp {plan.pp} dp {plan.dp}, {len(plan.groups)} groups", flush=True)
     file.write_text(replace(run_config_of(plan, "start-up"), device="cpu").to_json(), encoding="utf-8")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import IslandsPlan, Node, Order, Plan, Source
+from holmes_core.records.plan import IslandsPlan, Node, Order, Plan, SourceFile
 from holmes_core.records.run import Run, Settings
 from holmes_core.units import format_seconds
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.launch import Launch
     from launcher.launch_islands import IslandsView, LaunchIslands
     from prober.fabrics.placing import Placing
-    from prober.fabrics.settle import Trial
+    from prober.fabrics.settle import RdmaVerdict
 
 Tell = Callable[[str], None]
 """Takes a line for each thing that is begun or done."""
@@ -51,7 +51,7 @@ def probe(hosts: HostsFile, links: bool = False, record: Path | None = None, tel
         done += 1
         tell(f"{done} of {count} hosts answered; {host}: {state}")
 
-    def tried(inventory: Inventory, placing: Placing) -> Sequence[Trial]:
+    def tried(inventory: Inventory, placing: Placing) -> Sequence[RdmaVerdict]:
         """Try RDMA between pairs that the facts leave undecided."""
         return try_open_pairs(inventory, placing, lambda pair, verdict: tell(f"{pair}: RDMA {verdict}"))
 
@@ -79,8 +79,8 @@ def _with_links(inventory: Inventory, tell: Tell) -> Inventory:
 def plan(
     inventory: Inventory,
     job: Job,
-    inventory_source: Source | None = None,
-    job_source: Source | None = None,
+    inventory_source: SourceFile | None = None,
+    job_source: SourceFile | None = None,
     order: Order = "holmes",
     time_limit_s: float | None = None,
     lp: Path | None = None,
@@ -117,8 +117,8 @@ def plan(
 def plan_any_mode(
     inventory: Inventory,
     job: Job,
-    inventory_source: Source | None = None,
-    job_source: Source | None = None,
+    inventory_source: SourceFile | None = None,
+    job_source: SourceFile | None = None,
     time_limit_s: float | None = None,
     lp: Path | None = None,
     tell: Tell = _silent,
@@ -166,11 +166,11 @@ def _refuse_other_weights(job: Job) -> None:
 
 
 def _sources(
-    inventory: Inventory, job: Job, inventory_source: Source | None, job_source: Source | None
-) -> tuple[Source, Source]:
+    inventory: Inventory, job: Job, inventory_source: SourceFile | None, job_source: SourceFile | None
+) -> tuple[SourceFile, SourceFile]:
     return (
-        inventory_source or Source(path="inventory.json", digest=inventory.source_digest()),
-        job_source or Source(path="job.yaml", digest=job.source_digest()),
+        inventory_source or SourceFile(path="inventory.json", digest=inventory.source_digest()),
+        job_source or SourceFile(path="job.yaml", digest=job.source_digest()),
     )
 
 

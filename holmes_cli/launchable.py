@@ -10,7 +10,7 @@ from holmes_cli.screen.show_origin import Foreign, confirm_foreign
 from holmes_cli.screen.terminal import err
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import IslandsPlan, Plan, Source
+from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import Signed, read_any, read_signed
 from launcher.prepare.brought_along import brought_by_inventory, brought_by_plan
@@ -78,12 +78,12 @@ def _refuse_stale(path: Path, plan: AnyPlan, inventory: Signed[Inventory] | None
         _compare(path, job, read_job(job, plan.job_source.overrides), plan.job_source)
 
 
-def source_file(path: Path, source: Source) -> Path:
+def source_file(path: Path, source: SourceFile) -> Path:
     """Return the path of a file that the plan at `path` was made from."""
     return path.absolute().parent / source.path
 
 
-def _compare(path: Path, file: Path, record: FileRecord, source: Source) -> None:
+def _compare(path: Path, file: Path, record: FileRecord, source: SourceFile) -> None:
     digest = record.source_digest()
     if digest != source.digest:
         shown, now = source.digest[:SHOWN_DIGEST], digest[:SHOWN_DIGEST]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import Plan, Source
+from holmes_core.records.plan import Plan, SourceFile
 from holmes_runtime.config.verdicts import HostIsSlow, LinkIsSlow, SlowPart
 from planner.advice.changes import Change, FabricRate, LinkRate, TrunkRate, WithoutHost, apply_changes
 from planner.make_plan import make_plan
@@ -46,5 +46,5 @@ class Replanner:
 
     def _plan(self, plan: Plan, changes: Iterable[Change]) -> Plan:
         rest = apply_changes(self.inventory, changes)
-        source = Source(path=plan.inventory.path, digest=rest.source_digest())
+        source = SourceFile(path=plan.inventory.path, digest=rest.source_digest())
         return make_plan(rest, plan.job, source, plan.job_source)

@@ -28,7 +28,7 @@ FEW, MANY = 2, 8  # micro-batches of the trials whose difference tells what one 
 
 
 @dataclass(frozen=True)
-class Measured:
+class CalibrationRound:
     """What one round of trials says of a slot that has its cores to itself; overheads are None on GPUs."""
 
     flops_per_s: float
@@ -37,16 +37,16 @@ class Measured:
     split_factor: float | None = None
 
 
-def measure(alone: Trial, slots: int, cores: int, seconds: float) -> Measured:
+def measure(alone: Trial, slots: int, cores: int, seconds: float) -> CalibrationRound:
     """One round of trials: `slots` processes with the model of `alone` on so many cores, `seconds` for each trial."""
     flops = step_flops(alone.model, alone.num_microbatches * alone.micro_batch_size)
     computing_s = max(cost.computing_s for cost in run_trial(alone, seconds, slots))
     threads_per_core = 1.0 if alone.by_cpu_time else max(1.0, slots * alone.threads / cores)
     flops_per_s = flops / computing_s * threads_per_core
     if alone.device == "cuda":
-        return Measured(flops_per_s)
+        return CalibrationRound(flops_per_s)
     action_s, split_factor = _in_pipelines(alone, slots, seconds)
-    return Measured(flops_per_s, action_s, _update_bytes_per_s(alone, slots, seconds), split_factor)
+    return CalibrationRound(flops_per_s, action_s, _update_bytes_per_s(alone, slots, seconds), split_factor)
 
 
 def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, float | None]:
@@ -81,7 +81,7 @@ def _update_bytes_per_s(alone: Trial, slots: int, seconds: float) -> float:
     return moved / update_s
 
 
-def yaml_lines(rounds: Sequence[Measured]) -> Iterator[str]:
+def yaml_lines(rounds: Sequence[CalibrationRound]) -> Iterator[str]:
     """The medians of the rounds as job.yaml has them, with their spread as comments."""
     yield "compute:"
     yield f"  flops_per_s: {_with_spread([each.flops_per_s for each in rounds])}"

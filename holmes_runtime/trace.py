@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from holmes_runtime.config.rank_metrics import MAX_SPANS, RankTrace, rank_file
-from holmes_runtime.config.run_settings import Profile
+from holmes_runtime.config.run_settings import ProfileSettings
 from holmes_runtime.config.strict_json import to_json
 
 GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -29,7 +29,7 @@ class StepProfiler:
     """Records the steps that `settings` ask for, counted from `first_step`, and leaves a file in `folder`."""
 
     def __init__(
-        self, settings: Profile | None, first_step: int, rank: int, folder: Path, device: torch.device
+        self, settings: ProfileSettings | None, first_step: int, rank: int, folder: Path, device: torch.device
     ) -> None:
         self._rank, self._folder, self._device = rank, folder, device
         self._begin = first_step + settings.after if settings else NEVER

@@ -23,12 +23,12 @@ from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group, Rank
 from holmes_runtime.config.run_config import SCHEMA_VERSION, RunConfig, Stage
-from holmes_runtime.config.run_settings import Data, Optimizer, Precision
+from holmes_runtime.config.run_settings import DataSettings, Optimizer, Precision
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.corpus import Corpus
 from holmes_runtime.data.stored_bytes import MemoryBytes
-from holmes_runtime.data.tokens import Part, Tokens
+from holmes_runtime.data.tokens import TokenPart, Tokens
 from holmes_runtime.trainer import Trainer
 
 LOOPBACK = "lo"
@@ -94,7 +94,7 @@ class Trial:
             model=self.model,
             weights=None,
             emulation=None,
-            data=Data("none.bin", "*", None, "joined", 0.0, False, None, 0),
+            data=DataSettings("none.bin", "*", None, "joined", 0.0, False, None, 0),
             evaluation=None,
             checkpoint=None,
             profile=None,
@@ -204,7 +204,9 @@ def random_corpus(model: ModelShape) -> Corpus:
     """Tokens for a hundred samples, the same in every process."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.vocab_size, (100 * model.seq_length,), generator=generator)
-    return Corpus((Tokens([Part("random", MemoryBytes(array("q", tokens.tolist())), "int64")]),), (), "", BadLines(0))
+    return Corpus(
+        (Tokens([TokenPart("random", MemoryBytes(array("q", tokens.tolist())), "int64")]),), (), "", BadLines(0)
+    )
 
 
 def _take_steps(trainer: Trainer, seconds: float) -> Cost:

@@ -13,10 +13,10 @@ from typing import Protocol
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run, Settings, State
-from holmes_runtime.config.rank_metrics import OuterExchange
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.islands.coming_back import TRIES
 from launcher.islands.common_end import common_end, exit_code_of
-from launcher.islands.held_meeting import Meeting
+from launcher.islands.held_meeting import RendezvousServer
 from launcher.islands.island_part import IslandPart
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.islands.told import Told
@@ -80,10 +80,10 @@ class LaunchIslands:
     ) -> None:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
         self._view, self._exports = view, exports
-        self._meeting, self._lock = Meeting(), threading.Lock()
+        self._meeting, self._lock = RendezvousServer(), threading.Lock()
         self._islands: list[_Island] = []
         self._digests: dict[int, tuple[int, str]] = {}  # by outer sync, of the island that reported first
-        self._last: dict[int, OuterExchange] = {}  # the latest by island
+        self._last: dict[int, AppliedOuterSync] = {}  # the latest by island
         self._started_at_s = time.time()
         self._at_end = TellCommand(plan.job.launch.on_end, folder.path)
 
@@ -160,11 +160,11 @@ class LaunchIslands:
             elif isinstance(event, NodeState):
                 self.folder.write_event(event)
             self._view.show(number, event)
-            if isinstance(event, OuterExchange):
+            if isinstance(event, AppliedOuterSync):
                 self._last[number] = event
                 self._compare(number, event)
 
-    def _compare(self, number: int, exchange: OuterExchange) -> None:
+    def _compare(self, number: int, exchange: AppliedOuterSync) -> None:
         """Compare the digests of all islands after an outer sync; show a notice if they differ, as no rank can see
         that.
 

@@ -17,7 +17,7 @@ from holmes_core.records.plan import (
     PlanStage,
     Prediction,
     SolveReport,
-    Source,
+    SourceFile,
     UnequalDegrees,
 )
 from planner.background import BackgroundCall
@@ -55,8 +55,8 @@ GPUS_WRITTEN_PER_S = 8000  # on a slow core, in all that follows the search
 def make_plan(
     inventory: Inventory,
     job: Job,
-    inventory_source: Source,
-    job_source: Source,
+    inventory_source: SourceFile,
+    job_source: SourceFile,
     order: Order = "holmes",
     progress: Progress | None = None,
     time_limit_s: float = TIME_LIMIT_S,
@@ -206,8 +206,8 @@ def _step_bound_s(problem: Problem, result: SearchResult, planned: Candidate) ->
 
 def _write(
     problem: Problem,
-    inventory_source: Source,
-    job_source: Source,
+    inventory_source: SourceFile,
+    job_source: SourceFile,
     order: Order,
     written: WrittenPlan,
     solve: SolveReport,

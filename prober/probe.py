@@ -32,7 +32,7 @@ from prober.asking.recording import (
 from prober.fabrics.clusters import find_clusters, find_shared_network, place_hosts
 from prober.fabrics.nvlink_domains import domain_findings, find_nvlink_domains
 from prober.fabrics.placing import Placing
-from prober.fabrics.settle import Trial
+from prober.fabrics.settle import RdmaVerdict
 from prober.facts.machine.limits import parse_clock
 from prober.findings.audit import audit, joined
 from prober.findings.hint_findings import hint_findings
@@ -50,7 +50,7 @@ MAX_CONNECTING = 64  # logging in costs this side some 50 ms of a core, and more
 _connecting = threading.BoundedSemaphore(MAX_CONNECTING)
 
 Progress = Callable[[str, str], None]
-TryOpenPairs = Callable[[Inventory, Placing], Sequence[Trial]]
+TryOpenPairs = Callable[[Inventory, Placing], Sequence[RdmaVerdict]]
 """Runs trials of RDMA between hosts that facts neither join nor hold apart."""
 
 
@@ -128,7 +128,7 @@ def inventory_of_read(
     read: Sequence[ReadHost],
     stated: Sequence[StatedTrunk] = (),
     security: Security = IN_THE_CLEAR,
-    trials: Sequence[Trial] = (),
+    trials: Sequence[RdmaVerdict] = (),
 ) -> Inventory:
     """The Inventory of hosts that were read one by one: their clusters, what joins them, and the audit.
 

@@ -12,7 +12,7 @@ PIN = "pin `cluster:` in hosts.yaml"
 
 
 @dataclass(frozen=True)
-class Seen:
+class EvidenceLine:
     """A line of evidence with a remedy of its own: the rule's, with the names of the devices filled in."""
 
     evidence: str
@@ -33,10 +33,10 @@ class RuleText:
     remedy: str
     source: str
 
-    def finding(self, hosts: Sequence[str], seen: str | Seen, remedy: str | None = None) -> Finding:
+    def finding(self, hosts: Sequence[str], seen: str | EvidenceLine, remedy: str | None = None) -> Finding:
         """The finding of what was seen on `hosts`; a remedy that comes with the evidence or the call goes first."""
-        evidence = seen.evidence if isinstance(seen, Seen) else seen
-        own = seen.remedy if isinstance(seen, Seen) else remedy
+        evidence = seen.evidence if isinstance(seen, EvidenceLine) else seen
+        own = seen.remedy if isinstance(seen, EvidenceLine) else remedy
         return Finding(
             rule=self.id,
             severity=self.severity,

@@ -11,7 +11,7 @@ import pytest
 from holmes_core.hosts.hosts_file import HostsFile
 from holmes_core.records.job import Job
 from holmes_core.records.record_file import read_user_file
-from holmes_runtime.config.run_settings import Data, Source
+from holmes_runtime.config.run_settings import DataSettings, DataSource
 from holmes_runtime.data.corpus import load_corpus
 from tests import doc_session
 
@@ -65,9 +65,9 @@ def test_commands_of_the_data_page_make_what_its_job_trains_on(tmp_path: Path) -
         assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
 
     said = read_user_file(Job, tmp_path / "job.yaml").data
-    data = Data(str(tmp_path), "*", None, said.documents, said.validation_fraction, False, None, 0)
+    data = DataSettings(str(tmp_path), "*", None, said.documents, said.validation_fraction, False, None, 0)
     assert not isinstance(said.path, str)
-    sources = tuple(Source(source.path, source.weight) for source in said.path)
+    sources = tuple(DataSource(source.path, source.weight) for source in said.path)
     corpus = load_corpus(replace(data, path=sources), "here", 64, 256)
     assert all(len(tokens) > 64 for tokens in (*corpus.training, *corpus.validation))
 

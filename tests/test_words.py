@@ -24,6 +24,8 @@ REWRITTEN = (
     *(f"holmes_runtime/{room}" for room in RUNTIME_ROOMS),
 )
 """The rooms whose words were edited. The others follow, and this list goes."""
+PACKAGES = ("holmes", "holmes_core", "holmes_runtime", "prober", "planner", "launcher", "holmes_cli")
+OLD_BOUND = re.compile(r"\b_?(MOST|LEAST)(_[A-Z0-9]|\b)")
 OPENING = re.compile(r"(What|Whether|How|Which|Who|Whose|Whom|Where|Of)\b")
 PHRASES = re.compile(
     r"\b(told of|tells|is said|nobody|somebody|besides?|of which|those of|what is|what it|as far as)\b"
@@ -73,4 +75,24 @@ def test_no_docstring_or_comment_holds_a_phrase_that_reads_as_translated(package
         for file in files(package)
         for line, text in (*(() if HELP_TEXTS in file.parents else docstrings(file)), *comments(file))
         if (found := PHRASES.search(text))
+    ] == []
+
+
+def test_no_class_name_is_used_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for file in (path for package in PACKAGES for path in files(package)):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_bounds_are_named_max_and_min() -> None:
+    assert [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for package in (*PACKAGES, "tests", "benchmarks")
+        for file in files(package)
+        if file != Path(__file__)
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if OLD_BOUND.search(line)
     ] == []

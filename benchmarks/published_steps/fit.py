@@ -51,7 +51,7 @@ SPEEDS: Mapping[str, tuple[str, int]] = {"A100": ("A100", 2), "GH200": ("GH200",
 
 # What no constant may exceed: dense tensor rates of the data sheets (GH200: TF32). A new machine type starts from
 # plausible constants in gpu_speeds.py and engines.py.
-MOST = {
+MAX_VALUES = {
     "A100": {"speed.matrix_flops_per_s": 312e12, "speed.memory_bytes_per_s": 2.039e12},
     "GH200": {"speed.matrix_flops_per_s": 494e12},
     "H100": {"speed.matrix_flops_per_s": 989e12},
@@ -127,7 +127,7 @@ def main() -> None:
         with planned_with(constants, gpu):
             return error(rows)
 
-    best, least = search(read_constants(names, gpu), MOST[gpu], loss)
+    best, least = search(read_constants(names, gpu), MAX_VALUES[gpu], loss)
     print(f"mean |log error| {least:.4f} on {len(rows)} rows")
     for name, value in best.items():
         print(f"{name} = {value:.3g}")

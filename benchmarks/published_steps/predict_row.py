@@ -8,7 +8,7 @@ from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.row_files import cut, inventory_of, job_of
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import ScheduleName
-from holmes_core.records.plan import Plan, Source
+from holmes_core.records.plan import Plan, SourceFile
 from planner.make_plan import make_plan
 from planner.problem.candidates import Candidate
 from planner.problem.problem import read_problem
@@ -33,8 +33,8 @@ def plan_row(row: Measurement) -> tuple[Plan, bool]:
 def _plan(row: Measurement, knows_memory: bool) -> Plan:
     inventory, job = inventory_of(row, knows_memory), job_of(row)
     sources = (
-        Source(path="inventory.json", digest=inventory.source_digest()),
-        Source(path="job.yaml", digest=job.source_digest()),
+        SourceFile(path="inventory.json", digest=inventory.source_digest()),
+        SourceFile(path="job.yaml", digest=job.source_digest()),
     )
     return make_plan(inventory, job, *sources)
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_runtime.config.run_settings import Data
+from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.check_inputs import check_source
 from holmes_runtime.data.text import Tokenizer, open_tokenizer, source_files, tokenized
@@ -60,7 +60,9 @@ def _sources(source: Path, pattern: str, skip_bad_lines: int) -> list[Path]:
                 raise HolmesError(
                     f"{file} has tokens, not text", "train on it as it is: `data: {path: ...}` in job.yaml"
                 )
-        return check_source(source, Data(str(source), pattern, None, "joined", 0.0, False, None, skip_bad_lines))
+        return check_source(
+            source, DataSettings(str(source), pattern, None, "joined", 0.0, False, None, skip_bad_lines)
+        )
     except FileNotFoundError as error:
         raise HolmesError(str(error), "give a file, or a folder and a --pattern that matches its text") from None
     except (OSError, ValueError, ModuleNotFoundError) as error:

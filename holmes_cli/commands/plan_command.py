@@ -27,7 +27,7 @@ from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Calibration, Job
-from holmes_core.records.plan import IslandsPlan, Order, Plan, Source
+from holmes_core.records.plan import IslandsPlan, Order, Plan, SourceFile
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import read_file, read_signed, signed_parts, write_atomically
 from planner.advice.calibration import calibrate, calibrated
@@ -189,7 +189,7 @@ def _print_file(plan: Path, sheets: Sequence[Sheet]) -> None:
         show_sheet(sheet, err)
 
 
-def _source(path: Path, record: FileRecord, output: Path, overrides: Sequence[str] = ()) -> Source:
+def _source(path: Path, record: FileRecord, output: Path, overrides: Sequence[str] = ()) -> SourceFile:
     """Return the path to `path` relative to the plan's folder, so that both may move together."""
     relative = os.path.relpath(path.absolute(), output.absolute().parent)
-    return Source(path=relative, digest=record.source_digest(), overrides=tuple(overrides))
+    return SourceFile(path=relative, digest=record.source_digest(), overrides=tuple(overrides))

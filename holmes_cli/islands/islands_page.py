@@ -23,7 +23,7 @@ from holmes_cli.screen.plan_tables import count
 from holmes_cli.screen.show_run import safe_in_words, state_in_words
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure
-from holmes_runtime.config.rank_metrics import OuterExchange
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics
 
@@ -38,7 +38,7 @@ class IslandState:
     steps: Sequence[StepMetrics]
     nodes: Mapping[str, str]
     notices: Sequence[str]
-    exchanges: Sequence[OuterExchange]
+    exchanges: Sequence[AppliedOuterSync]
 
     @property
     def name(self) -> str:

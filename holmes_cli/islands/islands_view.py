@@ -7,7 +7,7 @@ import json
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.units import format_bytes, format_seconds
-from holmes_runtime.config.rank_metrics import OuterExchange
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics
 
@@ -35,7 +35,7 @@ class LinesOfIslands:
             self._show_state(island, event)
         elif isinstance(event, StepMetrics):
             self._print(f"island {island}: {self._step_text(island, event)}")
-        elif isinstance(event, OuterExchange):
+        elif isinstance(event, AppliedOuterSync):
             self._print(f"island {island}: {exchange_in_words(event)}")
         elif isinstance(event, LogLine):
             self._print(f"island {island}: {event.host} rank {event.rank} | {event.line}")
@@ -62,7 +62,7 @@ class LinesOfIslands:
         err.print(text, markup=False, soft_wrap=True)
 
 
-def exchange_in_words(exchange: OuterExchange) -> str:
+def exchange_in_words(exchange: AppliedOuterSync) -> str:
     """Return a sentence on an outer sync: its members, bytes and seconds."""
     names = ", ".join(map(str, exchange.islands))
     took = f"{format_seconds(exchange.duration_s)}, waited for {format_seconds(exchange.waited_s)}"

@@ -27,7 +27,7 @@ STAGE_COLOURS = ("#54aeff", "#4ac26b", "#d4a72c", "#fd8c73", "#c297ff", "#76e3ea
 
 
 @dataclass(frozen=True)
-class Wire:
+class GroupPath:
     """Groups between the same boxes: a path in SVG's words, solid for data parallel groups, dashed for edges."""
 
     role: str
@@ -44,7 +44,7 @@ class PlacementPicture:
     width: int
     height: int
     boxes: tuple[Box, ...]
-    wires: tuple[Wire, ...]
+    wires: tuple[GroupPath, ...]
     networks: tuple[tuple[str, str], ...]
     left_out: str
 
@@ -121,7 +121,7 @@ def _block_boxes(plan: Plan, block: HostBlock, x: int, y: int) -> list[Box]:
     return boxes
 
 
-def _wires(plan: Plan, at: Mapping[str, tuple[int, int, str]], colours: Mapping[str, str]) -> tuple[Wire, ...]:
+def _wires(plan: Plan, at: Mapping[str, tuple[int, int, str]], colours: Mapping[str, str]) -> tuple[GroupPath, ...]:
     """Return one line for all groups of a kind and network between two boxes."""
     groups: dict[tuple[str, str, tuple[int, int, str], tuple[int, int, str]], list[PlanGroup]] = {}
     for group in plan.groups:
@@ -133,7 +133,9 @@ def _wires(plan: Plan, at: Mapping[str, tuple[int, int, str]], colours: Mapping[
             start, end = sorted(ends, key=lambda end: (end[1], end[0]))
             groups.setdefault((role, group.network, start, end), []).append(group)
     return tuple(
-        Wire(role, _path(role, start, end), colours[network], "6 4" if role == "edges" else "", _tip(role, members))
+        GroupPath(
+            role, _path(role, start, end), colours[network], "6 4" if role == "edges" else "", _tip(role, members)
+        )
         for (role, network, start, end), members in groups.items()
     )
 

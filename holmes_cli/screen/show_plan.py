@@ -19,7 +19,7 @@ from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_s
 from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Codec
-from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, Source
+from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from planner.advice.across_rails import rails_sentence
 from planner.advice.assumed_speeds import assumed_speed_sentence
@@ -146,7 +146,7 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     )
 
 
-def _overrides_sentence(job: Source) -> tuple[str, ...]:
+def _overrides_sentence(job: SourceFile) -> tuple[str, ...]:
     """Return a sentence on the keys of job.yaml that `--set` replaced, if any."""
     return (f"The job is {job.path} with {as_options(job.overrides)}.",) if job.overrides else ()
 

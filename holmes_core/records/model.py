@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from holmes_core.records.record import Record
 
-MOST = 10**9  # the greatest count of anything: more is a slip
-Positive = Annotated[int, Field(ge=1, le=MOST)]
+MAX_COUNT = 10**9  # the greatest count of anything: more is a slip
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 RopeKind = Literal["linear", "llama3"]
 
 

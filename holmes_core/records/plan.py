@@ -183,7 +183,7 @@ class SolveReport(Record):
     unequal: UnequalDegrees | None = None  # one that would be faster than the objective, among those that were searched
 
 
-class Source(Record):
+class SourceFile(Record):
     """A file the plan was made from."""
 
     path: str  # as seen from the plan's folder
@@ -199,8 +199,8 @@ class Plan(FileRecord):
     RENEW: ClassVar[str] = "holmes plan job.yaml"
 
     schema_version: Literal[1] = 1
-    inventory: Source
-    job_source: Source
+    inventory: SourceFile
+    job_source: SourceFile
     job: Job
     order: Order
     tp: int
@@ -273,8 +273,8 @@ class IslandsPlan(FileRecord):
     RENEW: ClassVar[str] = "holmes plan job.yaml"
 
     schema_version: Literal[1] = 1
-    inventory: Source
-    job_source: Source
+    inventory: SourceFile
+    job_source: SourceFile
     job: Job
     rounds: int  # enough to read as many samples as the job's steps do
     islands: tuple[Plan, ...]

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from holmes_core.records.model import MOST
+from holmes_core.records.model import MAX_COUNT
 from holmes_core.records.parse_record import record_in
 
 _EXAMPLE = "Example: "
@@ -127,7 +127,7 @@ def _list_words(items: Mapping[str, Any]) -> str:
 def _limits(schema: Mapping[str, Any]) -> Iterator[str]:
     """Yield `at least 1`, `below 5`; the general limit on counts is left out."""
     for key, words in _LIMITS:
-        if key in schema and schema[key] != MOST:
+        if key in schema and schema[key] != MAX_COUNT:
             limit = schema[key]
             yield f"{words} {int(limit) if float(limit).is_integer() else limit}"
 

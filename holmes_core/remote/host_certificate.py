@@ -51,7 +51,7 @@ class HostCertificate:
 
 def read_certificate(data: bytes) -> HostCertificate:
     """Parse a certificate. Raises ValueError if the bytes are none, or its authority did not sign them."""
-    reader = _Reader(data)
+    reader = _FieldReader(data)
     key_type = reader.text().removesuffix(CERTIFICATE)
     if key_type not in _KEY_FIELDS:
         raise ValueError(f"certificates of type {key_type} are not known")
@@ -70,7 +70,7 @@ def read_certificate(data: bytes) -> HostCertificate:
     signature = reader.string()
     if reader.at != len(data):
         raise ValueError(f"{len(data) - reader.at} bytes after its end")
-    algorithm = _Reader(signature).text()
+    algorithm = _FieldReader(signature).text()
     if algorithm in ALGORITHMS:
         _check_signature(authority, signed, signature)
     return HostCertificate(key, kind, principals, after_s, before_s, bool(critical), authority, algorithm)
@@ -81,7 +81,7 @@ def _check_signature(authority: bytes, signed: bytes, signature: bytes) -> None:
     if algorithm.startswith(b"ecdsa-"):
         _strings(numbers, 2)
     try:
-        key = paramiko.PKey.from_type_string(_Reader(authority).text(), authority)
+        key = paramiko.PKey.from_type_string(_FieldReader(authority).text(), authority)
         right = key.get_name() in _KEY_FIELDS and key.verify_ssh_sig(signed, paramiko.Message(signature))
     except Exception as error:  # libraries raise all kinds of errors at keys and signatures made to harm
         raise ValueError(f"its authority's key or signature cannot be read: {error}") from None
@@ -90,7 +90,7 @@ def _check_signature(authority: bytes, signed: bytes, signature: bytes) -> None:
 
 
 def _texts(data: bytes) -> tuple[str, ...]:
-    reader, found = _Reader(data), list[str]()
+    reader, found = _FieldReader(data), list[str]()
     while reader.at < len(data):
         if len(found) == _MAX_PRINCIPALS:
             raise ValueError(f"more than {_MAX_PRINCIPALS} names")
@@ -100,7 +100,7 @@ def _texts(data: bytes) -> tuple[str, ...]:
 
 def _strings(data: bytes, count: int) -> list[bytes]:
     """Return exactly `count` strings of `data`; paramiko would pad missing ones with zeros."""
-    reader = _Reader(data)
+    reader = _FieldReader(data)
     found = [reader.string() for _ in range(count)]
     if reader.at != len(data):
         raise ValueError(f"{len(data) - reader.at} bytes after the end of its signature")
@@ -109,13 +109,13 @@ def _strings(data: bytes, count: int) -> list[bytes]:
 
 def _check_whole(options: bytes) -> None:
     """Check that options are pairs of a name and its value; for hosts ssh uses none of them."""
-    reader = _Reader(options)
+    reader = _FieldReader(options)
     while reader.at < len(options):
         reader.string()
         reader.string()
 
 
-class _Reader:
+class _FieldReader:
     """A reader of the fields of SSH's binary format, one after the other. Raises ValueError where one is cut short."""
 
     def __init__(self, data: bytes) -> None:

@@ -37,10 +37,10 @@ def read_ssh_config(name: str | None, host: str) -> paramiko.SSHConfig:
         HolmesError: A file cannot be read or parsed. It names the file, and the line if there is one.
     """
     user_file = Path(name or "~/.ssh/config").expanduser()
-    reader = _Reader(Path("~/.ssh").expanduser(), host)
+    reader = _ConfigReader(Path("~/.ssh").expanduser(), host)
     lines = list(reader.lines(user_file, "", 0)) if user_file.exists() else []
     if name is None and SYSTEM_FILE.exists():
-        lines += ["Host *", *_Reader(SYSTEM_FILE.parent, host).lines(SYSTEM_FILE, "", 0)]
+        lines += ["Host *", *_ConfigReader(SYSTEM_FILE.parent, host).lines(SYSTEM_FILE, "", 0)]
     try:
         return paramiko.SSHConfig.from_text("\n".join(lines))
     except (paramiko.ConfigParseError, ValueError) as error:
@@ -58,7 +58,7 @@ def written_out(text: str, words: dict[str, str]) -> str:
     return re.sub("%.", lambda match: words.get(match.group(), match.group()), text)
 
 
-class _Reader:
+class _ConfigReader:
     """A reader that merges a file and its includes. An included block applies only where the including block does."""
 
     def __init__(self, base: Path, host: str) -> None:

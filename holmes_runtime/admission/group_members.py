@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from threading import Lock
 from typing import Any, TypeVar
 
-from holmes_runtime.admission.own_sockets import LISTENS, Connection, all_connections, own_connections, own_sockets
+from holmes_runtime.admission.own_sockets import LISTENS, OwnSocket, all_connections, own_connections, own_sockets
 from holmes_runtime.admission.socket_filter import ANY_PORT, admit_only
 from holmes_runtime.config.messages import SocketAddress
 
@@ -120,7 +120,7 @@ def _source_to(where: SocketAddress) -> str | None:
         return str(one.getsockname()[0])
 
 
-def _digest(connection: Connection) -> bytes:
+def _digest(connection: OwnSocket) -> bytes:
     """Return a digest that is the same at both ends."""
     ends = sorted((connection.local, connection.remote))
     return hashlib.sha256(json.dumps(ends).encode()).digest()

@@ -23,7 +23,7 @@ JUST_MS = 6  # a NIC of 400 Mbit/s sends a queue of 256 KiB in that time
 _MAPPED = "::ffff:"
 
 
-class Connection(NamedTuple):
+class OwnSocket(NamedTuple):
     """One end of a TCP connection of this host, or a listening socket.
 
     `uid` owns it; `inode` is 0 while no process has accepted it.
@@ -36,7 +36,7 @@ class Connection(NamedTuple):
     inode: int
 
 
-def parse_tcp(text: str) -> list[Connection]:
+def parse_tcp(text: str) -> list[OwnSocket]:
     """Parse /proc/net/tcp or tcp6, with hexadecimal addresses of 32-bit words in the machine's byte order.
 
     Source: Documentation/networking/proc_net_tcp.rst.
@@ -45,7 +45,7 @@ def parse_tcp(text: str) -> list[Connection]:
     for line in text.splitlines()[1:]:
         columns = line.split()
         ends = _address(columns[1]), _address(columns[2])
-        found.append(Connection(int(columns[3], 16), *ends, int(columns[7]), int(columns[9])))
+        found.append(OwnSocket(int(columns[3], 16), *ends, int(columns[7]), int(columns[9])))
     return found
 
 
@@ -56,7 +56,7 @@ def _address(text: str) -> SocketAddress:
     return SocketAddress(address.removeprefix(_MAPPED) if "." in address else address, int(port, 16))
 
 
-def all_connections() -> list[Connection]:
+def all_connections() -> list[OwnSocket]:
     """Return the TCP connections of this host or network namespace; none on a system without /proc."""
     texts = [(PROC / name).read_text() for name in TCP_FILES if (PROC / name).exists()]
     return [connection for text in texts for connection in parse_tcp(text)]
@@ -73,13 +73,13 @@ def own_sockets() -> dict[int, int]:
     return found
 
 
-def own_connections() -> set[Connection]:
+def own_connections() -> set[OwnSocket]:
     """Return the established TCP connections of this process."""
     mine = own_sockets()
     return {each for each in all_connections() if each.state == ESTABLISHED and each.inode in mine}
 
 
-def beside_newer(connections: Iterable[Connection]) -> list[socket.socket]:
+def beside_newer(connections: Iterable[OwnSocket]) -> list[socket.socket]:
     """Return duplicates of the process's `connections` whose local address newer connections of it use too."""
     older = set(connections)
     addresses = {each.local.address for each in own_connections() - older}

@@ -29,7 +29,7 @@ from holmes_runtime.checkpoint.piece_index import (
     index_text,
     sizes_of,
 )
-from holmes_runtime.checkpoint.piece_transfer import Pace
+from holmes_runtime.checkpoint.piece_transfer import TransferPace
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record, gather_records
 from holmes_runtime.config.checks import shown
@@ -76,7 +76,7 @@ class CheckpointWriter:
         """Keep the origin of the loaded run in the checkpoints to come."""
         self._loaded = loaded
 
-    def write(self, pieces: dict[str, TensorPiece], counters: Counters, begun_by: str, pace: Pace) -> None:
+    def write(self, pieces: dict[str, TensorPiece], counters: Counters, begun_by: str, pace: TransferPace) -> None:
         """Write one checkpoint. No rank takes a step before all have done the one before; old checkpoints go last.
 
         Called by all ranks. Raises RuntimeError, on all, if one of them failed.

@@ -31,7 +31,7 @@ from holmes_runtime.checkpoint.memory_files import MemoryFiles
 from holmes_runtime.checkpoint.piece_files import index_of_old
 from holmes_runtime.checkpoint.piece_index import DamagedPiece, Described, read_index
 from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
-from holmes_runtime.checkpoint.piece_transfer import Pace
+from holmes_runtime.checkpoint.piece_transfer import TransferPace
 from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
 from holmes_runtime.checkpoint.snapshot import Snapshot
 from holmes_runtime.checkpoint.whole_checkpoints import Found, Offers, found_in, offers_in, read_description
@@ -67,7 +67,7 @@ class Checkpoints:
         self._every_steps, self._copies = config.checkpoint.every_steps, config.checkpoint.copies
         self._has_too_few = False  # copies of the checkpoint that this run resumed
         self._steps = 0  # of the newest checkpoint
-        self._pace = Pace()
+        self._pace = TransferPace()
         self._saved_s: float | None = None
         self._folders = find_folders(self._folder.path, me, config.ranks, self._group)
         self._of_training = beside_newer(of_training)  # traffic on these goes before copies
@@ -250,7 +250,7 @@ class Checkpoints:
         now_s = time.monotonic()
         between_s = 0.0 if self._saved_s is None else now_s - self._saved_s  # none is safe before the first
         self._saved_s = now_s
-        self._pace = Pace(SPREAD * between_s, LATEST * between_s, self._of_training)
+        self._pace = TransferPace(SPREAD * between_s, LATEST * between_s, self._of_training)
         # A daemon: when the run fails elsewhere, the process ends although a write still waits for ranks that are gone.
         Thread(target=self._run, args=(self._saving, counters), name="checkpoint", daemon=True).start()
 

@@ -35,7 +35,7 @@ class Said(NamedTuple):
     text: str | None
 
 
-class Seen(NamedTuple):
+class VisibleFiles(NamedTuple):
     """The ranks whose files a rank sees in its folder; each is the first rank of its host."""
 
     ranks: tuple[int, ...]
@@ -107,7 +107,7 @@ def find_folders(path: Path, me: Rank, ranks: Sequence[Rank], group: ProcessGrou
     faults = [each.text for each in all_gather_records(Said(fault), group) if each.text is not None]
     if faults:
         raise RuntimeError(f"checkpoint.path {path} must be a folder that every host can write to: {'; '.join(faults)}")
-    mine = Seen(_see(path, mark, len(firsts)) if me.rank in firsts else ())
+    mine = VisibleFiles(_see(path, mark, len(firsts)) if me.rank in firsts else ())
     seen = {rank: set(each.ranks) for rank, each in enumerate(all_gather_records(mine, group))}
     with contextlib.suppress(FileNotFoundError):
         own.unlink()

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.checkpoint.piece_index import PieceFile, PieceIndex
-from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, Pace, exchange
+from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
 from holmes_runtime.checkpoint.plain_file import create_plain, open_plain
 
 
@@ -21,7 +21,7 @@ def copy_files(
     rank: int,
     copied_to: Mapping[int, tuple[int, ...]],
     group: ProcessGroup,
-    pace: Pace,
+    pace: TransferPace,
 ) -> OSError | None:
     """Send the files of `rank` in `folder` to the ranks in `copied_to`, and write theirs. Return this rank's error.
 
@@ -33,7 +33,7 @@ def copy_files(
     with contextlib.ExitStack() as opened:
         given = [_Given(folder, file, target, opened) for file in mine for target in copied_to[rank]]
         taken = [_Taken(folder, file, opened) for file in index.files if rank in copied_to[file.rank]]
-        outgoing = [Outgoing(each.target, each.file.size_bytes, each.fill) for each in given]
+        outgoing = [OutgoingPiece(each.target, each.file.size_bytes, each.fill) for each in given]
         incoming = [Incoming(each.file.rank, each.file.size_bytes, each.take) for each in taken]
         exchange(outgoing, incoming, group, pace)
         for each in taken:

@@ -30,7 +30,7 @@ from holmes_runtime.checkpoint.piece_index import (
     check_box,
     read_box,
 )
-from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, Pace, exchange
+from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.config.checks import check, check_counts
@@ -192,12 +192,12 @@ class PieceLoading:
             self._check(rank, each.requests)
         incoming = [Incoming(each.provider, self._size_bytes(each), _Taker(self, each.boxes).take) for each in mine]
         outgoing = [
-            Outgoing(rank, self._size_bytes(request), _Giver(self, request.boxes).fill)
+            OutgoingPiece(rank, self._size_bytes(request), _Giver(self, request.boxes).fill)
             for rank, each in enumerate(wanted)
             for request in each.requests
             if request.provider == self._me.rank
         ]
-        exchange(outgoing, incoming, group, Pace())
+        exchange(outgoing, incoming, group, TransferPace())
 
     def _check(self, rank: int, requests: Sequence[Request]) -> None:
         """Raise RuntimeError if a rank asks for boxes that the index does not have."""

@@ -26,7 +26,7 @@ SIZE_BYTES = 8  # of the number that comes after its content
 LOOK_EVERY_S = JUST_MS / 1e3  # interval of looks at training traffic; what moved just now has hardly stopped before
 
 
-class Outgoing(NamedTuple):
+class OutgoingPiece(NamedTuple):
     """`size_bytes` for rank `target`; `fill` writes the next of them into the memory it is given."""
 
     target: int
@@ -42,7 +42,7 @@ class Incoming(NamedTuple):
     take: Callable[[memoryview], None]
 
 
-class Pace:
+class TransferPace:
     """Spreads an exchange evenly over `duration_s`, until `hurry` is called.
 
     Traffic on the `connections` of training goes first, and chunks stay small, as its next message may wait for one.
@@ -94,7 +94,9 @@ class Pace:
         return has_yielded
 
 
-def exchange(outgoing: Sequence[Outgoing], incoming: Sequence[Incoming], group: ProcessGroup, pace: Pace) -> None:
+def exchange(
+    outgoing: Sequence[OutgoingPiece], incoming: Sequence[Incoming], group: ProcessGroup, pace: TransferPace
+) -> None:
     """Send and receive all, a chunk of each at a time. Both ends list their transfers in the same order.
 
     `group` is one of all ranks. No order of ranks can deadlock: a rank waits only for chunk n of its peers, and the

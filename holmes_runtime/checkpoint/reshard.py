@@ -25,7 +25,7 @@ from holmes_runtime.parallel.gradient_buckets import Shard
 
 
 @dataclass(frozen=True)
-class Box:
+class ShardSlice:
     """An axis-aligned part of a tensor, `sizes` from `offsets`, whose elements are consecutive from flat `start`."""
 
     offsets: tuple[int, ...]
@@ -38,12 +38,12 @@ class Box:
         return self.start + math.prod(self.sizes)
 
 
-def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
+def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[ShardSlice]:
     """Return row-major elements [start, stop) of a tensor of `shape` as boxes, in order: at most 2 n - 1 of n dims."""
     if start >= stop:
         return []
     if len(shape) <= 1:
-        return [Box((start,) * len(shape), (stop - start,) * len(shape), start)]
+        return [ShardSlice((start,) * len(shape), (stop - start,) * len(shape), start)]
     row = math.prod(shape[1:])
     first_whole, last_whole = -(-start // row), stop // row
     if first_whole > last_whole:  # within one row
@@ -51,15 +51,15 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
     found = _in_row(shape, first_whole - 1, start, first_whole * row)
     if first_whole < last_whole:
         corner, rest = (first_whole, *(0 for _ in shape[1:])), shape[1:]
-        found.append(Box(corner, (last_whole - first_whole, *rest), first_whole * row))
+        found.append(ShardSlice(corner, (last_whole - first_whole, *rest), first_whole * row))
     return found + _in_row(shape, last_whole, last_whole * row, stop)
 
 
-def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> list[Box]:
+def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> list[ShardSlice]:
     """Return flat elements [start, stop), all with first index `index`, as boxes."""
     base = index * math.prod(shape[1:])
     inner = boxes(shape[1:], start - base, stop - base)
-    return [Box((index, *box.offsets), (1, *box.sizes), box.start + base) for box in inner]
+    return [ShardSlice((index, *box.offsets), (1, *box.sizes), box.start + base) for box in inner]
 
 
 @dataclass(frozen=True)

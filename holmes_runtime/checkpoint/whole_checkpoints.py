@@ -30,7 +30,7 @@ ReadOld = Callable[[Path], PieceIndex]
 
 
 @dataclass(frozen=True)
-class Offer:
+class FolderCheckpoint:
     """A checkpoint in one folder, which holds the files `held`; `lacking` has the reason for each other file."""
 
     name: CheckpointName
@@ -58,14 +58,14 @@ class Offers(NamedTuple):
     host: str
     path: str
     latest: CheckpointName | None
-    offers: tuple[Offer, ...]
+    offers: tuple[FolderCheckpoint, ...]
     faults: tuple[str, ...]
 
 
 class Found(NamedTuple):
     """A checkpoint, its files in any of the folders. `holders`: by file the numbers of the folders that hold it."""
 
-    offer: Offer
+    offer: FolderCheckpoint
     folders: tuple[int, ...]
     holders: dict[PieceName, tuple[int, ...]]
     lacking: tuple[str, ...]  # a sentence per file that no folder holds
@@ -104,7 +104,7 @@ def offers_in(host: str, folder: Path, read_old: ReadOld) -> Offers:
     return Offers(host, str(folder), newest, tuple(offers), tuple(faults))
 
 
-def _offer(folder: Path, name: CheckpointName, read_old: ReadOld) -> Offer:
+def _offer(folder: Path, name: CheckpointName, read_old: ReadOld) -> FolderCheckpoint:
     checkpoint = folder / name
     if not checkpoint.is_dir():
         raise DamagedPiece(f"{checkpoint}, which {LATEST_FILE} there names, is missing")
@@ -114,7 +114,7 @@ def _offer(folder: Path, name: CheckpointName, read_old: ReadOld) -> Offer:
     held = tuple(file.name for file in index.files if file.name not in lacking)
     said = (index.save_id, index.begun_by, index.generation, index.steps)
     try:
-        return Offer(name, *said, index.files, held, lacking)
+        return FolderCheckpoint(name, *said, index.files, held, lacking)
     except ValueError as error:
         raise DamagedPiece(f"{checkpoint} is not as it was written: {error}") from None
 
@@ -141,7 +141,7 @@ def found_in(folders: Sequence[Offers]) -> list[Found]:
     if len(runs) > 1:
         named = "; ".join(f"host {each.host}: {each.path} of run {run}" for run, each in runs.items())
         raise OtherRun(f"checkpoints of different runs: {named}; empty the folders that are not wanted")
-    saves: dict[tuple[SaveId, CheckpointName, tuple[PieceFile, ...]], list[tuple[int, Offer]]] = {}
+    saves: dict[tuple[SaveId, CheckpointName, tuple[PieceFile, ...]], list[tuple[int, FolderCheckpoint]]] = {}
     for number, each in enumerate(folders):
         for offer in each.offers:  # an offer that describes a save otherwise is another
             saves.setdefault((offer.save_id, offer.name, offer.files), []).append((number, offer))
@@ -149,7 +149,7 @@ def found_in(folders: Sequence[Offers]) -> list[Found]:
     return sorted(found, key=lambda each: _age(each.offer), reverse=True)
 
 
-def _found(folders: Sequence[Offers], held: Sequence[tuple[int, Offer]]) -> Found:
+def _found(folders: Sequence[Offers], held: Sequence[tuple[int, FolderCheckpoint]]) -> Found:
     offer = held[0][1]
     holders = {file.name: tuple(at for at, each in held if file.name in each.held) for file in offer.files}
     lacking, at_hosts = [], {host for file in offer.files for host in file.hosts}
@@ -173,5 +173,5 @@ def _found(folders: Sequence[Offers], held: Sequence[tuple[int, Offer]]) -> Foun
     return Found(offer, tuple(at for at, _ in held), holders, tuple(lacking), tuple(lost))
 
 
-def _age(offer: Offer) -> tuple[int, int, str]:
+def _age(offer: FolderCheckpoint) -> tuple[int, int, str]:
     return offer.generation, offer.steps, offer.save_id

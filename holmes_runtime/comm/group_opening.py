@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
 from holmes_runtime.admission.group_members import GroupMembers, closed_device
-from holmes_runtime.admission.own_sockets import Connection, own_connections
+from holmes_runtime.admission.own_sockets import OwnSocket, own_connections
 from holmes_runtime.comm import networks_in_use
 from holmes_runtime.comm.interface_counters import counters_increase, read_port_counters
 from holmes_runtime.comm.nccl_log import NcclLog, NcclSays
@@ -144,7 +144,7 @@ class Calls:
     new_group: Callable[..., Any] = dist.new_group
     nccl_options: Callable[[], Any] = lambda: dist.ProcessGroupNCCL.Options()
     try_out: Callable[[Group, ProcessGroup, int, torch.device], None] = send_test_message
-    own_connections: Callable[[], set[Connection]] = own_connections
+    own_connections: Callable[[], set[OwnSocket]] = own_connections
 
 
 class GroupOpening:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from holmes_runtime.admission.own_sockets import Connection
+from holmes_runtime.admission.own_sockets import OwnSocket
 
 IF_INET6 = Path("/proc/net/if_inet6")
 SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -43,7 +43,7 @@ def _ipv4_of(probe: socket.socket, interface: str) -> str | None:
     return socket.inet_ntoa(answer[20:24])
 
 
-def other_interfaces(planned: str, connections: Iterable[Connection], addresses: dict[str, str]) -> list[str]:
+def other_interfaces(planned: str, connections: Iterable[OwnSocket], addresses: dict[str, str]) -> list[str]:
     """Return the interfaces other than `planned` that `connections` use, or addresses that no interface has."""
     used = {addresses.get(connection.local.address, connection.local.address) for connection in connections}
     return sorted(used - {planned})

@@ -59,7 +59,7 @@ class RankDigests(NamedTuple):
     digests: tuple[RankDigest, ...]
 
 
-class Difference(NamedTuple):
+class DigestMismatch(NamedTuple):
     """Digests that are not equal: `odd` are the ranks whose digest differs from the sender's or from most copies'."""
 
     key: DigestKey
@@ -244,7 +244,7 @@ def differs(balance_sum: float) -> bool:
     return bool(balance_sum % BALANCE)
 
 
-def differences(by_rank: Sequence[RankDigests], config: RunConfig) -> list[Difference]:
+def differences(by_rank: Sequence[RankDigests], config: RunConfig) -> list[DigestMismatch]:
     """Return the digests of the ranks, in their order, that are not equal, messages first.
 
     Digests of a group that the rank is not in, or of ranks that are not in it, are left out.
@@ -264,17 +264,17 @@ def differences(by_rank: Sequence[RankDigests], config: RunConfig) -> list[Diffe
             right = Counter(digests_of.get(rank) for rank in key.ranks).most_common(1)[0][0]
         odd = tuple(rank for rank in key.ranks if digests_of.get(rank) != right)
         if odd:
-            found.append(Difference(key, odd))
+            found.append(DigestMismatch(key, odd))
     return sorted(found, key=lambda each: each.key.kind != "message")
 
 
-def in_words(found: Sequence[Difference], config: RunConfig) -> str:
+def in_words(found: Sequence[DigestMismatch], config: RunConfig) -> str:
     """Return the differences as text for users: between which ranks, hosts and interfaces."""
     more = f"; so did {len(found) - 1} more" if len(found) > 1 else ""
     return f"{_difference_in_words(found[0], config)}{more}"
 
 
-def _difference_in_words(difference: Difference, config: RunConfig) -> str:
+def _difference_in_words(difference: DigestMismatch, config: RunConfig) -> str:
     key, odd = difference
     others = [rank for rank in key.ranks if rank not in odd]
     whose = (

@@ -54,7 +54,7 @@ class Sizes(Protocol):
 
 
 @dataclass(frozen=True)
-class RopeScaling:
+class RopeStretch:
     """Stretching of rotary frequencies by `factor`, to reach beyond the length they were trained at.
 
     linear: all of them (Chen et al., Position Interpolation, 2023). llama3: frequencies that turn less than
@@ -95,7 +95,7 @@ class ModelShape:
     vocab_size: int
     seq_length: int
     rope_theta: float
-    rope_scaling: RopeScaling | None
+    rope_scaling: RopeStretch | None
     norm_eps: float
     head_dim: int | None
     qkv_bias: bool

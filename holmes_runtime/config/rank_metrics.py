@@ -47,7 +47,7 @@ class Waits(NamedTuple):
         return self.tp + self.dp + self.pp_forward + self.pp_backward
 
 
-class OuterExchange(NamedTuple):
+class AppliedOuterSync(NamedTuple):
     """An outer sync whose result a step has applied, as one rank saw it, or all ranks of an island together.
 
     islands: the contributors to the mean, of so many tokens; an island that `has_joined` is not one of them and
@@ -98,7 +98,7 @@ class RankMetrics(NamedTuple):
     exposed_s: Waits
     interfaces: dict[str, ByteCounters]
     verdicts: tuple[Verdict, ...]
-    outer: OuterExchange | None
+    outer: AppliedOuterSync | None
 
 
 NoticeTopic = Literal["data", "start", "warning", "saved", "compared"]

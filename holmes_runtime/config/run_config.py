@@ -17,15 +17,15 @@ from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, DataParallel, Group
 from holmes_runtime.config.run_settings import (
     BYTE_VALUES,
     VALUE_BYTES,
-    Checkpointing,
-    Data,
-    Emulation,
-    Evaluation,
+    CheckpointSettings,
+    DataSettings,
+    EmulationSettings,
+    EvaluationSettings,
     Expectation,
     Optimizer,
     OuterSync,
     Precision,
-    Profile,
+    ProfileSettings,
     Recompute,
     Zero,
 )
@@ -91,11 +91,11 @@ class RunConfig:
     compile: bool
     model: ModelShape
     weights: str | None
-    emulation: Emulation | None
-    data: Data
-    evaluation: Evaluation | None
-    checkpoint: Checkpointing | None
-    profile: Profile | None
+    emulation: EmulationSettings | None
+    data: DataSettings
+    evaluation: EvaluationSettings | None
+    checkpoint: CheckpointSettings | None
+    profile: ProfileSettings | None
     resume: bool
     from_scratch: bool
     resume_step: int | None

@@ -19,7 +19,7 @@ BYTE_VALUES = 256  # text read as bytes needs one vocabulary entry per byte valu
 
 
 @dataclass(frozen=True)
-class Emulation:
+class EmulationSettings:
     """Seconds one layer sleeps per sample instead of computing; `slowdown` multiplies them by cluster."""
 
     forward_s_per_layer: float
@@ -32,14 +32,14 @@ class Emulation:
         for cluster, factor in self.slowdown.items():
             check(f"slowdown.{cluster}", factor, "must be positive", factor > 0)
 
-    def on(self, cluster: str, samples: int) -> Emulation:
+    def on(self, cluster: str, samples: int) -> EmulationSettings:
         """Return the seconds of so many samples on hosts of `cluster`, with its slowdown applied."""
         factor = samples * self.slowdown.get(cluster, 1.0)
-        return Emulation(self.forward_s_per_layer * factor, self.backward_s_per_layer * factor, {})
+        return EmulationSettings(self.forward_s_per_layer * factor, self.backward_s_per_layer * factor, {})
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A file or a directory of a blend; its share of the samples is `weight` over the sum of all weights."""
 
     path: str
@@ -50,7 +50,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Data:
+class DataSettings:
     """A file, or a directory whose files matching `pattern` (not recursive, by name) are joined; or several, blended.
 
     Read by file name: .bin as Megatron tokens, .jsonl and all else as text; text becomes bytes, or the tokens of
@@ -60,7 +60,7 @@ class Data:
     needs where the model's tokens are not bytes; None where they are, or may be.
     """
 
-    path: str | tuple[Source, ...]
+    path: str | tuple[DataSource, ...]
     pattern: str
     tokenizer: str | None
     documents: Documents
@@ -76,9 +76,9 @@ class Data:
         check("skip_bad_lines", self.skip_bad_lines, "must not be negative", self.skip_bad_lines >= 0)
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[DataSource, ...]:
         """The sources of a blend, or the only source."""
-        return (Source(self.path, 1.0),) if isinstance(self.path, str) else self.path
+        return (DataSource(self.path, 1.0),) if isinstance(self.path, str) else self.path
 
     @property
     def is_bytes(self) -> bool:
@@ -88,7 +88,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationSettings:
     """Loss on the same `num_batches` global batches of the validation data, after every `every_steps` steps."""
 
     every_steps: int
@@ -99,7 +99,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Profile:
+class ProfileSettings:
     """The steps that are recorded in traces: `steps` steps, after the first `after` of an attempt."""
 
     steps: int
@@ -111,7 +111,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Checkpointing:
+class CheckpointSettings:
     """A folder on each host, saved to after every `every_steps` steps and the last; `keep_last` are kept.
 
     Where hosts do not share one folder, `copies` of them hold each shard.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Data
+from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.documents import has_documents, read_documents
 from holmes_runtime.data.file_kind import check_text
@@ -29,7 +29,7 @@ def wrong_inputs(run_config: str) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def check_source(path: Path, data: Data) -> list[Path]:
+def check_source(path: Path, data: DataSettings) -> list[Path]:
     """Return the files of the source at `path`.
 
     Raises:

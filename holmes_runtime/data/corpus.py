@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from holmes_runtime.config.run_settings import BYTE_VALUES, Data
+from holmes_runtime.config.run_settings import BYTE_VALUES, DataSettings
 from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.check_inputs import check_source
 from holmes_runtime.data.documents import has_documents
@@ -14,7 +14,7 @@ from holmes_runtime.data.stored_bytes import FileBytes
 from holmes_runtime.data.text import open_tokenizer
 from holmes_runtime.data.token_file import DocumentStarts, TokenFile, read_index
 from holmes_runtime.data.token_store import kept_tokens
-from holmes_runtime.data.tokens import Part, Tokens
+from holmes_runtime.data.tokens import TokenPart, Tokens
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Corpus:
         return sum(map(len, (*self.training, *self.validation)))
 
 
-def load_corpus(data: Data, host: str, seq_length: int, vocab_size: int) -> Corpus:
+def load_corpus(data: DataSettings, host: str, seq_length: int, vocab_size: int) -> Corpus:
     """Return the tokens of `data`, read from files as they are needed.
 
     Raises OSError or ValueError, naming host and path, if there is nothing to read, a file cannot be read, a part holds
@@ -47,7 +47,7 @@ def load_corpus(data: Data, host: str, seq_length: int, vocab_size: int) -> Corp
         raise type(error)(f"host {host}: {error}") from None
 
 
-def _load(data: Data, seq_length: int, vocab_size: int) -> Corpus:
+def _load(data: DataSettings, seq_length: int, vocab_size: int) -> Corpus:
     bad_lines = BadLines(data.skip_bad_lines)
     opened = [_open_source(Path(source.path), data, vocab_size, bad_lines) for source in data.sources]
     training, validation = [], []
@@ -71,7 +71,7 @@ def _load(data: Data, seq_length: int, vocab_size: int) -> Corpus:
     return Corpus(tuple(training), tuple(validation), digest, bad_lines)
 
 
-def _open_source(path: Path, data: Data, vocab_size: int, bad_lines: BadLines) -> list[Part]:
+def _open_source(path: Path, data: DataSettings, vocab_size: int, bad_lines: BadLines) -> list[TokenPart]:
     """Return the files of one source."""
     files = check_source(path, data)
     parts = [_open_file(file, data, vocab_size, bad_lines) for file in files]
@@ -84,18 +84,18 @@ def _open_source(path: Path, data: Data, vocab_size: int, bad_lines: BadLines) -
     return parts
 
 
-def _open_file(path: Path, data: Data, vocab_size: int, bad_lines: BadLines) -> Part:
+def _open_file(path: Path, data: DataSettings, vocab_size: int, bad_lines: BadLines) -> TokenPart:
     tokenizer = data.tokenizer
     if path.suffix == ".bin":
         return _token_part(path, read_index(path), data)
     if tokenizer is None and vocab_size < BYTE_VALUES:
         raise ValueError(f"{path} is read as bytes, which takes a vocab_size of {BYTE_VALUES}, not {vocab_size}")
     if tokenizer is None and not has_documents(path):
-        return Part(str(path), FileBytes(path), "uint8")
+        return TokenPart(str(path), FileBytes(path), "uint8")
     return _tokenized(path, data, bad_lines)
 
 
-def _tokenized(path: Path, data: Data, bad_lines: BadLines) -> Part:
+def _tokenized(path: Path, data: DataSettings, bad_lines: BadLines) -> TokenPart:
     """Return the tokens of documents, or of text for a tokenizer, made once on this host and read from their file."""
     try:
         tokenizer = open_tokenizer(path, data.tokenizer)
@@ -107,6 +107,6 @@ def _tokenized(path: Path, data: Data, bad_lines: BadLines) -> Part:
     return _token_part(path, kept_tokens(path, data.tokenizer, tokenizer, bad_lines), data)
 
 
-def _token_part(name: Path, index: TokenFile, data: Data) -> Part:
+def _token_part(name: Path, index: TokenFile, data: DataSettings) -> TokenPart:
     documents = DocumentStarts(index) if data.documents == "separate" else ()
-    return Part(str(name), FileBytes(index.path), index.token_type, documents, index.largest_token)
+    return TokenPart(str(name), FileBytes(index.path), index.token_type, documents, index.largest_token)

@@ -27,7 +27,7 @@ END_OF_DOCUMENT_BYTE = 0  # no text has it
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """Some bytes of a document; `source_bytes` of the file were read for it."""
 
     text: bytes
@@ -112,7 +112,7 @@ def open_tokenizer(path: Path, tokenizer: str | None) -> Tokenizer:
 
 def tokenized(
     path: Path, tokenizer: Tokenizer, bad_lines: BadLines
-) -> Iterator[tuple[Piece, tuple[Iterable[int], ...]]]:
+) -> Iterator[tuple[TextPiece, tuple[Iterable[int], ...]]]:
     """Yield the pieces of file `path` with their tokens and the tokens at the borders of documents.
 
     Raises:
@@ -130,7 +130,7 @@ def tokenized(
             begins_document = piece.ends_document
 
 
-def _pieces(path: Path, bad_lines: BadLines) -> Iterator[Piece]:
+def _pieces(path: Path, bad_lines: BadLines) -> Iterator[TextPiece]:
     """Yield the text of file `path`, piece by piece.
 
     Raises:
@@ -141,19 +141,19 @@ def _pieces(path: Path, bad_lines: BadLines) -> Iterator[Piece]:
         yield from _raw_text(path)
         return
     for text, source_bytes in read_documents(path, bad_lines):
-        yield Piece(text, ends_document=True, source_bytes=source_bytes)
+        yield TextPiece(text, ends_document=True, source_bytes=source_bytes)
 
 
-def _raw_text(path: Path) -> Iterator[Piece]:
+def _raw_text(path: Path) -> Iterator[TextPiece]:
     with open(path, "rb") as file:
         while lines := file.readlines(PIECE_BYTES):
             text = b"".join(lines)
-            yield Piece(text, ends_document=False, source_bytes=len(text))
-    yield Piece(b"", ends_document=True, source_bytes=0)
+            yield TextPiece(text, ends_document=False, source_bytes=len(text))
+    yield TextPiece(b"", ends_document=True, source_bytes=0)
 
 
-def _batches(parts: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(parts: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
+    batch: list[TextPiece] = []
     size = 0
     for piece in parts:
         batch.append(piece)

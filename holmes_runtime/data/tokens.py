@@ -24,7 +24,7 @@ TORCH_TYPES = {
 
 
 @dataclass(frozen=True)
-class Part:
+class TokenPart:
     """The tokens of one file. `documents`: the first token of each, ascending, if the file has them."""
 
     name: str
@@ -54,7 +54,7 @@ class Part:
 class Tokens:
     """Tokens [start, stop) of several files, one after the other; places below count from `start`."""
 
-    def __init__(self, parts: Sequence[Part], start: int = 0, stop: int | None = None) -> None:
+    def __init__(self, parts: Sequence[TokenPart], start: int = 0, stop: int | None = None) -> None:
         self._parts, self._start = parts, start
         self._ends = list(accumulate(map(len, parts)))
         self._stop = stop if stop is not None else self._ends[-1] if parts else 0
@@ -87,7 +87,7 @@ class Tokens:
         ((part, first, _),) = self._pieces(number, number + 1)
         return part.name, first
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[Part, int, int]]:
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[TokenPart, int, int]]:
         """Yield the files that hold tokens [start, stop), each with the stretch [first, last) of its tokens."""
         start, stop = self._start + start, self._start + stop
         index = bisect_right(self._ends, start)

@@ -87,17 +87,17 @@ def _slow_links(
     return _by_trunk(list(worst.values()))
 
 
-class _Way(NamedTuple):
+class _EdgeEnds(NamedTuple):
     """The sender and the receiver of an edge's messages."""
 
     hosts: tuple[str, str]
     clusters: tuple[str, str]
 
 
-def _way(config: RunConfig, group: Group) -> _Way:
+def _way(config: RunConfig, group: Group) -> _EdgeEnds:
     """Activations travel from the earlier stage's rank, gradients to it."""
     sender, receiver = map(config.grid.rank, group.ranks if group.axis == "pp_forward" else group.ranks[::-1])
-    return _Way((sender.host, receiver.host), (sender.cluster, receiver.cluster))
+    return _EdgeEnds((sender.host, receiver.host), (sender.cluster, receiver.cluster))
 
 
 def _with_trunk(

@@ -12,7 +12,7 @@ from holmes_runtime.config.codec import EdgeSettings, with_packing
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import DEEPENED, make_schedule
-from holmes_runtime.health.pipeline_seconds import PipelineTimes, pipeline_s
+from holmes_runtime.health.pipeline_seconds import MeasuredPipeline, pipeline_s
 
 MAX_SIMULATED = 64  # micro-batches of a step, and at most a round of pp more
 
@@ -121,7 +121,7 @@ class StepEstimate:
         actions = make_schedule(schedule, config.pp, num_microbatches, config.chunks, extra)
         forward_s, backward_s = self._with_packing(replica, settings)
         wires = [self._messages(replica, edge, packed) for edge, packed in enumerate(settings)]
-        return pipeline_s(actions, PipelineTimes(forward_s, backward_s, wires))
+        return pipeline_s(actions, MeasuredPipeline(forward_s, backward_s, wires))
 
     def _with_packing(
         self, replica: int, settings: Sequence[EdgeSettings]

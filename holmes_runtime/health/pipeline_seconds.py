@@ -14,7 +14,7 @@ Wire = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class PipelineTimes:
+class MeasuredPipeline:
     """Seconds per micro-batch by stage; `wires` by earlier pipeline rank, of activations and of gradients."""
 
     forward_s: Sequence[float]
@@ -22,7 +22,7 @@ class PipelineTimes:
     wires: Sequence[Sequence[Wire]]
 
 
-def pipeline_s(schedule: Schedule, times: PipelineTimes) -> float:
+def pipeline_s(schedule: Schedule, times: MeasuredPipeline) -> float:
     """Seconds until all actions have ended. Sends block no action; a wire takes one message at a time.
 
     The first stage runs a whole backward in the second half.

@@ -20,7 +20,7 @@ from holmes_runtime.config.model_shape import (
     table_parameters,
 )
 from holmes_runtime.config.run_config import Stage
-from holmes_runtime.config.run_settings import Emulation
+from holmes_runtime.config.run_settings import EmulationSettings
 
 EMULATED_TABLE = "layers.table.weight"  # of a tied model under a pipeline, on its first and its last stage
 # Share of a layer's backward that has passed when its gradient is there. In a real layer the gradients of its matrices
@@ -123,7 +123,7 @@ class EmulatedStage(nn.Module):
         self,
         shape: ModelShape,
         stage: Stage,
-        emulation: Emulation,
+        emulation: EmulationSettings,
         weight_share: float = GRADIENT_READY,
         dtype: torch.dtype = torch.float32,
     ) -> None:

@@ -18,7 +18,7 @@ MAX_EARLY = 100  # intervals
 
 
 @dataclass(frozen=True, order=True)
-class Coming:
+class Arrival:
     """An island that has arrived at an outer sync: its `start`th start, with so many ranks.
 
     `exchange` is the next outer sync it takes part in, and `lineage` identifies its state. It `is_behind` if it knows
@@ -54,7 +54,7 @@ class Coming:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Roster:
     """The roster of one rendezvous round, by island: members with their pseudo-gradients, and joining islands.
 
     Joining islands receive the state. Those already receiving the state that the members bring are followers: they
@@ -63,8 +63,8 @@ class Decision:
 
     slot: int
     exchange: int
-    members: tuple[Coming, ...]
-    joiners: tuple[Coming, ...]
+    members: tuple[Arrival, ...]
+    joiners: tuple[Arrival, ...]
 
     def __post_init__(self) -> None:
         check_counts(self, MAX_COUNT, "slot", "exchange")
@@ -73,26 +73,26 @@ class Decision:
         check("islands", islands, "must each be there once", len(set(islands)) == len(islands))
 
     @property
-    def followers(self) -> tuple[Coming, ...]:
+    def followers(self) -> tuple[Arrival, ...]:
         """Joining islands that are receiving the state that the members bring."""
         return tuple(each for each in self.joiners if each.follows and each.follows == self.members[0].lineage)
 
     @property
-    def newcomers(self) -> tuple[Coming, ...]:
+    def newcomers(self) -> tuple[Arrival, ...]:
         """Joining islands that receive the state after this outer sync, once it has taken place."""
         return tuple(each for each in self.joiners if each not in self.followers)
 
     @property
-    def participants(self) -> tuple[Coming, ...]:
+    def participants(self) -> tuple[Arrival, ...]:
         """Members and followers by island: the islands that communicate in the outer sync."""
         return tuple(sorted((*self.members, *self.followers)))
 
-    def giver(self, newcomer: Coming) -> Coming:
+    def giver(self, newcomer: Arrival) -> Arrival:
         """Return the member that sends the state to this newcomer; members take turns."""
         return self.members[self.newcomers.index(newcomer) % len(self.members)]
 
     @property
-    def all(self) -> tuple[Coming, ...]:
+    def all(self) -> tuple[Arrival, ...]:
         """Members and joining islands, in order."""
         return tuple(sorted((*self.members, *self.joiners)))
 
@@ -104,7 +104,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Reached:
+class SyncPoint:
     """The last outer sync that took place, its round, and the lineage of the state after it."""
 
     slot: int
@@ -129,7 +129,7 @@ class Patience(NamedTuple):
     ahead_s: float
     lost_s: float = 0.0
 
-    def with_interval_of(self, before: Decision | None) -> Patience:
+    def with_interval_of(self, before: Roster | None) -> Patience:
         """Return this patience, extended for islands that first end an interval after the outer sync `before`."""
         longest_s = max((each.interval_s for each in before.all), default=0.0) if before else 0.0
         return self._replace(ahead_s=max(self.ahead_s, self.grace_s + 2 * longest_s))
@@ -137,14 +137,14 @@ class Patience(NamedTuple):
 
 def decide(
     slot: int,
-    coming: Sequence[Coming],
+    coming: Sequence[Arrival],
     expected: Collection[int],
     possible: Collection[int],
-    mine: Coming,
+    mine: Arrival,
     waited_s: float,
     patience: Patience,
     quorum: int,
-) -> Decision | None:
+) -> Roster | None:
     """Return the roster as island `mine` sees it, `waited_s` after its own arrival; None to wait on.
 
     `expected` took part the last time, and only `possible` islands can arrive. Members are the furthest islands in
@@ -163,4 +163,4 @@ def decide(
     states = [each.lineage for each in candidates]
     state = max(states, key=lambda each: (states.count(each), -states.index(each)))
     members = tuple(each for each in candidates if each.lineage == state)
-    return Decision(slot, furthest, members, tuple(each for each in coming if each not in members))
+    return Roster(slot, furthest, members, tuple(each for each in coming if each not in members))

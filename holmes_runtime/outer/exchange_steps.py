@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from holmes_runtime.checkpoint.description import OuterCounters
-from holmes_runtime.outer.decision import Coming
+from holmes_runtime.outer.decision import Arrival
 
 
-class Pace(NamedTuple):
+class StepPace(NamedTuple):
     """The speed of inner steps: now at `steps`, counted from `first_steps` at `began_s` of the monotonic clock."""
 
     first_steps: int
     began_s: float
     steps: int
 
-    def without(self, steps: int) -> Pace:
+    def without(self, steps: int) -> StepPace:
         """Return the pace after so many steps were skipped."""
-        return Pace(self.first_steps + steps, self.began_s, self.steps + steps)
+        return StepPace(self.first_steps + steps, self.began_s, self.steps + steps)
 
     def step_s(self) -> float:
         """Return the seconds of a step; before the first has ended, its seconds so far."""
@@ -88,7 +88,7 @@ def taken_since(until_s: float, since_s: float, interval_s: float, interval_step
     return min(interval_steps, int(min(delay_steps, until_s * rate) + since_s * rate))
 
 
-def is_awaited(waiting: Sequence[Coming], left_s: float, grace_s: float, is_last: bool) -> bool:
+def is_awaited(waiting: Sequence[Arrival], left_s: float, grace_s: float, is_last: bool) -> bool:
     """Return True if an island that would arrive in `left_s` should arrive at once, as others wait.
 
     They wait for its state if they are behind and are not receiving it yet; only the outer sync that `is_last` stays

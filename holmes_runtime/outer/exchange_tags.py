@@ -7,7 +7,7 @@ from torch import Tensor
 
 from holmes_runtime.admission.keyed_frames import TAG_BYTES, ChangedOnTheWay
 from holmes_runtime.config.messages import CHANGED
-from holmes_runtime.outer.decision import Decision
+from holmes_runtime.outer.decision import Roster
 from holmes_runtime.outer.lane_exchange import LaneMaker
 from holmes_runtime.outer.lanes import Lane
 
@@ -17,7 +17,7 @@ TAGS_BYTES = 2 * TAG_BYTES
 class ExchangeTags:
     """Tags of one outer sync. Members are identified by their positions in it."""
 
-    def __init__(self, maker: LaneMaker, decision: Decision) -> None:
+    def __init__(self, maker: LaneMaker, decision: Roster) -> None:
         self._maker, self._decision = maker, decision
 
     def tags(self, lane: Lane, position: int, packed: Tensor, digest: Tensor) -> Tensor:

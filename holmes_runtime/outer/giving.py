@@ -14,8 +14,8 @@ from torch import Tensor
 
 from holmes_runtime.admission.keyed_frames import ChangedOnTheWay
 from holmes_runtime.config.messages import CHANGED
-from holmes_runtime.outer.decision import Coming, Decision
-from holmes_runtime.outer.lane_exchange import LaneMaker, OpenLane, Parcel, Posted, carry, post
+from holmes_runtime.outer.decision import Arrival, Roster
+from holmes_runtime.outer.lane_exchange import LaneMaker, LaneMessage, OpenLane, Posted, carry, post
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import digest_of
 
@@ -27,7 +27,7 @@ GIVER, NEWCOMER = 0, 1  # positions in their lanes
 Pieces = Iterator[list[tuple[OpenLane, Tensor]]]
 
 
-class Giving:
+class StateSender:
     """The transfer that one rank of the sender makes: anchor and momentum `after` an outer sync, copied first.
 
     Pieces are sent while `is_free`. Raises ValueError if the islands do not train one model.
@@ -36,8 +36,8 @@ class Giving:
     def __init__(
         self,
         maker: LaneMaker,
-        decision: Decision,
-        newcomer: Coming,
+        decision: Roster,
+        newcomer: Arrival,
         state: OuterState,
         after: Sequence[Values],
         is_free: Event,
@@ -56,7 +56,7 @@ class Giving:
             opened = self._maker.open(self._lanes, GIVER, self._name)
             for pieces in _pieces(opened, states):
                 self._is_free.wait(MIN_SHARE_S)
-                parcels = [Parcel(lane, piece, (NEWCOMER,), {}) for lane, piece in pieces]
+                parcels = [LaneMessage(lane, piece, (NEWCOMER,), {}) for lane, piece in pieces]
                 self.sent_bytes += carry(parcels, self._maker.streams)
             _compare(self._maker, opened, states, GIVER, self._name)
         except RuntimeError as error:
@@ -68,13 +68,13 @@ class Giving:
         return not self._thread.is_alive()
 
 
-class Given:
+class StateReceiver:
     """The state that one rank of a newcomer receives, by lane: anchor, then momentum, fp32.
 
     Raises ValueError if the islands do not train one model.
     """
 
-    def __init__(self, maker: LaneMaker, decision: Decision, newcomer: Coming) -> None:
+    def __init__(self, maker: LaneMaker, decision: Roster, newcomer: Arrival) -> None:
         self._maker, self._name = maker, _name(decision, newcomer)
         self.lanes = maker.lanes([decision.giver(newcomer), newcomer], NEWCOMER)
         self.states = [torch.empty(2 * lane.elements) for lane in self.lanes]
@@ -84,7 +84,9 @@ class Given:
         opened = self._maker.open(self.lanes, NEWCOMER, self._name)
         ahead = deque[Posted]()
         for pieces in _pieces(opened, self.states):
-            ahead.append(post([Parcel(lane, None, (), {GIVER: piece}) for lane, piece in pieces], self._maker.streams))
+            ahead.append(
+                post([LaneMessage(lane, None, (), {GIVER: piece}) for lane, piece in pieces], self._maker.streams)
+            )
             if len(ahead) > POSTED:
                 ahead.popleft().wait()
             if is_given_up.is_set():
@@ -94,7 +96,7 @@ class Given:
         _compare(self._maker, opened, self.states, NEWCOMER, self._name)
 
 
-def _name(decision: Decision, newcomer: Coming) -> str:
+def _name(decision: Roster, newcomer: Arrival) -> str:
     """Return the prefix under which both ends make their groups."""
     return f"state/{decision.slot}/{newcomer.island}"
 
@@ -116,7 +118,7 @@ def _compare(maker: LaneMaker, opened: Sequence[OpenLane], states: Sequence[Tens
     tags = [maker.tag(lane.lane, name, me, digest) for lane, digest in zip(opened, digests, strict=True)]
     theirs = [torch.empty_like(tag) for tag in tags]
     ends = zip(opened, tags, theirs, strict=True)
-    carry([Parcel(lane, tag, (peer,), {peer: other}) for lane, tag, other in ends], 1)
+    carry([LaneMessage(lane, tag, (peer,), {peer: other}) for lane, tag, other in ends], 1)
     for lane, digest, other in zip(opened, digests, theirs, strict=True):
         if not torch.equal(maker.tag(lane.lane, name, peer, digest), other):
             owner = lane.lane.owners[peer]

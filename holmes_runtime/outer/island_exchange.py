@@ -16,16 +16,16 @@ from torch._C._distributed_c10d import Store
 
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.outer.decision import ANEW, Coming, Decision, Patience
+from holmes_runtime.outer.decision import ANEW, Arrival, Patience, Roster
 from holmes_runtime.outer.exchange_tags import ExchangeTags
-from holmes_runtime.outer.giving import Giving
-from holmes_runtime.outer.joining import Joining
-from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, OpenLane, Parcel, carry
+from holmes_runtime.outer.giving import StateSender
+from holmes_runtime.outer.joining import CatchUp
+from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, LaneMessage, OpenLane, carry
 from holmes_runtime.outer.lanes import Cell, Fragments
-from holmes_runtime.outer.meeting import DONE, FOLLOW, LOOK_S, WATCH_S, Meeting
-from holmes_runtime.outer.outcome import Offer, Outcome
+from holmes_runtime.outer.meeting import DONE, FOLLOW, LOOK_S, WATCH_S, Rendezvous
+from holmes_runtime.outer.outcome import Contribution, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
-from holmes_runtime.outer.outer_step import Outgoing, arrived, digest_of, outer_step, outgoing, sum_of
+from holmes_runtime.outer.outer_step import OutgoingGradient, arrived, digest_of, outer_step, outgoing, sum_of
 
 MAX_FAILURES = 5  # of one exchange, each after islands agreed to hold it
 
@@ -48,7 +48,7 @@ class IslandExchange:
         config: RunConfig,
         rank: int,
         state: OuterState,
-        meeting: Meeting,
+        meeting: Rendezvous,
         store: Store,
         start: int,
         fragments: Fragments,
@@ -61,11 +61,11 @@ class IslandExchange:
         self._maker = LaneMaker(meeting, store, rank, limit, interface, self._sync.streams)
         self._lanes: list[OpenLane] = []
         self._opened, self._islands = -1, 0  # the slot for which groups were made, and of how many islands
-        self._givings: list[Giving] = []
+        self._givings: list[StateSender] = []
         self._is_free = Event()  # no exchange is under way, for which others may be waiting
         self._is_free.set()
 
-    def hold(self, offer: Offer) -> Outcome:
+    def hold(self, offer: Contribution) -> Outcome:
         """Take part in one outer sync; an island that is behind repeats it until it has the others' state.
 
         Raises:
@@ -95,9 +95,9 @@ class IslandExchange:
                 print(trouble, flush=True)
         raise RuntimeError(f"islands: exchange {offer.exchange} failed {MAX_FAILURES} times; the last time: {trouble}")
 
-    def _hold_once(self, offer: Offer, patience: Patience, follows: str) -> Outcome:
+    def _hold_once(self, offer: Contribution, patience: Patience, follows: str) -> Outcome:
         """Take part in rounds until one has an outcome. Raises NotHeldError or NotGivenError if one fails."""
-        joining: Joining | None = None
+        joining: CatchUp | None = None
         try:
             while True:
                 decision = self._meeting.meet(self._coming(offer, follows), patience)
@@ -121,13 +121,13 @@ class IslandExchange:
             if joining is not None:
                 joining.give_up()
 
-    def _join(self, decision: Decision, decided_s: float, me: Coming) -> Joining:
+    def _join(self, decision: Roster, decided_s: float, me: Arrival) -> CatchUp:
         """Start to receive the state after an outer sync that this island is not in. Raises NotGivenError."""
         if trouble := self._meeting.hear(decision):
             raise NotGivenError(trouble)
-        return Joining(self._maker, decision, decided_s, me, self._state, self._sync, self._fragments)
+        return CatchUp(self._maker, decision, decided_s, me, self._state, self._sync, self._fragments)
 
-    def _follow(self, joining: Joining, decision: Decision, decided_s: float) -> None:
+    def _follow(self, joining: CatchUp, decision: Roster, decided_s: float) -> None:
         """Receive the messages of an outer sync of other islands. Raises NotGivenError if it has not taken place."""
         try:
             followed = self._take_part(
@@ -137,8 +137,8 @@ class IslandExchange:
             raise NotGivenError(str(error)) from error
         joining.follow(followed)
 
-    def _coming(self, offer: Offer, follows: str) -> Coming:
-        return Coming(
+    def _coming(self, offer: Contribution, follows: str) -> Arrival:
+        return Arrival(
             self._sync.island,
             self._start,
             self._num_ranks,
@@ -152,7 +152,7 @@ class IslandExchange:
             follows,
         )
 
-    def _hold_as_member(self, decision: Decision, decided_s: float, offer: Offer) -> Outcome:
+    def _hold_as_member(self, decision: Roster, decided_s: float, offer: Contribution) -> Outcome:
         before = Outcome.of(decision, decided_s, has_joined=False)
         outcome = self._take_part(decision, partial(self._step, before, decision, offer))
         over = [each for each in self._givings if each.is_over(0.0)]
@@ -160,7 +160,7 @@ class IslandExchange:
         self._give(decision, outcome)
         return outcome._replace(sent_bytes=outcome.sent_bytes + sum(each.sent_bytes for each in over))
 
-    def _take_part(self, decision: Decision, act: Callable[[], Done]) -> Done:
+    def _take_part(self, decision: Roster, act: Callable[[], Done]) -> Done:
         """Return the result of `act` once all participants are done. Raises NotHeldError if the outer sync failed."""
         result: Done | None = None
         try:
@@ -175,7 +175,7 @@ class IslandExchange:
         assert result is not None
         return result
 
-    def _watched(self, decision: Decision, act: Callable[[], Done]) -> Done:
+    def _watched(self, decision: Roster, act: Callable[[], Done]) -> Done:
         """Return the result of `act`. Raises RuntimeError as soon as it is known that the outer sync fails.
 
         Nothing ends a wait in Gloo early, so `act` runs in a thread, and its result is dropped then.
@@ -198,7 +198,7 @@ class IslandExchange:
             if trouble := self._meeting.trouble(decision):
                 raise RuntimeError(trouble)
 
-    def _open(self, decision: Decision) -> None:
+    def _open(self, decision: Roster) -> None:
         """Make the lanes' groups, unless all participants have the same ones from an earlier outer sync."""
         islands = decision.participants
         made = {each.groups for each in islands}
@@ -210,10 +210,10 @@ class IslandExchange:
         self._lanes = self._watched(decision, partial(self._maker.open, lanes, position, f"lanes/{decision.slot}"))
         self._opened, self._islands = decision.slot, len(islands)
 
-    def _position(self, islands: Sequence[Coming]) -> int:
+    def _position(self, islands: Sequence[Arrival]) -> int:
         return [each.island for each in islands].index(self._sync.island)
 
-    def _lane_cells(self, decision: Decision) -> list[LaneCells]:
+    def _lane_cells(self, decision: Roster) -> list[LaneCells]:
         """Return the lanes that carry a part of the fragment, with their cells."""
         of_all = (LaneCells(lane, self._cells(lane, decision.exchange)) for lane in self._lanes)
         return [each for each in of_all if each.cells]
@@ -221,7 +221,7 @@ class IslandExchange:
     def _cells(self, lane: OpenLane, exchange: int) -> list[Cell]:
         return [cell for cell in lane.lane.cells if self._fragments.has(cell.name, exchange)]
 
-    def _step(self, outcome: Outcome, decision: Decision, offer: Offer) -> Outcome:
+    def _step(self, outcome: Outcome, decision: Roster, offer: Contribution) -> Outcome:
         """Take the outer step of this rank's part of the fragment; followers receive its pseudo-gradient too."""
         state, sync, islands = self._state, self._sync, decision.participants
         codec: Codec = sync.codec if len(islands) > 1 else "none"  # alone there is nothing to save
@@ -231,7 +231,7 @@ class IslandExchange:
         lanes = self._lane_cells(decision)
         own = [self._outgoing(cells, offer.parameters, codec) for _, cells in lanes]
         parcels = [
-            Parcel(lane, each.packed, others, {peer: torch.empty_like(each.packed) for peer in peers})
+            LaneMessage(lane, each.packed, others, {peer: torch.empty_like(each.packed) for peer in peers})
             for (lane, _), each in zip(lanes, own, strict=True)
         ]
         sent_bytes = carry(parcels, sync.streams)
@@ -260,18 +260,18 @@ class IslandExchange:
         received_bytes = sum(got.nbytes for parcel in parcels for got in parcel.gets.values())
         return outcome._replace(sent_bytes=sent_bytes, received_bytes=received_bytes, digest=sum_of(digests))
 
-    def _outgoing(self, cells: Sequence[Cell], parameters: Values, codec: Codec) -> Outgoing:
+    def _outgoing(self, cells: Sequence[Cell], parameters: Values, codec: Codec) -> OutgoingGradient:
         state = self._state
         error = state.gather(state.error, cells) if state.error is not None else None
         return outgoing(state.gather(state.anchor, cells), state.gather(parameters, cells), error, codec)
 
     def _compare(
         self,
-        parcels: Sequence[Parcel],
+        parcels: Sequence[LaneMessage],
         digests: Sequence[Tensor],
         position: int,
         tells: tuple[int, ...],
-        decision: Decision,
+        decision: Roster,
     ) -> None:
         """Send tags of this rank's message and its new state to some positions, and check the members' tags.
 
@@ -283,7 +283,7 @@ class IslandExchange:
         for (opened, sends, _, gets), digest in zip(parcels, digests, strict=True):
             assert sends is not None
             mine = tags.tags(opened.lane, position, sends, digest)
-            comparing.append(Parcel(opened, mine, tells, {peer: torch.empty_like(mine) for peer in gets}))
+            comparing.append(LaneMessage(opened, mine, tells, {peer: torch.empty_like(mine) for peer in gets}))
         carry(comparing, 1)
         for ((lane, _), _, _, came), compared, digest in zip(parcels, comparing, digests, strict=True):
             for peer, theirs in compared.gets.items():
@@ -294,14 +294,14 @@ class IslandExchange:
                         f"{decision.participants[peer].island} has is not what this rank has: their states differ"
                     )
 
-    def _give(self, decision: Decision, outcome: Outcome) -> None:
+    def _give(self, decision: Roster, outcome: Outcome) -> None:
         """Start to send the state after this outer sync, all fragments, to the newcomers assigned to this island."""
         state = self._state
         after = {**state.anchor, **outcome.anchor}, {**state.momentum, **outcome.momentum}
         for newcomer in decision.newcomers:
             if decision.giver(newcomer).island == self._sync.island:
                 try:
-                    giving = Giving(self._maker, decision, newcomer, state, after, self._is_free)
+                    giving = StateSender(self._maker, decision, newcomer, state, after, self._is_free)
                 except (RuntimeError, ValueError) as error:  # the newcomer's loss, and not this island's
                     print(f"island {newcomer.island} is not given the state: {error}", flush=True)
                 else:

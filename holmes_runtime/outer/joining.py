@@ -16,10 +16,10 @@ from torch import Tensor
 
 from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
 from holmes_runtime.config.run_settings import OuterSync
-from holmes_runtime.outer.decision import Coming, Decision
+from holmes_runtime.outer.decision import Arrival, Roster
 from holmes_runtime.outer.exchange_tags import TAGS_BYTES, ExchangeTags
-from holmes_runtime.outer.giving import Given
-from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, Parcel, carry
+from holmes_runtime.outer.giving import StateReceiver
+from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, LaneMessage, carry
 from holmes_runtime.outer.lanes import Cell, Fragments, Lane
 from holmes_runtime.outer.meeting import LOOK_S
 from holmes_runtime.outer.outcome import Outcome
@@ -35,7 +35,7 @@ class Followed(NamedTuple):
     Its roster was agreed on at `decided_s` of this rank's clock.
     """
 
-    decision: Decision
+    decision: Roster
     decided_s: float
     lanes: list[Lane]
     cells: list[list[Cell]]
@@ -43,22 +43,22 @@ class Followed(NamedTuple):
     tags: list[Tensor]
 
 
-class Joining:
+class CatchUp:
     """The state that a newcomer's rank receives after an outer sync, and the outer syncs to replay on it."""
 
     def __init__(
         self,
         maker: LaneMaker,
-        decision: Decision,
+        decision: Roster,
         decided_s: float,
-        newcomer: Coming,
+        newcomer: Arrival,
         state: OuterState,
         sync: OuterSync,
         fragments: Fragments,
     ) -> None:
         self._maker, self._state, self._sync, self._fragments = maker, state, sync, fragments
         self._giver, self._num_ranks = decision.giver(newcomer), newcomer.num_ranks
-        self._given = Future[Given]()
+        self._given = Future[StateReceiver]()
         self._is_given_up = Event()
         self._followed: list[Followed] = []
         anchor, momentum = ({name: torch.empty_like(each) for name, each in state.anchor.items()} for _ in range(2))
@@ -66,9 +66,9 @@ class Joining:
         self._has_state = False
         Thread(target=self._get, args=(decision, newcomer), name="islands' state", daemon=True).start()
 
-    def _get(self, decision: Decision, newcomer: Coming) -> None:
+    def _get(self, decision: Roster, newcomer: Arrival) -> None:
         try:
-            given = Given(self._maker, decision, newcomer)
+            given = StateReceiver(self._maker, decision, newcomer)
             given.wait(self._is_given_up)
             self._given.set_result(given)
         except Exception as error:
@@ -78,7 +78,7 @@ class Joining:
         """Give up the transfer."""
         self._is_given_up.set()
 
-    def listen(self, decision: Decision, decided_s: float, lanes: Sequence[LaneCells]) -> Followed:
+    def listen(self, decision: Roster, decided_s: float, lanes: Sequence[LaneCells]) -> Followed:
         """Receive on these lanes, each with its cells of the fragment, the messages of an outer sync's members.
 
         Raises ChangedOnTheWay if the first member's tags show that its message was altered.
@@ -89,11 +89,11 @@ class Joining:
         for lane, cells in lanes:
             size = packed_bytes(codec, sum(cell.elements for cell in cells), FP32_BYTES, OUTER_BLOCK)
             gets = {each: torch.empty(size, dtype=torch.uint8) for each in positions}
-            parcels.append(Parcel(lane, None, (), gets))
+            parcels.append(LaneMessage(lane, None, (), gets))
             tags.append(torch.empty(TAGS_BYTES, dtype=torch.uint8))
         carry(parcels, streams)
         first = positions[0]
-        carry([Parcel(lane, None, (), {first: each}) for (lane, _), each in zip(lanes, tags, strict=True)], 1)
+        carry([LaneMessage(lane, None, (), {first: each}) for (lane, _), each in zip(lanes, tags, strict=True)], 1)
         exchange_tags = ExchangeTags(self._maker, decision)
         for parcel, each in zip(parcels, tags, strict=True):
             exchange_tags.check(parcel.lane.lane, first, parcel.gets[first], each)
@@ -137,7 +137,7 @@ class Joining:
         self._followed = []
         return None
 
-    def _take(self, given: Given) -> None:
+    def _take(self, given: StateReceiver) -> None:
         for lane, state in zip(given.lanes, given.states, strict=True):
             for values, numbers in zip((self.outcome.anchor, self.outcome.momentum), state.chunk(2), strict=True):
                 self._state.scatter(numbers, values, lane.cells)

@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from holmes_runtime.admission.keyed_frames import tag_of
 from holmes_runtime.comm.group_opening import GlooInterface, make_gloo
 from holmes_runtime.comm.streams import MIN_PART
-from holmes_runtime.outer.decision import Coming
+from holmes_runtime.outer.decision import Arrival
 from holmes_runtime.outer.lanes import Cell, Lane, lanes_of
-from holmes_runtime.outer.meeting import Meeting
+from holmes_runtime.outer.meeting import Rendezvous
 
 
 class OpenLane(NamedTuple):
@@ -37,14 +37,14 @@ class LaneCells(NamedTuple):
 class LaneMaker(NamedTuple):
     """Makes the lanes of rank `rank` of an island, on one interface of its host."""
 
-    meeting: Meeting
+    meeting: Rendezvous
     store: Store
     rank: int
     timeout: timedelta
     interface: str
     streams: int
 
-    def lanes(self, islands: Sequence[Coming], position: int) -> list[Lane]:
+    def lanes(self, islands: Sequence[Arrival], position: int) -> list[Lane]:
         """Return this rank's lanes with these `islands`; its own is at `position`.
 
         Raises:
@@ -81,7 +81,7 @@ class LaneMaker(NamedTuple):
         return opened
 
 
-class Parcel(NamedTuple):
+class LaneMessage(NamedTuple):
     """A message of one lane to the owners at positions `to`, and buffers for theirs, by position. One-dimensional."""
 
     lane: OpenLane
@@ -94,7 +94,7 @@ class Posted(NamedTuple):
     """Transfers in progress; keeps their buffers alive."""
 
     works: list[Any]
-    parcels: Sequence[Parcel]
+    parcels: Sequence[LaneMessage]
 
     def wait(self) -> int:
         """Wait until all is sent and received; return the bytes received. Raises RuntimeError if a peer is gone."""
@@ -103,7 +103,7 @@ class Posted(NamedTuple):
         return sum(target.nbytes for parcel in self.parcels for target in parcel.gets.values())
 
 
-def post(parcels: Iterable[Parcel], streams: int) -> Posted:
+def post(parcels: Iterable[LaneMessage], streams: int) -> Posted:
     """Start to send and to receive all parcels at once."""
     posted = Posted([], list(parcels))
     for (_, group), sends, to, gets in posted.parcels:
@@ -115,7 +115,7 @@ def post(parcels: Iterable[Parcel], streams: int) -> Posted:
     return posted
 
 
-def carry(parcels: Sequence[Parcel], streams: int) -> int:
+def carry(parcels: Sequence[LaneMessage], streams: int) -> int:
     """Send and receive all parcels at once; return the bytes sent. Raises RuntimeError if a peer is gone."""
     post(parcels, streams).wait()
     return sum(len(each.to) * each.sends.nbytes for each in parcels if each.sends is not None)

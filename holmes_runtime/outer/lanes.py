@@ -20,7 +20,7 @@ MAX_DIMS = 16
 
 
 @dataclass(frozen=True)
-class Piece:
+class FlatSlice:
     """Flat, row-major elements [start, stop) of the part at `offset`, of `shape`, of a parameter of `global_shape`."""
 
     name: str
@@ -40,10 +40,10 @@ class Piece:
         check("stop", self.stop, "must be in the part", self.start <= self.stop <= math.prod(self.shape))
 
 
-class Layout(NamedTuple):
+class ShardLayout(NamedTuple):
     """The pieces that each rank of an island owns, by rank; together each parameter once."""
 
-    ranks: tuple[tuple[Piece, ...], ...]
+    ranks: tuple[tuple[FlatSlice, ...], ...]
 
 
 class Cell(NamedTuple):
@@ -71,7 +71,7 @@ class Lane(NamedTuple):
         return sum(cell.elements for cell in self.cells)
 
 
-def cells_of(piece: Piece) -> list[Cell]:
+def cells_of(piece: FlatSlice) -> list[Cell]:
     """Return the boxes of the whole parameter that the piece consists of, in the order of its elements."""
     return [
         Cell(piece.name, tuple(map(sum, zip(box.offsets, piece.offset, strict=True))), box.sizes)
@@ -79,7 +79,7 @@ def cells_of(piece: Piece) -> list[Cell]:
     ]
 
 
-def lanes_of(layouts: Sequence[Layout], island: int, rank: int) -> list[Lane]:
+def lanes_of(layouts: Sequence[ShardLayout], island: int, rank: int) -> list[Lane]:
     """Return the lanes of `rank` of the island at that position in `layouts`, sorted by owners.
 
     Raises:
@@ -112,7 +112,7 @@ def lanes_of(layouts: Sequence[Layout], island: int, rank: int) -> list[Lane]:
     return [Lane(owners, tuple(sorted(cells))) for owners, cells in sorted(found.items())]
 
 
-def _by_name(layout: Layout, names: Iterable[str]) -> dict[str, list[tuple[int, Cell]]]:
+def _by_name(layout: ShardLayout, names: Iterable[str]) -> dict[str, list[tuple[int, Cell]]]:
     """Return by parameter the cells of an island, each with the rank that owns it."""
     found: dict[str, list[tuple[int, Cell]]] = {name: [] for name in names}
     for rank, pieces in enumerate(layout.ranks):
@@ -154,7 +154,7 @@ class Fragments(NamedTuple):
         return (1.0, 0.0) if exchange >= self.last else (sync.outer_rate, sync.momentum)
 
 
-def fragments_of(layout: Layout, num_fragments: int) -> dict[str, int]:
+def fragments_of(layout: ShardLayout, num_fragments: int) -> dict[str, int]:
     """Return the fragment of each parameter: the largest first, each to the emptiest fragment.
 
     It follows from names and shapes alone, so that it is the same in all islands.

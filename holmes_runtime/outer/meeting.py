@@ -23,8 +23,8 @@ from torch._C._distributed_c10d import Store
 from holmes_runtime.config.meeting_words import LEFT, SILENT, here_key, starts_key
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.config.strict_json import MAX_VALUES, parse, to_json
-from holmes_runtime.outer.decision import Coming, Decision, Patience, Reached, decide
-from holmes_runtime.outer.lanes import Layout, Piece
+from holmes_runtime.outer.decision import Arrival, Patience, Roster, SyncPoint, decide
+from holmes_runtime.outer.lanes import FlatSlice, ShardLayout
 
 LOOK_S = 1.0  # between two looks at who has arrived; a roster is seen at once
 MIN_LOOK_S = 0.05
@@ -35,7 +35,7 @@ MAX_LAYOUT_BYTES = 1 << 26  # of the pieces of one rank, unpacked
 SLOTS_KEPT = 8  # for ranks that are slow to read them
 
 
-class Started(NamedTuple):
+class IslandStart(NamedTuple):
     """The start of an island: its number, the next round, and if others have gone on without it."""
 
     start: int
@@ -43,7 +43,7 @@ class Started(NamedTuple):
     is_behind: bool
 
 
-class Meeting:
+class Rendezvous:
     """The rendezvous of islands as seen by rank `rank` of one; rank 0 arrives for all ranks of its island.
 
     `slot` is the next round. `limit_s` bounds the wait for islands that have arrived.
@@ -53,20 +53,20 @@ class Meeting:
         self._store, self._island, self._rank, self._limit_s = store, sync.island, rank, limit_s
         self._num_islands, self._quorum = sync.num_islands, sync.quorum
         self.slot = 0
-        self._last: Decision | None = None
+        self._last: Roster | None = None
 
     @cached_property
     def key(self) -> bytes:
         """The key that the ranks of all islands share: only SSH connections reach the rendezvous."""
         return bytes.fromhex(self._store.compare_set("key", "", secrets.token_hex(KEY_BYTES)).decode())
 
-    def start(self, exchange: int, lineage: str) -> Started:
+    def start(self, exchange: int, lineage: str) -> IslandStart:
         """Return the start of an island in state `lineage`, next due at `exchange`; only rank 0 looks."""
         if self._rank:
-            return Started(0, 0, False)
+            return IslandStart(0, 0, False)
         reached = self.reached()
         is_behind = reached is not None and reached.is_past(exchange, lineage)
-        return Started(self.begin(), reached.slot + 1 if reached else 0, is_behind)
+        return IslandStart(self.begin(), reached.slot + 1 if reached else 0, is_behind)
 
     def begin(self) -> int:
         """Announce a start of the island and return its number; called by one rank."""
@@ -75,9 +75,9 @@ class Meeting:
         self._store.set(here_key(self._island), str(start))
         return start
 
-    def reached(self) -> Reached | None:
+    def reached(self) -> SyncPoint | None:
         """Return the last outer sync that took place, if any."""
-        return parse(Reached, self._store.get("reached").decode()) if self._store.check(["reached"]) else None
+        return parse(SyncPoint, self._store.get("reached").decode()) if self._store.check(["reached"]) else None
 
     def leave(self, has_ended: bool) -> None:
         """Make the others stop waiting for this island; it does not come back if it `has_ended`."""
@@ -88,11 +88,11 @@ class Meeting:
     def _ended(self, island: int) -> str:
         return f"ended/{island}"
 
-    def loss(self, awaited: Sequence[Coming]) -> str | None:
+    def loss(self, awaited: Sequence[Arrival]) -> str | None:
         """Return the first loss among the awaited islands, as reported by the controller; None if all are alive."""
         return next(iter(self._losses(awaited).values()), None)
 
-    def _losses(self, awaited: Sequence[Coming]) -> dict[int, str]:
+    def _losses(self, awaited: Sequence[Arrival]) -> dict[int, str]:
         """Return the lost or silent islands, each with the reason."""
         here = self._store.multi_get([here_key(each.island) for each in awaited])
         losses = dict[int, str]()
@@ -108,17 +108,17 @@ class Meeting:
         key = here_key(island)
         return self._store.check([key]) and not self._store.get(key).decode().isdigit()
 
-    def show(self, start: int, pieces: tuple[Piece, ...]) -> None:
+    def show(self, start: int, pieces: tuple[FlatSlice, ...]) -> None:
         """Publish the pieces this rank owns."""
-        text = to_json(Layout((pieces,))).encode()
+        text = to_json(ShardLayout((pieces,))).encode()
         self._store.set(f"pieces/{self._island}/{start}/{self._rank}", zlib.compress(text))  # type: ignore[arg-type]
 
-    def layout(self, island: int, start: int, num_ranks: int) -> Layout:
+    def layout(self, island: int, start: int, num_ranks: int) -> ShardLayout:
         """Return the pieces of all ranks of an island since its `start`th start."""
         keys = [f"pieces/{island}/{start}/{rank}" for rank in range(num_ranks)]
-        return Layout(tuple(_pieces_in(self._store.get(key)) for key in keys))
+        return ShardLayout(tuple(_pieces_in(self._store.get(key)) for key in keys))
 
-    def meet(self, mine: Coming, patience: Patience) -> Decision:
+    def meet(self, mine: Arrival, patience: Patience) -> Roster:
         """Arrive at the next round and return the roster that has this island, the same on all its ranks.
 
         Raises:
@@ -134,7 +134,7 @@ class Meeting:
                 return decision
             mine = replace(mine, is_behind=True)
 
-    def _follow(self, patience: Patience) -> Decision:
+    def _follow(self, patience: Patience) -> Roster:
         most_s = 2 * patience.ahead_s + self._limit_s
         try:
             self._store.wait([f"decision/{self.slot}"], timedelta(seconds=most_s))
@@ -142,10 +142,10 @@ class Meeting:
             raise RuntimeError(f"islands: nothing was agreed on within {most_s:.0f} s: {error}") from None
         return self._decided()
 
-    def _decided(self) -> Decision:
-        return parse(Decision, self._store.get(f"decision/{self.slot}").decode())
+    def _decided(self) -> Roster:
+        return parse(Roster, self._store.get(f"decision/{self.slot}").decode())
 
-    def _lead(self, mine: Coming, patience: Patience) -> Decision:
+    def _lead(self, mine: Arrival, patience: Patience) -> Roster:
         key = f"decision/{self.slot}"
         if self._store.check([key]):
             return self._decided()
@@ -167,7 +167,7 @@ class Meeting:
             quorum = min(self._quorum, self._num_islands - len(ended))
             decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, quorum)
             if decision is not None and mine in coming:  # a silent island leaves it to the others
-                return parse(Decision, self._store.compare_set(key, "", to_json(decision)).decode())
+                return parse(Roster, self._store.compare_set(key, "", to_json(decision)).decode())
             if waited_s > 2 * patience.ahead_s:
                 raise RuntimeError(
                     f"islands: {len(coming)} of at least {quorum} have come to exchange {mine.exchange} within "
@@ -177,10 +177,10 @@ class Meeting:
             if self._is_there(key, min(LOOK_S, rest_s)):
                 return self._decided()
 
-    def waiting(self) -> list[Coming]:
+    def waiting(self) -> list[Arrival]:
         """Return the other islands that have arrived at the next round."""
         keys = [key for island, key in enumerate(self._came(self.slot)) if island != self._island]
-        return [parse(Coming, self._store.get(key).decode()) for key in keys if self._store.check([key])]
+        return [parse(Arrival, self._store.get(key).decode()) for key in keys if self._store.check([key])]
 
     def _is_there(self, key: str, limit_s: float) -> bool:
         """Return True if the key is set within the time, or within `MIN_LOOK_S` if that is more.
@@ -204,7 +204,7 @@ class Meeting:
         """
         slot = self.slot - 1 - SLOTS_KEPT
         if self._rank == 0 and slot >= 0 and self._last and self._last.members[0].island == self._island:
-            decision = parse(Decision, self._store.get(f"decision/{slot}").decode())
+            decision = parse(Roster, self._store.get(f"decision/{slot}").decode())
             turns = [key for each in decision.joiners for key in _turn_keys(slot, each.island)]
             for key in (*self._came(slot), f"done/{slot}", f"verdict/{slot}", *turns):
                 self._store.delete_key(key)
@@ -214,16 +214,16 @@ class Meeting:
         before = self._before()
         return {each.island for each in before.all} if before else set(range(self._num_islands))
 
-    def _before(self) -> Decision | None:
+    def _before(self) -> Roster | None:
         """Return the roster of the round before, if there was one."""
         if self._last is not None:
             return self._last
         key = f"decision/{self.slot - 1}"
         if self.slot == 0 or not self._store.check([key]):
             return None
-        return parse(Decision, self._store.get(key).decode())
+        return parse(Roster, self._store.get(key).decode())
 
-    def conclude(self, decision: Decision, trouble: str | None) -> str | None:
+    def conclude(self, decision: Roster, trouble: str | None) -> str | None:
         """Report that this rank is done, or its `trouble`, and wait for all others; return why the sync failed."""
         key = f"verdict/{decision.slot}"
         if trouble is None:
@@ -231,19 +231,19 @@ class Meeting:
             if self._store.add(f"done/{decision.slot}", 1) == total:
                 said = self._store.compare_set(key, "", DONE)
                 if said.decode() == DONE:
-                    reached = Reached(decision.slot, decision.exchange, decision.lineage)
+                    reached = SyncPoint(decision.slot, decision.exchange, decision.lineage)
                     self._store.set("reached", to_json(reached))
             trouble = self._wait_for_verdict(decision, key)
         if trouble is not None:
             self._store.compare_set(key, "", f"island {self._island}, rank {self._rank}: {trouble}")
         return self._verdict(key)
 
-    def hear(self, decision: Decision) -> str | None:
+    def hear(self, decision: Roster) -> str | None:
         """Wait, as a newcomer, for the verdict of the participants; return why the outer sync failed."""
         key = f"verdict/{decision.slot}"
         return self._wait_for_verdict(decision, key) or self._verdict(key)
 
-    def trouble(self, decision: Decision) -> str | None:
+    def trouble(self, decision: Roster) -> str | None:
         """Return why this outer sync will fail, if that is known before this rank is done."""
         key = f"verdict/{decision.slot}"
         return self._verdict(key) if self._store.check([key]) else self.loss(decision.participants)
@@ -253,7 +253,7 @@ class Meeting:
         verdict = self._store.get(key).decode()
         return None if verdict == DONE else str(verdict)
 
-    def _wait_for_verdict(self, decision: Decision, key: str) -> str | None:
+    def _wait_for_verdict(self, decision: Roster, key: str) -> str | None:
         """Wait for a verdict; return why none came, if none came."""
         ends_s = time.monotonic() + self._limit_s
         while (rest_s := ends_s - time.monotonic()) > 0:
@@ -284,8 +284,8 @@ class Meeting:
             self._store.compare_set(_turn_keys(slot, self._island)[0], "", FOLLOW)
 
 
-def _pieces_in(packed: bytes) -> tuple[Piece, ...]:
-    """Return the pieces that `Meeting.show` packed. Raises ValueError if they are malformed or unpack to too much."""
+def _pieces_in(packed: bytes) -> tuple[FlatSlice, ...]:
+    """Return the pieces that `Rendezvous.show` packed. Raises ValueError if they are malformed or too large."""
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(packed, MAX_LAYOUT_BYTES)
@@ -293,7 +293,7 @@ def _pieces_in(packed: bytes) -> tuple[Piece, ...]:
         raise ValueError(f"the pieces of a rank cannot be unpacked: {error}") from None
     if not unpacking.eof:
         raise ValueError(f"the pieces of a rank are cut, or more than {MAX_LAYOUT_BYTES} bytes")
-    (pieces,) = parse(Layout, text.decode(), MAX_VALUES).ranks
+    (pieces,) = parse(ShardLayout, text.decode(), MAX_VALUES).ranks
     return pieces
 
 

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holmes_runtime.config.rank_metrics import OuterExchange
-from holmes_runtime.outer.decision import Decision
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
+from holmes_runtime.outer.decision import Roster
 from holmes_runtime.outer.outer_state import Values
 
 
-class Offer(NamedTuple):
+class Contribution(NamedTuple):
     """The contribution of an island to outer sync `exchange`: the parameters it sends, and the tokens behind them.
 
     It is not used if the island `is_behind`. `lineage` identifies its state on arrival. `early` is the share of an
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     interval_s: float
 
     @classmethod
-    def of(cls, decision: Decision, decided_s: float, has_joined: bool) -> Outcome:
+    def of(cls, decision: Roster, decided_s: float, has_joined: bool) -> Outcome:
         """Return the outcome before any values are known."""
         furthest = min(decision.members, key=lambda each: each.early)
         return cls(
@@ -78,9 +78,9 @@ class Outcome(NamedTuple):
             interval_s=furthest.interval_s,
         )
 
-    def said(self, waited_s: float) -> OuterExchange:
+    def said(self, waited_s: float) -> AppliedOuterSync:
         """Return it as the metrics of a step that waited `waited_s` for it."""
-        return OuterExchange(
+        return AppliedOuterSync(
             self.exchange,
             self.has_joined,
             self.islands,
@@ -94,7 +94,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass
-class UnderWay:
+class InFlightSync:
     """An outer sync of the parameters after `sent_steps`, `early_steps` before it was due, and its outcome."""
 
     sent_steps: int

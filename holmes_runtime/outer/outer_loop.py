@@ -23,15 +23,15 @@ from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import broadcast_record
 from holmes_runtime.config.rank_grid import Rank
-from holmes_runtime.config.rank_metrics import OuterExchange
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.change_weights import change_weights
-from holmes_runtime.outer.exchange_steps import Pace, Rounds, TakenByOthers, is_awaited, next_due, taken_since
+from holmes_runtime.outer.exchange_steps import Rounds, StepPace, TakenByOthers, is_awaited, next_due, taken_since
 from holmes_runtime.outer.island_exchange import IslandExchange
 from holmes_runtime.outer.lanes import Fragments, fragments_of
-from holmes_runtime.outer.meeting import LOOK_S, Meeting
+from holmes_runtime.outer.meeting import LOOK_S, Rendezvous
 from holmes_runtime.outer.meeting_store import islands_store
-from holmes_runtime.outer.outcome import Offer, Outcome, UnderWay
+from holmes_runtime.outer.outcome import Contribution, InFlightSync, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.parallel.zero1 import Zero1
 
@@ -62,18 +62,18 @@ class OuterLoop:
         self._call = call
         self._state = OuterState(zero1.shards(), me.tp_rank, self._sync)
         store = islands_store(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
-        self._meeting = Meeting(store, self._sync, me.rank, config.timeout_s)
+        self._meeting = Rendezvous(store, self._sync, me.rank, config.timeout_s)
         self._exchanges = partial(IslandExchange, config, me.rank, self._state, self._meeting, store)
         self._rounds = Rounds(config.steps, self._sync.inner_steps, self._sync.fragments)
-        self._under_way: UnderWay | None = None
+        self._under_way: InFlightSync | None = None
         self._unapplied: int | None = None  # the steps of the last send with an outcome that is not applied yet
         self._fragments = Fragments({}, self._sync.fragments, self._rounds.last)
         self._changed: set[str] = set()  # parameters whose masters are not published yet
         self._behind_steps = 0  # steps that the others have taken, to be skipped once the outcome is applied
         self._watched: Future[Outcome] | None = None  # the outer sync after which the next one's arrivals are watched
-        self._pace = Pace(0, time.monotonic(), 0)
+        self._pace = StepPace(0, time.monotonic(), 0)
         self.counters = OuterCounters(0, "", (0,) * self._sync.fragments)
-        self._said = deque[OuterExchange]()
+        self._said = deque[AppliedOuterSync]()
 
     def saved(self) -> Mapping[str, TensorPiece]:
         """Return the tensors a checkpoint holds in addition to the counters; it is loaded into the same ones."""
@@ -94,12 +94,12 @@ class OuterLoop:
         layout = self._meeting.layout(self._sync.island, started.start, self._config.world_size)
         self._fragments = self._fragments._replace(by_name=fragments_of(layout, self._sync.fragments))
         self._exchange = self._exchanges(started.start, self._fragments)
-        self._pace = Pace(steps, time.monotonic(), steps)
+        self._pace = StepPace(steps, time.monotonic(), steps)
         if started.is_behind:
             self._send(steps, is_behind=True)
             steps = self._receive(steps)
             self._publish()
-            self._pace = Pace(steps, time.monotonic(), steps)
+            self._pace = StepPace(steps, time.monotonic(), steps)
         return steps
 
     def _go_on_from(self, counters: OuterCounters, steps: int) -> None:
@@ -137,7 +137,7 @@ class OuterLoop:
                 self._go_ahead(sent)
             else:
                 steps = self._receive(steps)
-            self._pace = Pace(steps, time.monotonic(), steps)
+            self._pace = StepPace(steps, time.monotonic(), steps)
         if stops or steps >= self._config.steps:
             steps = self._finish(steps)
         self._publish()
@@ -153,7 +153,7 @@ class OuterLoop:
         change_weights(self._zero1, self._groups, names, values, adds)
         self._changed.update(names)
 
-    def take_said(self) -> OuterExchange | None:
+    def take_said(self) -> AppliedOuterSync | None:
         """Return the oldest outer sync not reported yet; an island that has joined may have several, one a step."""
         return self._said.popleft() if self._said else None
 
@@ -207,14 +207,14 @@ class OuterLoop:
         early_steps = 0 if is_behind else max(0, self._due_steps - steps)
         interval, step_s = self._rounds.interval(number), self._pace.step_s()
         early = early_steps / interval
-        offer = Offer(number, lineage, is_behind, sent, max(tokens, 1), early, interval * step_s, step_s)
-        self._under_way = UnderWay(steps, early_steps, Future())
+        offer = Contribution(number, lineage, is_behind, sent, max(tokens, 1), early, interval * step_s, step_s)
+        self._under_way = InFlightSync(steps, early_steps, Future())
         self._watched = self._under_way.outcome
         # A daemon: when the run fails elsewhere, it must not wait for islands that are gone.
         Thread(target=self._run, args=(self._under_way.outcome, offer), name="islands", daemon=True).start()
         return sent
 
-    def _run(self, outcome: Future[Outcome], offer: Offer) -> None:
+    def _run(self, outcome: Future[Outcome], offer: Contribution) -> None:
         try:
             outcome.set_result(self._exchange.hold(offer))
         except Exception as error:  # raised again in the training thread
@@ -261,7 +261,7 @@ class OuterLoop:
         self._said.append(outcome.said(waited_s))
         return steps
 
-    def _take(self, under_way: UnderWay) -> None:
+    def _take(self, under_way: InFlightSync) -> None:
         """Take over an outcome into this rank's state, all but the parameters."""
         outcome, state = under_way.outcome.result(), self._state
         state.take(outcome.anchor, outcome.momentum, outcome.error)
@@ -293,7 +293,7 @@ class OuterLoop:
         synced[outcome.exchange % self._sync.fragments] = steps
         self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced), outcome.islands)
         self._unapplied, self._behind_steps = None, 0
-        self._pace = Pace(now, time.monotonic(), now)
+        self._pace = StepPace(now, time.monotonic(), now)
         return now
 
     def _apply(self, steps: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.config.run_settings import OuterSync
-from holmes_runtime.outer.lanes import Cell, Piece
+from holmes_runtime.outer.lanes import Cell, FlatSlice
 from holmes_runtime.outer.outer_step import step_ahead
 from holmes_runtime.parallel.gradient_buckets import Shard
 
@@ -73,10 +73,10 @@ class OuterState:
         for values in (*(self.error or {}).values(), *(self.correction or {}).values()):
             values.zero_()
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[FlatSlice, ...]:
         """Return the pieces this rank owns, as reported to other islands."""
         return tuple(
-            Piece(name, each.part.global_shape, each.part.offset, each.part.shape, each.start, each.stop)
+            FlatSlice(name, each.part.global_shape, each.part.offset, each.part.shape, each.start, each.stop)
             for name, each in self.owned.items()
         )
 

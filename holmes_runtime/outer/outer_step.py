@@ -22,7 +22,7 @@ from holmes_runtime.config.codec import OUTER_BLOCK, Codec
 DIGEST_BYTES = 16
 
 
-class Outgoing(NamedTuple):
+class OutgoingGradient(NamedTuple):
     """The bytes an island sends, uint8; their values on arrival, fp32 (elements,); and the rounding error."""
 
     packed: Tensor
@@ -30,18 +30,18 @@ class Outgoing(NamedTuple):
     error: Tensor | None
 
 
-def outgoing(anchor: Tensor, parameters: Tensor, error: Tensor | None, codec: Codec) -> Outgoing:
+def outgoing(anchor: Tensor, parameters: Tensor, error: Tensor | None, codec: Codec) -> OutgoingGradient:
     """Pack an island's part in the mean: its pseudo-gradient plus the previous `error`, or all its `parameters`.
 
     All fp32 (elements,). Without a codec the parameters themselves are sent, so that a lone island keeps each bit.
     """
     if codec == "none":
-        return Outgoing(pack(parameters, codec, None), parameters, error)
+        return OutgoingGradient(pack(parameters, codec, None), parameters, error)
     assert error is not None
     change = (anchor - parameters).add_(error)
     packed = pack(change, codec, None, OUTER_BLOCK)
     arrives = arrived(packed, codec, len(change))
-    return Outgoing(packed, arrives, change.sub_(arrives))
+    return OutgoingGradient(packed, arrives, change.sub_(arrives))
 
 
 def arrived(packed: Tensor, codec: Codec, elements: int) -> Tensor:

@@ -12,12 +12,12 @@ from typing import Any
 
 from holmes_runtime.config.bounded_file import read_json_object
 from holmes_runtime.config.checks import shown
-from holmes_runtime.config.model_shape import ModelShape, RopeScaling
+from holmes_runtime.config.model_shape import ModelShape, RopeStretch
 from holmes_runtime.config.run_settings import Precision
 
 CONFIG_FILE = "config.json"
 MAX_CONFIG_BYTES = 2**20  # published models have a few thousand
-MOST = 2**31 - 1  # limit of any size: far more than a model has, and small enough to multiply
+MAX_SIZE = 2**31 - 1  # limit of any size: far more than a model has, and small enough to multiply
 LIBRARYS_WINDOW, QWEN3_HEAD_DIM = 4096, 128  # the library's defaults for missing keys
 ARCHITECTURES = {
     **{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
@@ -135,16 +135,16 @@ def _gpt(config: Config, seq_length: int | None) -> ModelShape:
     )
 
 
-def _scaling(rope: Config) -> RopeScaling | None:
+def _scaling(rope: Config) -> RopeStretch | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling("linear", _number(rope, "factor"), 1.0, 4.0, 8192)
+        return RopeStretch("linear", _number(rope, "factor"), 1.0, 4.0, 8192)
     if kind == "llama3":
         low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
         original = _whole(rope, "original_max_position_embeddings")
-        return RopeScaling("llama3", _number(rope, "factor"), low, high, original)
+        return RopeStretch("llama3", _number(rope, "factor"), low, high, original)
     raise ValueError(f"rope scaling {shown(kind)} is not one of default, linear, llama3")
 
 
@@ -170,8 +170,8 @@ def _refuse_unless(config: Config, key: str, plain: object) -> None:
 def _whole(config: Config, key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise ValueError(f"{key} is {shown(value)}, not a whole number from 1 to {MOST}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+        raise ValueError(f"{key} is {shown(value)}, not a whole number from 1 to {MAX_SIZE}")
     return value
 
 
@@ -239,7 +239,7 @@ def carried_config(config: Config, shape: ModelShape, value_type: Precision, num
     return kept if reach is None else kept | {"max_position_embeddings": max(reach, shape.seq_length)}
 
 
-def _scaling_config(scaling: RopeScaling) -> dict[str, object]:
+def _scaling_config(scaling: RopeStretch) -> dict[str, object]:
     found: dict[str, object] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind == "llama3":
         found["low_freq_factor"], found["high_freq_factor"] = scaling.low_freq_factor, scaling.high_freq_factor

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from holmes_core.errors import ANSWER_IS_NO
-from holmes_runtime.config.rank_metrics import OuterExchange
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
 
 
-def common_end(last: Mapping[int, OuterExchange], final: int) -> tuple[int, ...]:
+def common_end(last: Mapping[int, AppliedOuterSync], final: int) -> tuple[int, ...]:
     """Return the islands with the common model, by the `last` outer sync that each finished island reported.
 
     `final` is the number of the run's last one. An island that came when the others had ended held that one by itself,

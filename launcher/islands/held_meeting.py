@@ -50,7 +50,7 @@ class _Waiting:
     keys: tuple[str, ...]
 
 
-class Meeting:
+class RendezvousServer:
     """Takes requests from the threads of all islands; any of these threads may send an answer."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holmes_runtime.config.run_settings import OuterSync
-from launcher.islands.held_meeting import Meeting
+from launcher.islands.held_meeting import RendezvousServer
 from launcher.islands.told import Told
 
 MIN_SILENCE_S = 5.0  # nodes speak every 2 s
@@ -19,7 +19,7 @@ class IslandPart:
     """
 
     outer_sync: OuterSync
-    meeting: Meeting
+    meeting: RendezvousServer
     told: Told
     tries: int
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
 from holmes_runtime.config.strict_json import decode, encode
 from launcher.journal.step_metrics import StepMetrics
 
@@ -45,14 +45,14 @@ LATEST_S = 253_402_300_799.0  # Unix time of the last second of the year 9999
 MAX_STEPS = 2**53  # above, not all whole numbers are floats
 MAX_STEP_S = 1e9  # thirty years
 
-RunEvent = NodeState | LogLine | Notice | RankNotice | StepMetrics | OuterExchange
+RunEvent = NodeState | LogLine | Notice | RankNotice | StepMetrics | AppliedOuterSync
 _KINDS: dict[str, type[RunEvent]] = {
     "node": NodeState,
     "log": LogLine,
     "notice": Notice,
     "rank_notice": RankNotice,
     "step": StepMetrics,
-    "exchange": OuterExchange,
+    "exchange": AppliedOuterSync,
 }
 
 

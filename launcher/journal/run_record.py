@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, SentCode, Settings, State
-from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
 from launcher.journal.prometheus import PrometheusFile
 from launcher.journal.run_events import Notice, RunEvent, View
 from launcher.journal.run_folder import RunFolder
@@ -69,7 +69,7 @@ class RunRecord:
             self._show(
                 Notice(f"{self._folder.path}: the disk is full: the run goes on, and its logs lack what follows")
             )
-        if isinstance(event, OuterExchange):
+        if isinstance(event, AppliedOuterSync):
             self._has_joined = event.has_joined
         if isinstance(event, StepMetrics):
             if self._is_island:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from holmes_core.records.plan import InterfaceTraffic, Plan
 from holmes_core.records.run import MeasuredTraffic
-from holmes_runtime.config.rank_metrics import ByteCounters, OuterExchange, RankMetrics
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, ByteCounters, RankMetrics
 from holmes_runtime.config.verdicts import Verdict
 from launcher.prepare.prepare import planned_rdma_ports
 
@@ -59,7 +59,7 @@ class FinishedStep(NamedTuple):
 
     metrics: StepMetrics
     verdicts: tuple[Verdict, ...]
-    exchange: OuterExchange | None = None
+    exchange: AppliedOuterSync | None = None
     gradients_s: float = 0.0
 
 
@@ -110,7 +110,7 @@ class StepCollector:
                 yield StepTraffic(self._plan.ranks[metrics.rank].host, netdev, moved.sent_bytes, moved.received_bytes)
 
 
-def _exchange(ranks: Sequence[OuterExchange]) -> OuterExchange | None:
+def _exchange(ranks: Sequence[AppliedOuterSync]) -> AppliedOuterSync | None:
     """Merge the outer sync of an island's ranks; None if there was none."""
     if not ranks:
         return None

@@ -47,7 +47,7 @@ Answer = TypeVar("Answer", bound=Message)
 Result = TypeVar("Result")
 
 
-class Meeting(Protocol):
+class RankRendezvous(Protocol):
     """The rendezvous of the ranks of several launches."""
 
     def take(self, reply: Reply, message: ToMeeting) -> str | None:
@@ -57,7 +57,7 @@ class Meeting(Protocol):
 class RunningNodes:
     """The agents of one attempt, and one queue of all their messages. An island's ranks meet at `meeting`."""
 
-    def __init__(self, bundles: Sequence[NodeBundle], detached: bool, meeting: Meeting | None = None) -> None:
+    def __init__(self, bundles: Sequence[NodeBundle], detached: bool, meeting: RankRendezvous | None = None) -> None:
         self.heard: queue.Queue[Heard] = queue.Queue()
         self.master_port: int | None = None  # of the rendezvous, once the first node has found one
         self.links = tuple(NodeLink(bundle, self.heard, detached) for bundle in bundles)

@@ -14,19 +14,19 @@ from holmes_core.node_settings import is_fixed
 from holmes_core.records.job import Job, Model
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.record import Record
-from holmes_runtime.config.model_shape import CODE_FOLDER, ModelShape, RopeScaling
+from holmes_runtime.config.model_shape import CODE_FOLDER, ModelShape, RopeStretch
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, hca_ports
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.config.run_settings import (
-    Checkpointing,
-    Data,
-    Emulation,
-    Evaluation,
+    CheckpointSettings,
+    DataSettings,
+    DataSource,
+    EmulationSettings,
+    EvaluationSettings,
     Optimizer,
     OuterSync,
-    Profile,
-    Source,
+    ProfileSettings,
 )
 from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, NodeBundle, Parcel
 from launcher.prepare.env_file import env_file
@@ -153,11 +153,11 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             compile=job.compiles,
             model=shape_of(model, job.launch.code is not None),
             weights=job.weights,
-            emulation=_translated(Emulation, job.compute.emulate) if job.compute.emulate else None,
+            emulation=_translated(EmulationSettings, job.compute.emulate) if job.compute.emulate else None,
             data=_data(job),
-            evaluation=_translated(Evaluation, job.evaluation) if job.evaluation else None,
-            checkpoint=_translated(Checkpointing, job.checkpoint) if job.checkpoint else None,
-            profile=_translated(Profile, job.profile) if job.profile else None,
+            evaluation=_translated(EvaluationSettings, job.evaluation) if job.evaluation else None,
+            checkpoint=_translated(CheckpointSettings, job.checkpoint) if job.checkpoint else None,
+            profile=_translated(ProfileSettings, job.profile) if job.profile else None,
             resume=False,
             from_scratch=False,
             resume_step=None,
@@ -182,7 +182,7 @@ def shape_of(model: Model, in_code: bool = False) -> ModelShape:
         num_kv_heads=model.kv_heads,
         ffn_hidden_size=model.ffn_size,
         head_dim=None if model.query_size == model.hidden_size else model.head_dim,
-        rope_scaling=_translated(RopeScaling, model.rope_scaling) if model.rope_scaling else None,
+        rope_scaling=_translated(RopeStretch, model.rope_scaling) if model.rope_scaling else None,
         factory=f"{CODE_FOLDER}/{model.factory}" if in_code else model.factory,
     )
 
@@ -193,13 +193,13 @@ def _translated(kind: type[Translation], record: Record, **filled_in: Any) -> Tr
     return kind(**{name: getattr(record, name) for name in names}, **filled_in)
 
 
-def _data(job: Job) -> Data:
+def _data(job: Job) -> DataSettings:
     """Return the data as the runtime's record."""
     path = job.data.path
     return _translated(
-        Data,
+        DataSettings,
         job.data,
-        path=path if isinstance(path, str) else tuple(_translated(Source, source) for source in path),
+        path=path if isinstance(path, str) else tuple(_translated(DataSource, source) for source in path),
         expected_tokenizer=job.expected_tokenizer,
     )
 

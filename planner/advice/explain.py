@@ -38,7 +38,7 @@ class HostBlock:
 
 
 @dataclass(frozen=True)
-class Part:
+class StepShare:
     """Seconds of the step that go to one thing, along the critical path."""
 
     kind: PartKind
@@ -84,15 +84,15 @@ class NicLoad:
         return max(self.sent_bytes, self.received_bytes) / self.bandwidth_bytes_per_s
 
 
-def step_parts(prediction: Prediction) -> tuple[Part, ...]:
+def step_parts(prediction: Prediction) -> tuple[StepShare, ...]:
     """Return the parts of a step in the order in which they are shown; they add up to `step_s`."""
     return (
-        Part("compute", prediction.compute_s),
-        Part("tp", prediction.exposed_tp_s),
-        Part("bubble", prediction.bubble_s),
-        Part("edges", prediction.exposed_edge_s),
-        Part("gradients", prediction.exposed_dp_s),
-        Part("optimizer", prediction.optimizer_s),
+        StepShare("compute", prediction.compute_s),
+        StepShare("tp", prediction.exposed_tp_s),
+        StepShare("bubble", prediction.bubble_s),
+        StepShare("edges", prediction.exposed_edge_s),
+        StepShare("gradients", prediction.exposed_dp_s),
+        StepShare("optimizer", prediction.optimizer_s),
     )
 
 

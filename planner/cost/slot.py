@@ -36,7 +36,7 @@ HOST_UPDATE_BYTES_PER_S = 100e9
 LOOPBACK_BYTES_PER_S = 2e9  # assumption: Gloo between processes of one host
 
 
-class HostRates(NamedTuple):
+class HostShare(NamedTuple):
     """One GPU's share of its host: one direction of PCI Express, and host memory while all GPUs update at once."""
 
     copy_bytes_per_s: float
@@ -65,7 +65,7 @@ class Slot:
     action_s: float = 0.0
     update_bytes_per_s: float | None = None
     threads_per_core: float = 1.0
-    host: HostRates | None = None
+    host: HostShare | None = None
     cores: Cores | None = None
 
     def among(self, num_ranks: int) -> Slot:
@@ -151,9 +151,9 @@ def update_s(parameters: int, execution: Execution, slot: Slot) -> float:
     return optimizer_s(parameters, execution, slot.speed or constant_speed(1.0, slot.update_bytes_per_s))
 
 
-def _host_rates(host: Host) -> HostRates:
+def _host_rates(host: Host) -> HostShare:
     copies = min(_pcie_bytes_per_s(gpu.pci_gen, gpu.pci_width) for gpu in host.gpus)
-    return HostRates(INSIDE_EFFICIENCY * copies, HOST_UPDATE_BYTES_PER_S / len(host.gpus))
+    return HostShare(INSIDE_EFFICIENCY * copies, HOST_UPDATE_BYTES_PER_S / len(host.gpus))
 
 
 def _speed(host: Host, job: Job) -> Speed:

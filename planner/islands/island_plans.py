@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Plan, Source
+from holmes_core.records.plan import Plan, SourceFile
 from holmes_core.units import format_memory
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.cost.counts import outer_bytes
@@ -60,7 +60,7 @@ class IslandPlans:
 def plan_islands(
     inventory: Inventory,
     job: Job,
-    sources: tuple[Source, Source],
+    sources: tuple[SourceFile, SourceFile],
     time_limit_s: float,
     tell: Callable[[str], None],
 ) -> IslandPlans:
@@ -101,7 +101,7 @@ def _refusal(inventory: Inventory, job: Job) -> str:
 def _plan_island(
     inventory: Inventory,
     job: Job,
-    sources: tuple[Source, Source],
+    sources: tuple[SourceFile, SourceFile],
     clusters: Sequence[str],
     num_islands: int,
     time_limit_s: float,

@@ -26,7 +26,7 @@ BOTH_WAYS = 0.8
 
 
 @dataclass(frozen=True)
-class OuterExchange:
+class OuterSyncCost:
     """Seconds of one fragment's exchange, and the bytes that each island sends in a round."""
 
     fragment_s: float
@@ -42,7 +42,7 @@ class _Sender:
     each_bytes: int
 
 
-def price_exchange(networks: Networks, job: Job, plans: Sequence[Plan]) -> OuterExchange:
+def price_exchange(networks: Networks, job: Job, plans: Sequence[Plan]) -> OuterSyncCost:
     """Return the outer syncs of the islands of `plans`; each fragment takes a rendezvous, a message and its packing.
 
     Raises:
@@ -59,7 +59,7 @@ def price_exchange(networks: Networks, job: Job, plans: Sequence[Plan]) -> Outer
     packing_s = max(_packing_s(job, plan, len(plans)) for plan in plans)
     sent = ((len(plans) - 1) * sum(sender.each_bytes for sender in island) for island in islands)
     fragment_s = (busy_s + packing_s) / fragments + latency_s + meeting_s(len(plans), latency_s)
-    return OuterExchange(fragment_s, tuple(sent))
+    return OuterSyncCost(fragment_s, tuple(sent))
 
 
 def meeting_s(num_islands: int, latency_s: float) -> float:

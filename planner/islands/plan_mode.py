@@ -11,7 +11,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes
 from holmes_core.records.job import Job
-from holmes_core.records.plan import IslandsPlan, Plan, Source
+from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
 from planner.islands.island_plans import IslandPlans, plan_islands
 from planner.islands.island_rounds import IslandRound
@@ -42,7 +42,7 @@ class _Ways:
 def plan_mode(
     inventory: Inventory,
     job: Job,
-    sources: tuple[Source, Source],
+    sources: tuple[SourceFile, SourceFile],
     make_ordinary: MakeOrdinary,
     time_limit_s: float,
     tell: Callable[[str], None],
@@ -74,7 +74,7 @@ def _plan_or_error(make: MakeOrdinary, job: Job, time_limit_s: float) -> Plan | 
         return error
 
 
-def _written(job: Job, sources: tuple[Source, Source], best: IslandRound, modes: Modes) -> IslandsPlan:
+def _written(job: Job, sources: tuple[SourceFile, SourceFile], best: IslandRound, modes: Modes) -> IslandsPlan:
     """Return the plan of islands, each with the steps that it takes in as many rounds as the job's samples fill."""
     assert job.islands is not None
     samples = sum(n * plan.job.global_batch_size for n, plan in zip(best.inner_steps, best.plans, strict=True))

@@ -24,8 +24,8 @@ from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import WeightTraffic
 from planner.problem.shared_cores import machine_of
-from planner.schedule.buckets import WHOLE, Bucket, Exchange, make_buckets
-from planner.schedule.simulate import Order, Pipeline, PipelineTimes
+from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, make_buckets
+from planner.schedule.simulate import Order, PipelineTimes, ReplicaSchedule
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,16 @@ class LayoutCosts:
         """Return the slot that runs the stage."""
         return self.priced[self.layout.first_shards[stage % self.layout.candidate.pp, replica].host]
 
-    def pipelines(self, tensor_parallel: bool = True, edges: bool = True, weights: bool = True) -> list[Pipeline]:
+    def pipelines(
+        self, tensor_parallel: bool = True, edges: bool = True, weights: bool = True
+    ) -> list[ReplicaSchedule]:
         """Return one pipeline for each replica; a part that is left out takes no time.
 
         `weights`: the traffic of weights and gradients in every micro-batch, under ZeRO-3.
         """
         layout, mode = self.layout, self.layout.mode
         return [
-            Pipeline(
+            ReplicaSchedule(
                 Order(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight),
                 self._times(replica, tensor_parallel, edges, weights),
             )
@@ -250,24 +252,24 @@ class LayoutCosts:
         share = 1.0 if one_host else exchange_share(n, self.job.device) * self._engine.exchange_share
         return LevelCosts(n, share * reduced, share * path.bandwidth_bytes_per_s, path.latency_s)
 
-    def buckets(self) -> list[list[Bucket]]:
+    def buckets(self) -> list[list[BucketSeconds]]:
         """Return, by stage, its gradient buckets; none with one replica, which exchanges nothing."""
         if self._dp == 1:
             return []
         stages = range(len(self.layout.layers))
         return [self._stage_buckets(stage, self._levels[stage % self.layout.candidate.pp]) for stage in stages]
 
-    def _stage_buckets(self, stage: int, levels: Sequence[LevelCosts]) -> list[Bucket]:
+    def _stage_buckets(self, stage: int, levels: Sequence[LevelCosts]) -> list[BucketSeconds]:
         priced, last = self.at(stage, 0), self.layout.last_stage
         device, engine = self.job.device, self._engine
 
-        def exchange(parameters: int) -> Exchange:
+        def exchange(parameters: int) -> BucketExchange:
             (reduce_s, gather_s, late_s), *across = (
                 level.exchange_s(parameters / share, self._travels_bytes, device)
                 for level, share in zip(levels, (1, levels[0].size), strict=False)
             )
             across_reduce_s, across_gather_s, across_late_s = across[0] if across else (0.0, 0.0, 0.0)
-            found = Exchange(reduce_s, gather_s, late_s + across_late_s, across_reduce_s, across_gather_s)
+            found = BucketExchange(reduce_s, gather_s, late_s + across_late_s, across_reduce_s, across_gather_s)
             return found if engine.gathers_first else found.all_reduced()
 
         backward_s: dict[Part, float] = {

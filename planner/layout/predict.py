@@ -23,7 +23,7 @@ from planner.layout.traffic import count_traffic
 from planner.problem.host_memory import host_bytes_by_rank
 from planner.problem.problem import Problem
 from planner.schedule.shared_core_runs import run_sharing, simulate_sharing
-from planner.schedule.simulate import Pipeline, Span, spans_of
+from planner.schedule.simulate import ReplicaSchedule, Span, spans_of
 from planner.tolerances import ROUNDING
 
 
@@ -103,6 +103,6 @@ def _host_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
     return host_bytes_by_rank(job, layout.candidate.execution(job), layers)
 
 
-def _rank_s(pipeline: Pipeline, stages: Iterable[int]) -> float:
+def _rank_s(pipeline: ReplicaSchedule, stages: Iterable[int]) -> float:
     """Return the seconds that a rank with `stages` computes on one micro-batch."""
     return sum(pipeline.times.forward_s[stage] + pipeline.times.backward_s[stage] for stage in stages)

@@ -35,7 +35,7 @@ PortRate = Callable[[Link, int], float | None]
 
 
 @dataclass(frozen=True)
-class Connection:
+class MeasuredLink:
     """A measurement between two clusters or inside one; a rate is None where the ports' hold.
 
     A host gets `sockets_bytes_per_s` in each direction over TCP, `rdma_share` of its ports' rate over RDMA; where
@@ -57,10 +57,10 @@ class Connection:
         return measured if self.raised or port_bytes_per_s is None else min(measured, port_bytes_per_s)
 
 
-NOT_MEASURED = Connection()
+NOT_MEASURED = MeasuredLink()
 
 
-def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, Connection]:
+def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, MeasuredLink]:
     """Return the connections measured in the clear, their rates times `part`, the share that a calibrating run got."""
     links: defaultdict[Clusters, list[Link]] = defaultdict(list)
     for link in (link for link in inventory.links if not link.tunnel):
@@ -90,7 +90,9 @@ def tunnel_network(inventory: Inventory, carrier: Network) -> Network:
     return carrier.model_copy(update={"ports": tuple(ports)})
 
 
-def through_tunnel(inventory: Inventory, connections: Mapping[Clusters, Connection]) -> Mapping[Clusters, Connection]:
+def through_tunnel(
+    inventory: Inventory, connections: Mapping[Clusters, MeasuredLink]
+) -> Mapping[Clusters, MeasuredLink]:
     """Return the connections, with rates between clusters reduced to a tunnel's payload; inside they stay the same."""
     mtus, ports = _mtus(inventory), inventory.shared.ports if inventory.shared is not None else ()
     mtu = min((mtu for port in ports if (mtu := mtus.get((port.host, port.netdev))) is not None), default=None)
@@ -100,7 +102,7 @@ def through_tunnel(inventory: Inventory, connections: Mapping[Clusters, Connecti
         if link.tunnel and link.latency_s is not None:
             latencies[frozenset(link.clusters)].append(link.latency_s.median)
 
-    def tunnelled(clusters: Clusters, connection: Connection) -> Connection:
+    def tunnelled(clusters: Clusters, connection: MeasuredLink) -> MeasuredLink:
         sockets, trunk = connection.sockets_bytes_per_s, connection.trunk_bytes_per_s
         hosts = [host for cluster in inventory.clusters if cluster.name in clusters for host in cluster.hosts]
         of_hosts = [limits.get(host, inf) for host in hosts] or [inf]
@@ -166,14 +168,14 @@ def _payload_bytes_per_s(trunk: Trunk) -> float:
     return trunk.bandwidth_bytes_per_s * (tcp_payload_share(None) if trunk.source == "hosts.yaml" else 1.0)
 
 
-def _connection(links: Sequence[Link], port_rate: PortRate, part: float, trunk: float | None) -> Connection:
+def _connection(links: Sequence[Link], port_rate: PortRate, part: float, trunk: float | None) -> MeasuredLink:
     latencies = [link.latency_s.median for link in links if link.latency_s is not None]
     sockets = [link for link in links if link.method != "ib_write_bw"]
     rdma = [link for link in links if link.method == "ib_write_bw"]
     limit, streams = _limit(sockets, port_rate)
     shares = [_rate(way) / rate for way in _ways(rdma) if (rate := _ports_rate(way, port_rate))]
     share = median_low(shares) if shares else 1.0
-    return Connection(
+    return MeasuredLink(
         sockets_bytes_per_s=part * limit[0] if limit else None,
         raised=limit is not None and limit[1],
         rdma_share=share if share < NEAR_PORTS else 1.0,

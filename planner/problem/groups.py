@@ -10,7 +10,7 @@ from typing import NamedTuple
 from holmes_core.records.plan import Axis, DataParallel, PlanGroup, PlanRank
 from holmes_runtime.config.rank_grid import EDGE_AXES, Rank, RankGrid
 from planner.cost.collectives import times_as_long
-from planner.problem.networks import Networks, Route, require_bandwidth
+from planner.problem.networks import NetworkRoute, Networks, require_bandwidth
 
 TRUNK = "trunk"
 
@@ -150,7 +150,7 @@ Flow = tuple[Axis, str, str, str]
 """A NIC's use: axis, host, interface, out or in; or a trunk's: axis, both clusters, `TRUNK`."""
 
 
-def _flows(axis: Axis, hosts: Sequence[str], path: Route) -> list[tuple[int, Flow]]:
+def _flows(axis: Axis, hosts: Sequence[str], path: NetworkRoute) -> list[tuple[int, Flow]]:
     """Each use a group makes of a NIC: the member's position, and (axis, host, interface, way out or in)."""
     return [
         (position, (axis, hosts[position], path.interfaces[position], way))
@@ -173,7 +173,7 @@ def _crossings(axis: Axis, hosts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _group_bandwidth(
-    hosts: Sequence[str], path: Route, uses: Sequence[tuple[int, Flow]], flows: Counter[Flow]
+    hosts: Sequence[str], path: NetworkRoute, uses: Sequence[tuple[int, Flow]], flows: Counter[Flow]
 ) -> float | None:
     """Return the least share of a NIC; None where all members are on one host and the NIC's rate is not known."""
     if not uses:

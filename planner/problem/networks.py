@@ -14,7 +14,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.link import Link
 from holmes_core.units import bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share
-from planner.problem.connections import NOT_MEASURED, Connection, read_connections, through_tunnel, tunnel_network
+from planner.problem.connections import NOT_MEASURED, MeasuredLink, read_connections, through_tunnel, tunnel_network
 from planner.problem.nvlink import hosts_without_imex, nvlink_rates
 
 SHARED = "shared"
@@ -23,7 +23,7 @@ RDMA_KINDS = (*VERBS_KINDS, "EFA")
 
 
 @dataclass(frozen=True)
-class Route:
+class NetworkRoute:
     """The route between some hosts. Per host, in the order asked for: interface, and bytes/s of its NICs there.
 
     A bandwidth is None where the inventory does not know it.
@@ -92,7 +92,7 @@ class Networks:
         """NCCL's name for the transport through which the host reaches its own cluster."""
         return (self._cluster_of[host].fabric.net_name or "IB") if self.uses_rdma(host) else "Socket"
 
-    def connection(self, one: str, other: str) -> Connection:
+    def connection(self, one: str, other: str) -> MeasuredLink:
         """Return the measurement between two clusters, or with one name inside it."""
         return self._connections.get(frozenset((one, other)), NOT_MEASURED)
 
@@ -161,7 +161,7 @@ class Networks:
     def _names(self) -> list[str]:
         return list(dict.fromkeys(cluster.name for cluster in self._cluster_of.values()))
 
-    def route(self, hosts: Sequence[str]) -> Route:
+    def route(self, hosts: Sequence[str]) -> NetworkRoute:
         """Return the network `hosts` use among themselves: the fabric of their one cluster, else the shared network.
 
         On CUDA, NCCL takes one list of socket interfaces for the whole process, the shared ones (NCCL_FACTS): inside a
@@ -175,7 +175,7 @@ class Networks:
             return path
         return replace(path, bandwidths=tuple(self._nvlink[host] for host in hosts), nvlink=True)
 
-    def _route_of_nics(self, hosts: Sequence[str]) -> Route:
+    def _route_of_nics(self, hosts: Sequence[str]) -> NetworkRoute:
         cluster = self._cluster_of.get(hosts[0])
         inside = cluster is not None and all(self._cluster_of.get(host) is cluster for host in hosts)
         if inside and cluster is not None and self._on_cpu:
@@ -190,17 +190,17 @@ class Networks:
         name = cluster.name if same and cluster is not None else SHARED
         return self._socket_route(name, ports, None if self._on_cpu else "Socket")
 
-    def shared_route(self, host: str) -> Route:
+    def shared_route(self, host: str) -> NetworkRoute:
         """Return the network all hosts share, as `host` uses it."""
         port = self.shared_port(host)
         net_name: NetName | None = None if self._on_cpu else "Socket"
-        return Route(SHARED, net_name, (str(port.netdev),), (self.rates(host).shared_bytes_per_s,))
+        return NetworkRoute(SHARED, net_name, (str(port.netdev),), (self.rates(host).shared_bytes_per_s,))
 
-    def _socket_route(self, name: str, ports: Sequence[NetworkPort], net_name: NetName | None) -> Route:
+    def _socket_route(self, name: str, ports: Sequence[NetworkPort], net_name: NetName | None) -> NetworkRoute:
         """Return sockets between the hosts of `ports`, each with its rate to the worst connected other cluster."""
         clusters = list(dict.fromkeys(self._cluster_of[port.host].name for port in ports))
         bandwidths = tuple(self._sockets_bytes_per_s(port, clusters) for port in ports)
-        return Route(name, net_name, tuple(str(port.netdev) for port in ports), bandwidths)
+        return NetworkRoute(name, net_name, tuple(str(port.netdev) for port in ports), bandwidths)
 
     def _sockets_bytes_per_s(self, port: NetworkPort, clusters: Sequence[str]) -> float | None:
         own = self._cluster_of[port.host].name
@@ -210,11 +210,11 @@ class Networks:
         known = [rate for rate in rates if rate is not None]
         return min(known) if len(known) == len(rates) else None
 
-    def _rdma_route(self, cluster: Cluster, hosts: Sequence[str]) -> Route:
+    def _rdma_route(self, cluster: Cluster, hosts: Sequence[str]) -> NetworkRoute:
         """RDMA through the fabric. A port without a netdev (no IPoIB) names the shared one, for NCCL's bootstrap."""
         ports = [self._fabric_ports[host] for host in hosts]
         interfaces = tuple(port.netdev or str(self.shared_port(port.host).netdev) for port in ports)
-        return Route(
+        return NetworkRoute(
             cluster.name, self._net_name(hosts[0]), interfaces, tuple(self._rdma_bytes_per_s(port) for port in ports)
         )
 
@@ -241,7 +241,7 @@ def shared_network(inventory: Inventory) -> Network:
     )
 
 
-def require_bandwidth(path: Route, hosts: Sequence[str]) -> tuple[float, ...]:
+def require_bandwidth(path: NetworkRoute, hosts: Sequence[str]) -> tuple[float, ...]:
     """Return the bandwidths of `path` in bytes/s. Raises HolmesError naming host and netdev where one is not known."""
     for host, interface, bandwidth in zip(hosts, path.interfaces, path.bandwidths, strict=True):
         if not bandwidth:

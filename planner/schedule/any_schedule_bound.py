@@ -38,7 +38,7 @@ EXACT = 1e-6  # relative: how far below the least seconds that hold all layers t
 ONE_STAGE_A_RANK = (None, "1f1b", "gpipe", "eager")  # schedules, or none fixed, that run whole backwards
 
 
-class Speeds(NamedTuple):
+class CumulativeSpeeds(NamedTuple):
     """By class, fastest first: seconds of a layer, and group slots of it and all before; the least seconds of a head,
     the least share of a layer's seconds that its forward takes. No class without a group slot."""
 
@@ -185,11 +185,11 @@ class AnyScheduleBounds:
         elsewhere = 0 if slot.cores is None else self._fleet.num_group_slots(1) - slot.cores.num_slots
         return slot.among(max(1, num_ranks - elsewhere))
 
-    def _speeds_of(self, candidate: Candidate) -> Speeds:
+    def _speeds_of(self, candidate: Candidate) -> CumulativeSpeeds:
         num_ranks = candidate.num_ranks if self._fleet.shares_cores else 1
         return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute, num_ranks)
 
-    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int) -> Speeds:
+    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int) -> CumulativeSpeeds:
         execution = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
         seconds = [slot_s(self._job, self._slot(each, num_ranks), execution) for each in self._classes]
         counts: Sequence[int] = [each.num_group_slots(tp) for each in self._classes]
@@ -197,4 +197,4 @@ class AnyScheduleBounds:
         forward_shares = [layer.forward_s / layer.both_s for layer, _ in seconds if layer.both_s]
         layers_s, numbers = zip(*classes, strict=True)
         least_head_s = min(head.both_s for _, head in seconds)
-        return Speeds(layers_s, tuple(accumulate(numbers)), least_head_s, min(forward_shares, default=0.0))
+        return CumulativeSpeeds(layers_s, tuple(accumulate(numbers)), least_head_s, min(forward_shares, default=0.0))

@@ -14,7 +14,7 @@ WHOLE = 2**62  # bytes: a bucket that a stage never fills
 
 
 @dataclass(frozen=True)
-class Bucket:
+class BucketSeconds:
     """Seconds of the backward that makes its gradients, and for which their reduce-scatter and the weights' all-gather
     keep the network busy; `late_s` after that the last byte is there.
 
@@ -29,8 +29,8 @@ class Bucket:
     across_gather_s: float = 0.0
 
 
-class Exchange(NamedTuple):
-    """Seconds of a bucket's exchange, as `Bucket` has them."""
+class BucketExchange(NamedTuple):
+    """Seconds of a bucket's exchange, as `BucketSeconds` has them."""
 
     reduce_s: float
     gather_s: float
@@ -38,10 +38,10 @@ class Exchange(NamedTuple):
     across_reduce_s: float = 0.0
     across_gather_s: float = 0.0
 
-    def all_reduced(self) -> Exchange:
+    def all_reduced(self) -> BucketExchange:
         """Return the exchange with weights gathered as soon as gradients are reduced, which keeps networks busy."""
         reduce_s, across_s = self.reduce_s + self.gather_s, self.across_reduce_s + self.across_gather_s
-        return Exchange(reduce_s, 0.0, self.late_s, across_s, 0.0)
+        return BucketExchange(reduce_s, 0.0, self.late_s, across_s, 0.0)
 
 
 def part_parameters(model: Model, tp: int, is_first: bool) -> dict[Part, int]:
@@ -58,9 +58,9 @@ def make_buckets(
     tp: int,
     parts: Iterable[Part],
     backward_s: Mapping[Part, float],
-    exchange: Callable[[int], Exchange],
+    exchange: Callable[[int], BucketExchange],
     full_bytes: int = 0,
-) -> list[Bucket]:
+) -> list[BucketSeconds]:
     """Return the buckets of a stage's `parts`, which stand in the order of their gradients.
 
     A bucket takes parts until its fp32 gradients have half of `full_bytes`, as the runtime's do; of parts larger than
@@ -79,6 +79,8 @@ def make_buckets(
         size += GRADIENT_BYTES * parameters[part]
     exchanges = {size: exchange(size) for size in {sum(parameters[part] for part in each) for each in held}}
     return [
-        Bucket(sum(backward_s.get(part, 0.0) for part in each), *exchanges[sum(parameters[part] for part in each)])
+        BucketSeconds(
+            sum(backward_s.get(part, 0.0) for part in each), *exchanges[sum(parameters[part] for part in each)]
+        )
         for each in held
     ]

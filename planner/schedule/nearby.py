@@ -83,7 +83,7 @@ def _fastest_first(contenders: Sequence[Contender]) -> list[Contender]:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _RunChoice:
     """A way to run a placement, with a lower bound on its seconds."""
 
     placement: Placement
@@ -121,7 +121,7 @@ class _Climb:
                 within_s = mode.step_s
         return better
 
-    def _near(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Iterator[_Way]:
+    def _near(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Iterator[_RunChoice]:
         """Yield the neighbours that memory and job.yaml allow, each once."""
         placement = best.found.placement
         coeffs = self._problem.coefficients(placement.candidate)
@@ -136,7 +136,7 @@ class _Climb:
                 if self._work > 0 and (each, mode) not in tried and simulator.fits(mode):
                     tried.add((each, mode))
                     self._work -= LOOK * placement.candidate.pp**2
-                    yield _Way(each, simulator, replace(mode, step_s=simulator.lower_bound_s(mode)))
+                    yield _RunChoice(each, simulator, replace(mode, step_s=simulator.lower_bound_s(mode)))
 
     def _placements(self, placement: Placement) -> Iterator[Placement]:
         """Yield placements with a layer moved to another stage, a stage to another position, or a class.

@@ -20,9 +20,9 @@ from planner.cost.fill import splits_backwards
 from planner.cost.packing import allowed_codecs, lossiest_codec, with_messages
 from planner.problem.coefficients import Coefficients, are_alike
 from planner.problem.exchange_rates import are_even, rings_on_nic, site_latency_s, sync_s_per_byte
-from planner.schedule.buckets import WHOLE, Bucket, Exchange, make_buckets
+from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, make_buckets
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
-from planner.schedule.simulate import Order, Pipeline, PipelineTimes, simulate
+from planner.schedule.simulate import Order, PipelineTimes, ReplicaSchedule, simulate
 from planner.schedule.step_end import slowest_update_s, tied_s
 from planner.schedule.step_lower_bound import Shape, least_step_s
 from planner.search.closed_form import NO_EDGE, Edge, edge_of
@@ -204,11 +204,11 @@ class PlacementSimulator:
         bubble_s = mode.step_s - self.busiest_s - edges_s - gradients_s - self._update_s
         return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s, self._update_s)
 
-    def _pipelines(self, mode: RunMode, rounds_left_out: int, messages: bool = True) -> list[Pipeline]:
+    def _pipelines(self, mode: RunMode, rounds_left_out: int, messages: bool = True) -> list[ReplicaSchedule]:
         """Return one pipeline a lane, less so many rounds of pp micro-batches; without `messages` they take no time."""
         counts = [count - rounds_left_out * self._pp for count, _ in self._lanes]
         return [
-            Pipeline(Order(mode.schedule, self._pp, count, mode.chunks, mode.extra_in_flight), times)
+            ReplicaSchedule(Order(mode.schedule, self._pp, count, mode.chunks, mode.extra_in_flight), times)
             for count, times in zip(counts, self._times(mode, messages), strict=True)
         ]
 
@@ -260,13 +260,13 @@ class PlacementSimulator:
         back = edge_of(coeffs, sites[-1], sites[0])
         return [*found, back] * (chunks - 1) + found
 
-    def _read_buckets(self, layers: tuple[int, ...]) -> list[list[Bucket]]:
+    def _read_buckets(self, layers: tuple[int, ...]) -> list[list[BucketSeconds]]:
         """Return, by stage, its gradient buckets when stages hold `layers`; none with one replica."""
         if self._placement.candidate.dp == 1:
             return []
         return [self._stage_buckets(stage, layers) for stage in range(len(layers))]
 
-    def _stage_buckets(self, stage: int, layers: Sequence[int]) -> list[Bucket]:
+    def _stage_buckets(self, stage: int, layers: Sequence[int]) -> list[BucketSeconds]:
         coeffs, tp, site = self._coeffs, self._placement.candidate.tp, self._sites[stage % self._pp]
         engine = engine_of(self._job)
         travels = engine.travels_bytes(self._execution.value_bytes)
@@ -279,10 +279,10 @@ class PlacementSimulator:
 
         latency_s, hops = site_latency_s(coeffs, site), exchange_hops(coeffs.candidate.dp, self._job.device)
 
-        def exchange(parameters: int) -> Exchange:
+        def exchange(parameters: int) -> BucketExchange:
             seconds = per_byte * (tp * sum(travels)) * parameters
             reduced_s, gathered_s = seconds * (1 - gather_part), seconds * gather_part
-            found = Exchange(
+            found = BucketExchange(
                 reduced_s + hops.reduce * latency_s, gathered_s + hops.gather * latency_s, hops.late * latency_s
             )
             return found if engine.gathers_first else found.all_reduced()

@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from planner.schedule.simulate import Buckets, Pipeline, Run, end_s, gathered_s, run_pipeline, simulate
+from planner.schedule.simulate import (
+    Buckets,
+    ReplicaSchedule,
+    ReplicaTimeline,
+    end_s,
+    gathered_s,
+    run_pipeline,
+    simulate,
+)
 
 MAX_SHARING = 256  # micro-batches of a replica that are simulated one by one where cores are shared
 
 
-def simulate_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_faster: float = 1.0) -> float:
+def simulate_sharing(pipelines: Sequence[ReplicaSchedule], buckets: Buckets = (), most_faster: float = 1.0) -> float:
     """Return the seconds until the last rank has its gradients, as `simulate`, on cores as `run_sharing` shares them.
 
     Of very many micro-batches some rounds are left out, each taken to last as long as the mean of those before it.
@@ -30,12 +38,14 @@ def simulate_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_
     return longer_s + rounds_left_out * (longer_s - shorter_s) / window
 
 
-def _without(pipelines: Sequence[Pipeline], rounds: int) -> list[Pipeline]:
+def _without(pipelines: Sequence[ReplicaSchedule], rounds: int) -> list[ReplicaSchedule]:
     """Return the pipelines with so many rounds of micro-batches less."""
     return [replace(each, order=each.order.without(rounds)) for each in pipelines]
 
 
-def run_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_faster: float = 1.0) -> list[Run]:
+def run_sharing(
+    pipelines: Sequence[ReplicaSchedule], buckets: Buckets = (), most_faster: float = 1.0
+) -> list[ReplicaTimeline]:
     """Return the runs of all replicas, whose action seconds hold for a time when all n ranks compute.
 
     While k compute, each does min(n / k, `most_faster`) times as much: no rank uses more cores than it has threads.
@@ -67,10 +77,10 @@ def run_sharing(pipelines: Sequence[Pipeline], buckets: Buckets = (), most_faste
 class _Replica:
     """A pipeline under way; actions and messages that have not ended or left yet have no known time."""
 
-    def __init__(self, pipeline: Pipeline, buckets: Buckets) -> None:
+    def __init__(self, pipeline: ReplicaSchedule, buckets: Buckets) -> None:
         precedence, times = pipeline.order.precedence, pipeline.times
         not_known = [inf] * len(precedence.waits)
-        self.run = Run(precedence, [0.0, *not_known], [0.0, *not_known], times.late_s())
+        self.run = ReplicaTimeline(precedence, [0.0, *not_known], [0.0, *not_known], times.late_s())
         self.work_s, self.edge_s = times.work_s(), [*times.forward_edge_s, *times.backward_edge_s, 0.0]
         least_end_s = gathered_s(len(precedence.by_rank), times, buckets)
         self.least_end_s = least_end_s + [0.0] * (len(self.work_s) - len(least_end_s))

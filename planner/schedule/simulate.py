@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from holmes_runtime.config.precedence import Precedence, find_precedence, follow, precedence_of
 from holmes_runtime.config.schedule import ActionKind, Schedule, ScheduleName
-from planner.schedule.buckets import Bucket
+from planner.schedule.buckets import BucketSeconds
 from planner.tolerances import ROUNDING
 
 MAX_SIMULATED = 1024  # micro-batches up to which all are simulated; with more, at first so many
@@ -99,7 +99,7 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class ReplicaSchedule:
     """One replica: the order of its actions, and their seconds."""
 
     order: Order
@@ -119,7 +119,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReplicaTimeline:
     """The end of each action of one replica and the time its message had left, by its number; see precedence.py.
 
     `late_s` is how long the input of an action is then under way, by work as `Waits` numbers it. `steady_s` is
@@ -147,11 +147,11 @@ class Run:
         return [self.ends_s[numbers[-1]] + self.steady_s for numbers in self.precedence.by_rank]
 
 
-Buckets = Sequence[Sequence[Bucket]]
+Buckets = Sequence[Sequence[BucketSeconds]]
 """By stage, in the order its backward makes them."""
 
 
-def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets = ()) -> Run:
+def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets = ()) -> ReplicaTimeline:
     """Return the run of one replica: each action starts as soon as its rank is free and its input has arrived.
 
     `buckets`, if given, are gathered from the start on, and a stage's first forward waits for them.
@@ -161,10 +161,10 @@ def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets 
     least_end_s = gathered_s(len(precedence.by_rank), times, buckets)
     least_end_s += [0.0] * (len(work_s) - len(least_end_s))
     ends_s, left_s = follow(precedence, work_s, edge_s, late_s, least_end_s)
-    return Run(precedence, ends_s, left_s, late_s)
+    return ReplicaTimeline(precedence, ends_s, left_s, late_s)
 
 
-def run_to_end(pipeline: Pipeline, buckets: Buckets = ()) -> Run:
+def run_to_end(pipeline: ReplicaSchedule, buckets: Buckets = ()) -> ReplicaTimeline:
     """Return the run of one replica, without a part of its steady state where it has very many micro-batches."""
     order, times = pipeline.order, pipeline.times
     simulated = max(MAX_SIMULATED, 16 * (order.pp + sum(order.extra_in_flight)))
@@ -207,7 +207,9 @@ class Reduced(NamedTuple):
 AT_ONCE = Reduced(0.0, 0.0)
 
 
-def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], free: Reduced = AT_ONCE) -> Reduced:
+def reduce_end_s(
+    last_backwards: Sequence[Interval], buckets: Sequence[BucketSeconds], free: Reduced = AT_ONCE
+) -> Reduced:
     """Return when a stage's gradients have left to be reduced over its replicas, whose last backwards are given.
 
     Buckets are in the order the backward makes them. Each starts when every replica has made it, the one before is
@@ -225,7 +227,7 @@ def reduce_end_s(last_backwards: Sequence[Interval], buckets: Sequence[Bucket], 
     return Reduced(inside_s, max(end_s, max(interval.end_s for interval in last_backwards)))
 
 
-def simulate(pipelines: Iterable[Pipeline], buckets: Buckets = ()) -> float:
+def simulate(pipelines: Iterable[ReplicaSchedule], buckets: Buckets = ()) -> float:
     """Return the seconds until the last rank has its gradients. Without `buckets` nothing is gathered or reduced.
 
     Pipelines that are equal run once.
@@ -233,7 +235,7 @@ def simulate(pipelines: Iterable[Pipeline], buckets: Buckets = ()) -> float:
     return end_s([run_to_end(pipeline, buckets) for pipeline in dict.fromkeys(pipelines)], buckets)
 
 
-def end_s(runs: Sequence[Run], buckets: Buckets = ()) -> float:
+def end_s(runs: Sequence[ReplicaTimeline], buckets: Buckets = ()) -> float:
     """Return the seconds until the last rank of those replicas has its gradients."""
     ends_s = [end_s for run in runs for end_s in run.rank_ends_s()]
     if buckets:
@@ -257,7 +259,7 @@ def timeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) ->
     return spans_of(schedule, run_pipeline(find_precedence(schedule), times, buckets))
 
 
-def spans_of(schedule: Schedule, run: Run) -> tuple[Span, ...]:
+def spans_of(schedule: Schedule, run: ReplicaTimeline) -> tuple[Span, ...]:
     """Return the timeline of a replica of that schedule."""
     return tuple(
         Span(rank, action.kind, action.stage, action.microbatch, *run.interval(number))

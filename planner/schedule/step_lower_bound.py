@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.job import ScheduleName
-from planner.schedule.buckets import Bucket
+from planner.schedule.buckets import BucketSeconds
 from planner.schedule.simulate import Buckets, PipelineTimes, gathered_s
 from planner.tolerances import ROUNDING
 
@@ -96,7 +96,7 @@ def _first_forwards_s(pp: int, times: PipelineTimes, gathered: Sequence[float]) 
     return found
 
 
-def _reduce_tail_s(buckets: Sequence[Bucket], last_s: float) -> float:
+def _reduce_tail_s(buckets: Sequence[BucketSeconds], last_s: float) -> float:
     """Seconds that reducing takes beyond a stage's last backward of `last_s`, at least: the last bucket, or all of them
     from the moment when the first is made."""
     whole_s = sum(bucket.backward_s for bucket in buckets)

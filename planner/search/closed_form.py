@@ -52,7 +52,7 @@ class Edge(NamedTuple):
 NO_EDGE = Edge(0.0)
 
 
-class Lane(NamedTuple):
+class ReplicaKind(NamedTuple):
     """Replicas with the same sites: their micro-batches, seconds by stage, what one message takes by edge."""
 
     microbatches: int
@@ -60,7 +60,7 @@ class Lane(NamedTuple):
     edges: tuple[Edge, ...]
 
 
-class Exchange(NamedTuple):
+class StageExchange(NamedTuple):
     """The exchange of one stage's gradients and weights: of how many layers, at how many seconds per byte."""
 
     coeffs: Coefficients
@@ -68,7 +68,7 @@ class Exchange(NamedTuple):
     s_per_byte: float
 
 
-def step_s(lanes: Sequence[Lane], exchanges: Sequence[Exchange]) -> float:
+def step_s(lanes: Sequence[ReplicaKind], exchanges: Sequence[StageExchange]) -> float:
     """Return the seconds of one step, from its lanes and from the exchanges by stage: the formula above."""
     seconds = max(lane_s(exchanges[0].coeffs, lane) for lane in lanes)
     slowest_stages_s = map(max, zip(*(lane.stage_s for lane in lanes), strict=True))
@@ -81,7 +81,7 @@ def step_s(lanes: Sequence[Lane], exchanges: Sequence[Exchange]) -> float:
     return seconds + max(waits, default=0.0)
 
 
-def lane_s(coeffs: Coefficients, lane: Lane) -> float:
+def lane_s(coeffs: Coefficients, lane: ReplicaKind) -> float:
     """Return the seconds of the lane's micro-batches, without gradients."""
     slowest_edge_s = max((edge.paced_s(coeffs) for edge in lane.edges), default=0.0)
     pace_s = pace_of(coeffs, max(lane.stage_s), slowest_edge_s)
@@ -126,7 +126,7 @@ def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, sta
     return max(s_per_byte * coeffs.layer_sync_bytes, s_per_byte * size_bytes - stage_s)
 
 
-class Block(NamedTuple):
+class SiteBlock(NamedTuple):
     """Consecutive stages on one site: the layers of each, in order.
 
     `is_even` says of a site over several clusters whether each has equally many of a stage's replicas; None: where they
@@ -138,14 +138,14 @@ class Block(NamedTuple):
     is_even: bool | None = None
 
 
-def blocks_step_s(coeffs: Coefficients, blocks: Sequence[Block]) -> float:
+def blocks_step_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> float:
     """Seconds of one step when stages stand in blocks, all replicas of a stage on its site, as the program has them."""
     return joined_blocks_step_s([(coeffs, block) for block in blocks])
 
 
-def joined_blocks_step_s(blocks: Sequence[tuple[Coefficients, Block]]) -> float:
+def joined_blocks_step_s(blocks: Sequence[tuple[Coefficients, SiteBlock]]) -> float:
     """Seconds of one step of blocks with coefficients of their own, which run the same number of micro-batches."""
-    exchanges: list[Exchange] = []
+    exchanges: list[StageExchange] = []
     stages: list[float] = []
     last = sum(len(block.layers) for _, block in blocks) - 1
     for coeffs, (site, layers, is_even) in blocks:
@@ -154,14 +154,14 @@ def joined_blocks_step_s(blocks: Sequence[tuple[Coefficients, Block]]) -> float:
         for held in layers:
             is_last = len(stages) == last
             stages.append(site_stage_s(coeffs, site, held, is_last) if is_last else stage_s[held])
-            exchanges.append(Exchange(coeffs, held, per_byte))
-    lane = Lane(blocks[0][0].num_microbatches, tuple(stages), tuple(_edges(blocks)))
+            exchanges.append(StageExchange(coeffs, held, per_byte))
+    lane = ReplicaKind(blocks[0][0].num_microbatches, tuple(stages), tuple(_edges(blocks)))
     return step_s([lane], exchanges)
 
 
-def _edges(blocks: Sequence[tuple[Coefficients, Block]]) -> Iterator[Edge]:
+def _edges(blocks: Sequence[tuple[Coefficients, SiteBlock]]) -> Iterator[Edge]:
     """One message by edge; between stages that share a host it takes nothing."""
-    before: tuple[Coefficients, Block] | None = None
+    before: tuple[Coefficients, SiteBlock] | None = None
     for coeffs, block in blocks:
         if before is not None:
             yield _joint(before, (coeffs, block))
@@ -171,7 +171,7 @@ def _edges(blocks: Sequence[tuple[Coefficients, Block]]) -> Iterator[Edge]:
         before = coeffs, block
 
 
-def _joint(before: tuple[Coefficients, Block], after: tuple[Coefficients, Block]) -> Edge:
+def _joint(before: tuple[Coefficients, SiteBlock], after: tuple[Coefficients, SiteBlock]) -> Edge:
     """One message between blocks, at the pace of the slowest class of both."""
     ends = [(coeffs, c) for coeffs, block in (before, after) for c in block.site]
     alike = len({(coeffs.cluster[c], coeffs.net_names[c]) for coeffs, c in ends}) == 1
@@ -218,7 +218,7 @@ def price_hosts_s(
         parts = [list(range(coeffs.candidate.dp))]
     lanes = [_lane(coeffs, class_of, layers, hosts, replicas, microbatches) for replicas in parts]
     rates = _sync_rates(coeffs, class_of, layers, hosts, two_levels)
-    return step_s(lanes, [Exchange(coeffs, held, rate) for held, rate in zip(layers, rates, strict=True)])
+    return step_s(lanes, [StageExchange(coeffs, held, rate) for held, rate in zip(layers, rates, strict=True)])
 
 
 def _lane(
@@ -228,7 +228,7 @@ def _lane(
     hosts: Hosts,
     replicas: Sequence[int],
     microbatches: Sequence[int],
-) -> Lane:
+) -> ReplicaKind:
     last = len(layers) - 1
     sites = [tuple(sorted({class_of[row[replica]] for replica in replicas})) for row in hosts]
     stages = tuple(
@@ -240,7 +240,7 @@ def _lane(
         pairs = {(class_of[a], class_of[b]) for a, b in ends if a != b or not coeffs.aligned}
         found = [edge_of(coeffs, (a,), (b,)) for a, b in pairs] or [NO_EDGE]
         edges.append(Edge(max(edge.busy_s for edge in found), max(edge.latency_s for edge in found)))
-    return Lane(max(microbatches[replica] for replica in replicas), stages, tuple(edges))
+    return ReplicaKind(max(microbatches[replica] for replica in replicas), stages, tuple(edges))
 
 
 def _sync_rates(

@@ -23,7 +23,7 @@ from planner.problem.sharded_weights import least_traffic
 from planner.tolerances import ROUNDING
 
 
-class Speed(NamedTuple):
+class ClassSpeed(NamedTuple):
     """Group slots of equal speed in one cluster: seconds of a layer, their number, and the cluster's name."""
 
     layer_s: float
@@ -31,13 +31,13 @@ class Speed(NamedTuple):
     cluster: str
 
 
-class Speeds(NamedTuple):
+class CandidateSpeeds(NamedTuple):
     """Speeds for one tensor degree, micro-batch and recomputation: classes, fastest first, and seconds of their heads.
 
     `first` is a layer on the first class of the fleet.
     """
 
-    classes: tuple[Speed, ...]
+    classes: tuple[ClassSpeed, ...]
     first: PassTimes
     least_head_s: float
     most_head_s: float
@@ -138,7 +138,9 @@ class EarlyBounds:
         size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * travels
         return shard_exchange_bytes(size, candidate.dp) * float(ring)
 
-    def _at_pace_s(self, candidate: Candidate, pace_s: float, speeds: Speeds, mean: float | None = None) -> float:
+    def _at_pace_s(
+        self, candidate: Candidate, pace_s: float, speeds: CandidateSpeeds, mean: float | None = None
+    ) -> float:
         """Return the seconds of the steady state at that pace, and of the fill on the fastest group slots.
 
         Of the busiest replica, or of `mean` micro-batches.
@@ -148,7 +150,7 @@ class EarlyBounds:
         work_s = self._num_layers * speeds.classes[0].layer_s + speeds.least_head_s
         return (m - share) * pace_s + share * work_s
 
-    def _average_s(self, candidate: Candidate, speeds: Speeds) -> float:
+    def _average_s(self, candidate: Candidate, speeds: CandidateSpeeds) -> float:
         """Return the seconds per micro-batch of a stage if the fastest group slots shared the work evenly in time."""
         left, rate = candidate.pp * candidate.dp, 0.0
         for layer_s, group_slots, _ in speeds.classes:
@@ -177,23 +179,23 @@ class EarlyBounds:
         m = candidate.num_microbatches(self._job.global_batch_size)
         return fill_share(self._job, candidate.fill, candidate.pp, m, self._speeds_of(candidate).first)
 
-    def _speeds_of(self, candidate: Candidate) -> Speeds:
+    def _speeds_of(self, candidate: Candidate) -> CandidateSpeeds:
         c, num_ranks = candidate, candidate.num_ranks if self._fleet.shares_cores else 1
         return self._speeds(c.tp, c.micro_batch_size, c.recompute, c.weight_shards, num_ranks)
 
     def _read_speeds(
         self, tp: int, micro_batch_size: int, recompute: Recompute, weight_shards: int, num_ranks: int
-    ) -> Speeds:
+    ) -> CandidateSpeeds:
         like = Candidate(tp, 1, 1, micro_batch_size, recompute, weight_shards=weight_shards)
         execution = like.execution(self._job)
         classes, layers, heads_s = [], [], []
         for each in self._fleet.classes:
             layer, head = slot_s(self._job, each.hardware.slot.among(num_ranks), execution)
             layer = least_traffic(self._job, like, each).under(layer)
-            classes.append(Speed(layer.both_s, each.num_group_slots(tp), each.cluster))
+            classes.append(ClassSpeed(layer.both_s, each.num_group_slots(tp), each.cluster))
             layers.append(layer)
             heads_s.append(head.both_s)
-        return Speeds(tuple(sorted(classes)), layers[0], min(heads_s), max(heads_s))
+        return CandidateSpeeds(tuple(sorted(classes)), layers[0], min(heads_s), max(heads_s))
 
     def _read_fewest_stages(
         self,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Block, blocks_step_s, edge_of
+from planner.search.closed_form import SiteBlock, blocks_step_s, edge_of
 from planner.search.lower_bounds import LayerLimits, LowerBounds
 from planner.search.placement import take_surplus
 
@@ -25,7 +25,7 @@ class PricedBlocks:
     """A placement in blocks and its closed-form seconds."""
 
     seconds: float
-    blocks: tuple[Block, ...]
+    blocks: tuple[SiteBlock, ...]
 
 
 def place_greedily(bounds: LowerBounds, pace_s: float) -> PricedBlocks | None:
@@ -47,12 +47,12 @@ def place_cut(coeffs: Coefficients, layers: Sequence[int]) -> PricedBlocks | Non
     return min(priced, key=lambda blocks: blocks.seconds, default=None)
 
 
-def _filled(coeffs: Coefficients, layers: Sequence[int], order: Iterable[int]) -> tuple[Block, ...] | None:
+def _filled(coeffs: Coefficients, layers: Sequence[int], order: Iterable[int]) -> tuple[SiteBlock, ...] | None:
     """Blocks of classes in that order; None where they do not hold all stages."""
-    blocks, left = list[Block](), tuple(layers)
+    blocks, left = list[SiteBlock](), tuple(layers)
     for c in order:
         held, left = left[: coeffs.most_stages[c]], left[coeffs.most_stages[c] :]
-        blocks += [Block((c,), held)] if held else []
+        blocks += [SiteBlock((c,), held)] if held else []
     return tuple(blocks) if not left and _fits(coeffs, blocks) else None
 
 
@@ -110,7 +110,9 @@ def _holds(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int]) ->
     return stages == 0 and total >= coeffs.num_layers
 
 
-def _arrange(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int], last: int) -> tuple[Block, ...] | None:
+def _arrange(
+    coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int], last: int
+) -> tuple[SiteBlock, ...] | None:
     """Blocks of `classes` with the head in class `last`, in an order that memory allows; None if there is none."""
     counts = _count_stages(coeffs, limits, classes, last)
     if counts is None:
@@ -122,7 +124,7 @@ def _arrange(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int], 
         layers = _cut(coeffs, stage_limits)
         if layers is None:
             continue
-        blocks = tuple(Block((c,), tuple(layers[c])) for c in order)
+        blocks = tuple(SiteBlock((c,), tuple(layers[c])) for c in order)
         if _fits(coeffs, blocks):
             return blocks
     return None
@@ -173,7 +175,7 @@ def _cut(coeffs: Coefficients, stage_limits: dict[int, list[int]]) -> dict[int, 
     return {c: [held for held, at in zip(layers, class_of, strict=True) if at == c] for c in stage_limits}
 
 
-def _fits(coeffs: Coefficients, blocks: Sequence[Block]) -> bool:
+def _fits(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> bool:
     """Return True if memory holds every stage on its site."""
     held = [(block.site[0], count) for block in blocks for count in block.layers]
     return all(count <= coeffs.capacity[stage][c] for stage, (c, count) in enumerate(held))

@@ -9,7 +9,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Crossing
 from planner.problem.candidates import Candidate
 from planner.problem.fleet import Fleet
-from planner.search.closed_form import Block
+from planner.search.closed_form import SiteBlock
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def usual_cut(job: Job, pp: int) -> tuple[int, ...]:
 def from_blocks(
     candidate: Candidate,
     total_microbatches: int,
-    blocks: Sequence[Block],
+    blocks: Sequence[SiteBlock],
     replicas: Sequence[Sequence[int]] | None = None,
 ) -> Placement:
     """The placement of stages in blocks; `replicas`, by stage and class, says how stages over several are shared."""

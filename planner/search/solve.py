@@ -19,7 +19,7 @@ import pulp
 
 from holmes_core.errors import HolmesError
 from planner.problem.exchange_rates import are_even
-from planner.search.closed_form import Block, blocks_step_s
+from planner.search.closed_form import SiteBlock, blocks_step_s
 from planner.search.placement import PricedPlacement, from_blocks
 from planner.search.program import Program, build
 from planner.search.program_spec import ProgramSpec
@@ -37,7 +37,7 @@ class Solution:
     """
 
     status: Literal["optimal", "infeasible", "time limit"]
-    blocks: tuple[Block, ...] | None
+    blocks: tuple[SiteBlock, ...] | None
     replicas: tuple[tuple[int, ...], ...] | None
     bound_s: float | None
 
@@ -136,13 +136,13 @@ def _run(program: Program, time_limit_s: float | None, solver: SolverName | None
     return Solution("optimal" if optimal else "time limit", blocks, replicas, bound_s)
 
 
-def _decode(program: Program) -> tuple[tuple[Block, ...], tuple[tuple[int, ...], ...]]:
+def _decode(program: Program) -> tuple[tuple[SiteBlock, ...], tuple[tuple[int, ...], ...]]:
     """Return the blocks from the first stage on, and by stage its replicas in each class; integers are rounded."""
     order = _path(program)
     layers = [_block_layers(program, i) for i in order]
     rows = [_rows(program, i, len(held)) for i, held in zip(order, layers, strict=True)]
     blocks = tuple(
-        Block(program.given.sites[i], held, all(_is_even(program, row) for row in of_block))
+        SiteBlock(program.given.sites[i], held, all(_is_even(program, row) for row in of_block))
         for i, held, of_block in zip(order, layers, rows, strict=True)
     )
     return blocks, tuple(row for of_block in rows for row in of_block)

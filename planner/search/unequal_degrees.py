@@ -20,7 +20,7 @@ from planner.problem.candidates import Candidate, tensor_degrees
 from planner.problem.coefficients import Coefficients, aligned_stages, slot_s
 from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
-from planner.search.closed_form import Block, joined_blocks_step_s
+from planner.search.closed_form import SiteBlock, joined_blocks_step_s
 from planner.search.placement import PricedPlacement, even_shares
 from planner.tolerances import ROUNDING
 
@@ -61,7 +61,7 @@ def best_unequal(problem: Problem, equal: PricedPlacement) -> UnequalDegrees | N
 
 def _joined(
     problem: Problem, offers: Sequence[Offer], waves: int, least_s: float
-) -> list[tuple[Coefficients, Block]] | None:
+) -> list[tuple[Coefficients, SiteBlock]] | None:
     """Return the blocks of `offers` with their candidates' coefficients.
 
     None if degrees do not differ, compute takes no time or `least_s` by itself, or memory does not hold them.
@@ -79,7 +79,7 @@ def _joined(
     if waves * max(stages_s) >= least_s:
         return None
     blocks = [
-        (problem.coefficients(replace(offer.candidate, pp=len(stages_s))), Block((offer.class_index,), cut))
+        (problem.coefficients(replace(offer.candidate, pp=len(stages_s))), SiteBlock((offer.class_index,), cut))
         for offer, cut in zip(offers, cuts, strict=True)
         if cut
     ]
@@ -115,13 +115,13 @@ def cut_layers(num_layers: int, offers: Sequence[Offer]) -> list[tuple[int, ...]
     return [even_shares(count, min(offer.stages, count)) for count, offer in zip(held, offers, strict=True)]
 
 
-def fits(blocks: Sequence[tuple[Coefficients, Block]]) -> bool:
+def fits(blocks: Sequence[tuple[Coefficients, SiteBlock]]) -> bool:
     """Return True if memory holds the layers of every stage under 1F1B."""
     stages = [(coeffs, block.site[0], held) for coeffs, block in blocks for held in block.layers]
     return all(held <= coeffs.capacity[stage][c] for stage, (coeffs, c, held) in enumerate(stages))
 
 
-def _degrees(fleet: Fleet, coeffs: Coefficients, block: Block) -> BlockDegrees:
+def _degrees(fleet: Fleet, coeffs: Coefficients, block: SiteBlock) -> BlockDegrees:
     candidate = coeffs.candidate
     return BlockDegrees(
         cluster=fleet.classes[block.site[0]].cluster,

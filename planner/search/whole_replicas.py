@@ -15,7 +15,16 @@ from math import inf
 from planner.cost.collectives import times_as_long
 from planner.problem.coefficients import Coefficients, crossings_of
 from planner.problem.exchange_rates import are_even, rings_on_nic, sync_s_per_byte
-from planner.search.closed_form import NO_EDGE, Exchange, Lane, edge_of, lane_s, layers_within, site_stage_s, step_s
+from planner.search.closed_form import (
+    NO_EDGE,
+    ReplicaKind,
+    StageExchange,
+    edge_of,
+    lane_s,
+    layers_within,
+    site_stage_s,
+    step_s,
+)
 from planner.search.lower_bounds import stage_paces_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, take_surplus
 
@@ -72,7 +81,7 @@ def _place_over(
     }
     step = step_s(
         [lane._replace(microbatches=max(shares[c])) for c, lane in lanes.items()],
-        [Exchange(coeffs, held, per_byte[size]) for held, size in zip(layers, sizes, strict=True)],
+        [StageExchange(coeffs, held, per_byte[size]) for held, size in zip(layers, sizes, strict=True)],
     )
     row = tuple(c for c in site for _ in range(counts[c]))
     microbatches = tuple(share for c in site for share in shares[c])
@@ -127,12 +136,12 @@ def _fits(coeffs: Coefficients, classes: Sequence[int], layers: Sequence[int]) -
     return all(held <= coeffs.capacity[s][c] for s, held in enumerate(layers) for c in classes)
 
 
-def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) -> Lane:
+def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) -> ReplicaKind:
     """Return the lane of the replicas in class c, for one micro-batch; within one host edges are free."""
     last = len(layers) - 1
     stages = tuple(site_stage_s(coeffs, (c,), held, s == last) for s, held in enumerate(layers))
     near = NO_EDGE if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_of(coeffs, (c,), (c,))
-    return Lane(1, stages, (near,) * last)
+    return ReplicaKind(1, stages, (near,) * last)
 
 
 def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[int, int], total: int) -> dict[int, int]:
@@ -150,7 +159,7 @@ def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[i
 
 
 def _share_microbatches(
-    coeffs: Coefficients, lanes: dict[int, Lane], counts: dict[int, int]
+    coeffs: Coefficients, lanes: dict[int, ReplicaKind], counts: dict[int, int]
 ) -> dict[int, tuple[int, ...]] | None:
     """Return the micro-batches of every replica by class, such that the slowest lane ends earliest.
 

@@ -16,7 +16,7 @@ from prober.fabrics.fabric import VIRTUAL_NAMES, Fabric, carries_traffic, fabric
 from prober.fabrics.fabric_findings import fabric_findings, pin_findings
 from prober.fabrics.placing import Groups, Placing, place
 from prober.fabrics.rails_apart import rails_apart
-from prober.fabrics.settle import Trial, settle
+from prober.fabrics.settle import RdmaVerdict, settle
 from prober.fabrics.settled_findings import settled_findings
 from prober.rails.choose_rails import is_stated
 from prober.rails.efa import efa_plugin
@@ -48,7 +48,7 @@ def is_rail_class(host: Host, nic: Nic) -> bool:
 
 
 def find_clusters(
-    hosts: Sequence[Host], pinned: Mapping[str, str], trials: Collection[Trial] = ()
+    hosts: Sequence[Host], pinned: Mapping[str, str], trials: Collection[RdmaVerdict] = ()
 ) -> tuple[tuple[Cluster, ...], tuple[Finding, ...]]:
     """Clusters of the reachable hosts, in order of their first host. `pinned`: host name to label.
 

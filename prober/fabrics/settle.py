@@ -23,7 +23,7 @@ Verdict = Literal["works", "fails", "unknown"]
 
 
 @dataclass(frozen=True)
-class Trial:
+class RdmaVerdict:
     """The verdict of RDMA between two hosts; `how` gives the devices and the result seen."""
 
     hosts: Pair
@@ -40,7 +40,7 @@ class Settled:
     """Clusters as trials left them. A part is what trials made one cluster of, by the numbers of `placing.groups`."""
 
     placing: Placing
-    trials: tuple[Trial, ...]
+    trials: tuple[RdmaVerdict, ...]
 
     @cached_property
     def at(self) -> dict[str, int]:
@@ -53,7 +53,7 @@ class Settled:
         return frozenset(name for trial in self.trials if trial.verdict == "works" for name in trial.hosts)
 
     @cached_property
-    def apart(self) -> tuple[Trial, ...]:
+    def apart(self) -> tuple[RdmaVerdict, ...]:
         """Trials that show two fabrics."""
         return tuple(
             trial for trial in self.trials if trial.verdict == "fails" and self.working.issuperset(trial.hosts)
@@ -150,7 +150,7 @@ class Settled:
         return fabrics[first].kind == "RoCE" or fit(fabrics[first], fabrics[second])
 
 
-def settle(placing: Placing, trials: Collection[Trial]) -> Settled:
+def settle(placing: Placing, trials: Collection[RdmaVerdict]) -> Settled:
     """Return the clusters after `trials`; without any, the clusters of the facts."""
     known = (trial for trial in trials if set(trial.hosts) <= set(placing.fabrics))
     return Settled(placing, tuple(sorted(known, key=lambda trial: (trial.hosts, trial.verdict, trial.how))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from holmes_core.records.inventory import Finding
-from prober.fabrics.settle import Part, Settled, Trial
+from prober.fabrics.settle import Part, RdmaVerdict, Settled
 from prober.rule_text import PIN, RuleText
 
 MAX_TRIALS_SHOWN = 4
@@ -69,7 +69,7 @@ def _one(settled: Settled, part: Part) -> Finding:
     return ONE.finding(settled.hosts_of(part), seen)
 
 
-def _two(trial: Trial) -> Finding:
+def _two(trial: RdmaVerdict) -> Finding:
     return TWO.finding(trial.hosts, f"RDMA fails both ways, and each works with another host: {_shown([trial])}")
 
 
@@ -80,13 +80,13 @@ def _contradictory(settled: Settled, part: Part) -> Finding:
     return CONTRADICTORY.finding(settled.hosts_of(part), seen)
 
 
-def _not_told(trial: Trial, settled: Settled) -> Finding:
+def _not_told(trial: RdmaVerdict, settled: Settled) -> Finding:
     alone = [name for name in trial.hosts if name not in settled.working]
     why = f"; {' and '.join(alone)} not known to work with any host" if trial.verdict == "fails" else ""
     return NOT_TOLD.finding(trial.hosts, f"no measurement tells whether it is one fabric: {_shown([trial])}{why}")
 
 
-def _joining(settled: Settled, part: Part) -> list[Trial]:
+def _joining(settled: Settled, part: Part) -> list[RdmaVerdict]:
     """The trials that work between clusters of the part."""
     return [
         trial
@@ -97,23 +97,23 @@ def _joining(settled: Settled, part: Part) -> list[Trial]:
     ]
 
 
-def _within(settled: Settled, trial: Trial) -> bool:
+def _within(settled: Settled, trial: RdmaVerdict) -> bool:
     """Its hosts were one cluster before."""
     return settled.at[trial.hosts[0]] == settled.at[trial.hosts[1]]
 
 
-def _same(settled: Settled, trial: Trial) -> bool:
+def _same(settled: Settled, trial: RdmaVerdict) -> bool:
     """Its hosts are one cluster now."""
     return settled.part_of(trial.hosts[0]) == settled.part_of(trial.hosts[1])
 
 
-def _doubted(settled: Settled, trial: Trial) -> bool:
+def _doubted(settled: Settled, trial: RdmaVerdict) -> bool:
     """Other trials contradict it."""
     numbers = {settled.at[name] for name in trial.hosts}
     return any(numbers <= part for part in settled.contradictory)
 
 
-def _shown(trials: Iterable[Trial]) -> str:
+def _shown(trials: Iterable[RdmaVerdict]) -> str:
     """The first few trials."""
     said = [f"{trial.hosts[0]} and {trial.hosts[1]}: {trial.how}" for trial in trials]
     more = len(said) - MAX_TRIALS_SHOWN

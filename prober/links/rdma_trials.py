@@ -17,7 +17,7 @@ from holmes_core.records.link import DIRECTIONS
 from holmes_core.units import format_rate
 from prober.fabrics.collisions import Pair as Names
 from prober.fabrics.placing import Placing
-from prober.fabrics.settle import Trial, next_pairs, settle
+from prober.fabrics.settle import RdmaVerdict, next_pairs, settle
 from prober.links.link_pairs import Pair
 from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.link_tools import gid_options, line_of_no_way
@@ -35,12 +35,12 @@ Progress = Callable[[str, str], None]
 
 def try_open_pairs(
     inventory: Inventory, placing: Placing, progress: Progress, enter: Callable[[Host], LinkSession] = LinkSession
-) -> tuple[Trial, ...]:
+) -> tuple[RdmaVerdict, ...]:
     """Trials between clusters that a finding asks about, and of their hosts with neighbours; none without a question.
 
     `progress("a1 - b1", verdict)` is called after each. `enter` opens a host's session; all are closed at the end.
     """
-    trials: list[Trial] = []
+    trials: list[RdmaVerdict] = []
     sessions: dict[str, Entered] = {}
     with ThreadPoolExecutor(max_workers=MAX_AT_ONCE) as pool, contextlib.ExitStack() as stack:
         for _ in range(MAX_ROUNDS):
@@ -66,25 +66,25 @@ def _entered(host: Host, enter: Callable[[Host], LinkSession]) -> Entered:
         return f"{host.name} cannot be entered: {error.evidence}"
 
 
-def _trial(inventory: Inventory, names: Names, sessions: Mapping[str, Entered]) -> Trial:
+def _trial(inventory: Inventory, names: Names, sessions: Mapping[str, Entered]) -> RdmaVerdict:
     """Every rail of both, up to MAX_RAILS, forward and backward until something comes through."""
     entered: dict[str, LinkSession] = {}
     for name in names:
         session = sessions[name]
         if isinstance(session, str):
-            return Trial(names, "unknown", session)
+            return RdmaVerdict(names, "unknown", session)
         entered[name] = session
     missing = [name for name in names if "ib_write_bw" not in entered[name].tools]
     if missing:
         where = " and ".join(missing)
-        return Trial(names, "unknown", f"ib_write_bw is missing on {where}, and TCP proves nothing of RDMA")
+        return RdmaVerdict(names, "unknown", f"ib_write_bw is missing on {where}, and TCP proves nothing of RDMA")
     ports = (_port(inventory, names[0]), _port(inventory, names[1]))
     tests = [PairTest(Pair("inside", "rails", names, ports, 0), way, entered, LIMITS) for way in DIRECTIONS]
     no_way: list[str] = []
     other: list[str] = []
     for test, hcas in _runs(tests):
         try:
-            return Trial(names, "works", _rate(inventory, test, hcas))
+            return RdmaVerdict(names, "works", _rate(inventory, test, hcas))
         except LinkProblem as problem:
             line = _proof(inventory, test, hcas, problem)
             if line is not None:
@@ -92,8 +92,8 @@ def _trial(inventory: Inventory, names: Names, sessions: Mapping[str, Entered]) 
             else:
                 other.append(f"{test.sender.host} to {test.receiver.host}: {problem.evidence}")
     if no_way and not other:
-        return Trial(names, "fails", ", ".join(no_way))
-    return Trial(names, "unknown", ", ".join(other) or "no address is known at which the tools could meet")
+        return RdmaVerdict(names, "fails", ", ".join(no_way))
+    return RdmaVerdict(names, "unknown", ", ".join(other) or "no address is known at which the tools could meet")
 
 
 def _runs(tests: Iterable[PairTest]) -> Iterable[tuple[PairTest, Names]]:

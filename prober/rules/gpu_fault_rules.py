@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Host
-from prober.rule_text import FIELD, Seen
+from prober.rule_text import FIELD, EvidenceLine
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, majority
 
 NO_FABRIC = ("N/A", "Not Supported")
@@ -25,7 +25,9 @@ def _ecc(host: Host) -> Evidence:
     for gpu in host.gpus:
         if gpu.ecc_uncorrected:
             seen = f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected errors since the driver was loaded"
-            yield Seen(seen, f"end what runs there and `nvidia-smi -i {gpu.index} -r`; drain the host if they return")
+            yield EvidenceLine(
+                seen, f"end what runs there and `nvidia-smi -i {gpu.index} -r`; drain the host if they return"
+            )
 
 
 def _remap_failed(host: Host) -> Evidence:
@@ -38,7 +40,7 @@ def _remap_pending(host: Host) -> Evidence:
     for gpu in host.gpus:
         if gpu.row_remap_pending and not gpu.row_remap_failure:
             seen = f"GPU {gpu.index}: row remapping pending"
-            yield Seen(seen, f"end what runs there and `nvidia-smi -i {gpu.index} -r`, or reboot")
+            yield EvidenceLine(seen, f"end what runs there and `nvidia-smi -i {gpu.index} -r`, or reboot")
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _fatal_xid(host: Host) -> Evidence:
     actions = _actions(host)
     for xid, seen in _counted(xid for xid in _xids(host) if _refuses(xid, actions)):
         reset = f"end what runs there and `nvidia-smi -r -i {xid.gpu.removeprefix('PCI:')}.0`"
-        yield Seen(seen, _BY_ACTION.get(actions.get(xid.gpu, ""), f"{reset}; drain the host if it returns"))
+        yield EvidenceLine(seen, _BY_ACTION.get(actions.get(xid.gpu, ""), f"{reset}; drain the host if it returns"))
 
 
 def _refuses(xid: _Xid, actions: Mapping[str, str]) -> bool:
@@ -113,7 +115,7 @@ def _nvlinks_below_sisters(host: Host) -> Evidence:
         most = max((gpu.nvlinks_up or 0 for gpu in gpus), default=0)
         for gpu in gpus:
             if gpu.nvlinks_up is not None and gpu.nvlinks_up < most:
-                yield Seen(f"GPU {gpu.index}: {gpu.nvlinks_up} NVLinks up, others here {most}", _reset_of(gpu))
+                yield EvidenceLine(f"GPU {gpu.index}: {gpu.nvlinks_up} NVLinks up, others here {most}", _reset_of(gpu))
 
 
 def _nvlinks_all_below(host: Host) -> Iterable[Gpu]:
@@ -128,7 +130,7 @@ def _nvlinks_inactive_on_board(host: Host) -> Evidence:
     """Boards that are wired by NVLink have all of them up; a virtual machine may have been given half a board."""
     for gpu in _nvlinks_all_below(host):
         if _SXM_NAME.search(gpu.name or "") and host.virtual_machine is not True:
-            yield Seen(f"GPU {gpu.index}: {gpu.nvlinks_up} of {gpu.nvlinks_total} NVLinks up", _reset_of(gpu))
+            yield EvidenceLine(f"GPU {gpu.index}: {gpu.nvlinks_up} of {gpu.nvlinks_total} NVLinks up", _reset_of(gpu))
 
 
 def _nvlinks_without_bridge(host: Host) -> Evidence:
@@ -167,7 +169,7 @@ def _fabric(host: Host) -> Evidence:
         unfinished = gpu.fabric_state not in (None, "Completed", *NO_FABRIC)
         if unfinished or gpu.fabric_status not in (None, "Success", *NO_FABRIC):
             seen = f"GPU {gpu.index}: fabric state {gpu.fabric_state}, status {gpu.fabric_status}{manager}"
-            yield Seen(seen, _fabric_remedy(gpu))
+            yield EvidenceLine(seen, _fabric_remedy(gpu))
 
 
 def _fabric_remedy(gpu: Gpu) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
 from holmes_core.units import format_memory
-from prober.rule_text import FIELD, Seen
+from prober.rule_text import FIELD, EvidenceLine
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing
 
 BAD_THROTTLES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
@@ -30,9 +30,9 @@ def _gpu_none(host: Host) -> Evidence:
     without_driver = host.kernel_modules_complete and not has_module(host, "nvidia")
     other = next((maker for module, maker in OTHER_DRIVERS.items() if has_module(host, module)), None)
     if other and (without_driver or not host.gpu_count_lspci):
-        yield Seen(f"no NVIDIA GPU; the driver of an {other} card is loaded", _OTHER_MAKER)
+        yield EvidenceLine(f"no NVIDIA GPU; the driver of an {other} card is loaded", _OTHER_MAKER)
     elif host.gpu_count_lspci == 0:
-        yield Seen("no NVIDIA GPU in lspci", "leave the host out, or use `device: cpu` in job.yaml")
+        yield EvidenceLine("no NVIDIA GPU in lspci", "leave the host out, or use `device: cpu` in job.yaml")
     elif without_driver:
         yield "no NVIDIA driver is loaded"
 
@@ -84,14 +84,16 @@ def _driver_mismatch(host: Host) -> Evidence:
 def _mig(host: Host) -> Evidence:
     for gpu in host.gpus:
         if gpu.mig:
-            yield Seen(f"GPU {gpu.index} is in MIG mode", f"`nvidia-smi -i {gpu.index} -mig 0`, or leave the GPU out")
+            yield EvidenceLine(
+                f"GPU {gpu.index} is in MIG mode", f"`nvidia-smi -i {gpu.index} -mig 0`, or leave the GPU out"
+            )
 
 
 def _compute_mode(host: Host) -> Evidence:
     for gpu in host.gpus:
         mode = gpu.compute_mode or ""
         if "exclusive" in mode.lower() or "prohibited" in mode.lower() or mode.startswith("E."):
-            yield Seen(f"GPU {gpu.index}: compute mode {mode}", f"`nvidia-smi -i {gpu.index} -c 0`")
+            yield EvidenceLine(f"GPU {gpu.index}: compute mode {mode}", f"`nvidia-smi -i {gpu.index} -c 0`")
 
 
 def _throttle(host: Host) -> Evidence:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from holmes_core.records.inventory import Host
 from holmes_core.units import format_memory
 from prober.facts.machine.limits import UNLIMITED
-from prober.rule_text import FIELD, Seen
+from prober.rule_text import FIELD, EvidenceLine
 from prober.rules.gpu_rules import is_given_a_part
 from prober.rules.port_rules import active_ports
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing
@@ -34,7 +34,7 @@ def _software_missing(host: Host) -> Evidence:
     if software.python is None:
         said = f": {host.python_failure}" if host.python_failure else ""
         seen = f"{access.python_in_words} does not run{said}"
-        yield seen if access.activate is None and access.container is None else Seen(seen, _PREPARED)
+        yield seen if access.activate is None and access.container is None else EvidenceLine(seen, _PREPARED)
     elif software.torch is None:
         yield f"{access.python_in_words} (Python {software.python}) has no torch"
 
@@ -98,7 +98,7 @@ def _nccl_settings(host: Host) -> Evidence:
         if setting.name in PLANNED_VARIABLES:
             inside = "" if setting.where == "environment" else f" from {setting.where}"
             seen = f"{setting.where} sets {setting.name}={setting.value}"
-            yield Seen(seen, f"take {setting.name} out{inside}; the environment wins over files")
+            yield EvidenceLine(seen, f"take {setting.name} out{inside}; the environment wins over files")
 
 
 def _old_nccl(host: Host) -> Evidence:

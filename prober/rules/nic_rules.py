@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 from prober.rails.choose_rails import rails_of, undecided_ports
-from prober.rule_text import FIELD, Seen
+from prober.rule_text import FIELD, EvidenceLine
 from prober.rules.port_rules import RDMA, active_ports
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
@@ -16,7 +16,7 @@ def _soft_rdma(host: Host) -> Evidence:
     for nic in host.nics:
         if nic.kind == "SoftRoCE" or nic.device.startswith("siw"):
             link = f"{nic.device}/{nic.port}"
-            yield Seen(
+            yield EvidenceLine(
                 f"{nic.hca} is RDMA in software", f"leave it out of NCCL_IB_HCA; `rdma link delete {link}` removes it"
             )
 
@@ -47,7 +47,7 @@ def _iwarp(host: Host) -> Evidence:
     for nic in host.nics:
         if nic.kind == "iWARP" and not nic.device.startswith("siw"):
             seen = f"{nic.hca} ({nic.driver or 'driver not known'}) speaks iWARP"
-            yield Seen(seen, _roce_mode(nic)) if nic.driver in ("irdma", "ice") else seen
+            yield EvidenceLine(seen, _roce_mode(nic)) if nic.driver in ("irdma", "ice") else seen
 
 
 def _roce_mode(nic: Nic) -> str:

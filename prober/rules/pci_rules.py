@@ -10,7 +10,7 @@ from holmes_core.records.devices import PciDevice, PciLink
 from holmes_core.records.inventory import Host
 from prober.facts.machine.pci_paths import bridges_above
 from prober.rails.choose_rails import rails_of
-from prober.rule_text import FIELD, Seen
+from prober.rule_text import FIELD, EvidenceLine
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below
 
 LARGE_READS_FROM_GBPS = 200
@@ -105,7 +105,7 @@ def _small_reads(host: Host) -> Evidence:
         if device.address in fast and size is not None and size <= 512:
             seen = f"{device.address}: largest read request {size} bytes"
             command = f"setpci -s {device.address} CAP_EXP+8.w"
-            yield Seen(
+            yield EvidenceLine(
                 seen, f"if the vendor says so: `{command}` shows the register, `{command}=5000:7000` sets 4096 bytes"
             )
 
@@ -121,7 +121,7 @@ def _acs_on_path(host: Host) -> Evidence:
         found = [d for d in host.pci if d.what == "bridge" and d.parent == address and d.acs_redirects]
         if found:
             listed = ", ".join(device.address for device in found)
-            yield Seen(f"below {address}: ACS redirects at {listed}", _without_acs(host, found))
+            yield EvidenceLine(f"below {address}: ACS redirects at {listed}", _without_acs(host, found))
 
 
 def _without_acs(host: Host, bridges: Sequence[PciDevice]) -> str:

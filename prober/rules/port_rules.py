@@ -9,7 +9,7 @@ from holmes_core.records.inventory import Host
 from prober.fabrics.clusters import is_rail_class
 from prober.rails.choose_rails import is_stated, rails_of
 from prober.rails.nearness import BESIDE, nearness_of, path_class
-from prober.rule_text import FIELD, Seen
+from prober.rule_text import FIELD, EvidenceLine
 from prober.rules.rule import NAME_IT, NO_RAIL, Evidence, Rule
 
 RDMA = ("InfiniBand", "RoCE")
@@ -51,7 +51,9 @@ def _waiting(nic: Nic) -> str:
 def _rail_waits(host: Host) -> Evidence:
     for nic in host.nics:
         if _waits_for_subnet_manager(nic) and _is_missing_rail(host, nic):
-            yield Seen(_waiting(nic), f"{_VIRTUAL_REMEDY}; {NO_RAIL}") if nic.virtual_function else _waiting(nic)
+            yield (
+                EvidenceLine(_waiting(nic), f"{_VIRTUAL_REMEDY}; {NO_RAIL}") if nic.virtual_function else _waiting(nic)
+            )
 
 
 def _spare_waits(host: Host) -> Evidence:
@@ -76,7 +78,7 @@ def missing_rails(host: Host) -> Evidence:
     """Each port without a link that should be a rail, with what brings it up."""
     for nic in ports_down(host):
         if _is_missing_rail(host, nic):
-            yield Seen(
+            yield EvidenceLine(
                 f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}", f"{_raise(nic)}; {NO_RAIL}"
             )
 

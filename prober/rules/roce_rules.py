@@ -9,7 +9,7 @@ from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.fabrics.clusters import fabric_of
 from prober.rails.choose_rails import rails_of
-from prober.rule_text import Seen
+from prober.rule_text import EvidenceLine
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
 USUAL_GID = 3
@@ -40,10 +40,10 @@ def _no_v2_gid_beside(host: Host) -> Evidence:
     yield from (evidence for nic, evidence in _without_v2_gid(host) if not _is_needed(host, nic))
 
 
-def _without_v2_gid(host: Host) -> Iterable[tuple[Nic, Seen]]:
+def _without_v2_gid(host: Host) -> Iterable[tuple[Nic, EvidenceLine]]:
     for nic in roce_ports(host):
         if nic.gids and all(gid.type in ("IB", "RoCE v1") for gid in nic.gids):
-            yield nic, Seen(f"{nic.hca}: {len(nic.gids)} GIDs, none of RoCE v2", _give_address(nic))
+            yield nic, EvidenceLine(f"{nic.hca}: {len(nic.gids)} GIDs, none of RoCE v2", _give_address(nic))
 
 
 def _is_needed(host: Host, nic: Nic) -> bool:

@@ -12,14 +12,14 @@ from typing import Literal
 
 from holmes_core.records.inventory import Finding, Host
 from holmes_core.units import format_names
-from prober.rule_text import RuleText, Seen
+from prober.rule_text import EvidenceLine, RuleText
 
 _MAX_NAMED = 6
 NO_RAIL = "if it is to be no rail, leave it out of `rails:` in hosts.yaml"
 NAME_IT = "name it by `rails:` in hosts.yaml"
 
-Evidence = Iterable[str | Seen]
-PeerEvidence = Iterable[tuple[Sequence[str], str | Seen]]
+Evidence = Iterable[str | EvidenceLine]
+PeerEvidence = Iterable[tuple[Sequence[str], str | EvidenceLine]]
 Scope = Literal["cluster", "job"]
 """The hosts that are compared: hosts of one fabric, or all of the job."""
 

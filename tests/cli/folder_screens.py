@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from holmes_cli.commands.checkpoint.checkpoint_command import Action, checkpoint_command
+from holmes_cli.commands.checkpoint.checkpoint_command import CheckpointAction, checkpoint_command
 from holmes_cli.islands.show_islands import show_islands
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Controller, Failure, Run
@@ -64,7 +64,7 @@ def checkpoints() -> None:
         damaged = save(Path("b2"), 10, "__0_0.distcp")
         (damaged / "__0_0.distcp").write_bytes(b"first rbnk")
         with suppress(typer.Exit):
-            checkpoint_command(Action.VERIFY, [Path("a1"), Path("b1"), Path("b2")])
+            checkpoint_command(CheckpointAction.VERIFY, [Path("a1"), Path("b1"), Path("b2")])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.config.run_settings import Data
+from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.token_file import read_index
 from tests.cli.conftest import Command
@@ -56,7 +56,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tokens(path: Path) -> list[int]:
-    corpus = load_corpus(Data(str(path), "*", None, "joined", 0.0, False, None, 0), "here", 1, 70000)
+    corpus = load_corpus(DataSettings(str(path), "*", None, "joined", 0.0, False, None, 0), "here", 1, 70000)
     return corpus.training[0].read(0, corpus.num_tokens).tolist()
 
 

@@ -11,7 +11,7 @@ import pytest
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.record_file import write_signed
 from holmes_core.records.run import Controller, Failure, Run
-from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
 from launcher.journal.run_events import NodeState, Notice
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_run
 from launcher.journal.run_store import this_process
@@ -74,7 +74,9 @@ def write_run(runs: Path, plan: IslandsPlan, state: str = "done", controller: Co
             if number == 0 or not 20 <= at < 40:
                 folder.write_event(replace(step(at), loss=5.0 - at / 40 + number, interfaces=()))
         islands = (0, 1) if number == 0 else (0,)
-        folder.write_event(OuterExchange(4 + number, number == 1, islands, 4096, 3_000_000, 3_000_000, 1.5, 0.25, "00"))
+        folder.write_event(
+            AppliedOuterSync(4 + number, number == 1, islands, 4096, 3_000_000, 3_000_000, 1.5, 0.25, "00")
+        )
         if number == 1:
             folder.write_event(Notice("host b1 is lost"))
             folder.write_event(RankNotice(0, "warning", "the disk of b2 is nearly full", None))

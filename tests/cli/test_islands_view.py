@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holmes_cli.islands.islands_view import exchange_in_words
-from holmes_runtime.config.rank_metrics import OuterExchange
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,6 @@ from holmes_runtime.config.rank_metrics import OuterExchange
     ],
 )
 def test_an_exchange_says_with_whom_and_what_is_lost_by_who_comes_late(has_joined: bool, said: str) -> None:
-    exchange = OuterExchange(4, has_joined, (0, 2), 4096, 3_000_000, 3_000_000, 1.5, 0.25, "00ff")
+    exchange = AppliedOuterSync(4, has_joined, (0, 2), 4096, 3_000_000, 3_000_000, 1.5, 0.25, "00ff")
 
     assert exchange_in_words(exchange) == said

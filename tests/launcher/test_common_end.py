@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_runtime.config.rank_metrics import OuterExchange
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.islands.common_end import common_end, exit_code_of
 
 FINAL = 7  # of two rounds of four fragments
 
 
-def told(exchange: int, *islands: int, has_joined: bool = False) -> OuterExchange:
-    return OuterExchange(exchange, has_joined, islands, 1, 0, 0, 0.0, 0.0, "00")
+def told(exchange: int, *islands: int, has_joined: bool = False) -> AppliedOuterSync:
+    return AppliedOuterSync(exchange, has_joined, islands, 1, 0, 0, 0.0, 0.0, "00")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def told(exchange: int, *islands: int, has_joined: bool = False) -> OuterExchang
     ],
 )
 def test_islands_end_with_one_model_where_the_last_exchange_was_one(
-    last: dict[int, OuterExchange], common: tuple[int, ...]
+    last: dict[int, AppliedOuterSync], common: tuple[int, ...]
 ) -> None:
     assert common_end(last, FINAL) == common
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holmes_core.records.job import Job
-from holmes_runtime.config.run_settings import Data, Source
+from holmes_runtime.config.run_settings import DataSettings, DataSource
 from launcher.prepare.prepare import run_config_of
 from planner.cost.memory_margin import TRAINING_MARGIN
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
@@ -54,8 +54,8 @@ def test_the_runtime_exchanges_gradients_as_the_plan_says() -> None:
 def test_the_runtime_blends_and_separates_as_the_job_says() -> None:
     plan = plan_for(cpu_inventory([2, 2]), bed_job(data=BLEND))
 
-    sources = (Source("/a", 3.0), Source("/b", 1.0))
-    assert run_config_of(plan, "run").data == Data(sources, "*", None, "separate", 0.0, False, None, 0)
+    sources = (DataSource("/a", 3.0), DataSource("/b", 1.0))
+    assert run_config_of(plan, "run").data == DataSettings(sources, "*", None, "separate", 0.0, False, None, 0)
 
 
 def test_the_mask_of_separate_documents_takes_memory() -> None:

@@ -15,14 +15,14 @@ from launcher.islands.held_meeting import (
     MAX_KEY_CHARACTERS,
     MAX_KEYS,
     MAX_WAITING,
-    Meeting,
+    RendezvousServer,
 )
 
 
 class Node:
     """A node's link, and what it was sent."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: RendezvousServer) -> None:
         self.answers: list[tuple[int, tuple[str, ...]]] = []
         self.ended: list[int] = []
         self.refusals: list[str] = []
@@ -47,7 +47,7 @@ def text(value: str) -> str:
 
 
 def test_get_is_answered_once_every_key_is_there_by_whichever_island() -> None:
-    meeting = Meeting()
+    meeting = RendezvousServer()
     here, there = Node(meeting), Node(meeting)
     here.ask(1, Ask("get", ("a", "b")))
     there.ask(1, Ask("set", ("a",), (text("one"),)))
@@ -58,7 +58,7 @@ def test_get_is_answered_once_every_key_is_there_by_whichever_island() -> None:
 
 
 def test_who_has_gone_is_not_answered() -> None:
-    meeting = Meeting()
+    meeting = RendezvousServer()
     here, there = Node(meeting), Node(meeting)
     here.ask(1, Ask("get", ("a",)))
     here.ask(2, Ask("get", ("a",)))
@@ -68,7 +68,7 @@ def test_who_has_gone_is_not_answered() -> None:
 
 
 def test_other_operations() -> None:
-    node = Node(Meeting())
+    node = Node(RendezvousServer())
     asks = [
         Ask("add", ("n",), amount=3),
         Ask("add", ("n",), amount=-1),
@@ -87,32 +87,32 @@ def test_other_operations() -> None:
 
 
 def test_what_is_added_is_added_once_though_its_answer_was_lost_and_it_is_asked_again() -> None:
-    node = Node(Meeting())
+    node = Node(RendezvousServer())
     for token in ("first", "first", "second", "", "", "first"):
         node.ask(1, Ask("add", ("n",), amount=1, token=token))
     assert [values for _, values in node.answers] == [("1",), ("1",), ("2",), ("3",), ("4",), ("1",)]
 
 
-def here(meeting: Meeting) -> str:
+def here(meeting: RendezvousServer) -> str:
     """What stands there of island 3."""
     node = Node(meeting)
     node.ask(1, Ask("get", ("islands/here/3",)))
     return b64decode(node.answers[0][1][0]).decode()
 
 
-def begun() -> Meeting:
+def begun() -> RendezvousServer:
     """A meeting to which island 3 has come."""
-    meeting = Meeting()
+    meeting = RendezvousServer()
     begin(meeting, 1)
     return meeting
 
 
-def begin(meeting: Meeting, start: int) -> None:
+def begin(meeting: RendezvousServer, start: int) -> None:
     Node(meeting).ask(1, Ask("set", ("islands/starts/3", "islands/here/3"), (text(str(start)),) * 2))
 
 
 def test_an_island_that_is_lost_is_not_there_and_who_waits_for_a_word_of_it_hears_it() -> None:
-    meeting = Meeting()
+    meeting = RendezvousServer()
     waiting = Node(meeting)
     waiting.ask(1, Ask("get", ("islands/here/3",)))
     meeting.lose(3)
@@ -150,7 +150,7 @@ def test_who_is_lost_stays_so_and_who_begins_anew_is_there_unless_it_is_not_hear
 
 
 def test_an_island_that_has_not_begun_or_has_left_is_not_called_silent() -> None:
-    meeting = Meeting()
+    meeting = RendezvousServer()
     meeting.hear(3, is_heard=False)
     Node(meeting).ask(1, Ask("set", ("islands/here/3",), (text("left"),)))
     meeting.hear(3, is_heard=False)
@@ -177,7 +177,7 @@ def asked_amiss() -> list[str]:
 
 
 def test_who_asks_for_what_cannot_be_is_refused_by_reason_and_others_are_served() -> None:
-    meeting = Meeting()
+    meeting = RendezvousServer()
     here, there = Node(meeting), Node(meeting)
     for line in asked_amiss():
         here.say(7, line)
@@ -189,7 +189,7 @@ def test_who_asks_for_what_cannot_be_is_refused_by_reason_and_others_are_served(
 
 
 def test_an_island_that_says_of_itself_what_only_the_controller_says_ends_nobody() -> None:
-    meeting = Meeting()
+    meeting = RendezvousServer()
     Node(meeting).ask(1, Ask("set", ("islands/here/3",), (text("silent"),)))  # and it has never begun
     meeting.hear(3, is_heard=True)
     assert here(meeting) == "silent"
@@ -202,7 +202,7 @@ def test_the_meeting_holds_no_more_than_its_bound_and_takes_more_once_there_is_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(held_meeting, "MAX_HELD_CHARACTERS", 1 << 20)
-    node, value = Node(Meeting()), "A" * (1 << 16)
+    node, value = Node(RendezvousServer()), "A" * (1 << 16)
     for number in range(16):
         node.ask(1, Ask("set", (str(number),), (value,)))
     assert node.refusals[0].startswith("set where ")
@@ -215,7 +215,7 @@ def test_the_meeting_holds_no_more_than_its_bound_and_takes_more_once_there_is_r
 
 
 def test_a_node_has_no_more_questions_waiting_than_its_ranks_ask() -> None:
-    node = Node(Meeting())
+    node = Node(RendezvousServer())
     for connection in range(MAX_WAITING + 1):
         node.ask(connection, Ask("get", ("never",)))
     node.ask(0, Ask("get", ("other",)))
@@ -250,7 +250,7 @@ def amiss(chance: random.Random) -> str:
 
 
 def test_after_whatever_one_island_asks_the_others_meet() -> None:
-    meeting, chance = Meeting(), random.Random(SEED)
+    meeting, chance = RendezvousServer(), random.Random(SEED)
     hostile, refused = Node(meeting), 0
     for number in range(NUM_AMISS):
         hostile.say(number + 1, amiss(chance))

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from holmes_core.records.run import Settings
-from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
 from launcher.journal.run_events import Notice, RunEvent, Silent
 from launcher.journal.run_folder import RunFolder
 from launcher.journal.run_record import RunRecord
 from tests.cli.test_status_page import step
 from tests.launcher.plans import cpu_plan
 
-JOINED = OuterExchange(1, True, (0, 2), 1, 0, 0, 0.0, 0.0, "00")
+JOINED = AppliedOuterSync(1, True, (0, 2), 1, 0, 0, 0.0, 0.0, "00")
 TOGETHER = JOINED._replace(has_joined=False)
 
 
@@ -39,7 +39,7 @@ class Shown(Silent):
     ],
 )
 def test_steps_taken_by_others_are_said_where_an_island_comes_back(
-    tmp_path: Path, exchange: OuterExchange, is_island: bool, skipped: int, notices: list[str]
+    tmp_path: Path, exchange: AppliedOuterSync, is_island: bool, skipped: int, notices: list[str]
 ) -> None:
     folder, view = RunFolder(tmp_path / "island-1"), Shown()
     record = RunRecord(folder, view, Settings(), is_island=is_island)

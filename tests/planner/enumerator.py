@@ -15,8 +15,8 @@ from planner.problem.coefficients import Coefficients, Crossing
 from planner.problem.exchange_rates import Site, replicas_by_cluster, rings_on_nic, sync_s_per_byte
 from planner.search.closed_form import (
     NO_EDGE,
-    Block,
     Edge,
+    SiteBlock,
     blocks_step_s,
     edge_of,
     exposed_sync_s,
@@ -53,7 +53,7 @@ def best_by_enumeration(
 
 def all_blocks(
     coeffs: Coefficients, crossing: bool, fixed_layers: tuple[int, ...] | None = None
-) -> Iterator[tuple[Block, ...]]:
+) -> Iterator[tuple[SiteBlock, ...]]:
     """Every sequence of blocks on different sites, with every cut, that group slots and memory allow."""
     pp = coeffs.candidate.pp
     sites = make_sites(coeffs, crossing)
@@ -81,13 +81,13 @@ def _cuts(
     lengths: Sequence[int],
     even: Sequence[bool],
     fixed_layers: tuple[int, ...] | None,
-) -> Iterator[tuple[Block, ...]]:
+) -> Iterator[tuple[SiteBlock, ...]]:
     sites = [site for site, length in zip(order, lengths, strict=True) for _ in range(length)]
     for layers in [fixed_layers] if fixed_layers else compositions(coeffs.num_layers, len(sites), 1):
         if all(layers[s] <= coeffs.capacity[s][c] for s, site in enumerate(sites) for c in site):
             starts = [sum(lengths[:index]) for index in range(len(lengths))]
             yield tuple(
-                Block(site, layers[start : start + length], is_even)
+                SiteBlock(site, layers[start : start + length], is_even)
                 for site, start, length, is_even in zip(order, starts, lengths, even, strict=True)
             )
 

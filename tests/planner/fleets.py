@@ -12,13 +12,13 @@ from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, Netdev
 from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort, Software
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Plan, Source
+from holmes_core.records.plan import Plan, SourceFile
 from planner.make_plan import make_plan
 
 GBPS = 1e9 / 8
 A100 = "NVIDIA A100-SXM4-80GB"
 GIB = 2**30
-SOURCES = Source(path="inventory.json", digest="sha256:0"), Source(path="job.yaml", digest="sha256:1")
+SOURCES = SourceFile(path="inventory.json", digest="sha256:0"), SourceFile(path="job.yaml", digest="sha256:1")
 
 
 def cpu_inventory(

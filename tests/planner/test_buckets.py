@@ -16,7 +16,7 @@ from holmes_runtime.config.run_config import Stage
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.parallel.gradient_buckets import make_buckets as make_runtime_buckets
 from holmes_runtime.parallel.zero1 import units
-from planner.schedule.buckets import Bucket, Exchange, make_buckets
+from planner.schedule.buckets import BucketExchange, BucketSeconds, make_buckets
 from tests.planner.fleets import bed_job
 from tests.runtime.test_model_shape import shape_of
 
@@ -25,20 +25,22 @@ MODEL = bed_job().model
 
 def test_each_part_is_exchanged_by_its_own_parameters() -> None:
     parts = gradient_order(2, is_first=True, is_last=True)
-    found = make_buckets(MODEL, 1, parts, {"head": 5.0, "layer": 3.0}, lambda size: Exchange(size, size / 2))
+    found = make_buckets(MODEL, 1, parts, {"head": 5.0, "layer": 3.0}, lambda size: BucketExchange(size, size / 2))
     head, layer, embedding = (count(MODEL, 1) for count in (head_parameters, layer_parameters, embedding_parameters))
-    middle = Bucket(3.0, layer, layer / 2)
-    assert found == [Bucket(5.0, head, head / 2), middle, middle, Bucket(0.0, embedding, embedding / 2)]
+    middle = BucketSeconds(3.0, layer, layer / 2)
+    assert found == [BucketSeconds(5.0, head, head / 2), middle, middle, BucketSeconds(0.0, embedding, embedding / 2)]
 
 
 def test_a_middle_stage_has_its_layers_alone() -> None:
-    found = make_buckets(MODEL, 1, gradient_order(3, False, False), {"layer": 1.0}, lambda _: Exchange(1.0, 1.0))
-    assert found == [Bucket(1.0, 1.0, 1.0)] * 3
+    found = make_buckets(MODEL, 1, gradient_order(3, False, False), {"layer": 1.0}, lambda _: BucketExchange(1.0, 1.0))
+    assert found == [BucketSeconds(1.0, 1.0, 1.0)] * 3
 
 
 def test_parts_travel_together_until_a_bucket_is_half_full() -> None:
     parts, layer = gradient_order(5, is_first=False, is_last=False), layer_parameters(MODEL, 1)
-    found = make_buckets(MODEL, 1, parts, {"layer": 3.0}, lambda size: Exchange(size, 0.0), full_bytes=4 * 4 * layer)
+    found = make_buckets(
+        MODEL, 1, parts, {"layer": 3.0}, lambda size: BucketExchange(size, 0.0), full_bytes=4 * 4 * layer
+    )
     assert [(each.backward_s, each.reduce_s) for each in found] == [(6.0, 2 * layer)] * 2 + [(3.0, layer)]
 
 
@@ -57,5 +59,5 @@ def test_planned_buckets_are_those_of_the_runtime_where_layers_are_small(
         for bucket in make_runtime_buckets([layer_by_layer], (), 1, 0, None)
     ]
     full_bytes, parts = bucket_bytes(sum(theirs)), gradient_order(7, is_first, is_last)
-    ours = make_buckets(model, 1, parts, {}, lambda size: Exchange(size, 0.0), full_bytes)
+    ours = make_buckets(model, 1, parts, {}, lambda size: BucketExchange(size, 0.0), full_bytes)
     assert [each.reduce_s for each in ours] == theirs

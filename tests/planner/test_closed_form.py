@@ -10,7 +10,7 @@ from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import rings_on_nic
-from planner.search.closed_form import Block, blocks_step_s, joined_blocks_step_s, price_hosts_s
+from planner.search.closed_form import SiteBlock, blocks_step_s, joined_blocks_step_s, price_hosts_s
 from planner.search.lower_bounds import LowerBounds
 
 CLASS_OF = {"a1": 0, "a2": 0, "b1": 1, "b2": 1}
@@ -43,9 +43,9 @@ def coeffs(pp: int = 2, dp: int = 1, num_microbatches: int = 4, capacity: int = 
     )
 
 
-def blocks(*parts: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Block, ...]:
+def blocks(*parts: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[SiteBlock, ...]:
     """Blocks of (site, layers)."""
-    return tuple(Block(*part) for part in parts)
+    return tuple(SiteBlock(*part) for part in parts)
 
 
 def test_one_stage_computes_all_microbatches_then_exchanges_what_the_last_one_does_not_hide() -> None:
@@ -90,7 +90,7 @@ def test_one_layers_gradients_are_never_hidden() -> None:
 def test_blocks_with_degrees_of_their_own_meet_at_the_pace_of_the_slower_end() -> None:
     # Stages of 5 and 6.5 s, an edge of 5 s, and only the second stage has replicas, whose last layer nothing hides.
     one, two = coeffs(), replace(coeffs(dp=2), shared_edge_s=(4.0, 5.0))
-    found = joined_blocks_step_s([(one, Block((0,), (5,))), (two, Block((1,), (3,)))])
+    found = joined_blocks_step_s([(one, SiteBlock((0,), (5,))), (two, SiteBlock((1,), (3,)))])
     assert found == pytest.approx(3 * 6.5 + 11.5 + 10 + 2.5)
 
 

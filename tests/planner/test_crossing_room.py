@@ -9,14 +9,14 @@ from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import rings_on_nic, sync_s_per_byte
-from planner.search.closed_form import Block, exposed_sync_s, site_stage_s
+from planner.search.closed_form import SiteBlock, exposed_sync_s, site_stage_s
 from planner.search.crossing_room import CrossingRoom
 from tests.planner.enumerator import all_blocks, random_coefficients
 
 ANY_S = 1e6
 
 
-def pace_and_sync_s(coeffs: Coefficients, blocks: Sequence[Block]) -> tuple[float, float]:
+def pace_and_sync_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> tuple[float, float]:
     """The slowest stage of a placement, and its longest exposed exchange."""
     stages = [(block, held) for block in blocks for held in block.layers]
     paces_s, syncs_s = [], [0.0]

@@ -10,13 +10,13 @@ import pytest
 from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
-from planner.search.closed_form import Block, blocks_step_s, layers_within, site_stage_s
+from planner.search.closed_form import SiteBlock, blocks_step_s, layers_within, site_stage_s
 from planner.search.lower_bounds import LayerLimits, LowerBounds
 from tests.planner.enumerator import all_blocks, random_coefficients
 from tests.seeds import seed_ranges
 
 
-def slowest_stage_s(coeffs: Coefficients, blocks: Sequence[Block]) -> float:
+def slowest_stage_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> float:
     """The pace of a placement."""
     stages = [(block.site, held) for block in blocks for held in block.layers]
     last = len(stages) - 1

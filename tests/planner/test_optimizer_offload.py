@@ -12,7 +12,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from planner.cost.compute_time import offloaded_update_s
 from planner.cost.counts import Execution, host_state_bytes, state_bytes
-from planner.cost.slot import HostRates, read_slot, update_s
+from planner.cost.slot import HostShare, read_slot, update_s
 from planner.layout.verify import verify
 from planner.problem.problem import read_problem
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
@@ -81,7 +81,7 @@ def test_gpus_share_their_host_and_each_has_its_own_lanes() -> None:
     host = gpu_inventory([1]).hosts[0]
     faster = tuple(gpu.model_copy(update={"pci_gen": 5, "pci_width": 16}) for gpu in host.gpus)
     slot = read_slot(host.model_copy(update={"gpus": faster}), "a", gpt_7b())
-    assert slot.host == HostRates(pytest.approx(0.8 * 16 * 3.938e9), 12.5e9)  # type: ignore[arg-type]
+    assert slot.host == HostShare(pytest.approx(0.8 * 16 * 3.938e9), 12.5e9)  # type: ignore[arg-type]
 
 
 def test_states_in_host_memory_with_zero_3_are_refused() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from holmes_runtime.config.precedence import find_precedence, follow, precedence_of
 from holmes_runtime.config.schedule import Action, ActionKind, Schedule, ScheduleName, make_schedule, one_f_one_b
-from planner.schedule.buckets import Bucket
+from planner.schedule.buckets import BucketSeconds
 from planner.schedule.simulate import (
     Interval,
     Order,
-    Pipeline,
     PipelineTimes,
+    ReplicaSchedule,
     Span,
     end_s,
     reduce_end_s,
@@ -163,53 +163,53 @@ def test_never_faster_than_the_busiest_rank(name: ScheduleName) -> None:
 
 
 def test_replicas_may_run_different_numbers_of_microbatches() -> None:
-    pipelines = [Pipeline(Order("1f1b", 2, m), times(2)) for m in (3, 5)]
+    pipelines = [ReplicaSchedule(Order("1f1b", 2, m), times(2)) for m in (3, 5)]
     assert simulate(pipelines) == (5 + 2 - 1) * 3
 
 
 def test_reduction_hides_under_the_last_backward_but_for_the_last_bucket() -> None:
     # Four layers of 1 s each from 10 s on; each reduction takes 0.5 s: only the last one shows.
-    assert reduce_end_s([Interval(10, 14)], [Bucket(1, 0.5)] * 4).end_s == 14.5
+    assert reduce_end_s([Interval(10, 14)], [BucketSeconds(1, 0.5)] * 4).end_s == 14.5
 
 
 def test_slow_reduction_queues() -> None:
     # The first bucket is made at 11 s; four times 3 s follow.
-    assert reduce_end_s([Interval(10, 14)], [Bucket(1, 3)] * 4).end_s == 23
+    assert reduce_end_s([Interval(10, 14)], [BucketSeconds(1, 3)] * 4).end_s == 23
 
 
 def test_reduction_waits_for_the_slowest_replica() -> None:
-    assert reduce_end_s([Interval(10, 14), Interval(12, 16)], [Bucket(1, 0.5)] * 4).end_s == 16.5
+    assert reduce_end_s([Interval(10, 14), Interval(12, 16)], [BucketSeconds(1, 0.5)] * 4).end_s == 16.5
 
 
 def test_reductions_of_a_rank_s_stages_queue() -> None:
     # One rank with two chunks, backwards of 2 s one after the other; each reduction takes 5 s after its backward.
     schedule = {0: tuple(Action(s, kind, 0) for s, kind in ((0, FORWARD), (1, FORWARD), (1, BACKWARD), (0, BACKWARD)))}
-    buckets = [[Bucket(2, 5)], [Bucket(2, 5)]]
+    buckets = [[BucketSeconds(2, 5)], [BucketSeconds(2, 5)]]
     assert end_s([run_pipeline(find_precedence(schedule), times(2), buckets)], buckets) == 2 + 2 + 5 + 5
 
 
 def test_in_two_levels_a_bucket_goes_across_while_the_next_one_is_inside() -> None:
     # Made at 11, 12, 13 and 14 s; 0.5 s inside, then 2 s across, one after another: 11.5 + 4 x 2.
-    buckets = [Bucket(1, 0.5, across_reduce_s=2.0)] * 4
+    buckets = [BucketSeconds(1, 0.5, across_reduce_s=2.0)] * 4
     assert reduce_end_s([Interval(10, 14)], buckets) == (14.5, 19.5)
 
 
 def test_in_two_levels_weights_come_across_before_they_are_gathered_inside() -> None:
     # Across at 1, 2, 3 and 4 s, inside 0.1 s later; the last layer of 0.25 s runs after that.
-    layers = [Bucket(0.5, 0.0, 0.1, across_gather_s=1.0)] * 4
+    layers = [BucketSeconds(0.5, 0.0, 0.1, across_gather_s=1.0)] * 4
     first, *_ = timeline(one_f_one_b(1, 2), times(1), [layers])
     assert first.end_s == pytest.approx(4.35)
 
 
 def test_weights_are_gathered_under_the_first_forward() -> None:
     # Four layers of 0.25 s; gathers of 0.2 s each, first layers first: the forward waits for the first alone.
-    layers = [Bucket(0.5, 0.0, 0.2)] * 4
+    layers = [BucketSeconds(0.5, 0.0, 0.2)] * 4
     first, *_ = timeline(one_f_one_b(1, 2), times(1), [layers])
     assert first.end_s == pytest.approx(1.2)
 
 
 def test_slow_gathers_hold_up_the_first_forward_of_each_stage_once() -> None:
-    layers = [Bucket(0.5, 0.0, 1.0)] * 4
+    layers = [BucketSeconds(0.5, 0.0, 1.0)] * 4
     first, second, *_ = timeline(one_f_one_b(2, 2), times(2), [layers, layers])
     # The last layer's weights are there at 4 s.
     assert (first.end_s, second.end_s) == (4.25, 5.25)
@@ -225,7 +225,7 @@ def test_two_ranks_with_chunks_send_activations_and_gradients_over_one_link() ->
     """What rank 1 sends to rank 0, forward of its first chunk and backward of both, takes turns."""
     compute, busy = (0.01,) * 4, (1.0,) * 3
     times = PipelineTimes(compute, compute, busy, busy, latency_s=(0.0,) * 3)
-    step_s = simulate([Pipeline(Order("interleaved", 2, 4, 2), times)])
+    step_s = simulate([ReplicaSchedule(Order("interleaved", 2, 4, 2), times)])
     assert step_s > 3 * 4  # of rank 0's and of rank 1's messages each, three for every micro-batch
 
 
@@ -237,8 +237,8 @@ def test_of_thousands_of_micro_batches_the_steady_state_is_counted(name: Schedul
     forward_s, backward_s, there_s, back_s, late_s = (
         tuple(draw.random() for _ in range(4 * chunks - is_edge)) for is_edge in (0, 0, 1, 1, 1)
     )
-    pipeline = Pipeline(order, PipelineTimes(forward_s, backward_s, there_s, back_s, 0.5, 1.1, late_s))
-    buckets = [[Bucket(1.0, draw.random() * 9, draw.random())] for _ in range(4 * chunks)]
+    pipeline = ReplicaSchedule(order, PipelineTimes(forward_s, backward_s, there_s, back_s, 0.5, 1.1, late_s))
+    buckets = [[BucketSeconds(1.0, draw.random() * 9, draw.random())] for _ in range(4 * chunks)]
     whole = end_s([run_pipeline(order.precedence, pipeline.times, buckets)], buckets)
     assert run_to_end(pipeline, buckets).steady_s > 0
     assert simulate([pipeline], buckets) == pytest.approx(whole, rel=1e-9)

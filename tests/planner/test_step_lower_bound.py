@@ -7,8 +7,8 @@ import random
 import pytest
 
 from holmes_core.records.job import ScheduleName
-from planner.schedule.buckets import Bucket
-from planner.schedule.simulate import Order, Pipeline, PipelineTimes, simulate
+from planner.schedule.buckets import BucketSeconds
+from planner.schedule.simulate import Order, PipelineTimes, ReplicaSchedule, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s
 
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "eager", "interleaved", "zero-bubble")
@@ -23,14 +23,14 @@ def drawn_times(draw: random.Random, num_stages: int) -> PipelineTimes:
     return PipelineTimes(forward_s, backward_s, there_s, back_s, 0.4, 1.2, late_s)
 
 
-def drawn_buckets(draw: random.Random, num_stages: int) -> list[list[Bucket]]:
+def drawn_buckets(draw: random.Random, num_stages: int) -> list[list[BucketSeconds]]:
     """One to four buckets a stage, whose reductions and gathers take up to more than the pipeline; or none."""
     if draw.random() < 0.3:
         return []
     reduce, gather = draw.choice((0, 1, 5)), draw.choice((0, 1, 3))
     return [
         [
-            Bucket(
+            BucketSeconds(
                 draw.random(),
                 draw.random() * reduce,
                 *(draw.random() * most for most in (gather, gather, reduce, gather)),
@@ -49,7 +49,7 @@ def test_no_simulation_comes_below_the_bound_and_most_come_near(name: ScheduleNa
         m = pp * draw.randint(1, 5) if name == "interleaved" else draw.randint(1, 30)
         extra = tuple(draw.randint(0, 3) for _ in range(pp - 1)) if name == "eager" else ()
         times, buckets = drawn_times(draw, pp * chunks), drawn_buckets(draw, pp * chunks)
-        step_s = simulate([Pipeline(Order(name, pp, m, chunks, extra), times)], buckets)
+        step_s = simulate([ReplicaSchedule(Order(name, pp, m, chunks, extra), times)], buckets)
         least_s = least_step_s(Shape(name, pp, m, extra), times, buckets)
         assert least_s <= step_s
         shares.append(least_s / step_s)

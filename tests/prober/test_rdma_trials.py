@@ -14,7 +14,7 @@ from holmes_core.hosts.hosts_file import HostsFile
 from holmes_core.records.inventory import Host, Inventory
 from prober.fabrics.clusters import find_clusters, find_shared_network, place_hosts
 from prober.fabrics.placing import Placing
-from prober.fabrics.settle import Trial
+from prober.fabrics.settle import RdmaVerdict
 from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.link_tools import line_of_no_way
 from prober.links.rdma_trials import try_open_pairs
@@ -76,7 +76,7 @@ class Session:
         self.machines.left.append(self.host)
 
 
-def tried(hosts: Sequence[Host], machines: Machines) -> tuple[Trial, ...]:
+def tried(hosts: Sequence[Host], machines: Machines) -> tuple[RdmaVerdict, ...]:
     ready = [with_rails(each) for each in hosts]
     clusters, findings = find_clusters(ready, {})
     inventory = Inventory(
@@ -199,10 +199,10 @@ def test_a_probe_tries_before_it_says_what_the_clusters_are() -> None:
     data = {"transport": "local", "python": sys.executable, "hosts": ["one", "two"]}
     asked: list[tuple[str, ...]] = []
 
-    def tries(inventory: Inventory, placing: Placing) -> Sequence[Trial]:
+    def tries(inventory: Inventory, placing: Placing) -> Sequence[RdmaVerdict]:
         asked.append(tuple(host.name for host in inventory.hosts))
         assert set(placing.fabrics) == {"one", "two"}
-        return [Trial(("one", "two"), "unknown", "nobody tried")]
+        return [RdmaVerdict(("one", "two"), "unknown", "nobody tried")]
 
     probed = probe(HostsFile.model_validate(data), nobody_listens, try_open_pairs=tries)
     assert asked == [("one", "two")]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holmes_core.records.inventory import Finding, Host
 from prober.fabrics.clusters import find_clusters, place_hosts
-from prober.fabrics.settle import Trial, Verdict, next_pairs, settle
+from prober.fabrics.settle import RdmaVerdict, Verdict, next_pairs, settle
 from prober.rails.choose_rails import with_rails
 from tests.prober.machines import host, ib
 from tests.prober.test_clusters_by_proof import ib_host, leaf_routed, some_fleet
@@ -21,12 +21,12 @@ SITES = {"a1": 1, "a2": 1, "b1": 2, "b2": 2}
 LEAVES = tuple(leaf_routed(name, number) for number, name in enumerate("abcd", 1))
 
 
-def trial(one: str, other: str, verdict: Verdict = "works") -> Trial:
-    return Trial((one, other), verdict, f"ib_write_bw from mlx5_0:1 to mlx5_0:1 {verdict}")
+def trial(one: str, other: str, verdict: Verdict = "works") -> RdmaVerdict:
+    return RdmaVerdict((one, other), verdict, f"ib_write_bw from mlx5_0:1 to mlx5_0:1 {verdict}")
 
 
 def told(
-    hosts: Sequence[Host], trials: Sequence[Trial], pinned: dict[str, str] | None = None
+    hosts: Sequence[Host], trials: Sequence[RdmaVerdict], pinned: dict[str, str] | None = None
 ) -> tuple[list[tuple[str, ...]], list[Finding]]:
     clusters, findings = find_clusters([with_rails(each) for each in hosts], pinned or {}, trials)
     return [cluster.hosts for cluster in clusters], list(findings)
@@ -38,10 +38,10 @@ def severities(findings: Sequence[Finding]) -> list[tuple[str, str, tuple[str, .
 
 def tried(
     hosts: Sequence[Host], fabric_of: dict[str, int], broken: frozenset[str] = frozenset(), rounds: int = 99
-) -> list[Trial]:
+) -> list[RdmaVerdict]:
     """All trials that are asked for, of machines that are really on these fabrics; broken ones work with nobody."""
     placing = place_hosts([with_rails(each) for each in hosts], {})
-    trials: list[Trial] = []
+    trials: list[RdmaVerdict] = []
     for _ in range(rounds):
         pairs = next_pairs(settle(placing, trials))
         used = [name for pair in pairs for name in pair]
@@ -116,7 +116,7 @@ def test_a_host_that_fits_two_fabrics_is_put_with_the_one_it_works_with() -> Non
 
 
 def test_what_could_not_be_tried_stays_a_question_that_says_why() -> None:
-    missing = Trial(("a", "b"), "unknown", "ib_write_bw is missing on b, and TCP proves nothing of RDMA")
+    missing = RdmaVerdict(("a", "b"), "unknown", "ib_write_bw is missing on b, and TCP proves nothing of RDMA")
     clusters, findings = told(LEAVES[:2], [missing])
     assert clusters == [("a",), ("b",)]
     assert {("CLUSTER-NOT-KNOWN", "W", ("a",)), ("CLUSTER-BY-MEASUREMENT", "W", ("a", "b"))} <= set(
@@ -137,7 +137,7 @@ def test_a_host_whose_trial_fails_is_tried_with_a_neighbour() -> None:
         *(ib_host("b1", 1, site=2), ib_host("b2", 2, site=2), ib_host("c", 3)),
     )
     trials = tried(hosts, {"a1": 1, "a2": 1, "b1": 2, "b2": 2, "c": 2})
-    assert Trial(("a1", "a2"), "works", trial("a1", "a2").how) in trials
+    assert RdmaVerdict(("a1", "a2"), "works", trial("a1", "a2").how) in trials
     assert told(hosts, trials)[0] == [("a1", "a2"), ("b1", "b2", "c")]
 
 
@@ -161,7 +161,7 @@ def test_the_order_of_hosts_and_trials_changes_nothing(seed: int) -> None:
     verdicts: tuple[Verdict, ...] = ("works", "fails", "unknown")
     trials = [trial(one, other, choose.choice(verdicts)) for one, other in some_pairs(choose, names)]
     clusters, findings = told(hosts, trials)
-    swapped = [Trial(each.hosts[::-1], each.verdict, each.how) for each in choose.sample(trials, len(trials))]
+    swapped = [RdmaVerdict(each.hosts[::-1], each.verdict, each.how) for each in choose.sample(trials, len(trials))]
     others, said = told(choose.sample(hosts, len(hosts)), swapped)
     assert set(map(frozenset, others)) == set(map(frozenset, clusters))
     assert sorted((each.rule, each.severity, sorted(each.hosts)) for each in said) == sorted(

@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed import distributed_c10d
 
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Checkpointing, Evaluation
+from holmes_runtime.config.run_settings import CheckpointSettings, EvaluationSettings
 from holmes_runtime.train import Launched, train
 from tests.free_ports import free_port
 
@@ -121,11 +121,11 @@ class Worker:
         self.results: dict[str, dict[str, Any]] = {}
 
     def plan(self, steps: int, checkpoints: Path | None, resume: bool, /, **plan: Any) -> RunConfig:
-        saving = Checkpointing(str(checkpoints), 2, 2, 2) if checkpoints else None
+        saving = CheckpointSettings(str(checkpoints), 2, 2, 2) if checkpoints else None
         num_layers = plan.get("cuts", (0, 3))[-1]
         shape = replace(make_config().model, num_layers=num_layers)
         arguments = {"model": shape, "steps": steps, "checkpoint": saving, "resume": resume, **plan}
-        return make_config(self._corpus, validation_fraction=0.2, evaluation=Evaluation(2, 1), **arguments)
+        return make_config(self._corpus, validation_fraction=0.2, evaluation=EvaluationSettings(2, 1), **arguments)
 
     def run(self, name: str, config: RunConfig, **what: Any) -> None:
         self.results[name] = run(config, self._folder / name.replace(" ", "-"), **what)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from holmes_runtime.outer.exchange_steps import Rounds, due_after
-from holmes_runtime.outer.lanes import Fragments, Layout, fragments_of, lanes_of
+from holmes_runtime.outer.lanes import Fragments, ShardLayout, fragments_of, lanes_of
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import outer_step, outgoing, step_ahead
 from holmes_runtime.trainer import Trainer
@@ -33,7 +33,7 @@ class IslandsInProcess:
         self._states = [
             OuterState(trainer.zero1.shards(), 0, sync) for trainer, sync in zip(trainers, self._syncs, strict=True)
         ]
-        layouts = [Layout((state.pieces(),)) for state in self._states]
+        layouts = [ShardLayout((state.pieces(),)) for state in self._states]
         last = Rounds(trainers[0].config.steps, self._sync.inner_steps, self._sync.fragments).last
         by_name = fragments_of(layouts[0], self._sync.fragments)
         self._fragments = Fragments(by_name, self._sync.fragments, last)

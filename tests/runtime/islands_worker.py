@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import Store
 
 from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Checkpointing, Evaluation
+from holmes_runtime.config.run_settings import CheckpointSettings, EvaluationSettings
 from holmes_runtime.outer import giving, island_exchange
 from holmes_runtime.outer.lane_exchange import carry
 from holmes_runtime.outer.meeting_store import islands_store
@@ -123,7 +123,7 @@ class Worker:
         resume: bool = False,
         steps: int = STEPS,
     ) -> RunConfig:
-        saving = Checkpointing(str(saved), 100, 2, 1) if saved else None
+        saving = CheckpointSettings(str(saved), 100, 2, 1) if saved else None
         plain = make_config(self._corpus, steps=steps, checkpoint=saving, resume=resume, **plan)
         if outer is None:
             return plain
@@ -309,7 +309,7 @@ class Worker:
     def slow(self, name: str, **outer: Any) -> None:
         """After their first exchange island 1 takes so long for a step that the other would not wait for it."""
         store = self.store()
-        more: dict[str, Any] = {"evaluation": Evaluation(SLOW_AFTER, 1), "validation_fraction": 0.2}
+        more: dict[str, Any] = {"evaluation": EvaluationSettings(SLOW_AFTER, 1), "validation_fraction": 0.2}
         first = self.start(f"{name} 0", store, self.config({**ALONE, **more}, outer))
         late = self.config({**PIPELINE, **more}, outer, 1)
         second = self.start(f"{name} 1", store, late, lambda: slow_down(SLOW_AFTER))

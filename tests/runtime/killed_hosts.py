@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import CheckpointSettings
 from tests.free_ports import free_port
 
 from .continuity_worker import enter, run
@@ -93,7 +93,7 @@ def kill_in_training(config: RunConfig, folder: Path) -> dict[int, float]:
 def kill_and_go_on(worker: Worker, folder: Path, kills: int, how: str, every_steps: int) -> list[Killed]:
     """As many kills of a training, the last of which it survives."""
     folder.mkdir()
-    saving = Checkpointing(str(folder / "saved"), every_steps, 3, 2)
+    saving = CheckpointSettings(str(folder / "saved"), every_steps, 3, 2)
     kept: list[Killed] = []
     for number in range(kills):
         config = worker.config(10**6, FOUR, HOSTS, checkpoint=saving, resume=number > 0, from_scratch=True)

@@ -20,7 +20,7 @@ from typing import Any
 from holmes_runtime.checkpoint.checkpoint_folder import newest_in
 from holmes_runtime.checkpoint.description import whose_weights
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export
 
 from .islands_worker import ALONE, PIPELINE, REPLICAS, Island, Worker, before_steps, until
@@ -35,7 +35,7 @@ GRACE_S = 20.0  # within which an island begins anew, however busy the machine
 def configured(worker: Worker, run: int, island: int) -> RunConfig:
     saved = worker.folder / f"saved-{run}-{island}"
     config = worker.config(PLANS[island], {**OUTER, "grace_s": GRACE_S}, island, saved, resume=True, steps=STEPS)
-    return replace(config, checkpoint=Checkpointing(str(saved), SAVED_EVERY, 2, 1), from_scratch=True)
+    return replace(config, checkpoint=CheckpointSettings(str(saved), SAVED_EVERY, 2, 1), from_scratch=True)
 
 
 def started(worker: Worker, place: MeetingPlace, run: int, island: int, start: int) -> Island:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.rank_notices import RankNotices
@@ -43,7 +43,7 @@ def config(folder: Path, resume: bool, how: str, rank: int) -> RunConfig:
     pipelines = tuple((each,) for each in range(len(clusters)))
     plain = make_config(pipelines=pipelines, cuts=(0, 3), clusters=clusters if how == "cluster" else ())
     path = folder / "checkpoints" / ("" if how == "shared" else f"host{rank}")
-    return replace(plain, checkpoint=Checkpointing(str(path), 1, 2, 2), resume=resume, from_scratch=True)
+    return replace(plain, checkpoint=CheckpointSettings(str(path), 1, 2, 2), resume=resume, from_scratch=True)
 
 
 def shards(rank: int, ranks: int) -> list[Shard]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from holmes_runtime.admission.meeting_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS
 from holmes_runtime.config.meeting_words import ToMeeting
-from launcher.islands.held_meeting import Meeting
+from launcher.islands.held_meeting import RendezvousServer
 
 
 class MeetingPlace:
     """The gates of so many nodes, and the meeting behind all. `addresses` are by node what ranks find it by."""
 
     def __init__(self, nodes: int = 1) -> None:
-        self.meeting = Meeting()
+        self.meeting = RendezvousServer()
         self.gates = [self._gate(node) for node in range(nodes)]
         self._sends = [gate.hand_on for gate in self.gates]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from holmes_runtime.config.node_config import MEMORY_VARIABLE
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import CheckpointSettings
 
 from .continuity_worker import STEPS, STOPPED_AFTER, ask_to_stop, run
 from .launched_runs import make_config, write_corpus
@@ -60,7 +60,7 @@ class Worker:
         if source:
             shutil.copytree(self.saved(source), saved)
             change(saved)
-        saving = Checkpointing(str(saved), 2, 4, 2)
+        saving = CheckpointSettings(str(saved), 2, 4, 2)
         config = self.config(steps, plan, hosts, checkpoint=saving, resume=bool(source), **changes)
         self.results[name] = run(config, self._folder / name.replace(" ", "-"), before, during, own=own_folder)
         (self._folder / "own_folders.json").write_text(json.dumps(self.results))

@@ -17,7 +17,7 @@ from holmes_runtime.config.verdicts import EdgeAdapted
 from holmes_runtime.health.adapt import adapt
 from holmes_runtime.health.examination import adapted_edges
 from holmes_runtime.health.measured import EdgeTime, Measured, StepEstimate
-from holmes_runtime.health.pipeline_seconds import PipelineTimes, pipeline_s
+from holmes_runtime.health.pipeline_seconds import MeasuredPipeline, pipeline_s
 from planner.schedule import simulate
 
 from .launched_runs import make_config
@@ -249,7 +249,7 @@ def test_seconds_of_a_pipeline_are_those_the_planner_simulates(name: ScheduleNam
         tuple(forward_s), tuple(backward_s), out, back, latency_s=(latency_s,) * (count - 1)
     )
     expected_s = simulate.end_s([simulate.run_pipeline(find_precedence(actions), planned)])
-    assert pipeline_s(actions, PipelineTimes(forward_s, backward_s, wires)) == pytest.approx(expected_s)
+    assert pipeline_s(actions, MeasuredPipeline(forward_s, backward_s, wires)) == pytest.approx(expected_s)
 
 
 def test_what_changed_is_said_by_edge() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Emulation
+from holmes_runtime.config.run_settings import EmulationSettings
 from holmes_runtime.model.build_stage import StageModule, build_stage, check_compiler, load_factory
 from holmes_runtime.model.compiler import missing_for_compile
 from holmes_runtime.model.tensor_parallel import ALONE
@@ -52,7 +52,7 @@ def test_a_factory_that_is_not_there_is_named_with_its_host(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
 def test_a_rehearsal_sleeps_as_its_cluster_does(schedule: str) -> None:
-    emulation = Emulation(0.5, 1.0, {"one": 4.0})
+    emulation = EmulationSettings(0.5, 1.0, {"one": 4.0})
     config = make_config(emulation=emulation, schedule=schedule)  # type: ignore[arg-type]
     layers = [layer.seconds for layer in build(config).module.layers.values()]  # type: ignore[operator]
 

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from holmes_core.records.job import Compute
-from holmes_runtime.calibrate import Measured, main, make_parser, trial_of, yaml_lines
+from holmes_runtime.calibrate import CalibrationRound, main, make_parser, trial_of, yaml_lines
 from holmes_runtime.config.run_settings import Precision
 from holmes_runtime.model.build_stage import build_stage
 from holmes_runtime.model.decoder import DTYPES, DecoderStage
@@ -82,7 +82,11 @@ def test_a_process_of_a_trial_that_fails_says_why() -> None:
 
 
 def test_calibration_says_the_median_of_its_rounds_and_how_far_they_are_apart() -> None:
-    rounds = [Measured(1e9, 1e-3, 4e9, 1.2), Measured(5e9, 2e-3, 1e9, 1.8), Measured(2e9, 3e-3, 2e9, 1.5)]
+    rounds = [
+        CalibrationRound(1e9, 1e-3, 4e9, 1.2),
+        CalibrationRound(5e9, 2e-3, 1e9, 1.8),
+        CalibrationRound(2e9, 3e-3, 2e9, 1.5),
+    ]
 
     text = "\n".join(yaml_lines(rounds))
 
@@ -94,12 +98,12 @@ def test_calibration_says_the_median_of_its_rounds_and_how_far_they_are_apart() 
 
 
 def test_compiled_layers_are_not_split() -> None:
-    overheads = yaml.safe_load("\n".join(yaml_lines([Measured(1e9, 1e-3, 4e9)])))["compute"]["overheads"]
+    overheads = yaml.safe_load("\n".join(yaml_lines([CalibrationRound(1e9, 1e-3, 4e9)])))["compute"]["overheads"]
     assert set(overheads) == {"action_s", "update_bytes_per_s"}
 
 
 def test_a_gpu_has_no_overheads_of_its_own() -> None:
-    assert yaml.safe_load("\n".join(yaml_lines([Measured(1e14)]))) == {"compute": {"flops_per_s": 1e14}}
+    assert yaml.safe_load("\n".join(yaml_lines([CalibrationRound(1e14)]))) == {"compute": {"flops_per_s": 1e14}}
 
 
 @pytest.mark.process

@@ -19,7 +19,7 @@ from holmes_runtime.checkpoint.piece_index import DamagedPiece
 from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
 from holmes_runtime.checkpoint.snapshot import Snapshot
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export, main
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.gradient_buckets import Shard
@@ -36,7 +36,7 @@ def config(
     folder: Path, resume: bool = False, keep_last: int = 2, value_type: str = "fp32", from_scratch: bool = True
 ) -> RunConfig:
     return make_config(
-        checkpoint=Checkpointing(str(folder), 1, keep_last, 2),
+        checkpoint=CheckpointSettings(str(folder), 1, keep_last, 2),
         resume=resume,
         from_scratch=from_scratch,
         value_type=value_type,  # type: ignore[arg-type]

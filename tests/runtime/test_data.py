@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.config.run_settings import Data, Documents, Source
+from holmes_runtime.config.run_settings import DataSettings, DataSource, Documents
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.same_corpus import HostCorpus, describe_difference
 from holmes_runtime.data.stored_bytes import FileBytes
@@ -18,13 +18,15 @@ from holmes_runtime.data.token_file import LARGEST, TokenFileWriter, index_path
 HOW: tuple[Documents, Documents] = ("joined", "separate")
 
 
-def data(path: Path, pattern: str = "*", tokenizer: str | None = None, validation_fraction: float = 0.0) -> Data:
-    return Data(str(path), pattern, tokenizer, "joined", validation_fraction, False, None, 0)
+def data(
+    path: Path, pattern: str = "*", tokenizer: str | None = None, validation_fraction: float = 0.0
+) -> DataSettings:
+    return DataSettings(str(path), pattern, tokenizer, "joined", validation_fraction, False, None, 0)
 
 
-def blend(*paths: Path, documents: Documents = "joined", validation_fraction: float = 0.0) -> Data:
-    sources = tuple(Source(str(path), weight) for weight, path in enumerate(paths, start=1))
-    return Data(sources, "*", None, documents, validation_fraction, False, None, 0)
+def blend(*paths: Path, documents: Documents = "joined", validation_fraction: float = 0.0) -> DataSettings:
+    sources = tuple(DataSource(str(path), weight) for weight, path in enumerate(paths, start=1))
+    return DataSettings(sources, "*", None, documents, validation_fraction, False, None, 0)
 
 
 def write_tokens(path: Path, *documents: Sequence[int], token_type: str = "uint8") -> None:

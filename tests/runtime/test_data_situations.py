@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from holmes_runtime.config.run_settings import Data
+from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.data.check_inputs import check_source
 from holmes_runtime.data.corpus import load_corpus
 
@@ -78,8 +78,8 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def data(path: Path) -> Data:
-    return Data(str(path), "*", None, "joined", 0.0, False, None, 0)
+def data(path: Path) -> DataSettings:
+    return DataSettings(str(path), "*", None, "joined", 0.0, False, None, 0)
 
 
 @pytest.mark.parametrize("name", REFUSED)

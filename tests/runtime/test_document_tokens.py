@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holmes_runtime.config.run_settings import Data
+from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.text import FileTokenizer
 
@@ -77,7 +77,7 @@ def test_documents_of_jsonl_have_both(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n{"text": "two"}\n')
 
     corpus = load_corpus(
-        Data(str(tmp_path / "a.jsonl"), "*", str(path), "joined", 0.0, False, None, 0),
+        DataSettings(str(tmp_path / "a.jsonl"), "*", str(path), "joined", 0.0, False, None, 0),
         "a1",
         2,
         len(WORDS),

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from holmes_runtime.admission.keyed_frames import ChangedOnTheWay
-from holmes_runtime.outer.decision import Coming, Decision
+from holmes_runtime.outer.decision import Arrival, Roster
 from holmes_runtime.outer.exchange_tags import ExchangeTags
-from holmes_runtime.outer.giving import GIVER, NEWCOMER, Given, Giving
+from holmes_runtime.outer.giving import GIVER, NEWCOMER, StateReceiver, StateSender
 from holmes_runtime.outer.lane_exchange import LaneMaker, OpenLane
 from holmes_runtime.outer.lanes import Cell, Lane
-from holmes_runtime.outer.meeting import Meeting
+from holmes_runtime.outer.meeting import Rendezvous
 from holmes_runtime.outer.outer_step import digest_of
 
 from .launched_runs import ONE_ISLAND
@@ -30,17 +30,17 @@ from .launched_runs import ONE_ISLAND
 LANE = Lane((3, 5), ())
 
 
-def coming(island: int) -> Coming:
-    return Coming(island, 1, 8, 4, "same", False, 100, 0.0, 10.0, -1)
+def coming(island: int) -> Arrival:
+    return Arrival(island, 1, 8, 4, "same", False, 100, 0.0, 10.0, -1)
 
 
-DECISION = Decision(7, 4, (coming(0), coming(1)), ())
+DECISION = Roster(7, 4, (coming(0), coming(1)), ())
 
 
-def tags_of(store: HashStore, island: int, decision: Decision = DECISION) -> ExchangeTags:
+def tags_of(store: HashStore, island: int, decision: Roster = DECISION) -> ExchangeTags:
     """Those that a rank of an island makes in an exchange."""
     sync = replace(ONE_ISLAND, island=island, num_islands=2)
-    meeting = Meeting(store, sync, LANE.owners[island], 60.0)
+    meeting = Rendezvous(store, sync, LANE.owners[island], 60.0)
     maker = LaneMaker(meeting, store, LANE.owners[island], timedelta(seconds=60), "lo", 1)
     return ExchangeTags(maker, decision)
 
@@ -135,7 +135,7 @@ class OneLane:
     streams = 1
 
     def __init__(self, store: HashStore, wire: Wire, position: int) -> None:
-        meeting = Meeting(store, replace(ONE_ISLAND, num_islands=2), LANE.owners[position], 60.0)
+        meeting = Rendezvous(store, replace(ONE_ISLAND, num_islands=2), LANE.owners[position], 60.0)
         self._real = LaneMaker(meeting, store, LANE.owners[position], timedelta(seconds=60), "lo", 1)
         self._opened = [OpenLane(LANE._replace(cells=(Cell("w", (0,), (100,)),)), WireEnd(wire, position))]
         self.tag = self._real.tag
@@ -155,14 +155,14 @@ class State:
 
 
 def test_a_newcomer_takes_no_state_that_was_changed_on_the_way(store: HashStore) -> None:
-    decision = Decision(7, 4, (coming(0),), (coming(1),))
+    decision = Roster(7, 4, (coming(0),), (coming(1),))
     anchor, momentum, is_free = torch.rand(100), torch.rand(100), Event()
     is_free.set()
     for seed in range(200):
         dice = random.Random(seed)
         wire = Wire(dice.choice([0, 1, None]), dice.randrange(8 * 800))
-        Giving(OneLane(store, wire, GIVER), decision, coming(1), State(), (anchor, momentum), is_free)  # type: ignore[arg-type]
-        given = Given(OneLane(store, wire, NEWCOMER), decision, coming(1))  # type: ignore[arg-type]
+        StateSender(OneLane(store, wire, GIVER), decision, coming(1), State(), (anchor, momentum), is_free)  # type: ignore[arg-type]
+        given = StateReceiver(OneLane(store, wire, NEWCOMER), decision, coming(1))  # type: ignore[arg-type]
         if wire.flips_at is None:
             given.wait(Event())
             assert torch.equal(given.states[0], torch.cat([anchor, momentum]))

@@ -15,7 +15,7 @@ from holmes_runtime.carried_files import copy_files, files_to_carry
 from holmes_runtime.checkpoint.description import Counters, Description, Origin, describe, kept_origin
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.parallel.zero1 import Zero1
@@ -149,7 +149,9 @@ def test_a_published_model_trained_and_exported_is_itself_but_for_its_weights(
     model = write_published(source, name)
     shape = read_shape(source, 32)
     corpus = write_corpus(tmp_path)
-    first = make_config(corpus, model=shape, steps=1, checkpoint=Checkpointing(saved, 1, 1, 2), weights=str(source))
+    first = make_config(
+        corpus, model=shape, steps=1, checkpoint=CheckpointSettings(saved, 1, 1, 2), weights=str(source)
+    )
     second = replace(first, steps=2, resume=True, weights=None)
     for number, config in enumerate((first, second)):
         run = launch(config, tmp_path / str(number))
@@ -191,7 +193,7 @@ def checkpoint(tmp_path: Path) -> Path:
     stage = random_stage(TINY)
     publish(stage, tmp_path / "published")
     config = make_config(
-        model=TINY, checkpoint=Checkpointing(str(tmp_path / "saved"), 1, 1, 2), weights=str(tmp_path / "published")
+        model=TINY, checkpoint=CheckpointSettings(str(tmp_path / "saved"), 1, 1, 2), weights=str(tmp_path / "published")
     )
     checkpoints = Checkpoints(config, config.grid.rank(0), "digest", RankNotices(tmp_path, 0))
     checkpoints.save(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards(), Counters(1, 1, 1.0, 0, 8))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.run_settings import Checkpointing, Zero
+from holmes_runtime.config.run_settings import CheckpointSettings, Zero
 
 from .launched_runs import TINY_LLAMA, launch, layout, make_config
 from .test_published import publish, random_stage
@@ -62,7 +62,7 @@ def test_a_run_of_sharded_weights_starts_from_published_ones(folder: Path) -> No
 
 
 def test_a_run_that_resumes_needs_the_folder_no_more(folder: Path) -> None:
-    saved = Checkpointing(str(folder / "saved"), 1, 1, 2)
+    saved = CheckpointSettings(str(folder / "saved"), 1, 1, 2)
     first = make_config(
         folder / "text.txt", ((0,),), (0, 4), model=SHAPE, steps=1, checkpoint=saved, weights=str(folder / "published")
     )

@@ -14,7 +14,7 @@ from holmes_runtime.checkpoint.host_folders import HostFolders
 from holmes_runtime.checkpoint.piece_copies import copy_files
 from holmes_runtime.checkpoint.piece_index import Described, Merged
 from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
-from holmes_runtime.checkpoint.piece_transfer import Incoming, Outgoing, Pace, exchange
+from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.rank_grid import Rank
 
@@ -92,19 +92,19 @@ def attack_save(victim: str, got: bytearray, group: Any) -> None:
     def fill(target: memoryview) -> None:
         target[:] = LINE
 
-    exchange([Outgoing(1, len(LINE), fill)], [Incoming(1, len(KEY), got.extend)], group, Pace())
+    exchange([OutgoingPiece(1, len(LINE), fill)], [Incoming(1, len(KEY), got.extend)], group, TransferPace())
 
 
 def suffer_save(folder: Path, group: Any) -> None:
     merged = broadcast_record(Merged(None, None, None), group)
     assert merged.pieces is not None
-    copy_files(folder, merged.pieces, 1, {0: (1,), 1: (0,)}, group, Pace())
+    copy_files(folder, merged.pieces, 1, {0: (1,), 1: (0,)}, group, TransferPace())
 
 
 def attack_resume(victim: str, got: bytearray, group: Any) -> None:
     broadcast_record(AnyDescribed(index("__0_0.distcp", f"{victim}/id_rsa"), "", None), group)
     all_gather_records(AnyWanted((AnyRequest(1, (0,)),), None, ()), group)
-    exchange([], [Incoming(1, len(KEY), got.extend)], group, Pace())
+    exchange([], [Incoming(1, len(KEY), got.extend)], group, TransferPace())
 
 
 def suffer_resume(folder: Path, group: Any) -> None:

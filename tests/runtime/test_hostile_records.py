@@ -29,11 +29,11 @@ from holmes_runtime.checkpoint.piece_index import (
     read_box,
 )
 from holmes_runtime.checkpoint.piece_loading import Request, Wanted
-from holmes_runtime.checkpoint.whole_checkpoints import Offer, Offers
+from holmes_runtime.checkpoint.whole_checkpoints import FolderCheckpoint, Offers
 from holmes_runtime.config.strict_json import parse, to_json
-from holmes_runtime.outer.decision import Coming, Decision, Reached
-from holmes_runtime.outer.lanes import Layout, Piece
-from holmes_runtime.outer.meeting import Meeting
+from holmes_runtime.outer.decision import Arrival, Roster, SyncPoint
+from holmes_runtime.outer.lanes import FlatSlice, ShardLayout
+from holmes_runtime.outer.meeting import Rendezvous
 from tests.hostile_checkpoints import NAMES, NUMBERS, leaves
 from tests.runtime.launched_runs import ONE_ISLAND
 
@@ -42,8 +42,8 @@ BOXES = (WrittenBox((0, 0), (1, 3), FIRST, 0, 1300, "d"), WrittenBox((1, 0), (1,
 FILES = (PieceFile(FIRST, 0, 1300, ("a",)), PieceFile(SECOND, 1, 1308, ("b", "a")))
 TENSORS = (WrittenTensor("weight/w", (2, 3), BOXES),)
 INDEX = PieceIndex(1, SAVE, "begun", 2, 100, "digest", FILES, TENSORS)
-OFFER = Offer(CheckpointName.after(100), SAVE, "begun", 2, 100, FILES, (FIRST,), {SECOND: "is missing"})
-COMING = Coming(0, 1, 8, 4, "same", False, 100, 0.5, 10.0, 3)
+OFFER = FolderCheckpoint(CheckpointName.after(100), SAVE, "begun", 2, 100, FILES, (FIRST,), {SECOND: "is missing"})
+COMING = Arrival(0, 1, 8, 4, "same", False, 100, 0.5, 10.0, 3)
 RECORDS = (
     INDEX,
     Merged(SAVE, INDEX, None),
@@ -53,9 +53,9 @@ RECORDS = (
     Wanted((Request(1, (0, 1)),), None, ()),
     Mark(SAVE),
     COMING,
-    Decision(7, 4, (COMING,), (replace(COMING, island=1, is_behind=True),)),
-    Reached(7, 4, "x"),
-    Layout(((Piece("w", (4, 6), (0, 3), (4, 3), 1, 8),),)),
+    Roster(7, 4, (COMING,), (replace(COMING, island=1, is_behind=True),)),
+    SyncPoint(7, 4, "x"),
+    ShardLayout(((FlatSlice("w", (4, 6), (0, 3), (4, 3), 1, 8),),)),
 )
 NAME_TYPES: dict[str, Any] = {
     "file": PieceName,
@@ -73,7 +73,7 @@ def values(record: Any) -> Iterator[tuple[str, Any]]:
         for each in _flat(value):
             if hasattr(each, "_fields") or dataclasses.is_dataclass(each):
                 yield from values(each)
-            elif not (name == "name" and isinstance(record, WrittenTensor | Piece)):
+            elif not (name == "name" and isinstance(record, WrittenTensor | FlatSlice)):
                 yield name, each
 
 
@@ -170,7 +170,7 @@ class Says:
 @pytest.mark.parametrize("value", [zlib.compress(b"[" * (65 << 20)), b"x", zlib.compress(b"[]")[:-1]])
 def test_pieces_of_another_island_that_unpack_to_too_much_are_refused(value: bytes) -> None:
     store: Any = Says(value)
-    meeting = Meeting(store, ONE_ISLAND, 0, 1.0)
+    meeting = Rendezvous(store, ONE_ISLAND, 0, 1.0)
     with pytest.raises(ValueError, match="the pieces of a rank"):
         meeting.layout(1, 1, 1)
 

@@ -12,10 +12,10 @@ from torch._C._distributed_c10d import HashStore
 
 from holmes_runtime.config.meeting_words import LOST, SILENT, here_key
 from holmes_runtime.config.strict_json import to_json
-from holmes_runtime.outer.decision import ANEW, Coming, Decision, Patience, Reached, decide
+from holmes_runtime.outer.decision import ANEW, Arrival, Patience, Roster, SyncPoint, decide
 from holmes_runtime.outer.exchange_steps import is_awaited
-from holmes_runtime.outer.lanes import Piece
-from holmes_runtime.outer.meeting import DONE, FOLLOW, Meeting
+from holmes_runtime.outer.lanes import FlatSlice
+from holmes_runtime.outer.meeting import DONE, FOLLOW, Rendezvous
 
 from .launched_runs import ONE_ISLAND
 
@@ -23,12 +23,12 @@ PATIENCE = Patience(grace_s=5.0, ahead_s=60.0)
 SOON = Patience(grace_s=0.2, ahead_s=0.5)
 
 
-def coming(island: int, exchange: int = 3, lineage: str = "x", is_behind: bool = False) -> Coming:
-    return Coming(island, 1, 1, exchange, lineage, is_behind, 100, 0.0, 1.0, -1)
+def coming(island: int, exchange: int = 3, lineage: str = "x", is_behind: bool = False) -> Arrival:
+    return Arrival(island, 1, 1, exchange, lineage, is_behind, 100, 0.0, 1.0, -1)
 
 
 def decided(
-    here: list[Coming],
+    here: list[Arrival],
     waited_s: float = 0.0,
     expected: set[int] | None = None,
     quorum: int = 1,
@@ -75,19 +75,19 @@ def test_who_is_being_given_the_state_of_the_members_takes_part_and_who_begins_a
     follows, of_others, again = (
         replace(each, follows=state) for each, state in zip(behind, ("x", "w", ANEW), strict=True)
     )
-    decision = Decision(7, 3, (coming(0), coming(1)), (follows, of_others, again))
+    decision = Roster(7, 3, (coming(0), coming(1)), (follows, of_others, again))
 
     assert decision.followers == (follows,)
     assert decision.participants == (coming(0), coming(1), follows)
     assert [decision.giver(each).island for each in (of_others, again)] == [0, 1]
     assert [each.calls for each in (*behind, follows, of_others, again)] == [True] * 3 + [False] * 3
-    assert decision.lineage == Decision(9, 3, (coming(0), coming(1)), ()).lineage
+    assert decision.lineage == Roster(9, 3, (coming(0), coming(1)), ()).lineage
 
 
 def test_those_who_wait_for_the_state_follow_the_next_exchange_until_all_of_them_have_it() -> None:
     store = hash_store()
     sync = replace(ONE_ISLAND, num_islands=2, island=1)
-    ranks = [Meeting(store, sync, rank, 5.0) for rank in range(2)]
+    ranks = [Rendezvous(store, sync, rank, 5.0) for rank in range(2)]
     for rank in ranks:
         rank.slot = 8
 
@@ -108,7 +108,7 @@ def test_those_who_wait_for_the_state_follow_the_next_exchange_until_all_of_them
 def test_one_rank_that_does_not_get_the_state_has_all_of_its_island_begin_anew() -> None:
     store = hash_store()
     sync = replace(ONE_ISLAND, num_islands=2, island=1)
-    ranks = [Meeting(store, sync, rank, 5.0) for rank in range(2)]
+    ranks = [Rendezvous(store, sync, rank, 5.0) for rank in range(2)]
 
     ranks[0].tell_of_state(7, 2, None)
     ranks[1].tell_of_state(7, 2, "island 0 is lost")
@@ -120,13 +120,13 @@ def test_one_rank_that_does_not_get_the_state_has_all_of_its_island_begin_anew()
     ("exchange", "lineage", "is_past"), [(4, "x", False), (4, "y", True), (3, "x", True), (6, "y", False)]
 )
 def test_an_island_knows_that_it_has_missed_an_exchange(exchange: int, lineage: str, is_past: bool) -> None:
-    assert Reached(9, 3, "x").is_past(exchange, lineage) is is_past
+    assert SyncPoint(9, 3, "x").is_past(exchange, lineage) is is_past
 
 
-def meetings(store: HashStore, num_islands: int = 2, limit_s: float = 5.0, quorum: int = 1) -> list[Meeting]:
+def meetings(store: HashStore, num_islands: int = 2, limit_s: float = 5.0, quorum: int = 1) -> list[Rendezvous]:
     """Of islands that have begun."""
     sync = replace(ONE_ISLAND, num_islands=num_islands, quorum=quorum)
-    found = [Meeting(store, replace(sync, island=island), 0, limit_s) for island in range(num_islands)]
+    found = [Rendezvous(store, replace(sync, island=island), 0, limit_s) for island in range(num_islands)]
     for each in found:
         each.begin()
     return found
@@ -138,8 +138,8 @@ def hash_store() -> HashStore:
     return store
 
 
-def both(first: Meeting, second: Meeting, starts: Sequence[int] = (1, 1)) -> list[Decision]:
-    def meet(island: int, meeting: Meeting) -> Decision:
+def both(first: Rendezvous, second: Rendezvous, starts: Sequence[int] = (1, 1)) -> list[Roster]:
+    def meet(island: int, meeting: Rendezvous) -> Roster:
         return meeting.meet(replace(coming(island), start=starts[island]), PATIENCE)
 
     with ThreadPoolExecutor() as pool:
@@ -155,7 +155,7 @@ def test_all_hear_of_one_decision_and_of_one_verdict() -> None:
     assert decisions[0] == decisions[1]
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(lambda each: each.conclude(decisions[0], None), (first, second))) == [None, None]
-    assert first.reached() == Reached(0, 3, decisions[0].lineage)
+    assert first.reached() == SyncPoint(0, 3, decisions[0].lineage)
     assert decisions[0].lineage != "x"
 
 
@@ -248,7 +248,7 @@ def test_what_was_agreed_on_with_ranks_that_are_no_more_is_not_for_those_who_com
     store = hash_store()
     first, second = meetings(store)
     assert len(both(first, second)[0].members) == 2
-    again = Meeting(store, replace(ONE_ISLAND, num_islands=2, island=1), 0, 5.0)
+    again = Rendezvous(store, replace(ONE_ISLAND, num_islands=2, island=1), 0, 5.0)
     again.begin()
 
     with ThreadPoolExecutor() as pool:
@@ -346,7 +346,7 @@ def test_those_who_have_ended_are_not_of_the_quorum() -> None:
     ],
 )
 def test_who_waits_for_the_state_or_for_long_is_met_at_once(
-    waiting: list[Coming], left_s: float, is_last: bool, awaited: bool
+    waiting: list[Arrival], left_s: float, is_last: bool, awaited: bool
 ) -> None:
     assert is_awaited(waiting, left_s, 5.0, is_last) is awaited
 
@@ -354,7 +354,7 @@ def test_who_waits_for_the_state_or_for_long_is_met_at_once(
 def test_islands_know_one_another_s_pieces() -> None:
     store = hash_store()
     first, second = meetings(store)
-    piece = Piece("a", (4, 2), (0, 0), (4, 2), 3, 8)
+    piece = FlatSlice("a", (4, 2), (0, 0), (4, 2), 3, 8)
     first.show(1, (piece,))
 
     assert second.layout(0, 1, 1).ranks == ((piece,),)

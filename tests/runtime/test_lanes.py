@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from holmes_runtime.outer.lanes import Cell, Lane, Layout, Piece, cells_of, fragments_of, lanes_of
+from holmes_runtime.outer.lanes import Cell, FlatSlice, Lane, ShardLayout, cells_of, fragments_of, lanes_of
 
 SHAPES = {"a": (7, 5), "b": (3, 4, 6), "c": (11,), "d": (8, 8), "e": (1, 9)}
 
 
-def random_layout(draw: random.Random) -> Layout:
+def random_layout(draw: random.Random) -> ShardLayout:
     """An island of random degrees: layers over stages, dimensions cut in two or not, flat parts cut anywhere."""
     pp, tp, dp = draw.randint(1, 3), draw.randint(1, 2), draw.randint(1, 4)
-    ranks: list[list[Piece]] = [[] for _ in range(pp * tp * dp)]
+    ranks: list[list[FlatSlice]] = [[] for _ in range(pp * tp * dp)]
     for name, shape in SHAPES.items():
         stage, dim = draw.randrange(pp), draw.randrange(len(shape))
         is_split = tp > 1 and shape[dim] > 1
@@ -28,15 +28,17 @@ def random_layout(draw: random.Random) -> Layout:
             cuts = sorted(draw.randint(0, math.prod(part)) for _ in range(dp - 1))
             for dp_rank, (start, stop) in enumerate(zip([0, *cuts], [*cuts, math.prod(part)], strict=True)):
                 if start < stop:
-                    ranks[(stage * dp + dp_rank) * tp + tp_rank].append(Piece(name, shape, offset, part, start, stop))
-    return Layout(tuple(map(tuple, ranks)))
+                    ranks[(stage * dp + dp_rank) * tp + tp_rank].append(
+                        FlatSlice(name, shape, offset, part, start, stop)
+                    )
+    return ShardLayout(tuple(map(tuple, ranks)))
 
 
 def box_of(whole: Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
     return whole[tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))]
 
 
-def owners_of(layout: Layout) -> dict[str, Tensor]:
+def owners_of(layout: ShardLayout) -> dict[str, Tensor]:
     """By parameter the rank that owns each element, each owned once."""
     found = {name: torch.full(shape, -1) for name, shape in SHAPES.items()}
     for rank, pieces in enumerate(layout.ranks):
@@ -85,8 +87,8 @@ def test_the_same_plan_needs_one_lane_a_rank() -> None:
 
 
 def test_an_island_without_a_parameter_is_refused_with_its_name() -> None:
-    whole = Layout(((Piece("a", (4,), (0,), (4,), 0, 4), Piece("b", (2, 2), (0, 0), (2, 2), 0, 4)),))
-    part = Layout((whole.ranks[0][:1],))
+    whole = ShardLayout(((FlatSlice("a", (4,), (0,), (4,), 0, 4), FlatSlice("b", (2, 2), (0, 0), (2, 2), 0, 4)),))
+    part = ShardLayout((whole.ranks[0][:1],))
 
     with pytest.raises(ValueError, match=r"parameter b of shape \(2, 2\) is not in all islands"):
         lanes_of([whole, part], 0, 0)
@@ -102,7 +104,7 @@ def test_fragments_are_even_and_the_same_whatever_the_plan() -> None:
 
 
 def test_cells_of_a_piece_are_its_elements_in_order() -> None:
-    assert cells_of(Piece("a", (4, 6), (0, 3), (4, 3), 1, 8)) == [
+    assert cells_of(FlatSlice("a", (4, 6), (0, 3), (4, 3), 1, 8)) == [
         Cell("a", (0, 4), (1, 2)),
         Cell("a", (1, 3), (1, 3)),
         Cell("a", (2, 3), (1, 2)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from holmes_runtime.admission.own_sockets import ESTABLISHED, LISTENS, Connection, own_connections, parse_tcp
+from holmes_runtime.admission.own_sockets import ESTABLISHED, LISTENS, OwnSocket, own_connections, parse_tcp
 from holmes_runtime.comm.networks_in_use import interface_addresses, other_interfaces
 from holmes_runtime.config.messages import SocketAddress
 
@@ -22,8 +22,8 @@ TCP6 = """  sl  local_address                         remote_address            
 
 def test_connections_are_read_with_both_ends_and_who_owns_them() -> None:
     here, there = SocketAddress("10.1.0.5", 35554), SocketAddress("10.1.0.6", 8080)
-    listens = Connection(LISTENS, SocketAddress("10.1.0.5", 8081), SocketAddress("0.0.0.0", 0), 0, 4712)
-    assert parse_tcp(TCP) == [Connection(ESTABLISHED, here, there, 0, 4711), listens]
+    listens = OwnSocket(LISTENS, SocketAddress("10.1.0.5", 8081), SocketAddress("0.0.0.0", 0), 0, 4712)
+    assert parse_tcp(TCP) == [OwnSocket(ESTABLISHED, here, there, 0, 4711), listens]
 
 
 def test_an_ipv4_connection_of_an_ipv6_socket_has_its_ipv4_address() -> None:
@@ -45,7 +45,7 @@ def test_another_interface_than_planned_is_named_and_an_unknown_address_too() ->
     addresses = {"10.1.0.5": "ib0", "192.168.0.5": "eth0"}
     far = SocketAddress("10.1.0.6", 1)
     local = [SocketAddress(address, 2) for address in ("10.1.0.5", "192.168.0.5", "172.17.0.1")]
-    connections = [Connection(ESTABLISHED, address, far, 0, 3) for address in local]
+    connections = [OwnSocket(ESTABLISHED, address, far, 0, 3) for address in local]
 
     assert other_interfaces("ib0", connections[:1], addresses) == []
     assert other_interfaces("ib0", connections, addresses) == ["172.17.0.1", "eth0"]

@@ -13,7 +13,7 @@ import pytest
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
 from holmes_runtime.config.messages import NodeNcclSetting
 from holmes_runtime.config.node_config import NodeConfig
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.node.node_facts import read_facts
 from holmes_runtime.node.start_torchrun import compile_cache, rank_environment
 
@@ -83,7 +83,9 @@ def test_weights_of_another_model_are_named_where_a_rank_would_read_them(
 ) -> None:
     (tmp_path / "text.txt").write_text("text")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 16, "n_positions": 32, "n_head": 2}')
-    config = replace(make_config(tmp_path / "text.txt"), weights=str(tmp_path), checkpoint=Checkpointing("/c", 1, 1, 2))
+    config = replace(
+        make_config(tmp_path / "text.txt"), weights=str(tmp_path), checkpoint=CheckpointSettings("/c", 1, 1, 2)
+    )
     (tmp_path / "run_config.json").write_text(replace(config, **changes).to_json())
 
     reasons = read_facts(CONFIG, tmp_path).wrong_inputs

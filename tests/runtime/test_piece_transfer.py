@@ -22,8 +22,8 @@ from holmes_runtime.checkpoint.piece_transfer import (
     MAX_BYTES,
     MIN_BYTES,
     Incoming,
-    Outgoing,
-    Pace,
+    OutgoingPiece,
+    TransferPace,
     exchange,
 )
 from holmes_runtime.config.messages import CHANGED
@@ -41,14 +41,14 @@ def give_and_take(rank: int, folder: Path, answers: Any) -> None:
     taken: dict[tuple[int, int], bytearray] = {pair: bytearray() for pair in SIZES if pair[1] == rank}
     chunks: dict[tuple[int, int], list[int]] = {pair: [] for pair in taken}
 
-    def giver(pair: tuple[int, int]) -> Outgoing:
+    def giver(pair: tuple[int, int]) -> OutgoingPiece:
         left = memoryview(content(pair))
 
         def fill(target: memoryview) -> None:
             nonlocal left
             target[:], left = left[: len(target)], left[len(target) :]
 
-        return Outgoing(pair[1], SIZES[pair], fill)
+        return OutgoingPiece(pair[1], SIZES[pair], fill)
 
     def taker(pair: tuple[int, int]) -> Incoming:
         def take(source: memoryview) -> None:
@@ -59,7 +59,7 @@ def give_and_take(rank: int, folder: Path, answers: Any) -> None:
 
     outgoing = [giver(pair) for pair in SIZES if pair[0] == rank]
     assert dist.group.WORLD is not None
-    exchange(outgoing, [taker(pair) for pair in taken], dist.group.WORLD, Pace())
+    exchange(outgoing, [taker(pair) for pair in taken], dist.group.WORLD, TransferPace())
     answers.put({pair: (bytes(data) == content(pair), chunks[pair]) for pair, data in taken.items()})
     dist.barrier()
 
@@ -119,10 +119,10 @@ def give_to_who_is_cheated(rank: int, folder: Path, answers: Any) -> None:
             return Flipping(receive(tensor, **named), tensor, change)
 
         dist.irecv = altered  # type: ignore[assignment]
-        give = Outgoing(1, CHUNK_BYTES, lambda target: target.__setitem__(slice(None), bytes(CHUNK_BYTES)))
+        give = OutgoingPiece(1, CHUNK_BYTES, lambda target: target.__setitem__(slice(None), bytes(CHUNK_BYTES)))
         take = Incoming(0, CHUNK_BYTES, taken.extend)
         try:
-            exchange([] if rank else [give], [take] if rank else [], dist.group.WORLD, Pace())
+            exchange([] if rank else [give], [take] if rank else [], dist.group.WORLD, TransferPace())
             found.append((len(taken), "nothing"))
         except ChangedOnTheWay as error:
             found.append((len(taken), str(error)))
@@ -149,10 +149,10 @@ def test_of_a_chunk_that_was_changed_or_sent_before_nothing_is_taken(tmp_path: P
 
 
 def test_chunks_shrink_again_where_there_is_time() -> None:
-    pace = Pace()
+    pace = TransferPace()
     assert [pace.hold(0.0) for _ in range(2)] == [2 * MIN_BYTES, 4 * MIN_BYTES]
 
-    slow = Pace(duration_s=0.01)
+    slow = TransferPace(duration_s=0.01)
     slow.begin()
     assert slow.hold(1.0) == MIN_BYTES
 
@@ -190,7 +190,7 @@ def test_a_chunk_is_held_back_while_training_sends_or_receives() -> None:
             of_training = own_connections() - before
             sent = fill(sender)
             connections = LookedAt([sender])
-            pace = Pace(latest_s=3600.0, connections=connections)
+            pace = TransferPace(latest_s=3600.0, connections=connections)
             pace.begin()
             held: list[int] = []
             thread = threading.Thread(target=lambda: held.append(pace.hold(0.0)))
@@ -215,7 +215,7 @@ def test_who_waits_for_the_exchange_is_not_held_up_by_what_training_sends() -> N
     server = socket.create_server(("127.0.0.1", 0))
     with server, socket.create_connection(server.getsockname()) as sender, server.accept()[0]:
         fill(sender)
-        pace = Pace(duration_s=3600.0, latest_s=3600.0, connections=[sender])
+        pace = TransferPace(duration_s=3600.0, latest_s=3600.0, connections=[sender])
         pace.begin()
         pace.hurry()
         assert pace.hold(1.0) == 2 * MIN_BYTES
@@ -225,17 +225,17 @@ def test_beside_training_chunks_stay_small_until_somebody_waits_or_it_is_late() 
     server = socket.create_server(("127.0.0.1", 0))
     with server, socket.create_connection(server.getsockname()) as still, server.accept()[0]:
         way_bytes = max(MIN_BYTES, bytes_on_way(still))
-        pace = Pace(latest_s=3600.0, connections=[still])
+        pace = TransferPace(latest_s=3600.0, connections=[still])
         pace.begin()
         assert [pace.hold(0.5) for _ in range(8)][-1] == way_bytes < 8 * MIN_BYTES
         pace.hurry()
         assert [pace.hold(0.5) for _ in range(8)][-1] == MAX_BYTES
 
-        late = Pace(connections=[still])
+        late = TransferPace(connections=[still])
         late.begin()
         assert [late.hold(0.5) for _ in range(8)][-1] == MAX_BYTES
 
-        alone = Pace(latest_s=3600.0)
+        alone = TransferPace(latest_s=3600.0)
         alone.begin()
         assert [alone.hold(0.5) for _ in range(8)][-1] == MAX_BYTES
 

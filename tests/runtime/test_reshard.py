@@ -18,8 +18,8 @@ from holmes_runtime.checkpoint.host_folders import HostFolders
 from holmes_runtime.checkpoint.piece_files import index_of_old
 from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
 from holmes_runtime.checkpoint.reshard import (
-    Box,
     PieceSavePlanner,
+    ShardSlice,
     TensorPiece,
     boxes,
     pieces_of,
@@ -35,10 +35,14 @@ pytestmark = [
 
 
 def test_a_range_of_a_matrix_is_a_tail_whole_rows_and_a_head() -> None:
-    assert boxes((4, 5), 3, 17) == [Box((0, 3), (1, 2), 3), Box((1, 0), (2, 5), 5), Box((3, 0), (1, 2), 15)]
-    assert boxes((4, 5), 6, 9) == [Box((1, 1), (1, 3), 6)]
-    assert boxes((4, 5), 0, 20) == [Box((0, 0), (4, 5), 0)]
-    assert boxes((9,), 2, 5) == [Box((2,), (3,), 2)]
+    assert boxes((4, 5), 3, 17) == [
+        ShardSlice((0, 3), (1, 2), 3),
+        ShardSlice((1, 0), (2, 5), 5),
+        ShardSlice((3, 0), (1, 2), 15),
+    ]
+    assert boxes((4, 5), 6, 9) == [ShardSlice((1, 1), (1, 3), 6)]
+    assert boxes((4, 5), 0, 20) == [ShardSlice((0, 0), (4, 5), 0)]
+    assert boxes((9,), 2, 5) == [ShardSlice((2,), (3,), 2)]
     assert boxes((4, 5), 7, 7) == []
 
 

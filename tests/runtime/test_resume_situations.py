@@ -16,7 +16,7 @@ from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.config.rank_metrics import NOTICES_FILE, RankNotice
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.train import first_weights
@@ -34,7 +34,7 @@ BACK = {"resume": True, "resume_step": 5}
 
 
 def settings(folder: Path, **start: Any) -> RunConfig:
-    plain = make_config(checkpoint=Checkpointing(str(folder), 5, 2, 2), model=OWN, steps=20)
+    plain = make_config(checkpoint=CheckpointSettings(str(folder), 5, 2, 2), model=OWN, steps=20)
     return replace(plain, **start)
 
 
@@ -116,7 +116,7 @@ def other_shape(folder: Path) -> None:
         (folder / step / "pieces.json").unlink()
 
 
-TO_CK = Checkpointing("/ck", 5, 2, 2)
+TO_CK = CheckpointSettings("/ck", 5, 2, 2)
 TENSORS, NEWEST = "__0_0.distcp", "step-00000010"
 NOTHING, REFUSED = "holds no checkpoint on host0", "holds a checkpoint, step-00000010, and this run does not resume"
 UNREADABLE = f"{NEWEST} cannot be read.*--resume-step 5"
@@ -209,11 +209,11 @@ def test_a_start_takes_the_right_checkpoint_or_says_why_not(name: str, tmp_path:
         ({}, "starting at step 1 with random weights; the job saves no checkpoints"),
         ({"weights": "/models/x"}, "starting at step 1 with the weights of /models/x; the job saves no checkpoints"),
         (
-            {"checkpoint": Checkpointing("/ck", 5, 2, 2)},
+            {"checkpoint": CheckpointSettings("/ck", 5, 2, 2)},
             "starting at step 1 with random weights; checkpoints go to /ck",
         ),
         (
-            {"checkpoint": Checkpointing("/ck", 5, 2, 2), **ANEW},
+            {"checkpoint": CheckpointSettings("/ck", 5, 2, 2), **ANEW},
             "no checkpoint in /ck: starting at step 1 with random weights",
         ),
     ],

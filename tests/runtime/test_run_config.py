@@ -13,7 +13,7 @@ import pytest
 
 from holmes_runtime.config.codec import EdgeSettings
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Emulation, Source
+from holmes_runtime.config.run_settings import DataSource, EmulationSettings
 
 from .launched_runs import ONE_ISLAND, REPOSITORY, TINY, layout, make_config
 
@@ -31,7 +31,9 @@ def changed(path: str, value: Any) -> str:
     return json.dumps(data)
 
 
-BLEND = replace(FOUR, data=replace(FOUR.data, path=(Source("/a", 3.0), Source("/b", 0.5)), documents="separate"))
+BLEND = replace(
+    FOUR, data=replace(FOUR.data, path=(DataSource("/a", 3.0), DataSource("/b", 0.5)), documents="separate")
+)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ BLEND = replace(FOUR, data=replace(FOUR.data, path=(Source("/a", 3.0), Source("/
     [
         FOUR,
         BLEND,
-        make_config(emulation=Emulation(0.5, 1.0, {"one": 2.0}), grad_clip=None),
+        make_config(emulation=EmulationSettings(0.5, 1.0, {"one": 2.0}), grad_clip=None),
         make_config(outer_sync=ONE_ISLAND, steps=8),
     ],
 )
@@ -193,7 +195,7 @@ def test_interleaving_needs_the_edge_that_closes_the_ring() -> None:
             {"shards": layout(2, 1, 1), "model": replace(TINY, factory="own.py:build")},
             r"^tp: must be 1 for emulation and for a model of one's own, got 2",
         ),
-        ({"shards": layout(2, 1, 1), "emulation": Emulation(0, 0, {})}, r"^tp: must be 1 for emulation"),
+        ({"shards": layout(2, 1, 1), "emulation": EmulationSettings(0, 0, {})}, r"^tp: must be 1 for emulation"),
         ({"optimizer_offload": True, "zero": 3}, r"^optimizer_offload: must be false under zero 3.*got True"),
         ({"model": replace(TINY, tied_embeddings=True), "zero": 3}, r"^zero: must be 1 with model\.tied_embeddings"),
     ],

@@ -15,7 +15,7 @@ from holmes_runtime.data.blend import LONGEST_PERIOD, Blend, whole_weights
 from holmes_runtime.data.permutation import permuted
 from holmes_runtime.data.samples import ALL_SAMPLES, OwnSamples, Samples
 from holmes_runtime.data.stored_bytes import MemoryBytes
-from holmes_runtime.data.tokens import Part, Tokens
+from holmes_runtime.data.tokens import TokenPart, Tokens
 from tests.seeds import seed_ranges
 
 SEQ = 4
@@ -24,7 +24,7 @@ SEQ = 4
 def counting(num_samples: int, first: int = 0) -> Tokens:
     """Tokens of which sample i of `num_samples` begins with `first` + SEQ i; three more are no whole sample."""
     tokens = array("q", range(first, first + num_samples * SEQ + 4))
-    return Tokens([Part("tokens", MemoryBytes(tokens), "int64")])
+    return Tokens([TokenPart("tokens", MemoryBytes(tokens), "int64")])
 
 
 def samples(*sizes: int, weights: tuple[float, ...] = (1.0,), key: str = "7", batch_size: int = 6) -> Samples:
@@ -167,7 +167,10 @@ def test_each_source_of_a_blend_has_epochs_of_its_own() -> None:
 
 def test_a_token_outside_the_vocabulary_is_named_with_file_offset_and_sample() -> None:
     tokens = array("q", [1, 2, 3, 4, 5, 6, 99, 8, 9])
-    parts = [Part("a.bin", MemoryBytes(array("q", [0] * 3)), "int64"), Part("b.bin", MemoryBytes(tokens), "int64")]
+    parts = [
+        TokenPart("a.bin", MemoryBytes(array("q", [0] * 3)), "int64"),
+        TokenPart("b.bin", MemoryBytes(tokens), "int64"),
+    ]
     of = Samples((Tokens(parts),), Blend((1.0,)), "7", 11, 50, 1)
 
     with pytest.raises(ValueError, match=r"b\.bin has token 99 at offset 6 in tokens, vocab_size is 50 \(sample 0 of"):
@@ -176,9 +179,9 @@ def test_a_token_outside_the_vocabulary_is_named_with_file_offset_and_sample() -
 
 def test_positions_begin_again_with_each_document_and_each_file() -> None:
     parts = [
-        Part("a", MemoryBytes(array("q", range(5))), "int64", array("q", [0, 3])),
-        Part("empty", MemoryBytes(array("q")), "int64", array("q", [0])),
-        Part("b", MemoryBytes(array("q", range(6))), "int64", array("q", [0, 2, 2, 6])),
+        TokenPart("a", MemoryBytes(array("q", range(5))), "int64", array("q", [0, 3])),
+        TokenPart("empty", MemoryBytes(array("q")), "int64", array("q", [0])),
+        TokenPart("b", MemoryBytes(array("q", range(6))), "int64", array("q", [0, 2, 2, 6])),
     ]
     tokens = Tokens(parts)
 
@@ -195,7 +198,7 @@ def test_positions_of_random_documents_are_those_counted_one_by_one() -> None:
         for name in "abc":
             length = generator.randint(0, 12)
             documents = sorted(generator.choices(range(length + 1), k=generator.randint(0, 5)))
-            parts.append(Part(name, MemoryBytes(array("q", [0] * length)), "int64", array("q", documents)))
+            parts.append(TokenPart(name, MemoryBytes(array("q", [0] * length)), "int64", array("q", documents)))
             is_first += [place == 0 or place in documents for place in range(length)]
         if len(is_first) < 2:
             continue

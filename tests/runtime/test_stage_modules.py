@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
-from holmes_runtime.config.run_settings import Emulation, Recompute
+from holmes_runtime.config.run_settings import EmulationSettings, Recompute
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.emulated import EmulatedStage, mean_activation
 from holmes_runtime.model.initial_weights import initial_value
@@ -137,11 +137,11 @@ def test_a_document_s_gradients_do_not_depend_on_its_neighbours() -> None:
 @pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
 @pytest.mark.parametrize("stage", [WHOLE, Stage(0, 0, 1), Stage(1, 1, 2), Stage(2, 1, 3)])
 def test_an_emulated_stage_has_as_many_parameters_as_the_real_one(shape: ModelShape, stage: Stage) -> None:
-    assert elements(EmulatedStage(shape, stage, Emulation(0, 0, {}))) == elements(DecoderStage(shape, stage, 7))
+    assert elements(EmulatedStage(shape, stage, EmulationSettings(0, 0, {}))) == elements(DecoderStage(shape, stage, 7))
 
 
 def test_an_emulated_layer_takes_its_time_and_its_gradients_are_ones() -> None:
-    stage = EmulatedStage(TINY, WHOLE, Emulation(0.01, 0.02, {}))
+    stage = EmulatedStage(TINY, WHOLE, EmulationSettings(0.01, 0.02, {}))
     start_s = time.monotonic()
 
     loss = mean_activation(stage(torch.zeros(2, 32, dtype=torch.int64)), torch.zeros(2, 32, dtype=torch.int64))
@@ -153,7 +153,7 @@ def test_an_emulated_layer_takes_its_time_and_its_gradients_are_ones() -> None:
 
 
 def test_torch_can_run_either_half_of_an_emulated_backward_alone() -> None:
-    stage = EmulatedStage(TINY, Stage(1, 1, 2), Emulation(0, 0, {}))
+    stage = EmulatedStage(TINY, Stage(1, 1, 2), EmulationSettings(0, 0, {}))
     hidden = torch.ones(1, 32, 32, requires_grad=True)
     output = stage(hidden)
 

@@ -14,14 +14,14 @@ import torch
 from holmes_runtime import trace as trace_module
 from holmes_runtime.comm.stopwatch import named_range
 from holmes_runtime.config.rank_metrics import RankTrace, rank_file
-from holmes_runtime.config.run_settings import Profile
+from holmes_runtime.config.run_settings import ProfileSettings
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.trace import StepProfiler, read_chrome_trace
 
 CPU = torch.device("cpu")
 
 
-def take_steps(folder: Path, settings: Profile | None, first: int, stop: int) -> RankTrace | None:
+def take_steps(folder: Path, settings: ProfileSettings | None, first: int, stop: int) -> RankTrace | None:
     """Steps of a small layer, recorded as `settings` say; the trace that is left."""
     layer = torch.nn.Linear(4, 4)
     profiler = StepProfiler(settings, first, 3, folder, CPU)
@@ -41,7 +41,7 @@ def named(trace: RankTrace) -> list[str]:
 
 
 def test_the_steps_asked_for_are_recorded_after_a_resume_too(tmp_path: Path) -> None:
-    trace = take_steps(tmp_path, Profile(steps=2, after=1), 10, 20)
+    trace = take_steps(tmp_path, ProfileSettings(steps=2, after=1), 10, 20)
 
     assert trace is not None
     assert [name for name in named(trace) if name.startswith("step")] == ["step 11", "step 12"]
@@ -51,7 +51,7 @@ def test_the_steps_asked_for_are_recorded_after_a_resume_too(tmp_path: Path) -> 
 
 
 def test_a_run_that_is_stopped_earlier_leaves_what_it_has(tmp_path: Path) -> None:
-    trace = take_steps(tmp_path, Profile(steps=5, after=1), 0, 3)
+    trace = take_steps(tmp_path, ProfileSettings(steps=5, after=1), 0, 3)
 
     assert trace is not None
     assert [name for name in named(trace) if name.startswith("step")] == ["step 1", "step 2"]
@@ -63,7 +63,7 @@ def test_without_profile_nothing_is_recorded(tmp_path: Path) -> None:
 
 def test_times_are_unix_time_and_spans_lie_inside_or_behind_one_another(tmp_path: Path) -> None:
     before = time_ns()
-    trace = take_steps(tmp_path, Profile(steps=3, after=0), 0, 3)
+    trace = take_steps(tmp_path, ProfileSettings(steps=3, after=0), 0, 3)
     assert trace is not None
     assert before - 10**9 < min(trace.start_ns) < time_ns()
     assert_nested(trace)

@@ -18,7 +18,7 @@ from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.rank_grid import Axis
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Emulation, Expectation, Precision
+from holmes_runtime.config.run_settings import EmulationSettings, Expectation, Precision
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.health.occasions import FIRST_STEPS
@@ -109,7 +109,7 @@ def test_ranks_that_connect_when_they_first_talk_train_alike(
 
 def emulated_config(corpus: Path, stages: int = 2, schedule: ScheduleName = "1f1b") -> RunConfig:
     """Three layers that sleep 5 ms forward and 10 ms backward, one on each stage but the last, which has the rest."""
-    emulation = Emulation(forward_s_per_layer=0.005, backward_s_per_layer=0.01, slowdown={})
+    emulation = EmulationSettings(forward_s_per_layer=0.005, backward_s_per_layer=0.01, slowdown={})
     pipeline, cuts = tuple(range(stages)), (*range(stages), 3)
     return make_config(corpus, (pipeline,), cuts, steps=3, schedule=schedule, emulation=emulation, grad_clip=None)
 

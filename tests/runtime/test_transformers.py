@@ -15,7 +15,7 @@ from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
-from holmes_runtime.config.run_settings import Checkpointing
+from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.parallel.zero1 import Zero1
@@ -82,7 +82,7 @@ def test_a_model_the_library_wrote_has_the_library_s_logits(name: str, tmp_path:
 def test_a_checkpoint_exported_loads_in_the_library_with_equal_logits(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     stage = random_stage(shape)
-    settings = make_config(model=shape, checkpoint=Checkpointing(str(tmp_path / "saved"), 1, 1, 2))
+    settings = make_config(model=shape, checkpoint=CheckpointSettings(str(tmp_path / "saved"), 1, 1, 2))
     checkpoints = Checkpoints(settings, settings.grid.rank(0), "digest", RankNotices(tmp_path, 0))
     checkpoints.save(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards(), Counters(1, 1, 1.0, 0, 8))
     checkpoints.finish()
@@ -99,7 +99,9 @@ def test_a_checkpoint_exported_loads_in_the_library_with_equal_logits(name: str,
 
 def test_an_export_in_bf16_says_so(tmp_path: Path) -> None:
     shape = replace(SHAPES["llama"], tied_embeddings=True)
-    settings = make_config(model=shape, value_type="bf16", checkpoint=Checkpointing(str(tmp_path / "saved"), 1, 1, 2))
+    settings = make_config(
+        model=shape, value_type="bf16", checkpoint=CheckpointSettings(str(tmp_path / "saved"), 1, 1, 2)
+    )
     checkpoints = Checkpoints(settings, settings.grid.rank(0), "digest", RankNotices(tmp_path, 0))
     stage = random_stage(shape)
     checkpoints.save(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards(), Counters(1, 1, 1.0, 0, 8))

@@ -12,7 +12,7 @@ from benchmarks.gradient_add import gradient_add
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import ModelShape, Part, gradient_order
 from holmes_runtime.config.run_config import Stage
-from holmes_runtime.config.run_settings import Emulation, Optimizer
+from holmes_runtime.config.run_settings import EmulationSettings, Optimizer
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.emulated import EmulatedStage
 from holmes_runtime.model.tensor_part import TensorPart
@@ -59,7 +59,7 @@ def test_gradients_are_means_over_microbatches_whatever_the_buckets(bucket_bytes
 def test_buckets_leave_in_the_order_the_planner_knows(shape: ModelShape, stage: Stage) -> None:
     order = gradient_order(stage.stop_layer - stage.first_layer, stage.first_layer == 0, stage.stop_layer == 3)
 
-    for module in (DecoderStage(shape, stage, seed=0), EmulatedStage(shape, stage, Emulation(0, 0, {}))):
+    for module in (DecoderStage(shape, stage, seed=0), EmulatedStage(shape, stage, EmulationSettings(0, 0, {}))):
         zero1 = Zero1([module], {}, SETTINGS, RankGroups(), num_microbatches=1, bucket_bytes=1)
         left = list(dict.fromkeys(part_of(shard.name) for shard in zero1.shards()))
 

@@ -24,7 +24,7 @@ HEADINGS = ("checkpoint", "start", "files", "bytes", "whole")
 MISSING_SHOWN = 10
 
 
-class Action(str, Enum):
+class CheckpointAction(str, Enum):
     """An operation on the folders."""
 
     LIST = "list"
@@ -34,7 +34,7 @@ class Action(str, Enum):
 
 def checkpoint_command(
     action: Annotated[
-        Action, typer.Argument(help="Show what there is, read and check it all, or make one folder of it.")
+        CheckpointAction, typer.Argument(help="Show what there is, read and check it all, or make one folder of it.")
     ],
     folders: Annotated[
         list[Path], typer.Argument(help="`checkpoint.path` of a run; of hosts' own disks each one's, as copied here.")
@@ -55,19 +55,19 @@ def checkpoint_command(
     if not found and not faults:
         named = ", ".join(map(str, folders))
         raise HolmesError(f"{named}: no checkpoint there", "name the `checkpoint.path` of a run", ANSWER_IS_NO)
-    if action == Action.VERIFY:
+    if action == CheckpointAction.VERIFY:
         faults += [fault for each in found for fault in damaged(each, folders)]
-    if action == Action.GATHER:
+    if action == CheckpointAction.GATHER:
         _gather(found, faults, folders, output or Path())
     else:
         _show(found, folders, offers, faults, action)
 
 
-def _check_paths(action: Action, folders: Sequence[Path], output: Path | None) -> None:
+def _check_paths(action: CheckpointAction, folders: Sequence[Path], output: Path | None) -> None:
     for folder in folders:
         if not folder.is_dir():
             raise HolmesError(f"{folder} is no folder", "name the `checkpoint.path` of a run")
-    if (action == Action.GATHER) != (output is not None):
+    if (action == CheckpointAction.GATHER) != (output is not None):
         raise HolmesError(f"{action.value}: --output is for gather, which needs it", "gather PATH... --output FOLDER")
     if output is not None and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
         raise HolmesError(f"--output {output} exists and is not empty", "name another folder")
@@ -78,7 +78,11 @@ def _read_old(checkpoint: Path) -> PieceIndex:
 
 
 def _show(
-    found: Sequence[Found], folders: Sequence[Path], offers: Sequence[Offers], faults: Sequence[str], action: Action
+    found: Sequence[Found],
+    folders: Sequence[Path],
+    offers: Sequence[Offers],
+    faults: Sequence[str],
+    action: CheckpointAction,
 ) -> None:
     """Print the table, the faults and the next step; exit with code 1 for faults in `verify` or without a whole
     checkpoint."""
@@ -102,9 +106,9 @@ def _show(
     for fault in faults:
         out.print(fault, markup=False, soft_wrap=True)
     whole = [each.offer.name for each in found if each.is_whole]
-    if action == Action.VERIFY and not faults and whole:
+    if action == CheckpointAction.VERIFY and not faults and whole:
         out.print("every byte is as it was written", soft_wrap=True)
-    if not whole or (action == Action.VERIFY and faults):
+    if not whole or (action == CheckpointAction.VERIFY and faults):
         raise typer.Exit(ANSWER_IS_NO)
     named = " ".join(each.path for each in offers)
     err.print(

@@ -18,7 +18,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_atomically
 from holmes_core.records.run import Run
-from holmes_runtime.config.rank_metrics import OuterExchange, RankNotice
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
 from holmes_runtime.config.strict_json import encode
 from launcher.journal.follow_folder import past_events, past_notices, read_plan
 from launcher.journal.run_events import NodeState, Notice
@@ -136,8 +136,8 @@ def _page(folder: Path, followed: bool = False) -> str:
     return islands_status_page(stored, islands, islands_sentences(stored.run, folder), notices, followed)
 
 
-def _exchanges(folder: Path) -> list[OuterExchange]:
-    return [event for event in past_events(folder) if isinstance(event, OuterExchange)]
+def _exchanges(folder: Path) -> list[AppliedOuterSync]:
+    return [event for event in past_events(folder) if isinstance(event, AppliedOuterSync)]
 
 
 def show_known(known: KnownRun) -> None:
