@@ -6,13 +6,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from holmes_cli.job_overrides import as_options, read_job
-from holmes_cli.screen.show_origin import Foreign, confirm_foreign
+from holmes_cli.screen.show_origin import ForeignFile, confirm_foreign
 from holmes_cli.screen.terminal import err
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.records.record import FileRecord
-from holmes_core.records.record_file import Signed, read_any, read_signed
+from holmes_core.records.record_file import SignedRecord, read_any, read_signed
 from launcher.prepare.brought_along import brought_by_inventory, brought_by_plan
 from launcher.prepare.code_folder import content_digest
 from launcher.prepare.prepare import refuse_other_engine
@@ -42,13 +42,15 @@ def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> t
     return record, found.record if found else None
 
 
-def _inventory(path: Path, plan: AnyPlan) -> Signed[Inventory] | None:
+def _inventory(path: Path, plan: AnyPlan) -> SignedRecord[Inventory] | None:
     """Return the inventory the plan was made from, if the file still exists."""
     file = source_file(path, plan.inventory)
     return read_signed(Inventory, file) if file.exists() else None
 
 
-def _foreign(path: Path, plan: AnyPlan, is_own: bool, inventory: Signed[Inventory] | None) -> tuple[Foreign, ...]:
+def _foreign(
+    path: Path, plan: AnyPlan, is_own: bool, inventory: SignedRecord[Inventory] | None
+) -> tuple[ForeignFile, ...]:
     """Return the files that this user did not make here. A plan vouches for the inventory it names by digest."""
     source, files = plan.inventory, []
     named = inventory is not None and inventory.record.source_digest() == source.digest
@@ -57,9 +59,9 @@ def _foreign(path: Path, plan: AnyPlan, is_own: bool, inventory: Signed[Inventor
         of_islands = plan.islands if isinstance(plan, IslandsPlan) else (plan,)
         by_plan = (each for island in of_islands for each in brought_by_plan(island))
         brings = (*by_plan, *(by_inventory if named else ()))
-        files.append(Foreign(path, _digest(path, plan), tuple(dict.fromkeys(brings))))
+        files.append(ForeignFile(path, _digest(path, plan), tuple(dict.fromkeys(brings))))
     if inventory is not None and not named and not inventory.is_own:
-        files.append(Foreign(source_file(path, source), inventory.record.digest(), by_inventory))
+        files.append(ForeignFile(source_file(path, source), inventory.record.digest(), by_inventory))
     return tuple(files)
 
 
@@ -69,7 +71,7 @@ def _digest(path: Path, plan: AnyPlan) -> str:
     return content_digest({**code, "": plan.digest()}) if code else plan.digest()
 
 
-def _refuse_stale(path: Path, plan: AnyPlan, inventory: Signed[Inventory] | None) -> None:
+def _refuse_stale(path: Path, plan: AnyPlan, inventory: SignedRecord[Inventory] | None) -> None:
     """Raise HolmesError if the inventory or the job has changed since the plan was made from it."""
     if inventory is not None:
         _compare(path, source_file(path, plan.inventory), inventory.record, plan.inventory)

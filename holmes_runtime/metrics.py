@@ -14,7 +14,7 @@ import torch.distributed as dist
 from holmes_runtime.comm.interface_counters import counters_increase, read_byte_counters, read_port_counters
 from holmes_runtime.config.model_shape import step_flops
 from holmes_runtime.config.node_config import hca_ports
-from holmes_runtime.config.rank_metrics import METRICS_FILE, ByteCounters, RankMetrics, Waits
+from holmes_runtime.config.rank_metrics import METRICS_FILE, ByteCounters, RankMetrics, WaitSeconds
 from holmes_runtime.config.strict_json import to_json
 from holmes_runtime.gpu_peaks import peak_flops_per_s
 from holmes_runtime.trainer import StepResult, Trainer
@@ -84,7 +84,7 @@ class StepMeter:
             mfu=flops_per_s / self._peak_flops_per_s if self._peak_flops_per_s else 0.0,
             memory_bytes=self._memory_bytes(),
             compute_s=sum(laps_s.get(name, 0.0) for name in COMPUTE),
-            exposed_s=Waits(*(laps_s.get(name, 0.0) for name in Waits._fields)),
+            exposed_s=WaitSeconds(*(laps_s.get(name, 0.0) for name in WaitSeconds._fields)),
             interfaces=counters_increase(before, self._counters),
             verdicts=(),
             outer=None,

@@ -15,7 +15,7 @@ from holmes_core.records.run import Failure, Run, Settings, State
 from holmes_core.remote.slurm.slurm_step import slurm_name
 from holmes_core.remote.slurm.slurm_word import slurm_word
 from holmes_runtime.config.rank_metrics import RankNotice
-from launcher.islands.coming_back import ComingBack
+from launcher.islands.coming_back import IslandReturn
 from launcher.islands.island_part import IslandPart
 from launcher.journal.rank_files import FilePart
 from launcher.journal.run_events import NodeState, RunEvent, View
@@ -35,7 +35,7 @@ from launcher.supervise.failure import shell_exit_code
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.replanning import Planner, Replanning
 from launcher.supervise.slow_gradients import AFTER_STEPS, slow_gradients_sentence
-from launcher.supervise.tell_command import TellCommand
+from launcher.supervise.tell_command import HookCommand
 from launcher.supervise.watch import watch
 
 SEEN_EVERY_S = 1.0  # between two writes of how many messages of the nodes are stored
@@ -64,8 +64,8 @@ class Launch:
         self._view, self._island = view, island
         code = variables.code.sent if variables.code else None
         self._record = RunRecord(folder, view, settings, exports, code, is_island=island is not None)
-        self._replanning: Replanning | ComingBack = (
-            ComingBack(island.tries, island.told, self._record.say)
+        self._replanning: Replanning | IslandReturn = (
+            IslandReturn(island.tries, island.told, self._record.say)
             if island is not None
             else Replanning(plan, settings, planner, self._record.say, LostHosts())
         )
@@ -84,7 +84,7 @@ class Launch:
         self._seen_written_s = 0.0
         self._stop_at_s: float | None = None
         told, end = plan.job.launch, () if island is not None else plan.job.launch.on_end
-        self._at_end, self._for_verdicts = (TellCommand(each, folder.path) for each in (end, told.on_verdict))
+        self._at_end, self._for_verdicts = (HookCommand(each, folder.path) for each in (end, told.on_verdict))
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
         """Start the first attempt. Raises as `check`."""
@@ -121,7 +121,7 @@ class Launch:
     @property
     def is_living(self) -> bool:
         """True for an ordinary run, and for an island without a failure since its last step."""
-        return not isinstance(self._replanning, ComingBack) or self._replanning.is_living
+        return not isinstance(self._replanning, IslandReturn) or self._replanning.is_living
 
     def go(self) -> None:
         """Start the ranks after the checks have passed."""

@@ -19,14 +19,14 @@ from launcher.islands.common_end import common_end, exit_code_of
 from launcher.islands.held_meeting import RendezvousServer
 from launcher.islands.island_part import IslandPart
 from launcher.islands.outer_sync import outer_sync_of
-from launcher.islands.told import Told
+from launcher.islands.told import ThreadInterrupt
 from launcher.journal.run_events import NodeState, Notice, RunEvent
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_own
 from launcher.journal.run_store import remember, this_process
 from launcher.launch import Launch
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.ctrl_c import ctrl_c_ignored
-from launcher.supervise.tell_command import TellCommand
+from launcher.supervise.tell_command import HookCommand
 
 POLL_S = 0.2
 DIGESTS_KEPT = 1000
@@ -56,7 +56,7 @@ class SilentIslands:
 @dataclass
 class _Island:
     launch: Launch
-    told: Told
+    told: ThreadInterrupt
     is_straggler: bool = False  # asked to end, as no island is left to join
     run: Run | None = None  # once it has ended
     error: BaseException | None = None
@@ -85,7 +85,7 @@ class LaunchIslands:
         self._digests: dict[int, tuple[int, str]] = {}  # by outer sync, of the island that reported first
         self._last: dict[int, AppliedOuterSync] = {}  # the latest by island
         self._started_at_s = time.time()
-        self._at_end = TellCommand(plan.job.launch.on_end, folder.path)
+        self._at_end = HookCommand(plan.job.launch.on_end, folder.path)
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
         """Check all hosts, then start all islands. After PreflightFailed or HolmesError nothing is left."""
@@ -142,7 +142,7 @@ class LaunchIslands:
             return self._end(interrupts > 0)
 
     def _make(self, number: int) -> _Island:
-        name, told = island_name(number), Told()
+        name, told = island_name(number), ThreadInterrupt()
         folder = RunFolder(self.folder.path / name, f"{self.folder.run_id}-{name}")
         tries = self._settings.restarts or TRIES
         part = IslandPart(outer_sync_of(self._plan, number), self._meeting, told, tries)

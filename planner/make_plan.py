@@ -80,7 +80,7 @@ def make_plan(
         usual = write_usual(problem, result)
         if usual is None:
             raise _usual_misfit(problem, result.found[0].placement)
-        written, compared = usual, _Compared()
+        written, compared = usual, _Comparisons()
     else:
         written, compared = _write_and_compare(problem, result, left.less(writing_s))
     solve = _report(problem, result, written, compared, order)
@@ -123,7 +123,7 @@ def contenders_of(
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _Comparisons:
     """The alternatives, the usual order and the unequal degrees that a plan is compared with."""
 
     alternatives: tuple[Alternative, ...] = ()
@@ -131,7 +131,7 @@ class _Compared:
     unequal: UnequalDegrees | None = None
 
 
-def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -> tuple[WrittenPlan, _Compared]:
+def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -> tuple[WrittenPlan, _Comparisons]:
     """Return the plan written out, or the usual order where that is faster, and meanwhile compute its comparisons."""
 
     def work() -> tuple[Prediction | None, UnequalDegrees | None]:
@@ -146,7 +146,7 @@ def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -
     within_s = written.prediction.step_s * (1 - RELATIVE_TOLERANCE)
     if usual is not None and problem.job.is_launched and usual.step_s < within_s:
         written = write_usual(problem, result) or written
-    return written, _Compared(alternatives, usual, unequal)
+    return written, _Comparisons(alternatives, usual, unequal)
 
 
 def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
@@ -161,7 +161,7 @@ def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
 
 
 def _report(
-    problem: Problem, result: SearchResult, written: WrittenPlan, compared: _Compared, order: Order
+    problem: Problem, result: SearchResult, written: WrittenPlan, compared: _Comparisons, order: Order
 ) -> SolveReport:
     """Return the search's proof, and the closed form of the ranks as they were written out."""
     candidate = replace(written.placement.candidate, fill=fill_of(written.layout.mode.schedule))

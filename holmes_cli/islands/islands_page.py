@@ -13,7 +13,7 @@ from holmes_cli.pages.run_traffic import traffic_of_run
 from holmes_cli.pages.status_page import (
     REFRESH_S,
     ClusterPart,
-    Look,
+    Concern,
     cause_first,
     cluster_parts,
     hosts_to_look_at,
@@ -67,7 +67,7 @@ def islands_status_page(
     followed: bool = False,
 ) -> str:
     """Return the page as HTML; `sentences` and `notices` are of the whole run. `followed`: it loads itself anew."""
-    looks, clusters = list[Look](), list[ClusterPart]()
+    looks, clusters = list[Concern](), list[ClusterPart]()
     failures, texts = list[Failure](), list(notices)
     for island in islands:
         looked = hosts_to_look_at(island.stored, island.plan, island.nodes, island.notices)

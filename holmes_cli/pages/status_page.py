@@ -26,7 +26,7 @@ NOT_STARTED = "not started"
 
 
 @dataclass(frozen=True)
-class Look:
+class Concern:
     """A host, or a trunk between clusters, that needs a look: `role` is its class in the page."""
 
     host: str
@@ -87,28 +87,28 @@ def status_page(
 
 def hosts_to_look_at(
     stored: StoredRun, plan: Plan, nodes: Mapping[str, str], notices: Sequence[str]
-) -> tuple[Look, ...]:
+) -> tuple[Concern, ...]:
     """Return hosts that failed, are out of reach or slow, and slow trunks, worst first, each once."""
     cluster_of = {node.host: node.cluster for node in plan.nodes}
-    found: dict[str, Look] = {}
+    found: dict[str, Concern] = {}
     failures = cause_first(stored.run.failures)
     for failure in failures[:1]:
         if failure.host is not None:
             said = failure.message.strip().rpartition("\n")[2]
-            found[failure.host] = Look(failure.host, failure.cluster or "", "failed", f"failed first: {said}")
+            found[failure.host] = Concern(failure.host, failure.cluster or "", "failed", f"failed first: {said}")
     for host, state in nodes.items():
         if state in OUT_OF_REACH and host in cluster_of:
-            found.setdefault(host, Look(host, cluster_of[host], "failed", state))
+            found.setdefault(host, Concern(host, cluster_of[host], "failed", state))
     for notice in notices:
         for slow in (*_hosts_of_verdict(notice, cluster_of), *_trunk_of_verdict(notice, plan)):
-            found.setdefault(slow, Look(slow, cluster_of.get(slow, ""), "slow", notice))
+            found.setdefault(slow, Concern(slow, cluster_of.get(slow, ""), "slow", notice))
     for failure in failures:
         if failure.host is not None:
-            found.setdefault(failure.host, Look(failure.host, failure.cluster or "", "ended", "ended with the run"))
+            found.setdefault(failure.host, Concern(failure.host, failure.cluster or "", "ended", "ended with the run"))
     return worst_first(found.values())
 
 
-def worst_first(looks: Iterable[Look]) -> tuple[Look, ...]:
+def worst_first(looks: Iterable[Concern]) -> tuple[Concern, ...]:
     """Sort failed ones first, then slow ones, then those that ended with the run."""
     return tuple(sorted(looks, key=lambda look: ("failed", "slow", "ended").index(look.role)))
 
@@ -171,7 +171,7 @@ def _charts(plan: Plan, steps: Sequence[StepMetrics], groups: Sequence[GroupTraf
 
 
 def cluster_parts(
-    plan: Plan, states: Mapping[str, str], looks: Sequence[Look], traffic: Sequence[HostTraffic]
+    plan: Plan, states: Mapping[str, str], looks: Sequence[Concern], traffic: Sequence[HostTraffic]
 ) -> list[ClusterPart]:
     """Return the hosts of the plan by cluster, with their last states and traffic."""
     by_cluster: dict[str, list[Node]] = {}

@@ -12,19 +12,19 @@ import typer
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, neutral
 from holmes_core.errors import HolmesError
-from launcher.prepare.brought_along import Brought
+from launcher.prepare.brought_along import TrustedPart
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignFile:
     """A file of another user or another machine."""
 
     path: Path
     digest: str
-    brings: tuple[Brought, ...]
+    brings: tuple[TrustedPart, ...]
 
 
-def confirm_foreign(files: Sequence[Foreign], trusted: Collection[str]) -> None:
+def confirm_foreign(files: Sequence[ForeignFile], trusted: Collection[str]) -> None:
     """Show all that each file brings along and ask; files whose digest is `trusted` pass.
 
     Raises HolmesError (wrong usage) at a no, and without a terminal to ask at.
@@ -45,7 +45,7 @@ def confirm_foreign(files: Sequence[Foreign], trusted: Collection[str]) -> None:
         )
 
 
-def _refuse_unused(files: Sequence[Foreign], trusted: Collection[str]) -> None:
+def _refuse_unused(files: Sequence[ForeignFile], trusted: Collection[str]) -> None:
     """Raise HolmesError for a trusted digest of no file here: it is an older file's, or a slip."""
     unused = sorted(set(trusted) - {file.digest for file in files})
     if unused:
@@ -53,7 +53,7 @@ def _refuse_unused(files: Sequence[Foreign], trusted: Collection[str]) -> None:
         raise HolmesError(f"--trust {unused[0]}: the digest of no file to be trusted", known)
 
 
-def _show(file: Foreign) -> None:
+def _show(file: ForeignFile) -> None:
     rows = [(each.what, _one_line(each.value), _one_line(", ".join(each.where))) for each in file.brings]
     err.print(f"{file.path} was not made here by you. It would run, read and set:", markup=False, soft_wrap=True)
     err.print(fitted_table(("what", "value", "where"), rows, err.width, unwrapped=("what",)))

@@ -92,7 +92,7 @@ class Conflict(Record):
     value_b: str
 
 
-class Impossible(Record):
+class ImpossibleValue(Record):
     """An impossible value, which was taken for not known."""
 
     source: str  # the tool that showed it
@@ -159,7 +159,7 @@ class Host(Record):
     libfabric: tuple[LibfabricDomain, ...] | None = None  # None where fi_info was not asked
     sources: tuple[str, ...] = ()  # tools that gave some output
     conflicts: tuple[Conflict, ...] = ()
-    impossible: tuple[Impossible, ...] = ()
+    impossible: tuple[ImpossibleValue, ...] = ()
 
     @property
     def may_lock_memory(self) -> bool | None:

@@ -38,7 +38,7 @@ _NEXT_KEY = re.compile(rb'\n(?= "|})')
 
 
 @dataclass(frozen=True)
-class Signed(Generic[F]):
+class SignedRecord(Generic[F]):
     """A record; `is_own` if this user's Holmes wrote its file here."""
 
     record: F
@@ -98,7 +98,7 @@ def read_file(cls: type[F], path: Path, inside: Path | None = None) -> F:
     return read_signed(cls, path, inside).record
 
 
-def read_signed(cls: type[F], path: Path, inside: Path | None = None) -> Signed[F]:
+def read_signed(cls: type[F], path: Path, inside: Path | None = None) -> SignedRecord[F]:
     """Read as `read_file` does, and check if this user's Holmes wrote the file here."""
     as_written = _read_as_written(cls, path, inside)
     if as_written is not None:
@@ -115,10 +115,10 @@ def read_signed(cls: type[F], path: Path, inside: Path | None = None) -> Signed[
             f"{path}: changed since it was written (digest {data.get('digest')!r}, content {record.digest()!r})",
             f"make it again with `{cls.RENEW}`; what you may choose is chosen in hosts.yaml and job.yaml",
         )
-    return Signed(record, is_own(cls.KIND, record.digest(), data.get("signature")))
+    return SignedRecord(record, is_own(cls.KIND, record.digest(), data.get("signature")))
 
 
-def read_any(classes: Sequence[type[FileRecord]], path: Path, inside: Path | None = None) -> Signed[FileRecord]:
+def read_any(classes: Sequence[type[FileRecord]], path: Path, inside: Path | None = None) -> SignedRecord[FileRecord]:
     """Read as `read_signed` does, a file of any of these kinds. Another kind is refused as not of the first."""
     return read_signed(next((cls for cls in classes if _kind_of(path, inside) == cls.KIND), classes[0]), path, inside)
 
@@ -133,7 +133,7 @@ def _kind_of(path: Path, inside: Path | None) -> str | None:
     return claimed[1].decode() if claimed else None
 
 
-def _read_as_written(cls: type[F], path: Path, inside: Path | None) -> Signed[F] | None:
+def _read_as_written(cls: type[F], path: Path, inside: Path | None) -> SignedRecord[F] | None:
     """Read the record in a file that is exactly as Holmes wrote it.
 
     None for any other file: the caller then reads it by the slower way, which explains its errors.
@@ -154,7 +154,7 @@ def _read_as_written(cls: type[F], path: Path, inside: Path | None) -> Signed[F]
         return None
     if record is None or record.digest() != digest:
         return None
-    return Signed(record, is_own(cls.KIND, record.digest(), claimed))
+    return SignedRecord(record, is_own(cls.KIND, record.digest(), claimed))
 
 
 def _claims_to_be_own(text: mmap.mmap) -> bool:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from threading import Lock, Thread
 from typing import NamedTuple
 
-from holmes_runtime.admission.keyed_frames import MAX_FRAME_BYTES, ChangedOnTheWay, FrameKeys, FrameReader, FrameWriter
+from holmes_runtime.admission.keyed_frames import MAX_FRAME_BYTES, FrameAltered, FrameKeys, FrameReader, FrameWriter
 
 
-class Side(NamedTuple):
+class SocketSide(NamedTuple):
     """A socket to carry to and from. `keys` of its frames; None for traffic within this host."""
 
     socket: socket.socket
@@ -22,7 +22,7 @@ class Side(NamedTuple):
 class _End:
     """One socket of a pair. While `waiting` holds bytes not yet sent to it, the other socket is not read."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: SocketSide) -> None:
         self.socket = side.socket
         self.peer = ""
         self.reader = self.writer = None
@@ -54,7 +54,7 @@ class Carrier:
         """Start to carry pairs, in a thread that ends with the process."""
         Thread(target=self._carry, daemon=True).start()
 
-    def join(self, one: Side, another: Side) -> None:
+    def join(self, one: SocketSide, another: SocketSide) -> None:
         """Carry bytes between these two."""
         ends = _End(one), _End(another)
         ends[0].other, ends[1].other = ends[1], ends[0]
@@ -80,7 +80,7 @@ class Carrier:
                 self._give(end)
             if events & selectors.EVENT_READ:
                 self._take(end)
-        except ChangedOnTheWay:
+        except FrameAltered:
             self._changed(end.peer)
             self._end(end)
         except OSError:

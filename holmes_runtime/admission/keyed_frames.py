@@ -18,7 +18,7 @@ _HEAD_BYTES = _LENGTH.size + TAG_BYTES
 _PLACE = struct.Struct(">Q?")  # number of the frame; False for its length, True for its bytes
 
 
-class ChangedOnTheWay(RuntimeError):
+class FrameAltered(RuntimeError):
     """A frame is not the next one that the other end sent."""
 
 
@@ -67,7 +67,7 @@ class FrameReader:
         self._length: int | None = None
 
     def take(self, came: bytes) -> bytes:
-        """Return the bytes of all complete frames. Raises ChangedOnTheWay before any byte of a changed frame."""
+        """Return the bytes of all complete frames. Raises FrameAltered before any byte of a changed frame."""
         self._came += came
         whole = bytearray()
         while len(self._came) >= (_HEAD_BYTES if self._length is None else self._length + TAG_BYTES):
@@ -83,7 +83,7 @@ class FrameReader:
         self._check(False, head[: _LENGTH.size], head[_LENGTH.size :])
         (length,) = _LENGTH.unpack_from(head)
         if not 0 < length <= MAX_FRAME_BYTES:
-            raise ChangedOnTheWay(f"a frame of {length} bytes")
+            raise FrameAltered(f"a frame of {length} bytes")
         return int(length)
 
     def _read_data(self, length: int) -> bytes:
@@ -98,4 +98,4 @@ class FrameReader:
 
     def _check(self, is_data: bool, content: bytes, tag: bytes) -> None:
         if not hmac.compare_digest(tag_of(self._key, _PLACE.pack(self._number, is_data), content), tag):
-            raise ChangedOnTheWay(f"frame {self._number}")
+            raise FrameAltered(f"frame {self._number}")

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import BoundedSemaphore, Lock, Thread
 
-from holmes_runtime.admission.carrier import Carrier, Side
+from holmes_runtime.admission.carrier import Carrier, SocketSide
 from holmes_runtime.admission.keyed_frames import FrameKeys
 from holmes_runtime.admission.own_sockets import all_connections
 from holmes_runtime.admission.proof import NotProven, demand_proof, prove
@@ -132,8 +132,8 @@ class StoreGate:
 
     def _let_in(self, connection: socket.socket, see: Callable[[socket.socket], FrameKeys | None]) -> None:
         try:
-            side = Side(connection, see(connection))
-            self._carrier.join(side, Side(self._door.connect()) if self._door else self._to_first_node())
+            side = SocketSide(connection, see(connection))
+            self._carrier.join(side, SocketSide(self._door.connect()) if self._door else self._to_first_node())
         except (OSError, NotProven):
             connection.close()
         finally:
@@ -145,7 +145,7 @@ class StoreGate:
     def _see_proof(self, connection: socket.socket) -> FrameKeys:
         return demand_proof(connection, self._secret, PROOF_S)
 
-    def _to_first_node(self) -> Side:
+    def _to_first_node(self) -> SocketSide:
         """Return a proven connection to the first node's gate, where thousands may queue at once. Raises OSError."""
         deadline = time.monotonic() + FIRST_NODE_S
         while True:
@@ -156,7 +156,7 @@ class StoreGate:
                 if time.monotonic() > deadline:
                     raise
         try:
-            return Side(connection, prove(connection, self._secret, FIRST_NODE_S))
+            return SocketSide(connection, prove(connection, self._secret, FIRST_NODE_S))
         except NotProven:
             connection.close()
             raise

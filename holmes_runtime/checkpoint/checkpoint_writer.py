@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, newest_in, write_durably
 from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
 from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, Description, Origin, describe, kept_origin
-from holmes_runtime.checkpoint.host_folders import HostFolders, Said
+from holmes_runtime.checkpoint.host_folders import HostFolders, OptionalText
 from holmes_runtime.checkpoint.memory_files import MemoryFiles
 from holmes_runtime.checkpoint.piece_copies import copy_files
 from holmes_runtime.checkpoint.piece_files import files_of, joined_boxes, write_metadata, write_pieces
@@ -125,7 +125,7 @@ class CheckpointWriter:
 
     def _troubles(self, mine: Exception | None) -> str | None:
         """Return the errors of all ranks as text; None if all succeeded."""
-        said = all_gather_records(Said(None if mine is None else self._in_words(mine)), self._group)
+        said = all_gather_records(OptionalText(None if mine is None else self._in_words(mine)), self._group)
         return _joined(each.text for each in said)
 
     def _merge(self, mine: Written, counters: Counters, begun_by: str) -> Merged:

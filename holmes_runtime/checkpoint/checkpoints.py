@@ -29,12 +29,12 @@ from holmes_runtime.checkpoint.description import (
 from holmes_runtime.checkpoint.host_folders import find_folders
 from holmes_runtime.checkpoint.memory_files import MemoryFiles
 from holmes_runtime.checkpoint.piece_files import index_of_old
-from holmes_runtime.checkpoint.piece_index import DamagedPiece, Described, read_index
+from holmes_runtime.checkpoint.piece_index import DamagedPiece, ReadIndex, read_index
 from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
 from holmes_runtime.checkpoint.piece_transfer import TransferPace
 from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
 from holmes_runtime.checkpoint.snapshot import Snapshot
-from holmes_runtime.checkpoint.whole_checkpoints import Found, Offers, found_in, offers_in, read_description
+from holmes_runtime.checkpoint.whole_checkpoints import Offers, WholeCheckpoint, found_in, offers_in, read_description
 from holmes_runtime.comm.group_opening import new_control_group
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.rank_grid import Rank
@@ -158,13 +158,13 @@ class Checkpoints:
                 self._warn([f"checkpoint {found.offer.name} cannot be read and is left out: {fault}"])
         raise RuntimeError(self._unreadable(reasons))
 
-    def _origin(self, found: Found) -> str:
+    def _origin(self, found: WholeCheckpoint) -> str:
         hosts = [host for at in found.folders for host in self._folders.hosts[at]]
         where = f" on {', '.join(hosts)}" if len(self._offers) > 1 else ""
         folder = self._folder.path / found.offer.name
         return f"resumed after step {found.offer.steps} of {self._config.steps} from {folder}{where}"
 
-    def _candidates(self) -> list[Found]:
+    def _candidates(self) -> list[WholeCheckpoint]:
         """Return the checkpoints to try, newest first: of one shared folder its `latest`, or only `resume_step`."""
         if self._config.resume_step is not None:
             return [found for found in self._found if found.offer.steps == self._config.resume_step]
@@ -186,7 +186,7 @@ class Checkpoints:
         return f"checkpoint {folder} cannot be read: {'; '.join(reasons)}{instead}"
 
     def _load(
-        self, found: Found, pieces: dict[str, TensorPiece], more: Mapping[str, TensorPiece]
+        self, found: WholeCheckpoint, pieces: dict[str, TensorPiece], more: Mapping[str, TensorPiece]
     ) -> tuple[Counters | None, str | None]:
         """Read one checkpoint. Return its counters, or the reason why it cannot be read; the same on all ranks."""
         if not found.is_whole:
@@ -219,16 +219,16 @@ class Checkpoints:
             self._writer.note_origin(saved.origin)
         return saved.counters, fault
 
-    def _described(self, folder: Path, found: Found) -> Described:
+    def _described(self, folder: Path, found: WholeCheckpoint) -> ReadIndex:
         """Return the index and description of a checkpoint from the first folder that has it."""
         source = self._folders.ranks_at(found.folders[0])[0]
-        mine = Described(None, "", None)
+        mine = ReadIndex(None, "", None)
         if self._me.rank == source:
             try:
                 index = read_index(folder) or index_of_old(folder)
-                mine = Described(index, read_description(folder, index), None)
+                mine = ReadIndex(index, read_description(folder, index), None)
             except DamagedPiece as error:
-                mine = Described(None, "", f"host {self._me.host}: {error}")
+                mine = ReadIndex(None, "", f"host {self._me.host}: {error}")
         return broadcast_record(mine, self._group, source)
 
     def _warn(self, sentences: Iterable[str]) -> None:

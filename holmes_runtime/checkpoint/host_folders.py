@@ -23,13 +23,13 @@ SEEN_WITHIN_S = 10.0  # time a network file system may take to show a host what 
 LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs"}
 
 
-class Mark(NamedTuple):
+class FolderMark(NamedTuple):
     """The random prefix of the files by which hosts look for folders they share."""
 
     word: SaveId
 
 
-class Said(NamedTuple):
+class OptionalText(NamedTuple):
     """A text, or None."""
 
     text: str | None
@@ -100,11 +100,11 @@ def find_folders(path: Path, me: Rank, ranks: Sequence[Rank], group: ProcessGrou
 
     Called by all ranks. Raises RuntimeError naming the hosts where it cannot be made or written to.
     """
-    mark = f"{SEEN}{broadcast_record(Mark(SaveId(uuid.uuid4().hex)), group).word}"
+    mark = f"{SEEN}{broadcast_record(FolderMark(SaveId(uuid.uuid4().hex)), group).word}"
     firsts = _first_ranks(ranks)
     own = path / f"{mark}-{me.rank}"
     fault = _touch(path, own, me.host) if me.rank in firsts else None
-    faults = [each.text for each in all_gather_records(Said(fault), group) if each.text is not None]
+    faults = [each.text for each in all_gather_records(OptionalText(fault), group) if each.text is not None]
     if faults:
         raise RuntimeError(f"checkpoint.path {path} must be a folder that every host can write to: {'; '.join(faults)}")
     mine = VisibleFiles(_see(path, mark, len(firsts)) if me.rank in firsts else ())

@@ -31,8 +31,8 @@ def copy_files(
         folder.mkdir(parents=True, exist_ok=True)
     mine = [file for file in index.files if file.rank == rank]
     with contextlib.ExitStack() as opened:
-        given = [_Given(folder, file, target, opened) for file in mine for target in copied_to[rank]]
-        taken = [_Taken(folder, file, opened) for file in index.files if rank in copied_to[file.rank]]
+        given = [_SentFile(folder, file, target, opened) for file in mine for target in copied_to[rank]]
+        taken = [_ReceivedFile(folder, file, opened) for file in index.files if rank in copied_to[file.rank]]
         outgoing = [OutgoingPiece(each.target, each.file.size_bytes, each.fill) for each in given]
         incoming = [Incoming(each.file.rank, each.file.size_bytes, each.take) for each in taken]
         exchange(outgoing, incoming, group, pace)
@@ -42,7 +42,7 @@ def copy_files(
     return next((error for error in errors if error is not None), None)
 
 
-class _Given:
+class _SentFile:
     """A file that is sent; it is `opened` at the first bytes, as are received ones."""
 
     def __init__(self, folder: Path, file: PieceFile, target: int, opened: contextlib.ExitStack) -> None:
@@ -64,7 +64,7 @@ class _Given:
             self.error = self.error or error
 
 
-class _Taken:
+class _ReceivedFile:
     """A file that is received."""
 
     def __init__(self, folder: Path, file: PieceFile, opened: contextlib.ExitStack) -> None:

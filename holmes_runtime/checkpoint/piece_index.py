@@ -146,7 +146,7 @@ class Merged(NamedTuple):
     trouble: str | None
 
 
-class Described(NamedTuple):
+class ReadIndex(NamedTuple):
     """The index and description of a checkpoint, or the reason why they cannot be read."""
 
     pieces: PieceIndex | None

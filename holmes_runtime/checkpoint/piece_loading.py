@@ -55,7 +55,7 @@ class Request:
         check("boxes", self.boxes, "must be each once and in order", is_in_order)
 
 
-class Wanted(NamedTuple):
+class PieceRequests(NamedTuple):
     """The requests of a rank in one round. `fault`: why it cannot go on. `damage`: the damaged files it found."""
 
     requests: tuple[Request, ...]
@@ -137,7 +137,7 @@ class PieceLoading:
         told: dict[str, None] = {}
         while True:
             self._read_own()
-            wanted = all_gather_records(Wanted(self._requests(), self._fault(), tuple(self._damage)), group)
+            wanted = all_gather_records(PieceRequests(self._requests(), self._fault(), tuple(self._damage)), group)
             told.update((sentence, None) for each in wanted for sentence in each.damage)
             faults = [f"rank {rank}: {each.fault}" for rank, each in enumerate(wanted) if each.fault is not None]
             if faults:
@@ -185,14 +185,16 @@ class PieceLoading:
                 by_provider.setdefault(there[self._me.rank % len(there)], []).append(number)
         return tuple(Request(provider, tuple(boxes)) for provider, boxes in sorted(by_provider.items()))
 
-    def _exchange(self, wanted: Sequence[Wanted], group: ProcessGroup) -> None:
+    def _exchange(self, wanted: Sequence[PieceRequests], group: ProcessGroup) -> None:
         """Send and receive the boxes that all ranks request."""
         mine = wanted[self._me.rank].requests
         for rank, each in enumerate(wanted):
             self._check(rank, each.requests)
-        incoming = [Incoming(each.provider, self._size_bytes(each), _Taker(self, each.boxes).take) for each in mine]
+        incoming = [
+            Incoming(each.provider, self._size_bytes(each), _SliceWriter(self, each.boxes).take) for each in mine
+        ]
         outgoing = [
-            OutgoingPiece(rank, self._size_bytes(request), _Giver(self, request.boxes).fill)
+            OutgoingPiece(rank, self._size_bytes(request), _SliceReader(self, request.boxes).fill)
             for rank, each in enumerate(wanted)
             for request in each.requests
             if request.provider == self._me.rank
@@ -232,7 +234,7 @@ class PieceLoading:
             self._is_damaged(number, str(error))
 
 
-class _Giver:
+class _SliceReader:
     """The bytes of boxes one after the other, each read when its turn comes."""
 
     def __init__(self, loading: PieceLoading, boxes: Sequence[int]) -> None:
@@ -248,7 +250,7 @@ class _Giver:
             target, self._left = target[size:], self._left[size:]
 
 
-class _Taker:
+class _SliceWriter:
     """Boxes put together from the bytes that arrive, one after the other."""
 
     def __init__(self, loading: PieceLoading, boxes: Sequence[int]) -> None:

@@ -101,7 +101,7 @@ def exchange(
 
     `group` is one of all ranks. No order of ranks can deadlock: a rank waits only for chunk n of its peers, and the
     peers of the rank with the smallest n are there, or past it. `fill` and `take` must not raise: the peers would wait.
-    Raises ChangedOnTheWay, after which this rank has to end.
+    Raises FrameAltered, after which this rank has to end.
     """
     keyed, me = KeyedExchange(group), dist.get_rank(group)
     given = [_Chunks(each.size_bytes, keyed, me, each.target) for each in outgoing]
@@ -160,7 +160,7 @@ class _Chunks:
         self._tag[:] = self._keyed.tag(self._source, self._place, self.content, self._size)
 
     def check(self) -> None:
-        """Raise ChangedOnTheWay if this chunk is not what its source sent."""
+        """Raise FrameAltered if this chunk is not what its source sent."""
         self._keyed.check(self._source, self._place, self._tag, self.content, self._size)
 
     @property

@@ -62,7 +62,7 @@ class Offers(NamedTuple):
     faults: tuple[str, ...]
 
 
-class Found(NamedTuple):
+class WholeCheckpoint(NamedTuple):
     """A checkpoint, its files in any of the folders. `holders`: by file the numbers of the folders that hold it."""
 
     offer: FolderCheckpoint
@@ -131,7 +131,7 @@ def read_description(checkpoint: Path, index: PieceIndex) -> str:
     return text
 
 
-def found_in(folders: Sequence[Offers]) -> list[Found]:
+def found_in(folders: Sequence[Offers]) -> list[WholeCheckpoint]:
     """Return the checkpoints in all folders together, newest first. Raise OtherRun if they are of several runs."""
     runs: dict[str, Offers] = {}
     for each in folders:
@@ -149,7 +149,7 @@ def found_in(folders: Sequence[Offers]) -> list[Found]:
     return sorted(found, key=lambda each: _age(each.offer), reverse=True)
 
 
-def _found(folders: Sequence[Offers], held: Sequence[tuple[int, FolderCheckpoint]]) -> Found:
+def _found(folders: Sequence[Offers], held: Sequence[tuple[int, FolderCheckpoint]]) -> WholeCheckpoint:
     offer = held[0][1]
     holders = {file.name: tuple(at for at, each in held if file.name in each.held) for file in offer.files}
     lacking, at_hosts = [], {host for file in offer.files for host in file.hosts}
@@ -170,7 +170,7 @@ def _found(folders: Sequence[Offers], held: Sequence[tuple[int, FolderCheckpoint
             seen = [f"host {folders[at].host}: {each.lacking[file.name]}" for at, each in held]
             elsewhere = [f"it was also on {host}" for host in file.hosts if host not in here]
             lacking.append("; ".join([*seen, *elsewhere]))
-    return Found(offer, tuple(at for at, _ in held), holders, tuple(lacking), tuple(lost))
+    return WholeCheckpoint(offer, tuple(at for at, _ in held), holders, tuple(lacking), tuple(lost))
 
 
 def _age(offer: FolderCheckpoint) -> tuple[int, int, str]:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from holmes_runtime.admission.keyed_frames import ChangedOnTheWay, tag_of
+from holmes_runtime.admission.keyed_frames import FrameAltered, tag_of
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.config.node_config import KEY_VARIABLE
 
@@ -25,7 +25,7 @@ class _Attempt(NamedTuple):
     hosts: Sequence[str] = ()  # by rank
 
 
-class _Ours:
+class _AttemptExchanges:
     """The attempt of this process, and the number of exchanges it has begun over each group."""
 
     attempt = _Attempt()
@@ -37,7 +37,7 @@ def take_key(environ: MutableMapping[str, str], hosts: Sequence[str]) -> None:
 
     `hosts` are the hosts by rank, for messages.
     """
-    _Ours.attempt = _Attempt(bytes.fromhex(environ.pop(KEY_VARIABLE, "")), hosts)
+    _AttemptExchanges.attempt = _Attempt(bytes.fromhex(environ.pop(KEY_VARIABLE, "")), hosts)
 
 
 class KeyedExchange:
@@ -46,8 +46,8 @@ class KeyedExchange:
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group if group is not None else dist.group.WORLD
         assert self._group is not None
-        self._number = _Ours.begun.get(self._group, 0)
-        _Ours.begun[self._group] = self._number + 1
+        self._number = _AttemptExchanges.begun.get(self._group, 0)
+        _AttemptExchanges.begun[self._group] = self._number + 1
 
     def tag(self, source: int, place: str, *parts: bytes | memoryview) -> bytes:
         """Return the tag of a message of the group's rank `source`; no two of its messages have one `place`.
@@ -56,16 +56,16 @@ class KeyedExchange:
         """
         assert self._group is not None
         where = json.dumps([self._group.group_name, self._number, source, place]).encode()
-        return tag_of(_Ours.attempt.key, where, b"\0", *parts)
+        return tag_of(_AttemptExchanges.attempt.key, where, b"\0", *parts)
 
     def check(self, source: int, place: str, tag: bytes | memoryview, *parts: bytes | memoryview) -> None:
-        """Raise ChangedOnTheWay, naming both ends, unless `source` sent these parts."""
+        """Raise FrameAltered, naming both ends, unless `source` sent these parts."""
         if not hmac.compare_digest(self.tag(source, place, *parts), tag):
             mine = self._name(dist.get_rank(self._group))
-            raise ChangedOnTheWay(f"what {self._name(source)} sent to {mine} {CHANGED}: {place}")
+            raise FrameAltered(f"what {self._name(source)} sent to {mine} {CHANGED}: {place}")
 
     def _name(self, group_rank: int) -> str:
         assert self._group is not None
         rank = dist.get_global_rank(self._group, group_rank)
-        hosts = _Ours.attempt.hosts
+        hosts = _AttemptExchanges.attempt.hosts
         return f"rank {rank} on {hosts[rank]}" if rank < len(hosts) else f"rank {rank}"

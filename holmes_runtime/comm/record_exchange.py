@@ -41,7 +41,7 @@ def all_gather_records(mine: Record, group: ProcessGroup | None = None) -> list[
     """Return the records of all ranks, in the group's order.
 
     Raises:
-        ChangedOnTheWay: a record is not what its rank sent.
+        FrameAltered: a record is not what its rank sent.
         ValueError: a record has a wrong value; names it.
     """
     heads, padded = _padded(mine, group)

@@ -29,7 +29,7 @@ class ByteCounters(NamedTuple):
         return ByteCounters(self.sent_bytes + more.sent_bytes, self.received_bytes + more.received_bytes)
 
 
-class Waits(NamedTuple):
+class WaitSeconds(NamedTuple):
     """Seconds waited by axis; `sync` is waiting for the slowest rank when the gradient norm is summed.
 
     In hierarchical data parallelism, waiting for gradients and weights in transit counts once, as `dp`.
@@ -95,7 +95,7 @@ class RankMetrics(NamedTuple):
     mfu: float
     memory_bytes: int
     compute_s: float
-    exposed_s: Waits
+    exposed_s: WaitSeconds
     interfaces: dict[str, ByteCounters]
     verdicts: tuple[Verdict, ...]
     outer: AppliedOuterSync | None

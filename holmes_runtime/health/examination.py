@@ -19,7 +19,7 @@ from holmes_runtime.health.adapt import adapt
 from holmes_runtime.health.edge_timing import time_edges
 from holmes_runtime.health.judge import verdicts
 from holmes_runtime.health.measured import EdgeTime, Measured
-from holmes_runtime.health.occasions import Occasions, UsualStep
+from holmes_runtime.health.occasions import ExaminationTimes, UsualStep
 
 
 class Examination:
@@ -35,7 +35,7 @@ class Examination:
         self._backward_s: list[float] = []
         self._reading_s: list[float] = []
         self._step_s: list[float] = []
-        self._usual, self._occasions = UsualStep(), Occasions()
+        self._usual, self._occasions = UsualStep(), ExaminationTimes()
 
     def add(self, step_s: float, paused_s: float, laps_s: Mapping[str, float]) -> bool:
         """Takes a step, before which the run paused for `paused_s`; whether it is a reason to examine.

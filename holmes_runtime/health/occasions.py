@@ -48,7 +48,7 @@ class UsualStep:
         return False
 
 
-class Occasions:
+class ExaminationTimes:
     """After which steps all ranks examine, for reasons that all know alike; `asked` is one of them."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from holmes_runtime.health.own_stack import MAX_CALLS, main_calls, working_call
 MOVED_WITHIN_S = 1.0  # well below the time that the controller gives for an answer
 
 
-class Whereabouts:
+class PositionReport:
     """One rank's answer to where it is; `read` is how far it is with its groups."""
 
     def __init__(self, rank: int, read: Callable[[], tuple[GroupProgress, ...]]) -> None:
@@ -61,7 +61,7 @@ class Whereabouts:
                 lines.write(to_json(position._replace(moved_bytes=moved_bytes)) + "\n")
 
 
-def whereabouts_of(config: RunConfig, rank: int) -> Whereabouts:
+def whereabouts_of(config: RunConfig, rank: int) -> PositionReport:
     """Return the whereabouts of `rank` in the run, by torch's flight recorder."""
     groups = [group.name for group in config.groups if rank in group.ranks]
-    return Whereabouts(rank, lambda: parse_flight_record(dump_flight_record(config.device), groups))
+    return PositionReport(rank, lambda: parse_flight_record(dump_flight_record(config.device), groups))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holmes_runtime.admission.keyed_frames import TAG_BYTES, ChangedOnTheWay
+from holmes_runtime.admission.keyed_frames import TAG_BYTES, FrameAltered
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.outer.decision import Roster
 from holmes_runtime.outer.lane_exchange import LaneMaker
@@ -29,13 +29,13 @@ class ExchangeTags:
         """Check that the member sent these bytes and tags.
 
         Raises:
-            ChangedOnTheWay: something was altered on the way.
+            FrameAltered: something was altered on the way.
         """
         of_state, of_packed = tags[:TAG_BYTES], tags[TAG_BYTES:]
         if not torch.equal(self._of_packed(lane, position, packed, of_state), of_packed):
             island = self._decision.participants[position].island
             rank, mine = lane.owners[position], self._maker.rank
-            raise ChangedOnTheWay(f"what rank {rank} of island {island} sent to rank {mine} of another {CHANGED}")
+            raise FrameAltered(f"what rank {rank} of island {island} sent to rank {mine} of another {CHANGED}")
 
     def agree(self, lane: Lane, position: int, digest: Tensor, tags: Tensor) -> bool:
         """Return True if the member has reached the state of this digest; `check` has passed."""

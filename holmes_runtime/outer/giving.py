@@ -12,10 +12,10 @@ from threading import Event, Thread
 import torch
 from torch import Tensor
 
-from holmes_runtime.admission.keyed_frames import ChangedOnTheWay
+from holmes_runtime.admission.keyed_frames import FrameAltered
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.outer.decision import Arrival, Roster
-from holmes_runtime.outer.lane_exchange import LaneMaker, LaneMessage, OpenLane, Posted, carry, post
+from holmes_runtime.outer.lane_exchange import LaneMaker, LaneMessage, OpenLane, PendingTransfers, carry, post
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import digest_of
 
@@ -82,7 +82,7 @@ class StateReceiver:
     def wait(self, is_given_up: Event) -> None:
         """Wait until all is there, or is given up. Raises RuntimeError if the sender is gone."""
         opened = self._maker.open(self.lanes, NEWCOMER, self._name)
-        ahead = deque[Posted]()
+        ahead = deque[PendingTransfers]()
         for pieces in _pieces(opened, self.states):
             ahead.append(
                 post([LaneMessage(lane, None, (), {GIVER: piece}) for lane, piece in pieces], self._maker.streams)
@@ -112,7 +112,7 @@ def _pieces(opened: Sequence[OpenLane], states: Sequence[Tensor]) -> Pieces:
 
 
 def _compare(maker: LaneMaker, opened: Sequence[OpenLane], states: Sequence[Tensor], me: int, name: str) -> None:
-    """Check that the other end has the same state. Raises ChangedOnTheWay if it has not."""
+    """Check that the other end has the same state. Raises FrameAltered if it has not."""
     peer = NEWCOMER if me == GIVER else GIVER
     digests = [digest_of([state]) for state in states]
     tags = [maker.tag(lane.lane, name, me, digest) for lane, digest in zip(opened, digests, strict=True)]
@@ -122,4 +122,4 @@ def _compare(maker: LaneMaker, opened: Sequence[OpenLane], states: Sequence[Tens
     for lane, digest, other in zip(opened, digests, theirs, strict=True):
         if not torch.equal(maker.tag(lane.lane, name, peer, digest), other):
             owner = lane.lane.owners[peer]
-            raise ChangedOnTheWay(f"the state between this island and rank {owner} of the other {CHANGED}")
+            raise FrameAltered(f"the state between this island and rank {owner} of the other {CHANGED}")

@@ -29,7 +29,7 @@ from holmes_runtime.outer.outer_step import arrived, digest_of, outer_step
 FP32_BYTES = 4
 
 
-class Followed(NamedTuple):
+class ReplayedSync(NamedTuple):
     """An outer sync to be replayed: by lane its cells, the message of each member, and the first member's tags.
 
     Its roster was agreed on at `decided_s` of this rank's clock.
@@ -60,7 +60,7 @@ class CatchUp:
         self._giver, self._num_ranks = decision.giver(newcomer), newcomer.num_ranks
         self._given = Future[StateReceiver]()
         self._is_given_up = Event()
-        self._followed: list[Followed] = []
+        self._followed: list[ReplayedSync] = []
         anchor, momentum = ({name: torch.empty_like(each) for name, each in state.anchor.items()} for _ in range(2))
         self.outcome = Outcome.of(decision, decided_s, has_joined=True)._replace(anchor=anchor, momentum=momentum)
         self._has_state = False
@@ -78,10 +78,10 @@ class CatchUp:
         """Give up the transfer."""
         self._is_given_up.set()
 
-    def listen(self, decision: Roster, decided_s: float, lanes: Sequence[LaneCells]) -> Followed:
+    def listen(self, decision: Roster, decided_s: float, lanes: Sequence[LaneCells]) -> ReplayedSync:
         """Receive on these lanes, each with its cells of the fragment, the messages of an outer sync's members.
 
-        Raises ChangedOnTheWay if the first member's tags show that its message was altered.
+        Raises FrameAltered if the first member's tags show that its message was altered.
         """
         positions = [decision.participants.index(each) for each in decision.members]
         codec, streams = self._sync.codec, self._sync.streams
@@ -99,9 +99,9 @@ class CatchUp:
             exchange_tags.check(parcel.lane.lane, first, parcel.gets[first], each)
         packed = [[parcel.gets[each] for each in positions] for parcel in parcels]
         on = [lane.lane for lane, _ in lanes]
-        return Followed(decision, decided_s, on, [cells for _, cells in lanes], packed, tags)
+        return ReplayedSync(decision, decided_s, on, [cells for _, cells in lanes], packed, tags)
 
-    def follow(self, followed: Followed) -> None:
+    def follow(self, followed: ReplayedSync) -> None:
         """Keep an outer sync that has taken place, to be replayed."""
         before = self.outcome
         self._followed.append(followed)
@@ -146,7 +146,7 @@ class CatchUp:
         given.states.clear()
         self._has_state = True
 
-    def _step(self, followed: Followed) -> None:
+    def _step(self, followed: ReplayedSync) -> None:
         """Replay one outer step."""
         state, sync, (anchor, momentum) = self._state, self._sync, (self.outcome.anchor, self.outcome.momentum)
         tokens = [each.tokens for each in followed.decision.members]

@@ -90,7 +90,7 @@ class LaneMessage(NamedTuple):
     gets: dict[int, Tensor]
 
 
-class Posted(NamedTuple):
+class PendingTransfers(NamedTuple):
     """Transfers in progress; keeps their buffers alive."""
 
     works: list[Any]
@@ -103,9 +103,9 @@ class Posted(NamedTuple):
         return sum(target.nbytes for parcel in self.parcels for target in parcel.gets.values())
 
 
-def post(parcels: Iterable[LaneMessage], streams: int) -> Posted:
+def post(parcels: Iterable[LaneMessage], streams: int) -> PendingTransfers:
     """Start to send and to receive all parcels at once."""
-    posted = Posted([], list(parcels))
+    posted = PendingTransfers([], list(parcels))
     for (_, group), sends, to, gets in posted.parcels:
         for position, target in gets.items():
             posted.works.extend(group.recv([part], position, tag) for tag, part in enumerate(_parts(target, streams)))

@@ -49,7 +49,7 @@ def arrived(packed: Tensor, codec: Codec, elements: int) -> Tensor:
     return unpack(packed, codec, (elements,), torch.float32, OUTER_BLOCK)
 
 
-class Stepped(NamedTuple):
+class OuterStepResult(NamedTuple):
     """The next anchor and momentum, fp32 (elements,)."""
 
     anchor: Tensor
@@ -64,7 +64,7 @@ def outer_step(
     codec: Codec,
     outer_rate: float,
     factor: float,
-) -> Stepped:
+) -> OuterStepResult:
     """Return the next anchor and momentum from the `parts` of all islands; `factor` is that of the momentum.
 
     The next anchor is the mean of the islands' parameters where the rate is 1 and the factor 0, to the bit.
@@ -77,7 +77,7 @@ def outer_step(
         mean = anchor - change
     following = (momentum * factor).add_(change)
     step = (following * (outer_rate * factor)).sub_(change * (1 - outer_rate))
-    return Stepped(mean - step, following)
+    return OuterStepResult(mean - step, following)
 
 
 def step_ahead(anchor: Tensor, momentum: Tensor, parameters: Tensor, outer_rate: float, factor: float) -> Tensor:

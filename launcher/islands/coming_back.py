@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
 from holmes_runtime.config.verdicts import Verdict
-from launcher.islands.told import Told
+from launcher.islands.told import ThreadInterrupt
 from launcher.nodes.preflight import Fault
 from launcher.supervise.lost_hosts import PAUSE_S, answers
 from launcher.supervise.new_verdicts import NewVerdicts
@@ -15,7 +15,7 @@ from launcher.supervise.new_verdicts import NewVerdicts
 TRIES = 5
 
 
-class ComingBack:
+class IslandReturn:
     """Replaces `Replanning` in an island: restart it, unless it has restarted too often without a step between.
 
     `say` gets a line when the island is lost and when it comes back; `told` ends the waiting.
@@ -26,7 +26,7 @@ class ComingBack:
     def __init__(
         self,
         tries: int,
-        told: Told,
+        told: ThreadInterrupt,
         say: Callable[[str], None],
         answers: Callable[[Node], bool] = answers,
         pause_s: float = PAUSE_S,

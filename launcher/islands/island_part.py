@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holmes_runtime.config.run_settings import OuterSync
 from launcher.islands.held_meeting import RendezvousServer
-from launcher.islands.told import Told
+from launcher.islands.told import ThreadInterrupt
 
 MIN_SILENCE_S = 5.0  # nodes speak every 2 s
 
@@ -20,7 +20,7 @@ class IslandPart:
 
     outer_sync: OuterSync
     meeting: RendezvousServer
-    told: Told
+    told: ThreadInterrupt
     tries: int
 
     def take_silence(self, unheard_s: float) -> None:

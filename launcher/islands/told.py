@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Semaphore
 
 
-class Told:
+class ThreadInterrupt:
     """Raises one KeyboardInterrupt per `tell` in the thread of the launch: the second one means "at once"."""
 
     def __init__(self) -> None:

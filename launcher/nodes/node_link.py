@@ -73,7 +73,7 @@ LinkWord = LinkState | LinkBroken | Unreadable | LinkClosed
 
 
 @dataclass(frozen=True)
-class Heard:
+class NodeMessage:
     """A message of a node, at `heard_s` of the monotonic clock.
 
     `number` counts the agent's own messages from 1; None for messages of the link itself.
@@ -88,7 +88,7 @@ class Heard:
 class NodeLink:
     """One node of one attempt. `detached`: the agent runs on without us, so reconnecting is tried for ever."""
 
-    def __init__(self, bundle: NodeBundle, heard: queue.Queue[Heard], detached: bool) -> None:
+    def __init__(self, bundle: NodeBundle, heard: queue.Queue[NodeMessage], detached: bool) -> None:
         self.bundle = bundle
         self.opened = False  # the agent was started, or found again
         self.ended = False  # it reported its end
@@ -166,7 +166,7 @@ class NodeLink:
         return self._connection
 
     def _tell(self, message: Message | LinkWord, number: int | None = None) -> None:
-        self._heard.put(Heard(self.bundle.node.node_rank, message, time.monotonic(), number))
+        self._heard.put(NodeMessage(self.bundle.node.node_rank, message, time.monotonic(), number))
 
     def _listen(self) -> None:
         """Forward every message; reconnect when the channel ends before the agent does."""

@@ -29,7 +29,7 @@ from holmes_runtime.config.messages import (
 )
 from holmes_runtime.config.node_config import TunnelEnd
 from launcher.nodes.node_checks import check_facts
-from launcher.nodes.node_link import Heard, LinkClosed, LinkState, NodeLink, Unreadable
+from launcher.nodes.node_link import LinkClosed, LinkState, NodeLink, NodeMessage, Unreadable
 from launcher.nodes.preflight import Fault, Preflight, host_fault, unreadable_fault
 from launcher.nodes.tries import rounds_of, tries_of
 from launcher.prepare.bundle import NodeBundle
@@ -58,7 +58,7 @@ class RunningNodes:
     """The agents of one attempt, and one queue of all their messages. An island's ranks meet at `meeting`."""
 
     def __init__(self, bundles: Sequence[NodeBundle], detached: bool, meeting: RankRendezvous | None = None) -> None:
-        self.heard: queue.Queue[Heard] = queue.Queue()
+        self.heard: queue.Queue[NodeMessage] = queue.Queue()
         self.master_port: int | None = None  # of the rendezvous, once the first node has found one
         self.links = tuple(NodeLink(bundle, self.heard, detached) for bundle in bundles)
         self._meeting = meeting

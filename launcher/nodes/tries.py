@@ -10,7 +10,7 @@ from holmes_core.records.plan import Plan
 from holmes_runtime.config.messages import Destination, Ready
 
 
-class Try(NamedTuple):
+class ReachCheck(NamedTuple):
     """Node `here` is to reach node `there`, both by rank."""
 
     here: int
@@ -18,23 +18,23 @@ class Try(NamedTuple):
     destination: Destination
 
 
-def tries_of(plan: Plan, answers: Mapping[int, Ready], master_port: int) -> list[Try]:
+def tries_of(plan: Plan, answers: Mapping[int, Ready], master_port: int) -> list[ReachCheck]:
     """Return the tries: every node to the rendezvous, and to the next member of each of its groups on its
     interfaces."""
     first = plan.nodes[0].shared_address
     found = [
-        Try(node.node_rank, 0, Destination("the rendezvous", node.shared_address, first, master_port))
+        ReachCheck(node.node_rank, 0, Destination("the rendezvous", node.shared_address, first, master_port))
         for node in plan.nodes
     ]
     for here, interface, there, other in sorted(set(_neighbours(plan))):
         source, target = answers[here].listeners.get(interface), answers[there].listeners.get(other)
         if source and target:
             what = f"{plan.nodes[there].host} over {interface} to {other}"
-            found.append(Try(here, there, Destination(what, source.address, target.address, target.port)))
+            found.append(ReachCheck(here, there, Destination(what, source.address, target.address, target.port)))
     return found
 
 
-def rounds_of(plan: Plan, tries: Sequence[Try]) -> list[list[Try]]:
+def rounds_of(plan: Plan, tries: Sequence[ReachCheck]) -> list[list[ReachCheck]]:
     """Return the tries in rounds; all tries of one round run at once.
 
     There is one round, except with tunnels: there the later of two nodes sends first. WireGuard ends that begin at the

@@ -16,7 +16,7 @@ HERE = "this machine"
 
 
 @dataclass(frozen=True)
-class Brought:
+class TrustedPart:
     """One thing: `what` happens with `value`, and the hosts."""
 
     what: str
@@ -24,9 +24,9 @@ class Brought:
     where: tuple[str, ...]
 
 
-def brought_by_plan(plan: Plan) -> tuple[Brought, ...]:
+def brought_by_plan(plan: Plan) -> tuple[TrustedPart, ...]:
     """Return all that a launch of the plan would run, read or set because the plan says so."""
-    found = _Found()
+    found = _PartsByKind()
     for node in plan.nodes:
         found.add_access(node.host, node.access)
     for node in plan.nodes:
@@ -35,15 +35,15 @@ def brought_by_plan(plan: Plan) -> tuple[Brought, ...]:
     return (*found.all(), *_brought_by_job(plan.job))
 
 
-def brought_by_inventory(inventory: Inventory) -> tuple[Brought, ...]:
+def brought_by_inventory(inventory: Inventory) -> tuple[TrustedPart, ...]:
     """Return the logins by which a run with a new plan would reach the hosts."""
-    found = _Found()
+    found = _PartsByKind()
     for host in inventory.hosts:
         found.add_access(host.name, host.access)
     return found.all()
 
 
-class _Found:
+class _PartsByKind:
     """Things by kind and value, each with its hosts, in the order they came."""
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class _Found:
         for what, value in _access_lines(access):
             self.add(what, value, f"{host} ({_target(host, access)})" if what == "log in" else host)
 
-    def all(self) -> tuple[Brought, ...]:
-        return tuple(Brought(what, value, tuple(where)) for (what, value), where in self._where.items())
+    def all(self) -> tuple[TrustedPart, ...]:
+        return tuple(TrustedPart(what, value, tuple(where)) for (what, value), where in self._where.items())
 
 
 def _access_lines(access: Access) -> Iterator[tuple[str, str]]:
@@ -79,18 +79,18 @@ def _target(host: str, access: Access) -> str:
     return f"{user}{access.address or host}{f':{access.port}' if access.port else ''}"
 
 
-def _brought_by_job(job: Job) -> Iterator[Brought]:
+def _brought_by_job(job: Job) -> Iterator[TrustedPart]:
     for what, value in (
         *_variables(job.launch.environment),
         *(("secret", f"{name} = the text of {file} here") for name, file in job.launch.secrets.items()),
         *_paths(job),
     ):
-        yield Brought(what, value, (ALL_RANKS,))
+        yield TrustedPart(what, value, (ALL_RANKS,))
     if job.launch.code is not None:
-        yield Brought("send", f"the folder {job.launch.code} here, as launch.code", (ALL_RANKS,))
+        yield TrustedPart("send", f"the folder {job.launch.code} here, as launch.code", (ALL_RANKS,))
     for when, words in (("at the end", job.launch.on_end), ("for what is slow", job.launch.on_verdict)):
         if words:
-            yield Brought(f"command {when}", shlex.join(words), (HERE,))
+            yield TrustedPart(f"command {when}", shlex.join(words), (HERE,))
 
 
 def _variables(environment: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ from holmes_runtime.config.rank_metrics import RankMetrics, RankNotice
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
 from launcher.journal.step_metrics import FinishedStep, StepCollector
-from launcher.nodes.node_link import Heard, LinkBroken, LinkClosed, LinkState, LinkWord, Unreadable
+from launcher.nodes.node_link import LinkBroken, LinkClosed, LinkState, LinkWord, NodeMessage, Unreadable
 from launcher.nodes.preflight import unreadable_fault
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.failure import failure_of, first_cause, is_consequence
@@ -54,7 +54,7 @@ ONLY_PEERS_WINDOW_S = SILENCE_LIMIT_S + CAUSE_WINDOW_S
 
 
 @dataclass(frozen=True)
-class TellAll:
+class NotifyAll:
     """An order: send the command to every agent."""
 
     command: Command
@@ -83,7 +83,7 @@ class ForMeeting:
 
 
 RankMessage = RankPrinted | RankMetrics | RankNotice | RankFile | RankFailed | RankStates | RankPosition
-Order = TellAll | Reconnect | GiveUp | ForMeeting
+Order = NotifyAll | Reconnect | GiveUp | ForMeeting
 Effect = RunEvent | FinishedStep | FilePart | Order
 
 
@@ -152,7 +152,7 @@ class AttemptState:
         window_s = CAUSE_WINDOW_S if self._has_cause else ONLY_PEERS_WINDOW_S
         return self._failed_s is not None and now_s > self._failed_s + window_s
 
-    def take(self, heard: Heard, now_s: float) -> list[Effect]:
+    def take(self, heard: NodeMessage, now_s: float) -> list[Effect]:
         """Return the effects of a message of a node."""
         node = self._plan.nodes[heard.node_rank]
         if heard.number is not None:
@@ -300,7 +300,7 @@ class AttemptState:
         if self.failures:
             return
         if self._hang.asks_now(now_s):
-            yield TellAll(Stacks())
+            yield NotifyAll(Stacks())
         hung = self._hang.verdict({rank: tuple(lines) for rank, lines in self._last_lines.items()}, now_s)
         if hung is not None:
             host = None if hung.rank is None else self._plan.ranks[hung.rank].host

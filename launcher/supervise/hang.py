@@ -20,7 +20,7 @@ _STACK_BEGINS = "(most recent call first)"  # as faulthandler prints one; that o
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device"}
 
 
-class Hung(NamedTuple):
+class HangReport(NamedTuple):
     """Why a run is called hung, the rank that holds up the others and its stack; None where nothing shows which."""
 
     rank: int | None
@@ -100,7 +100,7 @@ class HangDetector:
             return True
         return False
 
-    def verdict(self, last_lines: Mapping[int, Sequence[str]], now_s: float) -> Hung | None:
+    def verdict(self, last_lines: Mapping[int, Sequence[str]], now_s: float) -> HangReport | None:
         """Return the verdict that the run is hung, some time after asking; None before."""
         if self._asked_s is None or now_s - self._asked_s < ASK_S:
             return None
@@ -117,10 +117,10 @@ class HangDetector:
         if found is not None:
             rank, why = found
             stack = self._stack_of(rank, last_lines.get(rank, ()))
-            return Hung(rank, f"{since}; rank {rank} holds up the others: {why}", stack)
+            return HangReport(rank, f"{since}; rank {rank} holds up the others: {why}", stack)
         hosts = {rank.rank: rank.host for rank in self._plan.ranks}
         doing = doing_in_words(self._positions, hosts, self._steps.keys() - self._positions.keys())
-        return Hung(None, f"{since}; which rank is at fault is not known: {doing}{stuck_in_words(operations)}")
+        return HangReport(None, f"{since}; which rank is at fault is not known: {doing}{stuck_in_words(operations)}")
 
     def _halted(self) -> tuple[int, str] | None:
         """Return a rank that the kernel does not run."""

@@ -20,7 +20,7 @@ LIMIT_S = 60.0
 LOG_FILE = "told.log"
 
 
-class TellCommand:
+class HookCommand:
     """Runs `words` in the run's folder, if there are any, with output to told.log there. One at a time."""
 
     def __init__(self, words: Sequence[str], folder: Path, limit_s: float = LIMIT_S) -> None:

@@ -10,7 +10,7 @@ from launcher.journal.rank_files import FilePart
 from launcher.journal.run_events import RunEvent
 from launcher.journal.step_metrics import FinishedStep
 from launcher.nodes.start import RunningNodes
-from launcher.supervise.attempt_state import AttemptState, Effect, ForMeeting, GiveUp, Reconnect, TellAll
+from launcher.supervise.attempt_state import AttemptState, Effect, ForMeeting, GiveUp, NotifyAll, Reconnect
 
 POLL_S = 0.1
 Happened = RunEvent | FinishedStep | FilePart
@@ -42,7 +42,7 @@ def watch(
 
 
 def _carry_out(effect: Effect, nodes: RunningNodes, take: Callable[[Happened], None]) -> None:
-    if isinstance(effect, TellAll):
+    if isinstance(effect, NotifyAll):
         nodes.send(effect.command)
     elif isinstance(effect, Reconnect):
         nodes.links[effect.node_rank].drop()

@@ -32,7 +32,7 @@ LOOKED_AT_LATENCY_S = 1e-3
 
 
 @dataclass(frozen=True)
-class OrdinaryWay:
+class ModePlacement:
     """A placement that was the best of its mode on some network."""
 
     mode: Mode
@@ -46,12 +46,12 @@ class OrdinaryWay:
 
 def find_ways(
     inventory: Inventory, job: Job, planned: Plan | None, time_limit_s: float, tell: Callable[[str], None]
-) -> tuple[OrdinaryWay, ...]:
+) -> tuple[ModePlacement, ...]:
     """The best placements of each mode on the networks as they are, and as they might be; first that of the plan."""
-    left, found = TimeLeft(time_limit_s), list[OrdinaryWay]()
+    left, found = TimeLeft(time_limit_s), list[ModePlacement]()
     if planned is not None:
         layout = layout_of(read_problem(inventory, job), planned)
-        found.append(OrdinaryWay(MODE_OF[planned.solve.crossing], layout))
+        found.append(ModePlacement(MODE_OF[planned.solve.crossing], layout))
     networks = [inventory]
     if len(inventory.clusters) > 1 and inventory.shared is not None:
         rates = (bytes_per_s_from_mbps(each) for each in LOOKED_AT_MBPS)
@@ -66,7 +66,7 @@ def find_ways(
     )
 
 
-def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[OrdinaryWay]:
+def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[ModePlacement]:
     try:
         problem = read_problem(inventory, job)
         require_rates(problem)
@@ -77,12 +77,12 @@ def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[Or
     for each in contenders:
         if each.crossing not in seen:
             seen.add(each.crossing)
-            yield OrdinaryWay(MODE_OF[each.crossing], lay_out_contender(problem, each))
+            yield ModePlacement(MODE_OF[each.crossing], lay_out_contender(problem, each))
 
 
-def fastest_of_each(problem: Problem, ways: Sequence[OrdinaryWay]) -> dict[Mode, tuple[float, OrdinaryWay]]:
+def fastest_of_each(problem: Problem, ways: Sequence[ModePlacement]) -> dict[Mode, tuple[float, ModePlacement]]:
     """Return, for each mode that has any, the seconds of its fastest step on the networks of `problem`, and the way."""
-    best = dict[Mode, tuple[float, OrdinaryWay]]()
+    best = dict[Mode, tuple[float, ModePlacement]]()
     for way in ways:
         step_s = predict_step_s(problem, lay_out_again(problem, way.layout))
         if way.mode not in best or step_s < best[way.mode][0]:
@@ -90,7 +90,7 @@ def fastest_of_each(problem: Problem, ways: Sequence[OrdinaryWay]) -> dict[Mode,
     return best
 
 
-def price_way(problem: Problem, way: OrdinaryWay) -> ModePrice:
+def price_way(problem: Problem, way: ModePlacement) -> ModePrice:
     """Return the price of `way`, with the part of its step that takes most time apart from computing."""
     layout = lay_out_again(problem, way.layout)
     prediction = predict(problem, layout)

@@ -16,7 +16,7 @@ from holmes_core.units import bytes_per_s_from_mbps, format_seconds
 from planner.islands.island_plans import IslandPlans, plan_islands
 from planner.islands.island_rounds import IslandRound
 from planner.islands.joined_alike import joined_alike
-from planner.islands.ordinary_modes import OrdinaryWay, fastest_of_each, find_ways, price_way
+from planner.islands.ordinary_modes import ModePlacement, fastest_of_each, find_ways, price_way
 from planner.problem.problem import read_problem
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -30,12 +30,12 @@ MakeOrdinary = Callable[[Job, float], Plan]
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _ModePlacements:
     """All that was planned, to be priced on any network."""
 
     inventory: Inventory
     together: Job
-    ordinary: tuple[OrdinaryWay, ...]
+    ordinary: tuple[ModePlacement, ...]
     islands: IslandPlans
 
 
@@ -56,7 +56,7 @@ def plan_mode(
     islands = plan_islands(inventory, job, sources, OF_THE_TIME * time_limit_s, tell)
     best = islands.best_round()
     planned = ordinary if isinstance(ordinary, Plan) else None
-    ways = _Ways(inventory, together, find_ways(inventory, together, planned, left.seconds, tell), islands)
+    ways = _ModePlacements(inventory, together, find_ways(inventory, together, planned, left.seconds, tell), islands)
     as_one_per_s = planned.prediction.tokens_per_s if planned is not None else 0.0
     if isinstance(best, IslandRound) and best.cost.tokens_per_s > as_one_per_s * (1 + RELATIVE_TOLERANCE):
         return _written(job, sources, best, _modes(ways, best, ordinary))
@@ -117,7 +117,7 @@ def _island_job(job: Job, name: str, batch: int, inner_steps: int, rounds: int) 
     )
 
 
-def _modes(ways: _Ways, best: IslandRound | str, ordinary: Plan | HolmesError) -> Modes:
+def _modes(ways: _ModePlacements, best: IslandRound | str, ordinary: Plan | HolmesError) -> Modes:
     """Return the modes on the networks as they are, the fastest first, and which would be fastest on others."""
     problem = read_problem(ways.inventory, ways.together)
     prices = {mode: price_way(problem, way) for mode, (_, way) in fastest_of_each(problem, ways.ordinary).items()}
@@ -143,7 +143,7 @@ def _islands_price(best: IslandRound | str) -> ModePrice:
     )
 
 
-def _by_network(ways: _Ways) -> Iterator[BestMode]:
+def _by_network(ways: _ModePlacements) -> Iterator[BestMode]:
     """Yield the fastest mode for each rate and latency between clusters; of equally fast ones islands last."""
     if len(ways.inventory.clusters) < 2 or ways.inventory.shared is None:
         return
@@ -163,7 +163,7 @@ def _best_mode(rate: float, latency_s: float, ranked: Sequence[tuple[Mode, float
     )
 
 
-def _tokens_per_s(ways: _Ways, inventory: Inventory) -> dict[Mode, float]:
+def _tokens_per_s(ways: _ModePlacements, inventory: Inventory) -> dict[Mode, float]:
     """Return the tokens/s of each possible mode on the networks of `inventory`."""
     job, problem = ways.together, read_problem(inventory, ways.together)
     tokens = job.global_batch_size * job.model.seq_length

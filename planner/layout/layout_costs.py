@@ -25,7 +25,7 @@ from planner.problem.problem import Problem
 from planner.problem.sharded_weights import WeightTraffic
 from planner.problem.shared_cores import machine_of
 from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, make_buckets
-from planner.schedule.simulate import Order, PipelineTimes, ReplicaSchedule
+from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class LayoutCosts:
         layout, mode = self.layout, self.layout.mode
         return [
             ReplicaSchedule(
-                Order(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight),
+                ScheduleOrder(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight),
                 self._times(replica, tensor_parallel, edges, weights),
             )
             for replica, count in enumerate(layout.microbatches)

@@ -22,7 +22,7 @@ Place = tuple[tuple[Rail, ...], int]
 """The rails of a group slot's GPUs, and which of its host's group slots on them it is."""
 
 
-class Apart(NamedTuple):
+class RailMismatches(NamedTuple):
     """Stages whose replicas, and edges between hosts whose ends, are on GPUs of different rails."""
 
     stages: int
@@ -43,7 +43,7 @@ def meet_on_rails(
     exchange = _Exchange(given, fleet, rails, tp, wraps)
     best, fewest = dict(exchange.taken), exchange.apart()
     for _ in range(SWEEPS):
-        if fewest == Apart(0, 0):
+        if fewest == RailMismatches(0, 0):
             break
         exchange.sweep()
         now = exchange.apart()
@@ -78,7 +78,7 @@ class _Exchange:
         self._blocks = sorted(blocks.values(), key=lambda block: -len({self.host[key] for key in block}))
         self._placed_anew: set[Tasklet] = set()
 
-    def apart(self) -> Apart:
+    def apart(self) -> RailMismatches:
         """Return the numbers of stages and edges on different rails now."""
         stages = 0
         for block in self._blocks:
@@ -87,7 +87,7 @@ class _Exchange:
                 rails.setdefault(self.host[key], set()).add(self.taken[key][0])
             stages += len({frozenset(each) for each in rails.values()}) > 1
         edges = sum(self.taken[key][0] != self.taken[peer][0] for key in self.taken for peer in self._peers(key))
-        return Apart(stages, edges // 2)
+        return RailMismatches(stages, edges // 2)
 
     def sweep(self) -> None:
         """Place all blocks anew, a block being the replicas of a stage in one cluster; those on most hosts first.

@@ -206,18 +206,18 @@ def _trunk_share(
     return min(shares, default=None)
 
 
-class _Joined(NamedTuple):
+class _PathLimits(NamedTuple):
     """The longest latency of a message between the hosts, and the most streams that their sockets need."""
 
     latency_s: float
     streams: int
 
 
-def _joined(networks: Networks, hosts: Sequence[str]) -> _Joined:
+def _joined(networks: Networks, hosts: Sequence[str]) -> _PathLimits:
     if len(set(hosts)) == 1:
-        return _Joined(0.0, 1)
+        return _PathLimits(0.0, 1)
     clusters = {networks.cluster(host).name for host in hosts}
     ends = combinations(sorted(clusters), 2) if len(clusters) > 1 else [(*clusters, *clusters)]
     connections = [networks.connection(a, b) for a, b in ends]
     streams = max(connection.streams for connection in connections)
-    return _Joined(networks.latency_s(clusters), streams)
+    return _PathLimits(networks.latency_s(clusters), streams)

@@ -22,7 +22,7 @@ from planner.problem.coefficients import Coefficients, are_alike
 from planner.problem.exchange_rates import are_even, rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, make_buckets
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
-from planner.schedule.simulate import Order, PipelineTimes, ReplicaSchedule, simulate
+from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder, simulate
 from planner.schedule.step_end import slowest_update_s, tied_s
 from planner.schedule.step_lower_bound import Shape, least_step_s
 from planner.search.closed_form import NO_EDGE, Edge, edge_of
@@ -208,7 +208,7 @@ class PlacementSimulator:
         """Return one pipeline a lane, less so many rounds of pp micro-batches; without `messages` they take no time."""
         counts = [count - rounds_left_out * self._pp for count, _ in self._lanes]
         return [
-            ReplicaSchedule(Order(mode.schedule, self._pp, count, mode.chunks, mode.extra_in_flight), times)
+            ReplicaSchedule(ScheduleOrder(mode.schedule, self._pp, count, mode.chunks, mode.extra_in_flight), times)
             for count, times in zip(counts, self._times(mode, messages), strict=True)
         ]
 

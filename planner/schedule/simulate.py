@@ -79,7 +79,7 @@ class Interval(NamedTuple):
     end_s: float
 
 
-class Order(NamedTuple):
+class ScheduleOrder(NamedTuple):
     """A replica's schedule, as `make_schedule` takes it."""
 
     schedule: ScheduleName
@@ -93,7 +93,7 @@ class Order(NamedTuple):
         """The actions that each action waits for."""
         return precedence_of(*self)
 
-    def without(self, rounds: int) -> Order:
+    def without(self, rounds: int) -> ScheduleOrder:
         """Return the order of so many rounds of pp micro-batches less."""
         return self._replace(num_microbatches=self.num_microbatches - rounds * self.pp)
 
@@ -102,7 +102,7 @@ class Order(NamedTuple):
 class ReplicaSchedule:
     """One replica: the order of its actions, and their seconds."""
 
-    order: Order
+    order: ScheduleOrder
     times: PipelineTimes
 
 
@@ -197,19 +197,19 @@ def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
     return least_s
 
 
-class Reduced(NamedTuple):
+class NetworkFreeTimes(NamedTuple):
     """The times when the network of the clusters is free again, and the one across: the end."""
 
     inside_s: float
     end_s: float
 
 
-AT_ONCE = Reduced(0.0, 0.0)
+AT_ONCE = NetworkFreeTimes(0.0, 0.0)
 
 
 def reduce_end_s(
-    last_backwards: Sequence[Interval], buckets: Sequence[BucketSeconds], free: Reduced = AT_ONCE
-) -> Reduced:
+    last_backwards: Sequence[Interval], buckets: Sequence[BucketSeconds], free: NetworkFreeTimes = AT_ONCE
+) -> NetworkFreeTimes:
     """Return when a stage's gradients have left to be reduced over its replicas, whose last backwards are given.
 
     Buckets are in the order the backward makes them. Each starts when every replica has made it, the one before is
@@ -224,7 +224,7 @@ def reduce_end_s(
         ready_s = max(start_s + part * (stop_s - start_s) for start_s, stop_s in last_backwards)
         inside_s = max(inside_s, ready_s) + bucket.reduce_s
         end_s = max(end_s, inside_s) + bucket.across_reduce_s
-    return Reduced(inside_s, max(end_s, max(interval.end_s for interval in last_backwards)))
+    return NetworkFreeTimes(inside_s, max(end_s, max(interval.end_s for interval in last_backwards)))
 
 
 def simulate(pipelines: Iterable[ReplicaSchedule], buckets: Buckets = ()) -> float:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from holmes_core.records.inventory import Impossible
+from holmes_core.records.inventory import ImpossibleValue
 from holmes_core.units import bytes_per_s_from_gbps
 from prober.asking.merge import without
 
@@ -25,22 +25,22 @@ def is_name(text: str) -> bool:
     return bool(_NAME.fullmatch(text))
 
 
-def possible(source: str, subject: str, facts: T, bounds: Bounds) -> tuple[T, list[Impossible]]:
+def possible(source: str, subject: str, facts: T, bounds: Bounds) -> tuple[T, list[ImpossibleValue]]:
     """The facts without the values that are out of bounds, and those."""
     found = [
-        Impossible(source=source, subject=subject, fact=fact, value=f"{value:g}" if value < 1e15 else str(value))
+        ImpossibleValue(source=source, subject=subject, fact=fact, value=f"{value:g}" if value < 1e15 else str(value))
         for fact, (least, most) in bounds.items()
         if (value := getattr(facts, fact)) is not None and not least <= value <= most
     ]
     return (without(facts, [each.fact for each in found]) if found else facts), found
 
 
-def impossible_name(source: str, what: str, name: str) -> Impossible:
+def impossible_name(source: str, what: str, name: str) -> ImpossibleValue:
     """The record of a name that is none."""
-    return Impossible(source=source, subject=what, fact="name", value=name[:80])
+    return ImpossibleValue(source=source, subject=what, fact="name", value=name[:80])
 
 
-def named(source: str, what: str, facts: Iterable[T], name: str) -> tuple[list[T], list[Impossible]]:
+def named(source: str, what: str, facts: Iterable[T], name: str) -> tuple[list[T], list[ImpossibleValue]]:
     """The facts whose field `name` is a name, and the names of the others."""
     known, found = [], []
     for each in facts:

@@ -9,7 +9,7 @@ from holmes_core.records.inventory import Finding
 from holmes_core.units import format_names
 from prober.fabrics.fabric import Fabric
 from prober.fabrics.placing import Placing
-from prober.fabrics.same_fabric import Alike, contradict, partition_by_fabric
+from prober.fabrics.same_fabric import MistakenFabric, contradict, partition_by_fabric
 from prober.rule_text import PIN, RuleText
 
 _PROOF = "Holmes, docs/probe.md (which hosts are one cluster)"
@@ -97,7 +97,7 @@ def fabric_findings(placing: Placing, answered: Collection[str]) -> Iterable[Fin
         yield from (question(name, fabrics[name]) for name in names if name not in answered)
 
 
-def _looked_alike(alike: Alike, not_placed: Sequence[str]) -> Finding:
+def _looked_alike(alike: MistakenFabric, not_placed: Sequence[str]) -> Finding:
     if not not_placed:
         return ALIKE.finding(alike.hosts, f"{alike.proof}: these hosts are on fabrics that look alike")
     seen = f"{alike.proof}, which no two hosts of one fabric can; with whom are {', '.join(not_placed)}?"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from prober.fabrics.same_fabric import Alike, FabricPartition, Fabrics, Group, partition_by_fabric
+from prober.fabrics.same_fabric import FabricPartition, Fabrics, Group, MistakenFabric, partition_by_fabric
 
 Groups = Sequence[tuple[str | None, Group]]
 """Clusters as (label of hosts.yaml, names of hosts)."""
@@ -22,7 +22,7 @@ class Placing:
     pinned: Mapping[str, str]
     torn: Group  # hosts of groups whose parts hosts.yaml pins to several labels
 
-    def not_placed(self, alike: Alike) -> Group:
+    def not_placed(self, alike: MistakenFabric) -> Group:
         """Return the hosts of fabrics that look alike for which no fact shows the right one."""
         return self._left_to_us(alike.not_placed)
 

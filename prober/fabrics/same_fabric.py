@@ -30,13 +30,13 @@ class FabricPartition:
     """Groups of hosts that share a fabric, and doubts that the user should know."""
 
     groups: list[Group] = field(default_factory=list)
-    looked_alike: list[Alike] = field(default_factory=list)
+    looked_alike: list[MistakenFabric] = field(default_factory=list)
     fits_several: list[str] = field(default_factory=list)
     proved_apart: set[Pair] = field(default_factory=set)  # hosts that look alike and cannot be on one fabric
 
 
 @dataclass(frozen=True)
-class Alike:
+class MistakenFabric:
     """Hosts that looked like one fabric and are not. `proof` is what two of them have in common and cannot share."""
 
     hosts: Group
@@ -236,7 +236,9 @@ def _split(group: Group, fabrics: Fabrics, partition: FabricPartition) -> list[G
         else:
             alone += left
     not_placed = tuple(alone) if len(group) > 2 else ()
-    partition.looked_alike.append(Alike(group, "; ".join(proofs[pair] for pair in list(proofs)[:1]), not_placed))
+    partition.looked_alike.append(
+        MistakenFabric(group, "; ".join(proofs[pair] for pair in list(proofs)[:1]), not_placed)
+    )
     return placed + [(name,) for name in alone]
 
 

@@ -36,7 +36,7 @@ Part = frozenset[int]
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledClusters:
     """Clusters as trials left them. A part is what trials made one cluster of, by the numbers of `placing.groups`."""
 
     placing: Placing
@@ -150,13 +150,13 @@ class Settled:
         return fabrics[first].kind == "RoCE" or fit(fabrics[first], fabrics[second])
 
 
-def settle(placing: Placing, trials: Collection[RdmaVerdict]) -> Settled:
+def settle(placing: Placing, trials: Collection[RdmaVerdict]) -> SettledClusters:
     """Return the clusters after `trials`; without any, the clusters of the facts."""
     known = (trial for trial in trials if set(trial.hosts) <= set(placing.fabrics))
-    return Settled(placing, tuple(sorted(known, key=lambda trial: (trial.hosts, trial.verdict, trial.how))))
+    return SettledClusters(placing, tuple(sorted(known, key=lambda trial: (trial.hosts, trial.verdict, trial.how))))
 
 
-def next_pairs(settled: Settled) -> tuple[Pair, ...]:
+def next_pairs(settled: SettledClusters) -> tuple[Pair, ...]:
     """Pairs of hosts to try next, none with a host in common; none when no trial would tell more.
 
     One for each open pair of clusters, and for a host whose trial failed one inside its cluster: does it work at all?
@@ -171,19 +171,19 @@ def next_pairs(settled: Settled) -> tuple[Pair, ...]:
     return tuple(chosen)
 
 
-def _questions(settled: Settled, tried: Collection[frozenset[Part]]) -> Iterator[Pair]:
+def _questions(settled: SettledClusters, tried: Collection[frozenset[Part]]) -> Iterator[Pair]:
     for one, other in settled.open_pairs():
         if frozenset((one, other)) not in tried:
             yield _speaker(settled, one), _speaker(settled, other)
 
 
-def _speaker(settled: Settled, part: Part) -> str:
+def _speaker(settled: SettledClusters, part: Part) -> str:
     """The host that is tried for its cluster: one that is known to work, or else the first."""
     names = settled.hosts_of(part)
     return next((name for name in names if name in settled.working), names[0])
 
 
-def _controls(settled: Settled) -> Iterator[Pair]:
+def _controls(settled: SettledClusters) -> Iterator[Pair]:
     """A host whose trial failed with a neighbour, unless it is known to work or was tried with one before."""
     failed = dict.fromkeys(name for trial in settled.trials if trial.verdict == "fails" for name in trial.hosts)
     inside = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from holmes_core.records.inventory import Finding
-from prober.fabrics.settle import Part, RdmaVerdict, Settled
+from prober.fabrics.settle import Part, RdmaVerdict, SettledClusters
 from prober.rule_text import PIN, RuleText
 
 MAX_TRIALS_SHOWN = 4
@@ -48,7 +48,7 @@ NOT_TOLD = RuleText(
 TEXTS = (ONE, TWO, CONTRADICTORY, NOT_TOLD)
 
 
-def settled_findings(settled: Settled) -> Iterator[Finding]:
+def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
     """One finding for clusters that became one, for those that are two, and for what stays open after a trial."""
     for part in settled.parts:
         if len(part) > 1:
@@ -64,7 +64,7 @@ def settled_findings(settled: Settled) -> Iterator[Finding]:
             yield _not_told(trial, settled)
 
 
-def _one(settled: Settled, part: Part) -> Finding:
+def _one(settled: SettledClusters, part: Part) -> Finding:
     seen = f"RDMA works between hosts that facts left apart: {_shown(_joining(settled, part))}"
     return ONE.finding(settled.hosts_of(part), seen)
 
@@ -73,20 +73,20 @@ def _two(trial: RdmaVerdict) -> Finding:
     return TWO.finding(trial.hosts, f"RDMA fails both ways, and each works with another host: {_shown([trial])}")
 
 
-def _contradictory(settled: Settled, part: Part) -> Finding:
+def _contradictory(settled: SettledClusters, part: Part) -> Finding:
     apart = [trial for trial in settled.apart if {settled.at[name] for name in trial.hosts} <= part]
     against = f"and does not: {_shown(apart)}" if apart else "though facts or pins prove some of these hosts apart"
     seen = f"measurements contradict: RDMA works ({_shown(_joining(settled, part))}), {against}"
     return CONTRADICTORY.finding(settled.hosts_of(part), seen)
 
 
-def _not_told(trial: RdmaVerdict, settled: Settled) -> Finding:
+def _not_told(trial: RdmaVerdict, settled: SettledClusters) -> Finding:
     alone = [name for name in trial.hosts if name not in settled.working]
     why = f"; {' and '.join(alone)} not known to work with any host" if trial.verdict == "fails" else ""
     return NOT_TOLD.finding(trial.hosts, f"no measurement tells whether it is one fabric: {_shown([trial])}{why}")
 
 
-def _joining(settled: Settled, part: Part) -> list[RdmaVerdict]:
+def _joining(settled: SettledClusters, part: Part) -> list[RdmaVerdict]:
     """The trials that work between clusters of the part."""
     return [
         trial
@@ -97,17 +97,17 @@ def _joining(settled: Settled, part: Part) -> list[RdmaVerdict]:
     ]
 
 
-def _within(settled: Settled, trial: RdmaVerdict) -> bool:
+def _within(settled: SettledClusters, trial: RdmaVerdict) -> bool:
     """Its hosts were one cluster before."""
     return settled.at[trial.hosts[0]] == settled.at[trial.hosts[1]]
 
 
-def _same(settled: Settled, trial: RdmaVerdict) -> bool:
+def _same(settled: SettledClusters, trial: RdmaVerdict) -> bool:
     """Its hosts are one cluster now."""
     return settled.part_of(trial.hosts[0]) == settled.part_of(trial.hosts[1])
 
 
-def _doubted(settled: Settled, trial: RdmaVerdict) -> bool:
+def _doubted(settled: SettledClusters, trial: RdmaVerdict) -> bool:
     """Other trials contradict it."""
     numbers = {settled.at[name] for name in trial.hosts}
     return any(numbers <= part for part in settled.contradictory)

@@ -20,7 +20,7 @@ _TRANSLATED = re.compile(r"\b(intel_iommu|amd_iommu)=on\b|\biommu=(force|nopt)\b
 
 
 @dataclass(frozen=True)
-class _Lack:
+class _SlowLink:
     """A link below its possible rate. `slot_known`: the other end's maximum was taken into account."""
 
     device: str  # its PCI address, or an RDMA device without one
@@ -43,7 +43,7 @@ def _both(card: float | None, slot: PciLink | None, fact: str) -> float | None:
     return card if other is None or card is None else min(card, other)
 
 
-def _lacks(host: Host) -> Iterable[_Lack]:
+def _lacks(host: Host) -> Iterable[_SlowLink]:
     """GPU speed counts only under load: idle links save power by a lower one. Small on-board NICs carry no job."""
     known = {device.address: device for device in host.pci}
     for device in host.pci:
@@ -52,12 +52,12 @@ def _lacks(host: Host) -> Iterable[_Lack]:
             lack = _lack(device.link, slot, speed_counts=device.what == "nic")
             if lack:
                 slot_known = slot is not None and slot.max_width is not None and slot.max_speed_gts is not None
-                yield _Lack(device.address, f"{device.what} {device.address}: {lack}", slot_known)
+                yield _SlowLink(device.address, f"{device.what} {device.address}: {lack}", slot_known)
     for nic in host.nics:
         lack = _lack(nic.pci, None, speed_counts=True)
         if lack and nic.pci_address not in known:
             where = nic.pci_address or "address not known"
-            yield _Lack(nic.pci_address or nic.device, f"{nic.device} ({where}): {lack}", False)
+            yield _SlowLink(nic.pci_address or nic.device, f"{nic.device} ({where}): {lack}", False)
 
 
 def _carries_the_job(host: Host) -> set[str]:

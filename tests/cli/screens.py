@@ -23,7 +23,7 @@ from holmes_cli.screen.comparison_tables import comparison_sheets
 from holmes_cli.screen.run_view import RunView
 from holmes_cli.screen.show_bundles import show_bundles
 from holmes_cli.screen.show_inventory import show_changes, show_inventory
-from holmes_cli.screen.show_origin import Foreign, confirm_foreign
+from holmes_cli.screen.show_origin import ForeignFile, confirm_foreign
 from holmes_cli.screen.show_plan import islands_sheet, show_islands, show_plan, show_sheet
 from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.show_rule import show_rule
@@ -39,7 +39,7 @@ from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, StepTraffic, by_interface
 from launcher.nodes.preflight import Fault, Preflight
-from launcher.prepare.brought_along import Brought
+from launcher.prepare.brought_along import TrustedPart
 from launcher.prepare.bundle import Parcel
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
@@ -254,11 +254,11 @@ def _status() -> None:
 
 def _foreign() -> None:
     brought = (
-        Brought("runs before Python", "source /opt/site/env.sh && module load cuda/12.8", ("a1", "a2")),
-        Brought("reads the secret", "HF_TOKEN from ~/.cache/huggingface/token", ("here",)),
+        TrustedPart("runs before Python", "source /opt/site/env.sh && module load cuda/12.8", ("a1", "a2")),
+        TrustedPart("reads the secret", "HF_TOKEN from ~/.cache/huggingface/token", ("here",)),
     )
     with suppress(HolmesError):
-        confirm_foreign([Foreign(Path("mailed.json"), "ab" * 32, brought)], ())
+        confirm_foreign([ForeignFile(Path("mailed.json"), "ab" * 32, brought)], ())
 
 
 SCREENS: dict[str, Callable[[], None]] = {

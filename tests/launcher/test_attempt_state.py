@@ -25,7 +25,7 @@ from holmes_runtime.config.messages import (
 from holmes_runtime.config.verdicts import HostIsSlow
 from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.step_metrics import FinishedStep
-from launcher.nodes.node_link import Heard, LinkBroken, LinkClosed, LinkState, LinkWord, Unreadable
+from launcher.nodes.node_link import LinkBroken, LinkClosed, LinkState, LinkWord, NodeMessage, Unreadable
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.attempt_state import (
     CAUSE_WINDOW_S,
@@ -36,8 +36,8 @@ from launcher.supervise.attempt_state import (
     AttemptState,
     Effect,
     GiveUp,
+    NotifyAll,
     Reconnect,
-    TellAll,
 )
 from launcher.supervise.hang import ASK_S, MIN_S
 from tests.launcher.plans import cpu_plan, with_access
@@ -53,11 +53,11 @@ def attempt(detached: bool = False, plan: Plan = PLAN) -> AttemptState:
 
 def say(state: AttemptState, node_rank: int, message: Message, now_s: float = 0.0) -> list[Effect]:
     """An agent's message."""
-    return state.take(Heard(node_rank, message, now_s, number=state.seen.get(node_rank, 0) + 1), now_s)
+    return state.take(NodeMessage(node_rank, message, now_s, number=state.seen.get(node_rank, 0) + 1), now_s)
 
 
 def link_says(state: AttemptState, node_rank: int, message: LinkWord) -> list[Effect]:
-    return state.take(Heard(node_rank, message, 0.0), 0.0)
+    return state.take(NodeMessage(node_rank, message, 0.0), 0.0)
 
 
 def wait(state: AttemptState, from_s: float, to_s: float, speaking: tuple[int, ...] = ()) -> list[Effect]:
@@ -214,7 +214,7 @@ def test_ranks_that_make_no_progress_are_asked_and_the_stopped_one_is_the_cause(
     state = attempt(plan=cpu_plan(compute={"flops_per_s": 1e13}))
     step(state)
     asked = wait(state, 0, MIN_S + 1, speaking=(0, 1, 2, 3))
-    assert asked == [TellAll(Stacks())]
+    assert asked == [NotifyAll(Stacks())]
     for node_rank in range(4):
         say(state, node_rank, RankStates((RankState(0, "T" if node_rank == 2 else "S"),)), MIN_S + 1)
     wait(state, MIN_S + 1, MIN_S + 1 + ASK_S, speaking=(0, 1, 2, 3))
@@ -226,7 +226,7 @@ def test_ranks_that_make_no_progress_are_asked_and_the_stopped_one_is_the_cause(
 def test_ranks_that_never_take_a_first_step_end_the_run_and_nobody_is_blamed_without_evidence() -> None:
     state = attempt(plan=cpu_plan(timeout_s=20))
     asked = wait(state, 0, 21, speaking=(0, 1, 2, 3))
-    assert asked == [TellAll(Stacks())]
+    assert asked == [NotifyAll(Stacks())]
     for node_rank in range(4):
         say(state, node_rank, RankStates((RankState(0, "S"),)), 21.0)
         say(state, node_rank, RankPosition(node_rank, "building the model", True, ()), 21.0)

@@ -6,8 +6,8 @@ import pytest
 
 from holmes_core.records.plan import Node
 from holmes_core.records.run import Failure
-from launcher.islands.coming_back import ComingBack
-from launcher.islands.told import Told
+from launcher.islands.coming_back import IslandReturn
+from launcher.islands.told import ThreadInterrupt
 from launcher.nodes.preflight import Fault
 from tests.launcher.plans import cpu_plan
 
@@ -15,14 +15,16 @@ PLAN = cpu_plan()
 LOST = Failure(host="a1", cluster="a", rank=None, exit_code=1, message="gone", last_lines=(), time_s=0.0)
 
 
-def coming_back(answering: list[bool], tries: int = 2, told: Told | None = None) -> tuple[ComingBack, list[str]]:
+def coming_back(
+    answering: list[bool], tries: int = 2, told: ThreadInterrupt | None = None
+) -> tuple[IslandReturn, list[str]]:
     """One whose hosts answer so, one after the other, and what it says."""
     said: list[str] = []
 
     def answers(_: Node) -> bool:
         return answering.pop(0) if answering else True
 
-    return ComingBack(tries, told or Told(), said.append, answers, pause_s=0.0), said
+    return IslandReturn(tries, told or ThreadInterrupt(), said.append, answers, pause_s=0.0), said
 
 
 def test_it_starts_again_with_the_same_plan_once_its_hosts_answer() -> None:
@@ -52,7 +54,7 @@ def test_a_step_forgives_what_was_before() -> None:
 
 
 def test_waiting_for_hosts_ends_when_it_is_told() -> None:
-    told = Told()
+    told = ThreadInterrupt()
     island, _ = coming_back([False] * 1000, told=told)
     told.tell()
     with pytest.raises(KeyboardInterrupt):

@@ -34,7 +34,7 @@ def test_full_disk_is_a_cause_though_peers_are_named_beside_it() -> None:
 
 def test_a_change_on_the_way_goes_before_what_came_of_it_and_says_what_to_do() -> None:
     lost = failure("a", 1, "RuntimeError: something odd of the store", time_s=1.0)
-    said = f"ChangedOnTheWay: what rank 3 on b1 sent to rank 0 on a1 {CHANGED}: a control record"
+    said = f"FrameAltered: what rank 3 on b1 sent to rank 0 on a1 {CHANGED}: a control record"
     changed = failure("b", 1, f"{said}\nConnection closed by peer", time_s=2.0)
     assert first_cause([lost, changed]) is changed
     assert not is_consequence(changed)

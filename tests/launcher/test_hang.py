@@ -7,7 +7,7 @@ import pytest
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.messages import GroupProgress, RankPosition
 from launcher.prepare.prepare import run_config_of
-from launcher.supervise.hang import ASK_S, MIN_MOVED_BYTES, MIN_S, HangDetector, Hung
+from launcher.supervise.hang import ASK_S, MIN_MOVED_BYTES, MIN_S, HangDetector, HangReport
 from tests.launcher.plans import cpu_plan, gpu_plan
 
 STACK = ('File "run_steps.py", line 50, in run_steps', 'File "user.py", line 7, in spin')
@@ -32,7 +32,7 @@ def hung(steps: tuple[int, ...] = (3, 3, 3, 3), plan: Plan | None = None) -> tup
     return detector, asked_s + ASK_S
 
 
-def rank_of(found: Hung | None) -> int | None:
+def rank_of(found: HangReport | None) -> int | None:
     assert found is not None
     return found.rank
 
@@ -102,7 +102,7 @@ def test_a_first_step_that_no_rank_takes_ends_with_what_each_was_doing() -> None
     for rank in range(4):
         detector.take_position(RankPosition(rank, "building the model", True, ()))
     found = detector.verdict({}, 25.0)
-    assert found == Hung(
+    assert found == HangReport(
         None,
         "no first step on every rank after 25 s (timeout_s in job.yaml); which rank is at fault is not known: "
         "ranks 0 (a1), 1 (a2), 2 (b1), 3 (b2): building the model",

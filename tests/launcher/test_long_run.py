@@ -19,7 +19,7 @@ from launcher.journal.run_events import RunEvent, Silent
 from launcher.journal.run_folder import PLAN_FILE, RunFolder
 from launcher.journal.run_record import RunRecord
 from launcher.journal.step_metrics import FinishedStep
-from launcher.nodes.node_link import Heard
+from launcher.nodes.node_link import NodeMessage
 from launcher.supervise.attempt_state import AttemptState
 from tests.launcher.plans import cpu_plan
 from tests.launcher.test_step_metrics import report
@@ -80,7 +80,7 @@ def simulate(folder: Path) -> dict[str, object]:
         files[rank].report(message)
         for line in readers[rank].read(MIB).decode().splitlines():
             number = state.seen.get(rank, 0) + 1
-            for effect in state.take(Heard(rank, decode_message(line), 0.0, number), 0.0):
+            for effect in state.take(NodeMessage(rank, decode_message(line), 0.0, number), 0.0):
                 event = effect.metrics if isinstance(effect, FinishedStep) else effect
                 assert isinstance(event, RunEvent)
                 record.take(event)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.rank_metrics import ByteCounters, RankMetrics, Waits
+from holmes_runtime.config.rank_metrics import ByteCounters, RankMetrics, WaitSeconds
 from holmes_runtime.config.run_settings import Expectation
 from holmes_runtime.config.verdicts import HostIsSlow
 from launcher.journal.step_metrics import (
@@ -44,7 +44,7 @@ def report(plan: Plan, rank: int, step_s: float) -> RankMetrics:
         mfu=0.5 / step_s,
         memory_bytes=1000 + rank,
         compute_s=0.5,
-        exposed_s=Waits(tp=0.0, dp=0.1 * rank, pp_forward=0.1, pp_backward=0.0, sync=9.0),
+        exposed_s=WaitSeconds(tp=0.0, dp=0.1 * rank, pp_forward=0.1, pp_backward=0.0, sync=9.0),
         interfaces={"eth0": ByteCounters(10, 20)} if rank == 0 else {},
         verdicts=(HostIsSlow("x", 2.0),) if rank == 0 else (),
         outer=None,

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from holmes_core.records.access import LaunchSettings
 from launcher.prepare.brought_along import brought_by_plan
-from launcher.supervise.tell_command import LOG_FILE, TellCommand, cannot_run
+from launcher.supervise.tell_command import LOG_FILE, HookCommand, cannot_run
 from tests.eventually import eventually
 from tests.launcher.plans import cpu_plan
 
@@ -37,7 +37,7 @@ def test_what_a_foreign_plan_would_run_here_is_shown_before() -> None:
 
 @pytest.mark.process
 def test_the_command_hears_json_in_the_run_s_folder_and_no_shell_reads_its_words(tmp_path: Path) -> None:
-    command = TellCommand((sys.executable, "-c", KEEP, "; touch shell", "$(touch shell)"), tmp_path)
+    command = HookCommand((sys.executable, "-c", KEEP, "; touch shell", "$(touch shell)"), tmp_path)
     command.tell({"event": "end", "state": "döne"})
     heard = tmp_path / "heard"
     assert eventually(lambda: heard.exists() and heard.read_text(encoding="utf-8").endswith("\n"))
@@ -49,7 +49,7 @@ def test_the_command_hears_json_in_the_run_s_folder_and_no_shell_reads_its_words
 @pytest.mark.process
 def test_one_that_does_not_end_is_ended_with_its_children_and_holds_up_nobody(tmp_path: Path) -> None:
     hang = f"echo $$ > pid; echo said; {sys.executable} -c 'import time; time.sleep(600)' & sleep 600"
-    command = TellCommand(("sh", "-c", hang), tmp_path, limit_s=2.0)
+    command = HookCommand(("sh", "-c", hang), tmp_path, limit_s=2.0)
     command.tell({"event": "verdict"})
     command.tell({"event": "verdict"})  # while the first still runs
     log = tmp_path / LOG_FILE
@@ -64,7 +64,7 @@ def test_one_that_cannot_be_started_says_so_in_its_log(tmp_path: Path) -> None:
     program = tmp_path / "mine"
     program.write_text("not a program", encoding="utf-8")
     program.chmod(0o700)
-    TellCommand((str(program),), tmp_path).tell({})
+    HookCommand((str(program),), tmp_path).tell({})
     log = tmp_path / LOG_FILE
     assert eventually(lambda: "mine: Exec format error" in log.read_text(encoding="utf-8"))
 

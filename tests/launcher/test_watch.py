@@ -5,7 +5,7 @@ from __future__ import annotations
 from holmes_runtime.config.meeting_words import ToMeeting
 from holmes_runtime.config.messages import Alive, Exited
 from launcher.journal.run_events import NodeState
-from launcher.nodes.node_link import Heard, LinkClosed
+from launcher.nodes.node_link import LinkClosed, NodeMessage
 from launcher.nodes.start import RunningNodes
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
@@ -23,7 +23,7 @@ class Refusing:
         return "set of '!!!x'" if message.line else None
 
 
-def watched(heard: list[Heard]) -> tuple[AttemptState, list[Happened]]:
+def watched(heard: list[NodeMessage]) -> tuple[AttemptState, list[Happened]]:
     """The state when all that was heard has been taken, and what was told of it. No node can be sent anything."""
     bundles = prepare(PLAN, Attempt("20260101-000000-abcd"), UserVariables({}, {}))
     nodes, told = RunningNodes(bundles, detached=False, meeting=Refusing()), list[Happened]()
@@ -36,21 +36,23 @@ def watched(heard: list[Heard]) -> tuple[AttemptState, list[Happened]]:
 
 
 def test_watch_ends_with_the_last_node() -> None:
-    state, told = watched([Heard(node_rank, Exited(0), 1e9, number=1) for node_rank in range(4)])
+    state, told = watched([NodeMessage(node_rank, Exited(0), 1e9, number=1) for node_rank in range(4)])
     assert told == [NodeState(node.host, node.cluster, "ended") for node in PLAN.nodes]
     assert state.failures == []
 
 
 def test_time_is_when_a_message_came_and_not_when_it_is_taken() -> None:
-    closed = Heard(1, LinkClosed(255, "", agent_ended=False), 1e9 + 5)
-    state, _ = watched([Heard(0, Alive(), 1e9, number=1), closed, Heard(0, Alive(), 1e9 + 5 + 2 * CAUSE_WINDOW_S)])
+    closed = NodeMessage(1, LinkClosed(255, "", agent_ended=False), 1e9 + 5)
+    state, _ = watched(
+        [NodeMessage(0, Alive(), 1e9, number=1), closed, NodeMessage(0, Alive(), 1e9 + 5 + 2 * CAUSE_WINDOW_S)]
+    )
     assert [failure.time_s for failure in state.failures] == [1e9 + 5]
 
 
 def test_island_whose_rank_asks_the_meeting_for_what_cannot_be_fails_by_host_and_reason() -> None:
-    ends = [Heard(node_rank, Exited(0), 1e9, number=1) for node_rank in (0, 2, 3)]
-    left = Heard(1, ToMeeting(7, ""), 1e9, number=1)
-    state, _ = watched([left, Heard(1, ToMeeting(7, "{}"), 1e9, number=2), *ends])
+    ends = [NodeMessage(node_rank, Exited(0), 1e9, number=1) for node_rank in (0, 2, 3)]
+    left = NodeMessage(1, ToMeeting(7, ""), 1e9, number=1)
+    state, _ = watched([left, NodeMessage(1, ToMeeting(7, "{}"), 1e9, number=2), *ends])
     (failure,) = state.failures
     assert failure.host == PLAN.nodes[1].host
     assert failure.message.endswith("asked the meeting of islands for what cannot be: set of '!!!x'")

@@ -19,7 +19,7 @@ from planner.problem.problem import read_problem
 from planner.schedule.nearby import rank_improved
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.schedule_choice import choose_schedule
-from planner.schedule.simulate import Order, PipelineTimes, ReplicaSchedule, simulate
+from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder, simulate
 from planner.search.branch_and_bound import search
 from planner.search.placement import Placement
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory
@@ -33,7 +33,7 @@ def simulated_share(job: Job, fill: Fill, pp: int, microbatches: int, layer: Pas
     times = PipelineTimes(
         (layer.forward_s,) * pp, (layer.backward_s,) * pp, free, free, split_factor=split_factor(job), latency_s=free
     )
-    step_s = simulate([ReplicaSchedule(Order(fill, pp, microbatches), times)])
+    step_s = simulate([ReplicaSchedule(ScheduleOrder(fill, pp, microbatches), times)])
     return (step_s / layer.both_s - microbatches) / (pp - 1)
 
 

@@ -10,7 +10,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_runtime.config.schedule import ScheduleName
 from planner.layout.reprice import plan_timeline
 from planner.schedule.shared_core_runs import run_sharing, simulate_sharing
-from planner.schedule.simulate import Order, PipelineTimes, ReplicaSchedule, end_s, simulate
+from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder, end_s, simulate
 from tests.planner.fleets import bed_job, cpu_inventory, plan_for
 from tests.planner.test_shared_cores import one_machine
 
@@ -20,7 +20,7 @@ TWO = PipelineTimes((2.0, 2.0), (4.0, 4.0), (0.0,), (0.0,))  # while both ranks 
 
 def pipeline(schedule: ScheduleName, microbatches: int, times: PipelineTimes, pp: int = 2) -> ReplicaSchedule:
     extra = (0,) * (pp - 1) if schedule == "eager" else ()
-    return ReplicaSchedule(Order(schedule, pp, microbatches, len(times.forward_s) // pp, extra), times)
+    return ReplicaSchedule(ScheduleOrder(schedule, pp, microbatches, len(times.forward_s) // pp, extra), times)
 
 
 def test_a_rank_alone_has_the_cores_of_the_one_that_waits() -> None:

@@ -12,9 +12,9 @@ from holmes_runtime.config.schedule import Action, ActionKind, Schedule, Schedul
 from planner.schedule.buckets import BucketSeconds
 from planner.schedule.simulate import (
     Interval,
-    Order,
     PipelineTimes,
     ReplicaSchedule,
+    ScheduleOrder,
     Span,
     end_s,
     reduce_end_s,
@@ -163,7 +163,7 @@ def test_never_faster_than_the_busiest_rank(name: ScheduleName) -> None:
 
 
 def test_replicas_may_run_different_numbers_of_microbatches() -> None:
-    pipelines = [ReplicaSchedule(Order("1f1b", 2, m), times(2)) for m in (3, 5)]
+    pipelines = [ReplicaSchedule(ScheduleOrder("1f1b", 2, m), times(2)) for m in (3, 5)]
     assert simulate(pipelines) == (5 + 2 - 1) * 3
 
 
@@ -225,7 +225,7 @@ def test_two_ranks_with_chunks_send_activations_and_gradients_over_one_link() ->
     """What rank 1 sends to rank 0, forward of its first chunk and backward of both, takes turns."""
     compute, busy = (0.01,) * 4, (1.0,) * 3
     times = PipelineTimes(compute, compute, busy, busy, latency_s=(0.0,) * 3)
-    step_s = simulate([ReplicaSchedule(Order("interleaved", 2, 4, 2), times)])
+    step_s = simulate([ReplicaSchedule(ScheduleOrder("interleaved", 2, 4, 2), times)])
     assert step_s > 3 * 4  # of rank 0's and of rank 1's messages each, three for every micro-batch
 
 
@@ -233,7 +233,7 @@ def test_two_ranks_with_chunks_send_activations_and_gradients_over_one_link() ->
 def test_of_thousands_of_micro_batches_the_steady_state_is_counted(name: ScheduleName) -> None:
     draw = random.Random(name)
     chunks = 2 if name == "interleaved" else 1
-    order = Order(name, 4, 3200, chunks, (0, 2, 1) if name == "eager" else ())
+    order = ScheduleOrder(name, 4, 3200, chunks, (0, 2, 1) if name == "eager" else ())
     forward_s, backward_s, there_s, back_s, late_s = (
         tuple(draw.random() for _ in range(4 * chunks - is_edge)) for is_edge in (0, 0, 1, 1, 1)
     )

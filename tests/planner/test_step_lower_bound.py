@@ -8,7 +8,7 @@ import pytest
 
 from holmes_core.records.job import ScheduleName
 from planner.schedule.buckets import BucketSeconds
-from planner.schedule.simulate import Order, PipelineTimes, ReplicaSchedule, simulate
+from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder, simulate
 from planner.schedule.step_lower_bound import Shape, least_step_s
 
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "eager", "interleaved", "zero-bubble")
@@ -49,7 +49,7 @@ def test_no_simulation_comes_below_the_bound_and_most_come_near(name: ScheduleNa
         m = pp * draw.randint(1, 5) if name == "interleaved" else draw.randint(1, 30)
         extra = tuple(draw.randint(0, 3) for _ in range(pp - 1)) if name == "eager" else ()
         times, buckets = drawn_times(draw, pp * chunks), drawn_buckets(draw, pp * chunks)
-        step_s = simulate([ReplicaSchedule(Order(name, pp, m, chunks, extra), times)], buckets)
+        step_s = simulate([ReplicaSchedule(ScheduleOrder(name, pp, m, chunks, extra), times)], buckets)
         least_s = least_step_s(Shape(name, pp, m, extra), times, buckets)
         assert least_s <= step_s
         shares.append(least_s / step_s)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from holmes_runtime.admission.keyed_frames import ChangedOnTheWay
+from holmes_runtime.admission.keyed_frames import FrameAltered
 from holmes_runtime.outer.decision import Arrival, Roster
 from holmes_runtime.outer.exchange_tags import ExchangeTags
 from holmes_runtime.outer.giving import GIVER, NEWCOMER, StateReceiver, StateSender
@@ -64,25 +64,25 @@ def test_every_flipped_bit_of_what_a_member_sends_is_noticed(store: HashStore) -
         changed = dice.choice([packed, tags])
         bit = dice.randrange(8 * len(changed))
         changed[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(ChangedOnTheWay, match="what rank 3 of island 0 sent to rank 5 of another was changed"):
+        with pytest.raises(FrameAltered, match="what rank 3 of island 0 sent to rank 5 of another was changed"):
             taker.check(LANE, 0, packed, tags)
 
 
 def test_a_member_is_not_shown_its_own_tags_as_those_of_another(store: HashStore) -> None:
     mine, packed, digest = tags_of(store, 1), numbers(1), digest_of([numbers(2)])
-    with pytest.raises(ChangedOnTheWay):
+    with pytest.raises(FrameAltered):
         mine.check(LANE, 0, packed, mine.tags(LANE, 1, packed, digest))
 
 
 def test_tags_of_an_exchange_before_are_not_those_of_this_one(store: HashStore) -> None:
     before, packed, digest = tags_of(store, 0, replace(DECISION, slot=6)), numbers(1), digest_of([numbers(2)])
-    with pytest.raises(ChangedOnTheWay):
+    with pytest.raises(FrameAltered):
         tags_of(store, 1).check(LANE, 0, packed, before.tags(LANE, 0, packed, digest))
 
 
 def test_who_is_not_at_the_meeting_cannot_make_tags(store: HashStore) -> None:
     packed, digest = numbers(1), digest_of([numbers(2)])
-    with pytest.raises(ChangedOnTheWay):
+    with pytest.raises(FrameAltered):
         tags_of(store, 1).check(LANE, 0, packed, tags_of(HashStore(), 0).tags(LANE, 0, packed, digest))
 
 
@@ -167,5 +167,5 @@ def test_a_newcomer_takes_no_state_that_was_changed_on_the_way(store: HashStore)
             given.wait(Event())
             assert torch.equal(given.states[0], torch.cat([anchor, momentum]))
         else:
-            with pytest.raises(ChangedOnTheWay, match="rank 3 of the other was changed on the way"):
+            with pytest.raises(FrameAltered, match="rank 3 of the other was changed on the way"):
                 given.wait(Event())

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from holmes_runtime.checkpoint.host_folders import HostFolders
 from holmes_runtime.checkpoint.piece_copies import copy_files
-from holmes_runtime.checkpoint.piece_index import Described, Merged
+from holmes_runtime.checkpoint.piece_index import Merged, ReadIndex
 from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
 from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
@@ -108,7 +108,7 @@ def attack_resume(victim: str, got: bytearray, group: Any) -> None:
 
 
 def suffer_resume(folder: Path, group: Any) -> None:
-    described = broadcast_record(Described(None, "", None), group)
+    described = broadcast_record(ReadIndex(None, "", None), group)
     assert described.pieces is not None
     folders = HostFolders((("a",), ("b",)), RANKS)
     loading = PieceLoading(described.pieces, {}, OwnFiles(folder, {}), {}, ["a", "b"], folders, RANKS[1])

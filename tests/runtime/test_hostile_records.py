@@ -15,20 +15,20 @@ import pytest
 
 from holmes_runtime.checkpoint.checkpoint_names import CheckpointName, PieceName, SaveId
 from holmes_runtime.checkpoint.checkpoint_writer import check_written_by
-from holmes_runtime.checkpoint.host_folders import Mark
+from holmes_runtime.checkpoint.host_folders import FolderMark
 from holmes_runtime.checkpoint.piece_index import (
     MAX_SIZE,
     DamagedPiece,
-    Described,
     Merged,
     PieceFile,
     PieceIndex,
+    ReadIndex,
     Written,
     WrittenBox,
     WrittenTensor,
     read_box,
 )
-from holmes_runtime.checkpoint.piece_loading import Request, Wanted
+from holmes_runtime.checkpoint.piece_loading import PieceRequests, Request
 from holmes_runtime.checkpoint.whole_checkpoints import FolderCheckpoint, Offers
 from holmes_runtime.config.strict_json import parse, to_json
 from holmes_runtime.outer.decision import Arrival, Roster, SyncPoint
@@ -47,11 +47,11 @@ COMING = Arrival(0, 1, 8, 4, "same", False, 100, 0.5, 10.0, 3)
 RECORDS = (
     INDEX,
     Merged(SAVE, INDEX, None),
-    Described(INDEX, "{}", None),
+    ReadIndex(INDEX, "{}", None),
     Written(TENSORS, None),
     Offers("a", "/ck", CheckpointName.after(100), (OFFER,), ()),
-    Wanted((Request(1, (0, 1)),), None, ()),
-    Mark(SAVE),
+    PieceRequests((Request(1, (0, 1)),), None, ()),
+    FolderMark(SAVE),
     COMING,
     Roster(7, 4, (COMING,), (replace(COMING, island=1, is_behind=True),)),
     SyncPoint(7, 4, "x"),

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holmes_runtime.admission.carrier import Carrier, Side
+from holmes_runtime.admission.carrier import Carrier, SocketSide
 from holmes_runtime.admission.keyed_frames import (
     MAX_FRAME_BYTES,
     TAG_BYTES,
-    ChangedOnTheWay,
+    FrameAltered,
     FrameKeys,
     FrameReader,
     FrameWriter,
@@ -49,7 +49,7 @@ def read(came: bytes, taken: bytearray, key: bytes = KEY, step: int = 1 << 20) -
 def assert_noticed(came: bytes, said: list[bytes], step: int = 1 << 20) -> None:
     """And of what was sent no byte was changed, left out or put in another place."""
     taken = bytearray()
-    with pytest.raises(ChangedOnTheWay):
+    with pytest.raises(FrameAltered):
         read(came, taken, step=step)
     assert b"".join(said).startswith(bytes(taken))
 
@@ -117,7 +117,7 @@ def test_a_frame_that_was_cut_short_hands_nothing_on() -> None:
 @pytest.mark.parametrize("length", [0, MAX_FRAME_BYTES + 1, (1 << 32) - 1])
 def test_no_length_beyond_the_bound_is_waited_for_even_with_its_tag(length: int) -> None:
     packed = struct.pack(">I", length)
-    with pytest.raises(ChangedOnTheWay):
+    with pytest.raises(FrameAltered):
         FrameReader(KEY).take(packed + tag_of(KEY, struct.pack(">Q?", 0, False), packed))
 
 
@@ -221,7 +221,7 @@ def test_a_carrier_goes_on_with_others_after_a_changed_frame() -> None:
 
         ends = [(pair(), pair()) for _ in range(2)]
         for (_, local), (_, remote) in ends:
-            carrier.join(Side(local), Side(remote, FrameKeys(KEY, OTHER_KEY)))
+            carrier.join(SocketSide(local), SocketSide(remote, FrameKeys(KEY, OTHER_KEY)))
         ((bad_local, _), (bad_remote, _)), ((good_local, _), (good_remote, _)) = ends
         bad_remote.sendall(os.urandom(HEAD_BYTES))
         assert bad_local.recv(1) == b""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from holmes_runtime.health.occasions import Occasions, UsualStep
+from holmes_runtime.health.occasions import ExaminationTimes, UsualStep
 
 
 def asked_after(seconds: Iterable[float]) -> list[int]:
@@ -51,7 +51,7 @@ def test_after_an_examination_something_else_is_usual() -> None:
 
 def held_after(changes: dict[int, bool], asked: int | None = None, steps: int = 450) -> list[int]:
     """Steps after which examinations are held; `changes`: those that change something, and back to the plan or not."""
-    occasions, held, planned = Occasions(), [], True
+    occasions, held, planned = ExaminationTimes(), [], True
     for step in range(steps):
         if occasions.is_due(step, step == asked):
             held.append(step + 1)
@@ -65,7 +65,7 @@ def test_a_run_as_planned_is_examined_early_and_now_and_then() -> None:
 
 
 def test_what_falls_on_steps_that_are_left_out_is_held_after_the_next() -> None:
-    occasions = Occasions()
+    occasions = ExaminationTimes()
     taken = [*range(8), *range(14, 197), *range(203, 230)]
     assert [step + 1 for step in taken if occasions.is_due(step, False)] == [15, 204]
 

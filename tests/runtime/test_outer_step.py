@@ -9,7 +9,7 @@ from torch import Tensor
 from holmes_runtime.checkpoint.description import OuterCounters
 from holmes_runtime.config.run_settings import OuterCodec
 from holmes_runtime.outer.exchange_steps import due_after, interval_before, next_due, taken_since
-from holmes_runtime.outer.outer_step import Stepped, arrived, outer_step, outgoing, weighted_mean
+from holmes_runtime.outer.outer_step import OuterStepResult, arrived, outer_step, outgoing, weighted_mean
 
 N = 1000
 
@@ -59,7 +59,7 @@ def test_all_islands_come_to_the_same_bits_from_what_arrives(codec: OuterCodec) 
     anchor, momentum = drawn(0), drawn(1, 0.01)
     sent = [outgoing(anchor, anchor + drawn(2 + each, 0.1), torch.zeros(N), codec) for each in range(2)]
 
-    def island(own: int) -> Stepped:
+    def island(own: int) -> OuterStepResult:
         parts = [each.arrives if at == own else arrived(each.packed, codec, N) for at, each in enumerate(sent)]
         return outer_step(anchor, momentum, parts, [3, 5], codec, 0.7, 0.9)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.admission.keyed_frames import ChangedOnTheWay
+from holmes_runtime.admission.keyed_frames import FrameAltered
 from holmes_runtime.admission.own_sockets import beside_newer, bytes_on_way, is_moving, own_connections
 from holmes_runtime.checkpoint.piece_transfer import (
     MAX_BYTES,
@@ -124,7 +124,7 @@ def give_to_who_is_cheated(rank: int, folder: Path, answers: Any) -> None:
         try:
             exchange([] if rank else [give], [take] if rank else [], dist.group.WORLD, TransferPace())
             found.append((len(taken), "nothing"))
-        except ChangedOnTheWay as error:
+        except FrameAltered as error:
             found.append((len(taken), str(error)))
     answers.put((rank, found))
     dist.barrier()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from holmes_runtime.admission.keyed_frames import TAG_BYTES, ChangedOnTheWay
+from holmes_runtime.admission.keyed_frames import TAG_BYTES, FrameAltered
 from holmes_runtime.comm import record_exchange
 from holmes_runtime.comm.keyed_exchange import KeyedExchange, take_key
 from holmes_runtime.comm.record_exchange import (
@@ -58,7 +58,7 @@ def exchange(rank: int, folder: Path, answers: Any) -> None:
     try:
         broadcast_record(said(1), source=1)
         noticed = "nothing"
-    except ChangedOnTheWay as error:
+    except FrameAltered as error:
         noticed = str(error)
     answers.put((rank, records, gathered, first, refused, noticed))
     dist.barrier()
@@ -164,7 +164,7 @@ def test_every_flipped_bit_of_a_record_or_its_head_is_noticed(monkeypatch: pytes
         function, skipped, bit = change
         original = getattr(dist, function)
         monkeypatch.setattr(dist, function, flipped(original, CAME[function], skipped, bit))
-        with pytest.raises(ChangedOnTheWay, match="what rank 0 sent to rank 0 was changed on the way"):
+        with pytest.raises(FrameAltered, match="what rank 0 sent to rank 0 was changed on the way"):
             EXCHANGES[name](mine)
         monkeypatch.setattr(dist, function, original)
         assert EXCHANGES[name](mine) in ([mine], mine)
@@ -182,7 +182,7 @@ def test_a_record_of_an_exchange_before_is_not_taken_again(monkeypatch: pytest.M
 
     monkeypatch.setattr(dist, "all_gather", replaying)
     assert all_gather_records(Other("old")) == [Other("old")]
-    with pytest.raises(ChangedOnTheWay):
+    with pytest.raises(FrameAltered):
         all_gather_records(Other("new"))
 
 

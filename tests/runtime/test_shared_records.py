@@ -129,7 +129,7 @@ def test_the_literals_are_the_same() -> None:
     assert get_args(plan.DataParallel) == get_args(rank_grid.DataParallel)
     with_dp = {"dp_across", "tied"}  # waited for together with "dp"
     axes = [axis for axis in get_args(rank_grid.Axis) if axis not in with_dp]
-    assert rank_metrics.Waits._fields == (*axes, "sync")
+    assert rank_metrics.WaitSeconds._fields == (*axes, "sync")
     assert get_args(job.Codec) == get_args(codec.Codec)
     assert get_args(devices.NetName) == get_args(rank_grid.NetName)
     assert get_type_hints(job.Job)["schema_version"] == Literal[run_config.SCHEMA_VERSION]

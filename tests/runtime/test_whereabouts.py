@@ -10,16 +10,16 @@ from pathlib import Path
 
 from holmes_runtime.config.messages import ASK_SIGNAL, GroupProgress, RankPosition
 from holmes_runtime.config.strict_json import parse
-from holmes_runtime.health.whereabouts import Whereabouts
+from holmes_runtime.health.whereabouts import PositionReport
 from tests.eventually import eventually
 
 MODULE = """
 import sys, threading
 from pathlib import Path
-from holmes_runtime.health.whereabouts import Whereabouts
+from holmes_runtime.health.whereabouts import PositionReport
 
 def main():
-    where = Whereabouts(5, lambda: ())
+    where = PositionReport(5, lambda: ())
     where.answer(Path(sys.argv[1]))
     where.now("waiting for a lock that nobody gives back", alone=True)
     lock = threading.Lock()
@@ -55,7 +55,7 @@ def test_a_rank_that_is_stuck_answers(tmp_path: Path) -> None:
 
 
 def test_without_the_signal_blocked_no_thread_waits_for_it(tmp_path: Path) -> None:
-    Whereabouts(0, lambda: ()).answer(tmp_path / "none")
+    PositionReport(0, lambda: ()).answer(tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -63,6 +63,6 @@ def test_a_record_that_cannot_be_read_is_said_and_ends_nothing() -> None:
     def broken() -> tuple[GroupProgress, ...]:
         raise ValueError("another format")
 
-    position = Whereabouts(0, broken).position()
+    position = PositionReport(0, broken).position()
     assert position.doing == "starting (torch's flight recorder cannot be read: another format)"
     assert position.groups == ()

@@ -18,7 +18,7 @@ from holmes_core.records.regular_file import is_there
 from holmes_core.units import format_bytes
 from holmes_runtime.checkpoint.description import whose_weights
 from holmes_runtime.checkpoint.piece_index import DamagedPiece, PieceIndex
-from holmes_runtime.checkpoint.whole_checkpoints import Found, Offers, OtherRun, found_in, offers_in
+from holmes_runtime.checkpoint.whole_checkpoints import Offers, OtherRun, WholeCheckpoint, found_in, offers_in
 
 HEADINGS = ("checkpoint", "start", "files", "bytes", "whole")
 MISSING_SHOWN = 10
@@ -78,7 +78,7 @@ def _read_old(checkpoint: Path) -> PieceIndex:
 
 
 def _show(
-    found: Sequence[Found],
+    found: Sequence[WholeCheckpoint],
     folders: Sequence[Path],
     offers: Sequence[Offers],
     faults: Sequence[str],
@@ -116,7 +116,7 @@ def _show(
     )
 
 
-def _gather(found: Sequence[Found], faults: Sequence[str], folders: Sequence[Path], output: Path) -> None:
+def _gather(found: Sequence[WholeCheckpoint], faults: Sequence[str], folders: Sequence[Path], output: Path) -> None:
     """Make one folder of the newest whole checkpoint."""
     for fault in faults:
         err.print(fault, markup=False, soft_wrap=True)

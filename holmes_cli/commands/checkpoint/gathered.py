@@ -20,13 +20,13 @@ from holmes_runtime.checkpoint.piece_index import (
     read_index,
 )
 from holmes_runtime.checkpoint.plain_file import create_plain, open_plain, read_plain
-from holmes_runtime.checkpoint.whole_checkpoints import Found
+from holmes_runtime.checkpoint.whole_checkpoints import WholeCheckpoint
 
 METADATA_FILE = ".metadata"  # torch's, by which its tools read the checkpoint
 COPY_BYTES = 1 << 20  # at a time
 
 
-def index_of(found: Found, folders: Sequence[Path]) -> PieceIndex:
+def index_of(found: WholeCheckpoint, folders: Sequence[Path]) -> PieceIndex:
     """Return the index of a checkpoint from the first of its folders. Raises HolmesError if it is no longer there."""
     checkpoint = folders[found.folders[0]] / found.offer.name
     try:
@@ -38,7 +38,7 @@ def index_of(found: Found, folders: Sequence[Path]) -> PieceIndex:
     return index
 
 
-def damaged(found: Found, folders: Sequence[Path]) -> Iterator[str]:
+def damaged(found: WholeCheckpoint, folders: Sequence[Path]) -> Iterator[str]:
     """Yield a sentence on each damaged file of a checkpoint in any folder; all bytes are read."""
     index = index_of(found, folders)
     for name, holders in found.holders.items():
@@ -48,7 +48,7 @@ def damaged(found: Found, folders: Sequence[Path]) -> Iterator[str]:
                 yield fault
 
 
-def gather(found: Found, folders: Sequence[Path], output: Path) -> int:
+def gather(found: WholeCheckpoint, folders: Sequence[Path], output: Path) -> int:
     """Write the checkpoint to `output`, each file from a folder with an intact copy; return the bytes.
 
     It gets its name only once it is whole. Raises HolmesError, and leaves nothing, if no folder has an intact copy of a
@@ -78,7 +78,7 @@ def gather(found: Found, folders: Sequence[Path], output: Path) -> int:
     return sum(file.size_bytes for file in index.files)
 
 
-def _sound(found: Found, folders: Sequence[Path], index: PieceIndex, file: PieceFile) -> Path:
+def _sound(found: WholeCheckpoint, folders: Sequence[Path], index: PieceIndex, file: PieceFile) -> Path:
     """Return the path of an intact copy of the file."""
     faults = []
     for at in found.holders[file.name]:

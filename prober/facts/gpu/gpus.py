@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from holmes_core.records.devices import Gpu
-from holmes_core.records.inventory import Conflict, Impossible
+from holmes_core.records.inventory import Conflict, ImpossibleValue
 from holmes_core.units import MIB
 from prober.asking.merge import by_key, filled, merged, updated
 from prober.asking.possible import Bounds, possible
@@ -58,7 +58,7 @@ class GpuReading:
     driver_version: str | None
     failure: str | None
     conflicts: tuple[Conflict, ...]
-    impossible: tuple[Impossible, ...]
+    impossible: tuple[ImpossibleValue, ...]
 
 
 def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> GpuReading:

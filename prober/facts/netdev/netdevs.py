@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from holmes_core.records.devices import Netdev
-from holmes_core.records.inventory import Conflict, Impossible
+from holmes_core.records.inventory import Conflict, ImpossibleValue
 from holmes_core.units import bytes_per_s_from_gbps
 from prober.asking.merge import by_key, merged, updated
 from prober.asking.possible import TOP_BYTES_PER_S, Bounds, named, possible
@@ -29,7 +29,7 @@ class NetdevReading:
     netdevs: tuple[Netdev, ...]
     physical: tuple[str, ...]
     conflicts: tuple[Conflict, ...]
-    impossible: tuple[Impossible, ...]
+    impossible: tuple[ImpossibleValue, ...]
 
 
 def read_netdevs(
@@ -42,7 +42,7 @@ def read_netdevs(
     `names_by_pci` names the netdevs that a source gives by PCI address alone.
     """
     collected: dict[str, list[tuple[str, PartialNetdev]]] = {}
-    impossible: list[Impossible] = []
+    impossible: list[ImpossibleValue] = []
     for source, facts in sources:
         called = [netdev.model_copy(update={"name": name}) for netdev, name in _names(facts, names_by_pci) if name]
         known, found = named(source, "netdev", called, "name")

@@ -22,7 +22,7 @@ _LINK_STATES = {"FI_LINK_UP": "Active", "FI_LINK_DOWN": "Down"}
 
 
 @dataclass
-class _Seen:
+class _LibfabricEntry:
     """The facts that the lines so far give of one entry of the list."""
 
     provider: str | None = None
@@ -50,20 +50,20 @@ def parse_fi_info(output: Recorded) -> tuple[PortFacts, ...]:
     )
 
 
-def _entries(output: Recorded) -> Iterator[_Seen]:
-    seen, section = _Seen(), ""
+def _entries(output: Recorded) -> Iterator[_LibfabricEntry]:
+    seen, section = _LibfabricEntry(), ""
     for line in output.whole_lines:
         key, _, value = (part.strip() for part in line.partition(":"))
         if key in ("fi_info", "provider"):
             yield seen
-            seen = _Seen()
+            seen = _LibfabricEntry()
         if not value:
             section = key
         _note(seen, section, key, value)
     yield seen
 
 
-def _note(seen: _Seen, section: str, key: str, value: str) -> None:
+def _note(seen: _LibfabricEntry, section: str, key: str, value: str) -> None:
     if key in ("provider", "prov_name"):
         seen.provider = value.partition(";")[0]  # `efa;ofi_rxd` is a layer above it
     elif (key == "domain" or (section, key) == ("fi_device_attr", "name")) and re.fullmatch(

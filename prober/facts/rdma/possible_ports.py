@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from holmes_core.records.inventory import Impossible
+from holmes_core.records.inventory import ImpossibleValue
 from prober.asking.possible import TOP_GBPS, Bounds, impossible_name, is_name, named, possible
 from prober.facts.rdma.nic_kind import is_omni_path
 from prober.facts.rdma.port_facts import PortFacts
@@ -25,7 +25,7 @@ _PORTS: Bounds = {"port": (0, 255)}  # of 8 bits in the InfiniBand Architecture;
 
 def possible_ports(
     sources: Sequence[tuple[str, Iterable[PortFacts]]],
-) -> tuple[list[tuple[str, list[PortFacts]]], list[Impossible]]:
+) -> tuple[list[tuple[str, list[PortFacts]]], list[ImpossibleValue]]:
     """The (source, facts) without ports that cannot be and values that cannot be, and those."""
     kept, found = [], []
     for source, facts in sources:
@@ -43,7 +43,7 @@ def possible_ports(
     return kept, found
 
 
-def _possible_port(source: str, port: PortFacts) -> tuple[PortFacts, list[Impossible]]:
+def _possible_port(source: str, port: PortFacts) -> tuple[PortFacts, list[ImpossibleValue]]:
     subject = f"{port.device}:{port.port}"
     clean, found = possible(source, subject, port, _OMNI_PATH_BOUNDS if is_omni_path(port) else _BOUNDS)
     if clean.netdev is not None and not is_name(clean.netdev):
