@@ -261,7 +261,7 @@ def _refuse_detached_steps(settings: Settings, nodes: Sequence[Node]) -> None:
 
 def _refuse_missing_commands(job: Job) -> None:
     """Raise HolmesError for a command of the job's that this machine does not have."""
-    from launcher.supervise.tell_command import cannot_run
+    from launcher.supervise.hook_command import cannot_run
 
     for name, words in (("on_end", job.launch.on_end), ("on_verdict", job.launch.on_verdict)):
         if words and (why := cannot_run(words)):

@@ -13,9 +13,9 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import SignedRecord, read_any, read_signed
-from launcher.prepare.brought_along import brought_by_inventory, brought_by_plan
 from launcher.prepare.code_folder import content_digest
 from launcher.prepare.prepare import refuse_other_engine
+from launcher.prepare.trusted_parts import brought_by_inventory, brought_by_plan
 from launcher.prepare.user_variables import brought_code
 
 AnyPlan = Plan | IslandsPlan

@@ -10,7 +10,7 @@ from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.comm.stopwatch import named_range
 from holmes_runtime.config.rank_metrics import step_name
 from holmes_runtime.health.examination import Examination
-from holmes_runtime.health.whereabouts import PositionReport
+from holmes_runtime.health.position_report import PositionReport
 from holmes_runtime.memory_report import record_places
 from holmes_runtime.metrics import MetricsFile, StepMeter
 from holmes_runtime.outer.outer_loop import OuterLoop

@@ -23,7 +23,7 @@ from holmes_runtime.config.rank_metrics import PRINTS_STEPS
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.same_corpus import HostCorpus, check_same_corpus
-from holmes_runtime.health.whereabouts import PositionReport, whereabouts_of
+from holmes_runtime.health.position_report import PositionReport, whereabouts_of
 from holmes_runtime.memory_report import named_when_full, record_places
 from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent

@@ -15,8 +15,8 @@ from holmes_core.records.run import Failure, Run, Settings, State
 from holmes_core.remote.slurm.slurm_step import slurm_name
 from holmes_core.remote.slurm.slurm_word import slurm_word
 from holmes_runtime.config.rank_metrics import RankNotice
-from launcher.islands.coming_back import IslandReturn
 from launcher.islands.island_part import IslandPart
+from launcher.islands.island_return import IslandReturn
 from launcher.journal.rank_files import FilePart
 from launcher.journal.run_events import NodeState, RunEvent, View
 from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RunFolder, read_seen
@@ -32,10 +32,10 @@ from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.attempt_state import AttemptState
 from launcher.supervise.ctrl_c import ctrl_c_ignored
 from launcher.supervise.failure import shell_exit_code
+from launcher.supervise.hook_command import HookCommand
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.replanning import Planner, Replanning
 from launcher.supervise.slow_gradients import AFTER_STEPS, slow_gradients_sentence
-from launcher.supervise.tell_command import HookCommand
 from launcher.supervise.watch import watch
 
 SEEN_EVERY_S = 1.0  # between two writes of how many messages of the nodes are stored

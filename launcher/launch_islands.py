@@ -14,19 +14,19 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run, Settings, State
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
-from launcher.islands.coming_back import TRIES
 from launcher.islands.common_end import common_end, exit_code_of
-from launcher.islands.held_meeting import RendezvousServer
 from launcher.islands.island_part import IslandPart
+from launcher.islands.island_return import TRIES
 from launcher.islands.outer_sync import outer_sync_of
-from launcher.islands.told import ThreadInterrupt
+from launcher.islands.rendezvous_server import RendezvousServer
+from launcher.islands.thread_interrupt import ThreadInterrupt
 from launcher.journal.run_events import NodeState, Notice, RunEvent
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_own
 from launcher.journal.run_store import remember, this_process
 from launcher.launch import Launch
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.ctrl_c import ctrl_c_ignored
-from launcher.supervise.tell_command import HookCommand
+from launcher.supervise.hook_command import HookCommand
 
 POLL_S = 0.2
 DIGESTS_KEPT = 1000

@@ -31,7 +31,7 @@ from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
-from planner.schedule.nearby import STARTS, rank_improved
+from planner.schedule.local_search import STARTS, rank_improved
 from planner.schedule.runners_up import Contender, rank_contenders
 from planner.search.branch_and_bound import Progress, SearchResult, search
 from planner.search.closed_form import price_ranks_s

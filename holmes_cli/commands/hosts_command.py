@@ -14,7 +14,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.hosts.from_kubernetes import hosts_from_kubernetes
 from holmes_core.hosts.from_slurm import hosts_from_slurm
 from holmes_core.hosts.from_topograph import hosts_from_topograph
-from holmes_core.hosts.imported import Imported, hosts_yaml
+from holmes_core.hosts.imported_hosts import Imported, hosts_yaml
 from holmes_core.hosts.slurm_topology import slurm_topology
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plain_data import MAX_JSON_BYTES, read_text

@@ -19,7 +19,7 @@ from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.show_run import show_end
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.via import reached_by
+from holmes_core.hosts.transport_option import reached_by
 from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import OnLoss, Run, Settings

@@ -22,7 +22,7 @@ from holmes_core.hosts.allocation import allocation_hosts, is_in_allocation
 from holmes_core.hosts.host_lists import read_host_list
 from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
-from holmes_core.hosts.via import hosts_reached_by
+from holmes_core.hosts.transport_option import hosts_reached_by
 from holmes_core.own_key import own_key
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.parse_record import parse

@@ -13,7 +13,7 @@ from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles
 from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.via import reached_by
+from holmes_core.hosts.transport_option import reached_by
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import Run, Settings

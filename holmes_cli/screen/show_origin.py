@@ -12,7 +12,7 @@ import typer
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, neutral
 from holmes_core.errors import HolmesError
-from launcher.prepare.brought_along import TrustedPart
+from launcher.prepare.trusted_parts import TrustedPart
 
 
 @dataclass(frozen=True)

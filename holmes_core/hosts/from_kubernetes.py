@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from holmes_core.hosts.imported import Imported, Machine, take_machines
+from holmes_core.hosts.imported_hosts import Imported, Machine, take_machines
 from holmes_core.hosts.topology_labels import nvlink_domains, switches_of
 from holmes_core.records.parse_record import parse
 from holmes_core.records.plain_data import parse_foreign_json

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import MAX_HOSTS, expand_pattern
-from holmes_core.hosts.imported import Imported, Machine, take_machines
+from holmes_core.hosts.imported_hosts import Imported, Machine, take_machines
 from holmes_core.records.inventory import FabricKind
 
 _RECORD = re.compile(r"^[ \t]*(?=NodeName=|SwitchName=)", flags=re.MULTILINE)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple, get_args
 
-from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
 from holmes_runtime.config.rank_metrics import RankFileKind, RankMetrics, RankNotice
+from holmes_runtime.config.rendezvous_messages import FromMeeting, ToMeeting
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
 ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start; one waits for it, even if others are stuck

@@ -15,7 +15,7 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.streams import Transfer, start_receive, start_send
 from holmes_runtime.config.rank_grid import Axis, Rank
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.health.measured import EdgeTime
+from holmes_runtime.health.measured_times import EdgeTime
 
 SMALL_BYTES = 8  # a message that takes no more than the way does
 REPETITIONS = 3  # of it; the median counts

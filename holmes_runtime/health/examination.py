@@ -15,11 +15,11 @@ from holmes_runtime.config.rank_grid import EDGE_AXES, Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.verdicts import EdgeAdapted, Verdict
 from holmes_runtime.data.read_ahead import READING
-from holmes_runtime.health.adapt import adapt
+from holmes_runtime.health.adapt_edges import adapt
 from holmes_runtime.health.edge_timing import time_edges
+from holmes_runtime.health.examination_times import ExaminationTimes, UsualStep
 from holmes_runtime.health.judge import verdicts
-from holmes_runtime.health.measured import EdgeTime, Measured
-from holmes_runtime.health.occasions import ExaminationTimes, UsualStep
+from holmes_runtime.health.measured_times import EdgeTime, Measured
 
 
 class Examination:

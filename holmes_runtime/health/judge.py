@@ -14,7 +14,7 @@ from holmes_runtime.config.rank_grid import Group
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Expectation
 from holmes_runtime.config.verdicts import AllHostsSlow, DataIsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
-from holmes_runtime.health.measured import EdgeTime, Measured, StepEstimate
+from holmes_runtime.health.measured_times import EdgeTime, Measured, StepEstimate
 
 SLOW = 1.5  # how much longer than planned is worth a word; less is within what predictions are off by
 SHOWS = 1.1  # by how much slow links must slow the pipeline's pace: for less the launcher plans nothing anew

@@ -24,7 +24,7 @@ from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Precision, Recompute
 from holmes_runtime.model.document_mask import document_mask
 from holmes_runtime.model.initial_weights import initial_value
-from holmes_runtime.model.made_again import Keep, keeping, kept_selectively, made_again
+from holmes_runtime.model.recomputed_values import Keep, keeping, kept_selectively, made_again
 from holmes_runtime.model.rotary import make_rotation, rotate
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
 from holmes_runtime.model.tensor_part import part_of

@@ -21,10 +21,9 @@ from pathlib import Path
 
 from holmes_runtime.admission.gpu_claims import GpuClaims
 from holmes_runtime.admission.keyed_frames import rank_key
-from holmes_runtime.admission.meeting_gate import MeetingGate
+from holmes_runtime.admission.rendezvous_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.admission.tunnel import Tunnel, take_down
-from holmes_runtime.config.meeting_words import FromMeeting
 from holmes_runtime.config.messages import (
     ASK_SIGNAL,
     POSITIONS_FILE,
@@ -53,6 +52,7 @@ from holmes_runtime.config.messages import (
 )
 from holmes_runtime.config.node_config import AGENT_LOCK_FILE, NodeConfig, memory_folder
 from holmes_runtime.config.rank_metrics import METRICS_FILE, NOTICES_FILE, RankMetrics, RankNotice
+from holmes_runtime.config.rendezvous_messages import FromMeeting
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.left_behind import hold, remove_memory, remove_unstarted
 from holmes_runtime.node.left_files import LeftFiles

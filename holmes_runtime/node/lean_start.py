@@ -3,7 +3,7 @@
 Importing torch makes a million objects that are no garbage: looking for some meanwhile takes about a second a process,
 and taking them apart one by one at the end another. Where several ranks share few cores, that is most of a short run.
 On SIGUSR1 the process prints where each of its threads is: how the agent asks a rank that makes no progress. The other
-signal by which it asks is blocked, so that it waits for the thread that answers (`health/whereabouts.py`).
+signal by which it asks is blocked, so that it waits for the thread that answers (`health/position_report.py`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
-from holmes_runtime.outer.decision import Roster
 from holmes_runtime.outer.outer_state import Values
+from holmes_runtime.outer.roster import Roster
 
 
 class Contribution(NamedTuple):

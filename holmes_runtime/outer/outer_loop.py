@@ -26,13 +26,13 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.change_weights import change_weights
-from holmes_runtime.outer.exchange_steps import Rounds, StepPace, TakenByOthers, is_awaited, next_due, taken_since
-from holmes_runtime.outer.island_exchange import IslandExchange
+from holmes_runtime.outer.island_sync import IslandExchange
 from holmes_runtime.outer.lanes import Fragments, fragments_of
-from holmes_runtime.outer.meeting import LOOK_S, Rendezvous
-from holmes_runtime.outer.meeting_store import islands_store
 from holmes_runtime.outer.outcome import Contribution, InFlightSync, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
+from holmes_runtime.outer.rendezvous import LOOK_S, Rendezvous
+from holmes_runtime.outer.rendezvous_store import islands_store
+from holmes_runtime.outer.sync_steps import Rounds, StepPace, TakenByOthers, is_awaited, next_due, taken_since
 from holmes_runtime.parallel.zero1 import Zero1
 
 OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to find one another

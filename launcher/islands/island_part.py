@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holmes_runtime.config.run_settings import OuterSync
-from launcher.islands.held_meeting import RendezvousServer
-from launcher.islands.told import ThreadInterrupt
+from launcher.islands.rendezvous_server import RendezvousServer
+from launcher.islands.thread_interrupt import ThreadInterrupt
 
 MIN_SILENCE_S = 5.0  # nodes speak every 2 s
 

@@ -14,7 +14,6 @@ from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Node, Plan
 from holmes_core.remote.transport import last_lines
-from holmes_runtime.config.meeting_words import FromMeeting, ToMeeting
 from holmes_runtime.config.messages import (
     Command,
     Go,
@@ -28,10 +27,11 @@ from holmes_runtime.config.messages import (
     Save,
 )
 from holmes_runtime.config.node_config import TunnelEnd
+from holmes_runtime.config.rendezvous_messages import FromMeeting, ToMeeting
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.node_link import LinkClosed, LinkState, NodeLink, NodeMessage, Unreadable
 from launcher.nodes.preflight import Fault, Preflight, host_fault, unreadable_fault
-from launcher.nodes.tries import rounds_of, tries_of
+from launcher.nodes.reach_checks import rounds_of, tries_of
 from launcher.prepare.bundle import NodeBundle
 from launcher.prepare.prepare import Attempt
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
 from holmes_core.remote.slurm.slurm_word import SlurmWord
-from holmes_runtime.config.meeting_words import ToMeeting
 from holmes_runtime.config.messages import (
     Command,
     Exited,
@@ -28,6 +27,7 @@ from holmes_runtime.config.messages import (
     Stuck,
 )
 from holmes_runtime.config.rank_metrics import RankMetrics, RankNotice
+from holmes_runtime.config.rendezvous_messages import ToMeeting
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
 from launcher.journal.step_metrics import FinishedStep, StepCollector

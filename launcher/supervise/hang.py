@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.messages import RankPosition
-from launcher.supervise.who_waits import culprit, doing_in_words, operations_under_way, stuck_in_words
+from launcher.supervise.blocking_rank import culprit, doing_in_words, operations_under_way, stuck_in_words
 
 STEPS = 20  # a step may be slow; twenty times the usual is no step any more
 MIN_S = 60.0

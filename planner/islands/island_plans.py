@@ -12,9 +12,9 @@ from holmes_core.records.plan import Plan, SourceFile
 from holmes_core.units import format_memory
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.cost.counts import outer_bytes
+from planner.islands.cluster_subset import only_clusters
 from planner.islands.groupings import Grouping, groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
-from planner.islands.only_clusters import only_clusters
 from planner.layout.reprice import reprice_step_s
 from planner.make_plan import make_plan
 from planner.problem.host_memory import usable_host_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from holmes_core.records.islands import IslandsSection, Round
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
-from planner.islands.outer_exchange import price_exchange
+from planner.islands.outer_sync_cost import price_exchange
 from planner.problem.networks import Networks
 from planner.tolerances import ROUNDING
 

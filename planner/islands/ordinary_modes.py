@@ -15,7 +15,7 @@ from holmes_core.records.islands import Mode, ModePrice
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Crossing, Plan, Prediction
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
-from planner.islands.joined_alike import joined_alike
+from planner.islands.uniform_links import with_uniform_links
 from planner.layout.layout import Layout
 from planner.layout.predict import predict, predict_step_s
 from planner.layout.reprice import layout_of
@@ -55,7 +55,7 @@ def find_ways(
     networks = [inventory]
     if len(inventory.clusters) > 1 and inventory.shared is not None:
         rates = (bytes_per_s_from_mbps(each) for each in LOOKED_AT_MBPS)
-        networks += [joined_alike(inventory, rate, LOOKED_AT_LATENCY_S) for rate in rates]
+        networks += [with_uniform_links(inventory, rate, LOOKED_AT_LATENCY_S) for rate in rates]
     for number, each in enumerate(networks):
         tell(f"looking for placements on other networks, {number} of {len(networks)}")
         found += _ways_on(each, job, left.seconds / (len(networks) - number))

@@ -15,8 +15,8 @@ from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
 from planner.islands.island_plans import IslandPlans, plan_islands
 from planner.islands.island_rounds import IslandRound
-from planner.islands.joined_alike import joined_alike
 from planner.islands.ordinary_modes import ModePlacement, fastest_of_each, find_ways, price_way
+from planner.islands.uniform_links import with_uniform_links
 from planner.problem.problem import read_problem
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -150,7 +150,7 @@ def _by_network(ways: _ModePlacements) -> Iterator[BestMode]:
     for mbps in BANDWIDTHS_MBPS:
         for latency_s in LATENCIES_S:
             rate = bytes_per_s_from_mbps(mbps)
-            found = _tokens_per_s(ways, joined_alike(ways.inventory, rate, latency_s))
+            found = _tokens_per_s(ways, with_uniform_links(ways.inventory, rate, latency_s))
             if found:
                 yield _best_mode(rate, latency_s, sorted(found.items(), key=lambda each: -each[1]))
 

@@ -9,8 +9,8 @@ from holmes_core.records.plan import Alternative, Prediction
 from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, is_aligned, number_ranks
 from planner.layout.edge_codecs import choose_codecs
 from planner.layout.layout import Layout, lay_out, may_be_hierarchical
-from planner.layout.meet_on_rails import meet_on_rails
 from planner.layout.predict import predict, predict_step_s
+from planner.layout.rail_matching import match_rails
 from planner.layout.usual_order import best_usual, usual_group_slots
 from planner.problem.problem import Problem
 from planner.schedule.run_mode import StepParts
@@ -98,7 +98,7 @@ def lay_out_contender(problem: Problem, contender: Contender) -> Layout:
     placement, tp = contender.found.placement, contender.found.placement.candidate.tp
     aligned = is_aligned(placement, problem.coefficients(placement.candidate))
     assigned = assign_hosts(placement, problem.fleet, aligned)
-    group_slots = meet_on_rails(assigned, problem.fleet, problem.rails, tp, wraps=contender.mode.chunks > 1)
+    group_slots = match_rails(assigned, problem.fleet, problem.rails, tp, wraps=contender.mode.chunks > 1)
     ranks = number_ranks(group_slots, hosts_by_stage(group_slots), tp)
     flat = lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches)
     return choose_codecs(problem, _with_clusters_first(problem, flat))

@@ -28,7 +28,7 @@ from holmes_core.records.record import Record
 from holmes_core.records.record_file import write_atomically
 from holmes_core.records.regular_file import MIB, is_there, read_regular
 from prober.asking.command_words import command_words
-from prober.asking.labelled import labels, lines_of, without_labels
+from prober.asking.parallel_shell_output import labels, lines_of, without_labels
 from prober.asking.plain_text import plain_text
 from prober.asking.transcript import typed_commands
 

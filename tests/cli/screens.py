@@ -39,13 +39,13 @@ from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, StepTraffic, by_interface
 from launcher.nodes.preflight import Fault, Preflight
-from launcher.prepare.brought_along import TrustedPart
 from launcher.prepare.bundle import Parcel
 from launcher.prepare.prepare import Attempt, prepare
+from launcher.prepare.trusted_parts import TrustedPart
 from launcher.prepare.user_variables import UserVariables
 from planner.advice.changes import apply_changes
 from planner.advice.what_if import parse_changes
-from planner.islands.joined_alike import joined_alike
+from planner.islands.uniform_links import with_uniform_links
 from prober.differences import peer_differences
 from prober.fabrics.clusters import find_clusters, find_shared_network
 from prober.findings.catalogue import CATALOGUE
@@ -125,7 +125,7 @@ def _plan() -> None:
 
 
 def _far() -> Inventory:
-    return joined_alike(cpu_inventory([2, 2]), 0.002 * GBPS, 0.02)
+    return with_uniform_links(cpu_inventory([2, 2]), 0.002 * GBPS, 0.02)
 
 
 @cache

@@ -15,7 +15,7 @@ from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
 from launcher.journal.run_events import NodeState, Notice
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_run
 from launcher.journal.run_store import this_process
-from planner.islands.joined_alike import joined_alike
+from planner.islands.uniform_links import with_uniform_links
 from tests.cli.browser import NEEDS_BROWSER, hidden_parts
 from tests.cli.conftest import Command
 from tests.cli.test_status_page import step
@@ -29,7 +29,7 @@ ISLANDS = {"inner_steps": 10, "fragments": 2, "delay_steps": 2}
 
 def planned() -> IslandsPlan:
     job = bed_job(parallel={}, steps=100, islands=ISLANDS, checkpoint={"path": "/data/ck", "every_steps": 10})
-    plan = planned_mode(joined_alike(cpu_inventory([2, 2]), 0.002 * GBPS, 0.02), job)
+    plan = planned_mode(with_uniform_links(cpu_inventory([2, 2]), 0.002 * GBPS, 0.02), job)
     assert isinstance(plan, IslandsPlan)
     return plan
 

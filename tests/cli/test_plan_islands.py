@@ -18,12 +18,12 @@ from holmes_core.records.islands import BestMode, Mode
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Settings
-from planner.islands.joined_alike import joined_alike
+from planner.islands.uniform_links import with_uniform_links
 from tests.cli.conftest import Command
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory
 
 ISLANDS = {"inner_steps": 10, "fragments": 2, "delay_steps": 2}
-SLOW = joined_alike(cpu_inventory([1, 1]), 0.002 * GBPS, 0.02)
+SLOW = with_uniform_links(cpu_inventory([1, 1]), 0.002 * GBPS, 0.02)
 JOB = bed_job(parallel={}, steps=100)
 
 

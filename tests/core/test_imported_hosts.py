@@ -15,7 +15,7 @@ from holmes_core.hosts.from_kubernetes import hosts_from_kubernetes
 from holmes_core.hosts.from_slurm import hosts_from_slurm
 from holmes_core.hosts.from_topograph import hosts_from_topograph
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile, read_hosts_file
-from holmes_core.hosts.imported import MAX_HOSTS, hosts_yaml
+from holmes_core.hosts.imported_hosts import MAX_HOSTS, hosts_yaml
 from holmes_core.records.inventory import Hints
 from holmes_core.records.plain_data import MAX_FOREIGN_VALUES
 

@@ -16,9 +16,9 @@ from holmes_core.records.plan import Plan
 from launcher.emit.emit import emit
 from launcher.emit.write_folder import write_folder
 from launcher.prepare import code_folder
-from launcher.prepare.brought_along import brought_by_plan
 from launcher.prepare.code_folder import read_code, read_code_files
 from launcher.prepare.prepare import Attempt, prepare, run_config_of
+from launcher.prepare.trusted_parts import brought_by_plan
 from launcher.prepare.user_variables import read_user_variables
 from tests.launcher.plans import cpu_plan
 from tests.planner.fleets import bed_job

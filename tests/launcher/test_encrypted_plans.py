@@ -12,7 +12,7 @@ from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEn
 from launcher.emit.emit import FORMATS, emit
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.preflight import Fault, Preflight, remedy_of
-from launcher.nodes.tries import rounds_of, tries_of
+from launcher.nodes.reach_checks import rounds_of, tries_of
 from launcher.prepare.bundle import NODE_CONFIG_FILE
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables

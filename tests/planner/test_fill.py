@@ -16,7 +16,7 @@ from planner.cost.compute_time import split_factor
 from planner.cost.fill import Fill, fill_of, fill_share, fills
 from planner.problem.candidates import RECOMPUTE, Candidate, check_job, more_recompute, with_other_fills
 from planner.problem.problem import read_problem
-from planner.schedule.nearby import rank_improved
+from planner.schedule.local_search import rank_improved
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.schedule_choice import choose_schedule
 from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder, simulate

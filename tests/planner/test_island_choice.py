@@ -16,7 +16,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan, PlanRank
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.advice.changes import WithoutHost, apply_changes
-from planner.islands.outer_exchange import BOTH_WAYS, meeting_s
+from planner.islands.outer_sync_cost import BOTH_WAYS, meeting_s
 from planner.layout.predict import predict_step_s
 from planner.layout.write_out import lay_out_contender
 from planner.problem.problem import read_problem

@@ -16,11 +16,11 @@ from holmes_core.records.link import Security
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.cost.counts import host_state_bytes, outer_bytes, state_bytes
+from planner.islands.cluster_subset import only_clusters
 from planner.islands.groupings import groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
-from planner.islands.joined_alike import joined_alike
-from planner.islands.only_clusters import only_clusters
-from planner.islands.outer_exchange import BOTH_WAYS, QUESTION_S, price_exchange
+from planner.islands.outer_sync_cost import BOTH_WAYS, QUESTION_S, price_exchange
+from planner.islands.uniform_links import with_uniform_links
 from planner.layout.verify import verify
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, GIB, bed_job, cpu_inventory, plan_for
@@ -29,7 +29,7 @@ from tests.planner.measured_links import with_trunk
 from tests.planner.test_counts import execution_of
 
 PARAMETERS = stage_parameters(bed_job().model, 10, True, True, 1)
-SLOW = joined_alike(cpu_inventory([1, 1]), 1e5, 0.02)
+SLOW = with_uniform_links(cpu_inventory([1, 1]), 1e5, 0.02)
 
 
 def job_of(section: dict[str, Any], **changes: Any) -> Job:
@@ -74,7 +74,7 @@ def test_island_sends_its_packed_change_to_each_other_one() -> None:
 
 def test_trunk_is_shared_by_all_hosts_of_a_cluster() -> None:
     job = job_of({"codec": "none", "fragments": 1, "delay_steps": 0})
-    fast = joined_alike(cpu_inventory([2, 1]), 1e6, 0.02)
+    fast = with_uniform_links(cpu_inventory([2, 1]), 1e6, 0.02)
     inventory = with_trunk(fast, ("a", "b"), 1e5)
     exchange = price_exchange(Networks(inventory, job), job, island_plans(inventory, job))
     assert exchange.fragment_s == pytest.approx(4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.02 + 11 * (QUESTION_S + 0.04))
@@ -82,7 +82,7 @@ def test_trunk_is_shared_by_all_hosts_of_a_cluster() -> None:
 
 def test_each_further_island_is_asked_for_at_the_meeting() -> None:
     job = job_of({"codec": "none", "fragments": 1, "delay_steps": 0})
-    inventory = joined_alike(cpu_inventory([1, 1, 1]), 1e6, 0.05)
+    inventory = with_uniform_links(cpu_inventory([1, 1, 1]), 1e6, 0.05)
     exchange = price_exchange(Networks(inventory, job), job, island_plans(inventory, job))
     assert exchange.fragment_s == pytest.approx(2 * 4 * PARAMETERS / 1e6 / BOTH_WAYS + 0.05 + 13 * (QUESTION_S + 0.1))
 

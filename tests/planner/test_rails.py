@@ -17,7 +17,7 @@ from planner.cost.collectives import Path
 from planner.cost.gpu_speeds import constant_speed
 from planner.cost.slot import Slot
 from planner.layout.assign_hosts import GroupSlots, assign_hosts, group_slots_of
-from planner.layout.meet_on_rails import meet_on_rails
+from planner.layout.rail_matching import match_rails
 from planner.problem.fleet import Fleet, FleetHost, Hardware, HostClass
 from planner.problem.problem import read_problem
 from planner.problem.rails import Rails, read_rails
@@ -157,7 +157,7 @@ def apart(rails: Rails, slots: GroupSlots, wraps: bool = False) -> tuple[int, in
 def test_tasklets_keep_their_hosts_and_no_more_are_apart(seed: int) -> None:
     fleet, rails, slots, tp = drawn(seed)
     wraps = seed % 3 == 0 and max(stage for stage, _ in slots) > 1
-    met = meet_on_rails(slots, fleet, rails, tp, wraps)
+    met = match_rails(slots, fleet, rails, tp, wraps)
     assert {key: where.host for key, where in met.items()} == {key: where.host for key, where in slots.items()}
     assert len({(where.host, where.first_slot) for where in met.values()}) == len(slots)
     assert apart(rails, met, wraps) <= apart(rails, slots, wraps)
@@ -184,7 +184,7 @@ def test_in_small_uneven_fleets_nine_in_ten_have_as_few_stages_apart_as_any_exch
     for seed in range(100):
         fleet, rails, slots, tp = drawn(seed, most_hosts=3, most_slots=4)
         fewest = min(apart(rails, each)[0] for each in exhaustive(fleet, slots, tp))
-        best += apart(rails, meet_on_rails(slots, fleet, rails, tp, wraps=False))[0] == fewest
+        best += apart(rails, match_rails(slots, fleet, rails, tp, wraps=False))[0] == fewest
     assert best >= 90
 
 
@@ -201,14 +201,14 @@ def test_on_hosts_alike_all_replicas_meet_that_a_stage_has_equally_many_of_on_it
         for dp in range(1, room // pp + 1):
             slots = assign_hosts(placement(tp, dp, *[(0,) * dp] * pp), fleet, aligned=False)
             uneven = sum(len(set(Counter(slots[s, r].host for r in range(dp)).values())) > 1 for s in range(pp))
-            stages, edges = apart(rails, meet_on_rails(slots, fleet, rails, tp, wraps=False))
+            stages, edges = apart(rails, match_rails(slots, fleet, rails, tp, wraps=False))
             assert stages == uneven
             assert edges == 0 or uneven
 
 
 def test_nothing_moves_where_no_rails_are_apart() -> None:
     fleet, _, slots, tp = drawn(1)
-    assert meet_on_rails(slots, fleet, Rails({}), tp, wraps=False) is slots
+    assert match_rails(slots, fleet, Rails({}), tp, wraps=False) is slots
 
 
 def test_slots_that_meet_already_stay_as_they_are() -> None:

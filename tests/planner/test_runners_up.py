@@ -8,7 +8,7 @@ import pytest
 
 from planner.layout.write_out import MAX_RANKS_WRITTEN
 from planner.problem.problem import read_problem
-from planner.schedule.nearby import rank_improved
+from planner.schedule.local_search import rank_improved
 from planner.search.branch_and_bound import search
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for, random_inventory
 from tests.seeds import seeds

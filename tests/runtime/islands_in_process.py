@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holmes_runtime.outer.exchange_steps import Rounds, due_after
 from holmes_runtime.outer.lanes import Fragments, ShardLayout, fragments_of, lanes_of
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import outer_step, outgoing, step_ahead
+from holmes_runtime.outer.sync_steps import Rounds, due_after
 from holmes_runtime.trainer import Trainer
 
 

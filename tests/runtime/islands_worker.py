@@ -22,12 +22,12 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from holmes_runtime.config.meeting_words import MEETING
+from holmes_runtime.config.rendezvous_messages import MEETING
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings, EvaluationSettings
-from holmes_runtime.outer import giving, island_exchange
+from holmes_runtime.outer import island_sync, state_transfer
 from holmes_runtime.outer.lane_exchange import carry
-from holmes_runtime.outer.meeting_store import islands_store
+from holmes_runtime.outer.rendezvous_store import islands_store
 from holmes_runtime.trainer import StepResult, Trainer
 from tests.free_ports import free_port
 
@@ -395,7 +395,7 @@ def hold_back_state(act: Callable[[], None]) -> None:
         act()
         return carry(*arguments)
 
-    giving.carry = carry_later  # type: ignore[attr-defined, assignment]
+    state_transfer.carry = carry_later  # type: ignore[attr-defined, assignment]
 
 
 def until_decided(after: int) -> Callable[[], None]:
@@ -455,7 +455,7 @@ def in_second_exchange(act: Callable[[], None]) -> None:
             act()
         return carry(*arguments)
 
-    island_exchange.carry = carry_or_act  # type: ignore[attr-defined, assignment]
+    island_sync.carry = carry_or_act  # type: ignore[attr-defined, assignment]
 
 
 def die() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holmes_runtime.admission.meeting_gate import MeetingGate
+from holmes_runtime.admission.rendezvous_gate import MeetingGate
 from holmes_runtime.admission.store_gate import GATE_ADDRESS
-from holmes_runtime.config.meeting_words import ToMeeting
-from launcher.islands.held_meeting import RendezvousServer
+from holmes_runtime.config.rendezvous_messages import ToMeeting
+from launcher.islands.rendezvous_server import RendezvousServer
 
 
 class MeetingPlace:

@@ -11,7 +11,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Expectation
 from holmes_runtime.config.verdicts import DataIsSlow, HostIsSlow, LinkIsSlow, Verdict
 from holmes_runtime.health.judge import verdicts
-from holmes_runtime.health.measured import EdgeTime, Measured
+from holmes_runtime.health.measured_times import EdgeTime, Measured
 
 from .launched_runs import make_config
 

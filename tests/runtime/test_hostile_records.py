@@ -31,9 +31,9 @@ from holmes_runtime.checkpoint.piece_index import (
 from holmes_runtime.checkpoint.piece_loading import PieceRequests, Request
 from holmes_runtime.checkpoint.whole_checkpoints import FolderCheckpoint, Offers
 from holmes_runtime.config.strict_json import parse, to_json
-from holmes_runtime.outer.decision import Arrival, Roster, SyncPoint
 from holmes_runtime.outer.lanes import FlatSlice, ShardLayout
-from holmes_runtime.outer.meeting import Rendezvous
+from holmes_runtime.outer.rendezvous import Rendezvous
+from holmes_runtime.outer.roster import Arrival, Roster, SyncPoint
 from tests.hostile_checkpoints import NAMES, NUMBERS, leaves
 from tests.runtime.launched_runs import ONE_ISLAND
 

@@ -13,8 +13,8 @@ import torch
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
-from holmes_runtime.config.meeting_words import MEETING
 from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.rendezvous_messages import MEETING
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.trainer import Trainer
 

@@ -10,12 +10,12 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from holmes_runtime.config.meeting_words import LOST, SILENT, here_key
+from holmes_runtime.config.rendezvous_messages import LOST, SILENT, here_key
 from holmes_runtime.config.strict_json import to_json
-from holmes_runtime.outer.decision import ANEW, Arrival, Patience, Roster, SyncPoint, decide
-from holmes_runtime.outer.exchange_steps import is_awaited
 from holmes_runtime.outer.lanes import FlatSlice
-from holmes_runtime.outer.meeting import DONE, FOLLOW, Rendezvous
+from holmes_runtime.outer.rendezvous import DONE, FOLLOW, Rendezvous
+from holmes_runtime.outer.roster import ANEW, Arrival, Patience, Roster, SyncPoint, decide
+from holmes_runtime.outer.sync_steps import is_awaited
 
 from .launched_runs import ONE_ISLAND
 

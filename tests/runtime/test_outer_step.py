@@ -8,8 +8,8 @@ from torch import Tensor
 
 from holmes_runtime.checkpoint.description import OuterCounters
 from holmes_runtime.config.run_settings import OuterCodec
-from holmes_runtime.outer.exchange_steps import due_after, interval_before, next_due, taken_since
 from holmes_runtime.outer.outer_step import OuterStepResult, arrived, outer_step, outgoing, weighted_mean
+from holmes_runtime.outer.sync_steps import due_after, interval_before, next_due, taken_since
 
 N = 1000
 

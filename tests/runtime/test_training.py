@@ -21,7 +21,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import EmulationSettings, Expectation, Precision
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.health.occasions import FIRST_STEPS
+from holmes_runtime.health.examination_times import FIRST_STEPS
 from holmes_runtime.train import describe_rank, num_threads
 from holmes_runtime.trainer import Trainer
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.commands.checkpoint.gathered import damaged, gather
+from holmes_cli.commands.checkpoint.gather_checkpoint import damaged, gather
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.commands.launched.asked_run import AskedRun, asked_run
+from holmes_cli.commands.launched.find_run import AskedRun, asked_run
 from holmes_cli.islands.show_islands import refuse_whole
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError

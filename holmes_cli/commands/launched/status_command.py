@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from holmes_cli.commands.launched.asked_run import AskedRun, asked_run
+from holmes_cli.commands.launched.find_run import AskedRun, asked_run
 from holmes_cli.islands.show_islands import island_row, islands_sentences, refuse_whole, show_islands, state_as_json
 from holmes_cli.screen.show_run import code_in_words, safe_in_words, show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import err, out

@@ -11,7 +11,7 @@ from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Conflict, ImpossibleValue
 from holmes_core.units import MIB
 from prober.asking.merge import by_key, filled, merged, updated
-from prober.asking.possible import Bounds, possible
+from prober.asking.plausible_values import Bounds, possible
 from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import parse_query
 from prober.facts.gpu.gpu_report import parse_report

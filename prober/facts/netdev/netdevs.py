@@ -10,7 +10,7 @@ from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Conflict, ImpossibleValue
 from holmes_core.units import bytes_per_s_from_gbps
 from prober.asking.merge import by_key, merged, updated
-from prober.asking.possible import TOP_BYTES_PER_S, Bounds, named, possible
+from prober.asking.plausible_values import TOP_BYTES_PER_S, Bounds, named, possible
 from prober.facts.netdev.partial_netdev import PartialNetdev, kind_of, looks_physical
 
 _BOUNDS: Bounds = {

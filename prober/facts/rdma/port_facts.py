@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from holmes_core.records.devices import Gid, GidType, PciLink
 from prober.asking.numbers import guid
-from prober.asking.possible import is_name
+from prober.asking.plausible_values import is_name
 
 WHOLE_DEVICE = 0  # the port number of facts that hold for all ports of a device
 

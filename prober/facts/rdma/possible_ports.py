@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from holmes_core.records.inventory import ImpossibleValue
-from prober.asking.possible import TOP_GBPS, Bounds, impossible_name, is_name, named, possible
+from prober.asking.plausible_values import TOP_GBPS, Bounds, impossible_name, is_name, named, possible
 from prober.facts.rdma.nic_kind import is_omni_path
 from prober.facts.rdma.port_facts import PortFacts
 

@@ -16,16 +16,16 @@ from torch._C._distributed_c10d import Store
 
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.outer.decision import ANEW, Arrival, Patience, Roster
-from holmes_runtime.outer.exchange_tags import ExchangeTags
-from holmes_runtime.outer.giving import StateSender
-from holmes_runtime.outer.joining import CatchUp
+from holmes_runtime.outer.catch_up import CatchUp
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, LaneMessage, OpenLane, carry
 from holmes_runtime.outer.lanes import Cell, Fragments
-from holmes_runtime.outer.meeting import DONE, FOLLOW, LOOK_S, WATCH_S, Rendezvous
 from holmes_runtime.outer.outcome import Contribution, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import OutgoingGradient, arrived, digest_of, outer_step, outgoing, sum_of
+from holmes_runtime.outer.rendezvous import DONE, FOLLOW, LOOK_S, WATCH_S, Rendezvous
+from holmes_runtime.outer.roster import ANEW, Arrival, Patience, Roster
+from holmes_runtime.outer.state_transfer import StateSender
+from holmes_runtime.outer.sync_tags import ExchangeTags
 
 MAX_FAILURES = 5  # of one exchange, each after islands agreed to hold it
 

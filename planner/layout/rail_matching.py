@@ -29,7 +29,7 @@ class RailMismatches(NamedTuple):
     edges: int
 
 
-def meet_on_rails(
+def match_rails(
     group_slots: GroupSlots, fleet: Fleet, rails: Rails, tp: int, wraps: bool
 ) -> Mapping[Tasklet, GroupSlot]:
     """The same tasklets on the same hosts, on slots where fewer are on different rails; as they are if none helps.

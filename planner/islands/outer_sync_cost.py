@@ -66,7 +66,7 @@ def meeting_s(num_islands: int, latency_s: float) -> float:
     """Return the seconds in which ranks agree on an outer sync and on its end, one request to the controller at a time.
 
     Rank 0 of the last island sends 3 and 2 for each other island, the other ranks learn of it in 2, and 4 end it
-    (`holmes_runtime/outer/meeting.py`). Assumption: the controller is as far from hosts as clusters are apart.
+    (`holmes_runtime/outer/rendezvous.py`). Assumption: the controller is as far from hosts as clusters are apart.
     """
     questions = 3 + 2 * (num_islands - 1) + 2 + 4
     return questions * (QUESTION_S + 2 * latency_s)

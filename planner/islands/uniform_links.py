@@ -8,7 +8,7 @@ from holmes_core.records.inventory import Cluster, Inventory, NetworkPort
 from holmes_core.records.link import Link, Spread
 
 
-def joined_alike(inventory: Inventory, bandwidth_bytes_per_s: float, latency_s: float) -> Inventory:
+def with_uniform_links(inventory: Inventory, bandwidth_bytes_per_s: float, latency_s: float) -> Inventory:
     """The inventory as if a test had found this rate of payload and this latency between hosts of any two clusters.
 
     Trunks between them are not known then; what joins the hosts of one cluster stays.

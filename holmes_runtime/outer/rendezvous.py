@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
 
-from holmes_runtime.config.meeting_words import LEFT, SILENT, here_key, starts_key
+from holmes_runtime.config.rendezvous_messages import LEFT, SILENT, here_key, starts_key
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.config.strict_json import MAX_VALUES, parse, to_json
-from holmes_runtime.outer.decision import Arrival, Patience, Roster, SyncPoint, decide
 from holmes_runtime.outer.lanes import FlatSlice, ShardLayout
+from holmes_runtime.outer.roster import Arrival, Patience, Roster, SyncPoint, decide
 
 LOOK_S = 1.0  # between two looks at who has arrived; a roster is seen at once
 MIN_LOOK_S = 0.05

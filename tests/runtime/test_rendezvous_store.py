@@ -10,8 +10,8 @@ import torch
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistStoreError, ProcessGroupGloo
 
-from holmes_runtime.config.meeting_words import EVERY_CONNECTION, MEETING, FromMeeting
-from holmes_runtime.outer.meeting_store import MeetingStore, open_meeting
+from holmes_runtime.config.rendezvous_messages import EVERY_CONNECTION, MEETING, FromMeeting
+from holmes_runtime.outer.rendezvous_store import MeetingStore, open_meeting
 from tests.runtime.meeting_place import MeetingPlace
 
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from holmes_runtime.admission.keyed_frames import FrameAltered
-from holmes_runtime.outer.decision import Arrival, Roster
-from holmes_runtime.outer.exchange_tags import ExchangeTags
-from holmes_runtime.outer.giving import GIVER, NEWCOMER, StateReceiver, StateSender
 from holmes_runtime.outer.lane_exchange import LaneMaker, OpenLane
 from holmes_runtime.outer.lanes import Cell, Lane
-from holmes_runtime.outer.meeting import Rendezvous
 from holmes_runtime.outer.outer_step import digest_of
+from holmes_runtime.outer.rendezvous import Rendezvous
+from holmes_runtime.outer.roster import Arrival, Roster
+from holmes_runtime.outer.state_transfer import GIVER, NEWCOMER, StateReceiver, StateSender
+from holmes_runtime.outer.sync_tags import ExchangeTags
 
 from .launched_runs import ONE_ISLAND
 

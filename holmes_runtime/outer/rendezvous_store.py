@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistStoreError
 
-from holmes_runtime.config.meeting_words import MEETING, PLACE, Answer, Ask
+from holmes_runtime.config.rendezvous_messages import MEETING, PLACE, Answer, Ask
 from holmes_runtime.config.strict_json import parse, to_json
 
 LIMIT_S = 300.0  # as torch's own stores, where no other is given

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
 from holmes_runtime.config.run_settings import OuterSync
-from holmes_runtime.outer.decision import Arrival, Roster
-from holmes_runtime.outer.exchange_tags import TAGS_BYTES, ExchangeTags
-from holmes_runtime.outer.giving import StateReceiver
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, LaneMessage, carry
 from holmes_runtime.outer.lanes import Cell, Fragments, Lane
-from holmes_runtime.outer.meeting import LOOK_S
 from holmes_runtime.outer.outcome import Outcome
 from holmes_runtime.outer.outer_state import OuterState
 from holmes_runtime.outer.outer_step import arrived, digest_of, outer_step
+from holmes_runtime.outer.rendezvous import LOOK_S
+from holmes_runtime.outer.roster import Arrival, Roster
+from holmes_runtime.outer.state_transfer import StateReceiver
+from holmes_runtime.outer.sync_tags import TAGS_BYTES, ExchangeTags
 
 FP32_BYTES = 4
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
 from holmes_runtime.config.verdicts import Verdict
-from launcher.islands.told import ThreadInterrupt
+from launcher.islands.thread_interrupt import ThreadInterrupt
 from launcher.nodes.preflight import Fault
 from launcher.supervise.lost_hosts import PAUSE_S, answers
 from launcher.supervise.new_verdicts import NewVerdicts

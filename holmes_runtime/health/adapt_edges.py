@@ -11,7 +11,7 @@ from math import ceil
 from holmes_runtime.config.codec import CODECS, EdgeSettings
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import DEEPENED
-from holmes_runtime.health.measured import Measured, StepEstimate
+from holmes_runtime.health.measured_times import Measured, StepEstimate
 
 Settings = tuple[EdgeSettings, ...]
 """By earlier pipeline rank."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from holmes_runtime.health.occasions import ExaminationTimes, UsualStep
+from holmes_runtime.health.examination_times import ExaminationTimes, UsualStep
 
 
 def asked_after(seconds: Iterable[float]) -> list[int]:

@@ -8,10 +8,10 @@ from base64 import b64decode, b64encode
 
 import pytest
 
-from holmes_runtime.config.meeting_words import Answer, Ask, FromMeeting, ToMeeting
+from holmes_runtime.config.rendezvous_messages import Answer, Ask, FromMeeting, ToMeeting
 from holmes_runtime.config.strict_json import parse, to_json
-from launcher.islands import held_meeting
-from launcher.islands.held_meeting import (
+from launcher.islands import rendezvous_server
+from launcher.islands.rendezvous_server import (
     MAX_KEY_CHARACTERS,
     MAX_KEYS,
     MAX_WAITING,
@@ -201,7 +201,7 @@ def test_an_island_that_says_of_itself_what_only_the_controller_says_ends_nobody
 def test_the_meeting_holds_no_more_than_its_bound_and_takes_more_once_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(held_meeting, "MAX_HELD_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(rendezvous_server, "MAX_HELD_CHARACTERS", 1 << 20)
     node, value = Node(RendezvousServer()), "A" * (1 << 16)
     for number in range(16):
         node.ask(1, Ask("set", (str(number),), (value,)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from holmes_core.records.plan import PlanGroup
 from holmes_runtime.comm.flight_record import parse_flight_record
 from holmes_runtime.config.messages import RankPosition
-from launcher.supervise.who_waits import culprit, doing_in_words, operations_under_way, stuck_in_words
+from launcher.supervise.blocking_rank import culprit, doing_in_words, operations_under_way, stuck_in_words
 
 
 def group(name: str, *ranks: int) -> PlanGroup:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from holmes_runtime.checkpoint.description import OuterCounters
-from holmes_runtime.outer.decision import Arrival
+from holmes_runtime.outer.roster import Arrival
 
 
 class StepPace(NamedTuple):

@@ -9,7 +9,7 @@ from benchmarks.planner_scale import make_inventory
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from planner.problem.problem import Problem, read_problem
-from planner.schedule.nearby import rank_improved
+from planner.schedule.local_search import rank_improved
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.runners_up import Contender, rank_contenders
 from planner.search.branch_and_bound import search

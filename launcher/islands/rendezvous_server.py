@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from holmes_runtime.config.checks import SHOWN_CHARACTERS, shown
-from holmes_runtime.config.meeting_words import (
+from holmes_runtime.config.rendezvous_messages import (
     LOST,
     PLACE,
     SILENT,

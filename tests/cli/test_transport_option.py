@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holmes_core.hosts.hosts_file import HostsFile
-from holmes_core.hosts.via import hosts_reached_by, reached_by
+from holmes_core.hosts.transport_option import hosts_reached_by, reached_by
 from tests.cli.conftest import Command
 from tests.launcher.plans import cpu_plan
 

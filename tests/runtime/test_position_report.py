@@ -10,13 +10,13 @@ from pathlib import Path
 
 from holmes_runtime.config.messages import ASK_SIGNAL, GroupProgress, RankPosition
 from holmes_runtime.config.strict_json import parse
-from holmes_runtime.health.whereabouts import PositionReport
+from holmes_runtime.health.position_report import PositionReport
 from tests.eventually import eventually
 
 MODULE = """
 import sys, threading
 from pathlib import Path
-from holmes_runtime.health.whereabouts import PositionReport
+from holmes_runtime.health.position_report import PositionReport
 
 def main():
     where = PositionReport(5, lambda: ())

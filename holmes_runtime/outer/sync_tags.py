@@ -7,9 +7,9 @@ from torch import Tensor
 
 from holmes_runtime.admission.keyed_frames import TAG_BYTES, FrameAltered
 from holmes_runtime.config.messages import CHANGED
-from holmes_runtime.outer.decision import Roster
 from holmes_runtime.outer.lane_exchange import LaneMaker
 from holmes_runtime.outer.lanes import Lane
+from holmes_runtime.outer.roster import Roster
 
 TAGS_BYTES = 2 * TAG_BYTES
 

@@ -14,9 +14,9 @@ from holmes_runtime.config.precedence import find_precedence
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import ScheduleName, make_schedule
 from holmes_runtime.config.verdicts import EdgeAdapted
-from holmes_runtime.health.adapt import adapt
+from holmes_runtime.health.adapt_edges import adapt
 from holmes_runtime.health.examination import adapted_edges
-from holmes_runtime.health.measured import EdgeTime, Measured, StepEstimate
+from holmes_runtime.health.measured_times import EdgeTime, Measured, StepEstimate
 from holmes_runtime.health.pipeline_seconds import MeasuredPipeline, pipeline_s
 from planner.schedule import simulate
 

@@ -6,8 +6,8 @@ import pytest
 
 from holmes_core.records.plan import Node
 from holmes_core.records.run import Failure
-from launcher.islands.coming_back import IslandReturn
-from launcher.islands.told import ThreadInterrupt
+from launcher.islands.island_return import IslandReturn
+from launcher.islands.thread_interrupt import ThreadInterrupt
 from launcher.nodes.preflight import Fault
 from tests.launcher.plans import cpu_plan
 

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from holmes_core.records.access import LaunchSettings
-from launcher.prepare.brought_along import brought_by_plan
-from launcher.supervise.tell_command import LOG_FILE, HookCommand, cannot_run
+from launcher.prepare.trusted_parts import brought_by_plan
+from launcher.supervise.hook_command import LOG_FILE, HookCommand, cannot_run
 from tests.eventually import eventually
 from tests.launcher.plans import cpu_plan
 
