@@ -21,10 +21,10 @@ from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_settings import CheckpointSettings
-from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.corpus import Corpus
-from holmes_runtime.data.stored_bytes import MemoryBytes
 from holmes_runtime.data.tokens import TokenPart, Tokens
+from holmes_runtime.node.data_files.bad_lines import BadLines
+from holmes_runtime.node.data_files.stored_bytes import MemoryBytes
 from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.trainer import Trainer
 from holmes_runtime.trial import Trial

@@ -146,8 +146,8 @@ def _refuse_other_weights(job: Job) -> None:
     """
     if job.weights is None or not job.is_launched or job.compute.emulate is not None:
         return
-    from holmes_runtime.published.architectures import CONFIG_FILE
-    from holmes_runtime.published.check_published import check_config, read_tensors
+    from holmes_runtime.node.published_files.architectures import CONFIG_FILE
+    from holmes_runtime.node.published_files.check_published import check_config, read_tensors
     from launcher.prepare.prepare import shape_of
 
     folder = Path(job.weights).expanduser()

@@ -16,8 +16,8 @@ from holmes_core.errors import HostError
 from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
 from holmes_core.remote.connect import connect
 from holmes_core.units import format_duration
-from holmes_runtime.admission.gpu_claims import SOCKETS, read_claims
 from holmes_runtime.config.node_config import GpuClaim
+from holmes_runtime.node.admission.gpu_claims import SOCKETS, read_claims
 
 AT_ONCE = 32
 ANSWER_TIMEOUT_S = 20.0

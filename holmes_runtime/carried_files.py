@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holmes_runtime.config.bounded_file import open_bounded, read_json_object
-from holmes_runtime.data.document_tokens import TOKENIZER_FILE
+from holmes_runtime.node.data_files.document_tokens import TOKENIZER_FILE
 
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILES = (

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from holmes_runtime.carried_files import copy_files, files_to_carry
-from holmes_runtime.checkpoint.checkpoint_folder import newest_in
-from holmes_runtime.checkpoint.description import Description, Origin, whose_weights
 from holmes_runtime.checkpoint.piece_files import index_of_old
-from holmes_runtime.checkpoint.piece_index import DamagedPiece, WrittenTensor, lacks, read_box, read_index
 from holmes_runtime.checkpoint.piece_loading import values_of
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.strict_json import decode
-from holmes_runtime.data.text import FileTokenizer
-from holmes_runtime.published.architectures import CONFIG_FILE
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import newest_in
+from holmes_runtime.node.checkpoint_files.description import Description, Origin, whose_weights
+from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece, WrittenTensor, lacks, read_box, read_index
+from holmes_runtime.node.data_files.text import FileTokenizer
+from holmes_runtime.node.published_files.architectures import CONFIG_FILE
 from holmes_runtime.published.carried_model import read_carried
 from holmes_runtime.published.write_model import write_model
 

@@ -15,7 +15,6 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from holmes_runtime import metrics
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm import process_groups
 from holmes_runtime.comm.keyed_exchange import take_key
 from holmes_runtime.config.rank_grid import EDGE_AXES, Group, Rank
@@ -25,6 +24,7 @@ from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.same_corpus import HostCorpus, check_same_corpus
 from holmes_runtime.health.position_report import PositionReport, whereabouts_of
 from holmes_runtime.memory_report import named_when_full, record_places
+from holmes_runtime.node.checkpoint_files.description import Counters
 from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.outer.outer_loop import OuterLoop

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holmes_runtime.checkpoint.description import Counters, OuterCounters
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.comm.travel_digests import differences, differs, wires_in_words
 from holmes_runtime.comm.travel_digests import in_words as digests_in_words
+from holmes_runtime.config.learning_rate import learning_rate
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
@@ -25,9 +25,9 @@ from holmes_runtime.data.corpus import Corpus
 from holmes_runtime.data.host_copies import HostCopy, to_device
 from holmes_runtime.data.read_ahead import READING, Batch, BatchesAhead
 from holmes_runtime.data.samples import ALL_SAMPLES, Samples, make_samples
-from holmes_runtime.learning_rate import learning_rate
 from holmes_runtime.model.build_stage import build_stage, loss_function
 from holmes_runtime.model.tensor_parallel import TensorParallel
+from holmes_runtime.node.checkpoint_files.description import Counters, OuterCounters
 from holmes_runtime.parallel.loss_scale import LossScale
 from holmes_runtime.parallel.not_finite import first_makers, in_words, last_makers
 from holmes_runtime.parallel.pipeline import Pipeline

@@ -25,10 +25,10 @@ from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group, Rank
 from holmes_runtime.config.run_config import SCHEMA_VERSION, RunConfig, Stage
 from holmes_runtime.config.run_settings import DataSettings, Optimizer, Precision
 from holmes_runtime.config.schedule import ScheduleName
-from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.corpus import Corpus
-from holmes_runtime.data.stored_bytes import MemoryBytes
 from holmes_runtime.data.tokens import TokenPart, Tokens
+from holmes_runtime.node.data_files.bad_lines import BadLines
+from holmes_runtime.node.data_files.stored_bytes import MemoryBytes
 from holmes_runtime.trainer import Trainer
 
 LOOPBACK = "lo"

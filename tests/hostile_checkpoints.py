@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from holmes_runtime.checkpoint.piece_index import digest_of
+from holmes_runtime.node.checkpoint_files.piece_index import digest_of
 
 CASE_CPU_S, CASE_S = 10, 120  # a pipe that is waited for takes no CPU; a busy machine takes long
 CASE_BYTES = 2 << 30

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RUNTIME_ROOMS = (
-    *("admission", "checkpoint", "comm", "config", "data", "health", "model", "node", "outer", "parallel", "published"),
+    *("checkpoint", "comm", "config", "data", "health", "model", "node", "outer", "parallel", "published"),
 )
 REWRITTEN = (
     "prober",

@@ -23,8 +23,8 @@ from benchmarks.on_gpus.one_rank_group import settings
 from benchmarks.on_gpus.product_run import ProductRun, largest_difference, last_words, run_product
 from benchmarks.on_gpus.report import Failed, Figure
 from benchmarks.on_gpus.scale import ONE_RANK, Scale
+from holmes_runtime.config.gpu_peaks import peak_flops_per_s
 from holmes_runtime.config.model_shape import step_flops
-from holmes_runtime.gpu_peaks import peak_flops_per_s
 from launcher.prepare.prepare import run_config_of
 
 FP32_TOLERANCE, BF16_TOLERANCE = 1e-3, 1e-2  # of losses, relative: kernels and orders of sums differ

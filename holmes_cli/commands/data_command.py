@@ -11,10 +11,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.config.run_settings import DataSettings
-from holmes_runtime.data.bad_lines import BadLines
-from holmes_runtime.data.check_inputs import check_source
-from holmes_runtime.data.text import Tokenizer, open_tokenizer, source_files, tokenized
-from holmes_runtime.data.token_file import TokenFileWriter, index_path, token_type_of
+from holmes_runtime.node.data_files.bad_lines import BadLines
+from holmes_runtime.node.data_files.check_inputs import check_source
+from holmes_runtime.node.data_files.text import Tokenizer, open_tokenizer, source_files, tokenized
+from holmes_runtime.node.data_files.token_file import TokenFileWriter, index_path, token_type_of
 
 
 def data_command(

@@ -14,10 +14,10 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Model
 from holmes_core.records.parse_record import parse
 from holmes_runtime.config.model_shape import ModelShape, stage_parameters
-from holmes_runtime.data.document_tokens import TOKENIZER_FILE
-from holmes_runtime.data.text import FileTokenizer
-from holmes_runtime.published.architectures import read_shape
-from holmes_runtime.published.check_published import PickledWeights, read_tensors
+from holmes_runtime.node.data_files.document_tokens import TOKENIZER_FILE
+from holmes_runtime.node.data_files.text import FileTokenizer
+from holmes_runtime.node.published_files.architectures import read_shape
+from holmes_runtime.node.published_files.check_published import PickledWeights, read_tensors
 
 LONGEST = 8192  # tokens: published models often allow many times the length they are mostly trained at
 

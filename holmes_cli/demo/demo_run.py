@@ -13,7 +13,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.plan import InterfaceTraffic, Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import MeasuredTraffic, Run
-from holmes_runtime.admission.socket_filter import may_filter
+from holmes_runtime.node.admission.socket_filter import may_filter
 
 MODEL = {"num_layers": 8, "hidden_size": 192, "num_heads": 4, "seq_length": 64}
 MICRO_BATCH_SIZE = 2

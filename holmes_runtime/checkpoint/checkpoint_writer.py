@@ -11,14 +11,27 @@ from pathlib import Path
 
 from torch.distributed import ProcessGroup
 
-from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, newest_in, write_durably
-from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
-from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, Counters, Description, Origin, describe, kept_origin
 from holmes_runtime.checkpoint.host_folders import HostFolders, OptionalText
-from holmes_runtime.checkpoint.memory_files import MemoryFiles
 from holmes_runtime.checkpoint.piece_copies import copy_files
 from holmes_runtime.checkpoint.piece_files import files_of, joined_boxes, write_metadata, write_pieces
-from holmes_runtime.checkpoint.piece_index import (
+from holmes_runtime.checkpoint.piece_transfer import TransferPace
+from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record, gather_records
+from holmes_runtime.config.checks import shown
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder, newest_in, write_durably
+from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName, SaveId
+from holmes_runtime.node.checkpoint_files.description import (
+    DESCRIPTION_FILE,
+    Counters,
+    Description,
+    Origin,
+    describe,
+    kept_origin,
+)
+from holmes_runtime.node.checkpoint_files.memory_files import MemoryFiles
+from holmes_runtime.node.checkpoint_files.piece_index import (
     INDEX_FILE,
     INDEX_VERSION,
     Merged,
@@ -29,12 +42,6 @@ from holmes_runtime.checkpoint.piece_index import (
     index_text,
     sizes_of,
 )
-from holmes_runtime.checkpoint.piece_transfer import TransferPace
-from holmes_runtime.checkpoint.reshard import TensorPiece
-from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record, gather_records
-from holmes_runtime.config.checks import shown
-from holmes_runtime.config.rank_grid import Rank
-from holmes_runtime.config.run_config import RunConfig
 
 
 class CheckpointWriter:

@@ -15,10 +15,20 @@ from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
 
-from holmes_runtime.admission.own_sockets import beside_newer, own_connections
-from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder, before, steps_of
 from holmes_runtime.checkpoint.checkpoint_writer import CheckpointWriter
-from holmes_runtime.checkpoint.description import (
+from holmes_runtime.checkpoint.host_folders import find_folders
+from holmes_runtime.checkpoint.piece_files import index_of_old
+from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
+from holmes_runtime.checkpoint.piece_transfer import TransferPace
+from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
+from holmes_runtime.checkpoint.snapshot import Snapshot
+from holmes_runtime.comm.group_opening import new_control_group
+from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.node.admission.own_sockets import beside_newer, own_connections
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder, before, steps_of
+from holmes_runtime.node.checkpoint_files.description import (
     DESCRIPTION_FILE,
     Counters,
     Description,
@@ -26,19 +36,15 @@ from holmes_runtime.checkpoint.description import (
     describe,
     differences,
 )
-from holmes_runtime.checkpoint.host_folders import find_folders
-from holmes_runtime.checkpoint.memory_files import MemoryFiles
-from holmes_runtime.checkpoint.piece_files import index_of_old
-from holmes_runtime.checkpoint.piece_index import DamagedPiece, ReadIndex, read_index
-from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
-from holmes_runtime.checkpoint.piece_transfer import TransferPace
-from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
-from holmes_runtime.checkpoint.snapshot import Snapshot
-from holmes_runtime.checkpoint.whole_checkpoints import Offers, WholeCheckpoint, found_in, offers_in, read_description
-from holmes_runtime.comm.group_opening import new_control_group
-from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
-from holmes_runtime.config.rank_grid import Rank
-from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.node.checkpoint_files.memory_files import MemoryFiles
+from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece, ReadIndex, read_index
+from holmes_runtime.node.checkpoint_files.whole_checkpoints import (
+    Offers,
+    WholeCheckpoint,
+    found_in,
+    offers_in,
+    read_description,
+)
 from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.rank_notices import RankNotices
 

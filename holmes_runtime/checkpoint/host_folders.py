@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from torch.distributed import ProcessGroup
 
-from holmes_runtime.checkpoint.checkpoint_folder import SEEN
-from holmes_runtime.checkpoint.checkpoint_names import SaveId
-from holmes_runtime.checkpoint.mounts import mount_of
-from holmes_runtime.checkpoint.plain_file import create_plain
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import SEEN
+from holmes_runtime.node.checkpoint_files.checkpoint_names import SaveId
+from holmes_runtime.node.checkpoint_files.mounts import mount_of
+from holmes_runtime.node.checkpoint_files.plain_file import create_plain
 
 SEEN_WITHIN_S = 10.0  # time a network file system may take to show a host what another wrote
 LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs"}

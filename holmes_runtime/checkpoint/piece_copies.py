@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torch.distributed import ProcessGroup
 
-from holmes_runtime.checkpoint.piece_index import PieceFile, PieceIndex
 from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
-from holmes_runtime.checkpoint.plain_file import create_plain, open_plain
+from holmes_runtime.node.checkpoint_files.piece_index import PieceFile, PieceIndex
+from holmes_runtime.node.checkpoint_files.plain_file import create_plain, open_plain
 
 
 def copy_files(

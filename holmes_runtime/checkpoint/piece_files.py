@@ -24,9 +24,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from holmes_runtime.checkpoint.checkpoint_folder import steps_of
-from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
-from holmes_runtime.checkpoint.piece_index import (
+from holmes_runtime.checkpoint.reshard import PieceSavePlanner, TensorPiece
+from holmes_runtime.config.checks import shown
+from holmes_runtime.config.strict_json import decode
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import steps_of
+from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName, SaveId
+from holmes_runtime.node.checkpoint_files.piece_index import (
     INDEX_VERSION,
     DamagedPiece,
     PieceFile,
@@ -37,10 +40,7 @@ from holmes_runtime.checkpoint.piece_index import (
     digest_of,
     sizes_of,
 )
-from holmes_runtime.checkpoint.plain_file import read_plain
-from holmes_runtime.checkpoint.reshard import PieceSavePlanner, TensorPiece
-from holmes_runtime.config.checks import shown
-from holmes_runtime.config.strict_json import decode
+from holmes_runtime.node.checkpoint_files.plain_file import read_plain
 
 METADATA_FILE = ".metadata"  # torch's
 MAX_METADATA_BYTES = 1 << 24  # each may become an object once unpickled

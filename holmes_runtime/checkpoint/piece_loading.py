@@ -19,9 +19,15 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from holmes_runtime.checkpoint.checkpoint_names import PieceName
 from holmes_runtime.checkpoint.host_folders import HostFolders
-from holmes_runtime.checkpoint.piece_index import (
+from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
+from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.comm.record_exchange import all_gather_records
+from holmes_runtime.config.checks import check, check_counts
+from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.strict_json import MAX_VALUES
+from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName
+from holmes_runtime.node.checkpoint_files.piece_index import (
     MAX_RANK,
     DamagedPiece,
     PieceIndex,
@@ -30,12 +36,6 @@ from holmes_runtime.checkpoint.piece_index import (
     check_box,
     read_box,
 )
-from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
-from holmes_runtime.checkpoint.reshard import TensorPiece
-from holmes_runtime.comm.record_exchange import all_gather_records
-from holmes_runtime.config.checks import check, check_counts
-from holmes_runtime.config.rank_grid import Rank
-from holmes_runtime.config.strict_json import MAX_VALUES
 
 STORAGE = "/data/0"  # of the one tensor in an archive of torch.save
 ZEROS = memoryview(bytes(1 << 20))  # sent in the place of bytes that cannot be read

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from holmes_runtime.admission.keyed_frames import TAG_BYTES
-from holmes_runtime.admission.own_sockets import JUST_MS, bytes_on_way, is_moving
 from holmes_runtime.comm.keyed_exchange import KeyedExchange
+from holmes_runtime.node.admission.keyed_frames import TAG_BYTES
+from holmes_runtime.node.admission.own_sockets import JUST_MS, bytes_on_way, is_moving
 
 MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 22  # of a chunk; the first has the least
 SIZE_BYTES = 8  # of the number that comes after its content

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from holmes_runtime.admission.keyed_frames import FrameAltered, tag_of
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.config.node_config import KEY_VARIABLE
+from holmes_runtime.node.admission.keyed_frames import FrameAltered, tag_of
 
 
 class _Attempt(NamedTuple):

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from holmes_runtime.admission.own_sockets import OwnSocket
+from holmes_runtime.node.admission.own_sockets import OwnSocket
 
 IF_INET6 = Path("/proc/net/if_inet6")
 SIOCGIFADDR = 0x8915  # linux/sockios.h

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.comm.group_opening import BACKEND, GroupOpening, opening_order, register_backend
-from holmes_runtime.comm.nccl_conf import conf_files, settings_in
 from holmes_runtime.comm.record_exchange import refuse_pickles
 from holmes_runtime.comm.replica_exchange import LevelDigests
 from holmes_runtime.comm.travel_digests import GroupDigests, Pending, TravelDigests
 from holmes_runtime.config.rank_grid import Axis, group_key
 from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.node.nccl_conf import conf_files, settings_in
 
 CPU = torch.device("cpu")
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from holmes_runtime.admission.keyed_frames import TAG_BYTES
 from holmes_runtime.comm.keyed_exchange import KeyedExchange
 from holmes_runtime.config.strict_json import MAX_VALUES, parse, to_json
+from holmes_runtime.node.admission.keyed_frames import TAG_BYTES
 
 Record = TypeVar("Record")
 SIZE_BYTES = 8

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_runtime.config.run_settings import BYTE_VALUES, DataSettings
-from holmes_runtime.data.bad_lines import BadLines
-from holmes_runtime.data.check_inputs import check_source
-from holmes_runtime.data.documents import has_documents
 from holmes_runtime.data.same_corpus import digest_of
-from holmes_runtime.data.stored_bytes import FileBytes
-from holmes_runtime.data.text import open_tokenizer
-from holmes_runtime.data.token_file import DocumentStarts, TokenFile, read_index
 from holmes_runtime.data.token_store import kept_tokens
 from holmes_runtime.data.tokens import TokenPart, Tokens
+from holmes_runtime.node.data_files.bad_lines import BadLines
+from holmes_runtime.node.data_files.check_inputs import check_source
+from holmes_runtime.node.data_files.documents import has_documents
+from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.text import open_tokenizer
+from holmes_runtime.node.data_files.token_file import DocumentStarts, TokenFile, read_index
 
 
 @dataclass(frozen=True)

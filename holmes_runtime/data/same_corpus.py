@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holmes_runtime.comm.record_exchange import all_gather_records
-from holmes_runtime.data.stored_bytes import StoredBytes
+from holmes_runtime.node.data_files.stored_bytes import StoredBytes
 
 # The digest reads everything up to 16 MiB, then evenly spaced blocks.
 BLOCK_BYTES = 4096

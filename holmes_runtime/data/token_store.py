@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holmes_runtime.data.bad_lines import BadLines
 from holmes_runtime.data.same_corpus import digest_of
-from holmes_runtime.data.stored_bytes import FileBytes
-from holmes_runtime.data.text import Tokenizer, tokenized
-from holmes_runtime.data.token_file import TokenFile, TokenFileWriter, index_path, read_index, token_type_of
+from holmes_runtime.node.data_files.bad_lines import BadLines
+from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.text import Tokenizer, tokenized
+from holmes_runtime.node.data_files.token_file import TokenFile, TokenFileWriter, index_path, read_index, token_type_of
 
 FORMAT = "1"  # of the kept tokens; a file of another format is made anew
 UNUSED_S = 30 * 24 * 3600.0  # after which tokens are removed when others are made

@@ -10,8 +10,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from holmes_runtime.data.stored_bytes import StoredBytes
-from holmes_runtime.data.token_file import TYPE_BYTES
+from holmes_runtime.node.data_files.stored_bytes import StoredBytes
+from holmes_runtime.node.data_files.token_file import TYPE_BYTES
 
 TORCH_TYPES = {
     "uint8": torch.uint8,

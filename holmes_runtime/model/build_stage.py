@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from holmes_runtime.config.model_shape import CODE_FOLDER
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
-from holmes_runtime.model.compiler import missing_for_compile
 from holmes_runtime.model.decoder import DTYPES, TABLE, DecoderStage
 from holmes_runtime.model.emulated import EMULATED_TABLE, GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
 from holmes_runtime.model.head_loss import cross_entropy
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.node.compiler import missing_for_compile
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Factory = Callable[[range, RunConfig], nn.Module]

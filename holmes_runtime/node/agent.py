@@ -19,11 +19,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from holmes_runtime.admission.gpu_claims import GpuClaims
-from holmes_runtime.admission.keyed_frames import rank_key
-from holmes_runtime.admission.rendezvous_gate import MeetingGate
-from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
-from holmes_runtime.admission.tunnel import Tunnel, take_down
 from holmes_runtime.config.messages import (
     ASK_SIGNAL,
     POSITIONS_FILE,
@@ -54,6 +49,11 @@ from holmes_runtime.config.node_config import AGENT_LOCK_FILE, NodeConfig, memor
 from holmes_runtime.config.rank_metrics import METRICS_FILE, NOTICES_FILE, RankMetrics, RankNotice
 from holmes_runtime.config.rendezvous_messages import FromMeeting
 from holmes_runtime.config.strict_json import parse
+from holmes_runtime.node.admission.gpu_claims import GpuClaims
+from holmes_runtime.node.admission.keyed_frames import rank_key
+from holmes_runtime.node.admission.rendezvous_gate import MeetingGate
+from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
+from holmes_runtime.node.admission.tunnel import Tunnel, take_down
 from holmes_runtime.node.left_behind import hold, remove_memory, remove_unstarted
 from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners

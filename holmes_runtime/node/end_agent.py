@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from holmes_runtime.admission.tunnel import take_down
+from holmes_runtime.node.admission.tunnel import take_down
 from holmes_runtime.node.process_tree import Process, descendants, read_process
 from holmes_runtime.node.relay import AGENT_FILE
 

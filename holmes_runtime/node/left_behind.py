@@ -1,8 +1,8 @@
 """Removal of files that earlier runs left on a host because all their processes were killed at once.
 
-In /dev/shm that is the newest checkpoint (`checkpoint/memory_files.py`), up to half of a host's memory. An agent binds
-its run's name as a socket, which the kernel frees however the agent ends; so an old folder
-with a free name has no owner. On the disk it is the files of an agent that was never started. Free of torch.
+In /dev/shm that is the newest checkpoint (`checkpoint_files/memory_files.py`), up to half of a host's memory. An agent
+binds its run's name as a socket, which the kernel frees however the agent ends; so an old folder with a free name has
+no owner. On the disk it is the files of an agent that was never started.
 """
 
 from __future__ import annotations

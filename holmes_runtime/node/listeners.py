@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from threading import Thread
 
-from holmes_runtime.admission.socket_filter import ANY_PORT, admit_only
 from holmes_runtime.config.messages import Destination, NodeInterface, SocketAddress
 from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.node.admission.socket_filter import ANY_PORT, admit_only
 
 PORTS_TRIED = 100
 CONNECT_TIMEOUT_S = 6.0  # WireGuard asks again 5 s after its first words were lost (REKEY_TIMEOUT)

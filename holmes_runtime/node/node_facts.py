@@ -19,9 +19,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holmes_runtime.checkpoint.checkpoint_folder import newest_in
-from holmes_runtime.checkpoint.mounts import mount_of
-from holmes_runtime.comm.nccl_conf import conf_files, settings_in
 from holmes_runtime.config.messages import (
     NodeCheckpointFolder,
     NodeFacts,
@@ -31,7 +28,10 @@ from holmes_runtime.config.messages import (
     NodeNcclSetting,
 )
 from holmes_runtime.config.node_config import NodeConfig
-from holmes_runtime.model.compiler import missing_for_compile
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import newest_in
+from holmes_runtime.node.checkpoint_files.mounts import mount_of
+from holmes_runtime.node.compiler import missing_for_compile
+from holmes_runtime.node.nccl_conf import conf_files, settings_in
 
 RUN_CONFIG_FILE = "run_config.json"
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -182,8 +182,8 @@ def _wrong_inputs(run_config: Path) -> tuple[str, ...]:
     """Why the run cannot take what lies on this node; those that are missing have been named."""
     if not run_config.is_file():
         return ()
-    from holmes_runtime.data.check_inputs import wrong_inputs  # imports dataclasses, which is slow
-    from holmes_runtime.published.check_published import wrong_weights
+    from holmes_runtime.node.data_files.check_inputs import wrong_inputs  # imports dataclasses, which is slow
+    from holmes_runtime.node.published_files.check_published import wrong_weights
 
     text = run_config.read_text(encoding="utf-8")
     return (*wrong_weights(text), *wrong_inputs(text))

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holmes_runtime.admission.tunnel import take_down
 from holmes_runtime.config.messages import NO_FOLDER, AgentEnded, encode
 from holmes_runtime.config.node_config import AGENT_LOCK_FILE
+from holmes_runtime.node.admission.tunnel import take_down
 from holmes_runtime.node.mailbox import MessageReader
 from holmes_runtime.node.process_tree import read_process
 

@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from holmes_runtime.admission.rendezvous_gate import MeetingGate
-from holmes_runtime.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.config.node_config import KEY_VARIABLE, MEMORY_VARIABLE, NodeConfig, memory_folder
 from holmes_runtime.config.rendezvous_messages import MEETING
+from holmes_runtime.node.admission.rendezvous_gate import MeetingGate
+from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.node.process_tree import die_with_parent
 
 TEMPORARY_LINK = "tmp"
@@ -46,7 +46,7 @@ def start_torchrun(
     arguments = _arguments(config, folder, gate.port)
     with open(folder / TORCHRUN_LOG, "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "holmes_runtime.node.lean_start", "holmes_runtime.node.torchrun", *arguments],
+            [sys.executable, "-m", "holmes_runtime.node.lean_start", "holmes_runtime.torchrun", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

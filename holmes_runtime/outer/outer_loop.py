@@ -18,13 +18,13 @@ from concurrent.futures import Future
 from functools import partial
 from threading import Thread
 
-from holmes_runtime.checkpoint.description import OuterCounters
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import broadcast_record
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.node.checkpoint_files.description import OuterCounters
 from holmes_runtime.outer.change_weights import change_weights
 from holmes_runtime.outer.island_sync import IslandExchange
 from holmes_runtime.outer.lanes import Fragments, fragments_of

@@ -12,8 +12,8 @@ from threading import Event, Thread
 import torch
 from torch import Tensor
 
-from holmes_runtime.admission.keyed_frames import FrameAltered
 from holmes_runtime.config.messages import CHANGED
+from holmes_runtime.node.admission.keyed_frames import FrameAltered
 from holmes_runtime.outer.lane_exchange import LaneMaker, LaneMessage, OpenLane, PendingTransfers, carry, post
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import digest_of

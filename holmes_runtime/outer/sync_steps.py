@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holmes_runtime.checkpoint.description import OuterCounters
+from holmes_runtime.node.checkpoint_files.description import OuterCounters
 from holmes_runtime.outer.roster import Arrival
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.published.architectures import read_config
-from holmes_runtime.published.check_published import check_config, read_tensors
+from holmes_runtime.node.published_files.architectures import read_config
+from holmes_runtime.node.published_files.check_published import check_config, read_tensors
+from holmes_runtime.node.published_files.weight_names import POSITIONS
 from holmes_runtime.published.safetensors_files import TensorFolder
-from holmes_runtime.published.weight_names import POSITIONS
 
 
 @dataclass(frozen=True)

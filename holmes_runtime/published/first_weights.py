@@ -9,10 +9,10 @@ from torch import Tensor
 
 from holmes_runtime.checkpoint.reshard import TensorPiece
 from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.node.published_files.check_published import check_published
+from holmes_runtime.node.published_files.weight_names import Rows, is_transposed, rows_of
 from holmes_runtime.parallel.gradient_buckets import Shard
-from holmes_runtime.published.check_published import check_published
 from holmes_runtime.published.safetensors_files import TensorFolder
-from holmes_runtime.published.weight_names import Rows, is_transposed, rows_of
 
 
 def load_first_weights(folder: Path, shape: ModelShape, shards: Iterable[Shard]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from holmes_runtime.config.bounded_file import open_bounded
-from holmes_runtime.published.safetensors_header import LENGTH_BYTES, TYPE_BYTES, StoredTensor
+from holmes_runtime.node.published_files.safetensors_header import LENGTH_BYTES, TYPE_BYTES, StoredTensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 ALIGNMENT = 8  # bytes; tensors that are written begin at a multiple of it

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_settings import Precision
-from holmes_runtime.published.architectures import CONFIG_FILE, carried_config, published_config
+from holmes_runtime.node.published_files.architectures import CONFIG_FILE, carried_config, published_config
+from holmes_runtime.node.published_files.safetensors_header import SINGLE_FILE
+from holmes_runtime.node.published_files.weight_names import Rows, is_transposed, rows_of
 from holmes_runtime.published.carried_model import CarriedModel
 from holmes_runtime.published.safetensors_files import write_tensors
-from holmes_runtime.published.safetensors_header import SINGLE_FILE
-from holmes_runtime.published.weight_names import Rows, is_transposed, rows_of
 
 POSITION_TABLE = "position_embedding.weight"
 FORMAT_NAMES: dict[Precision, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}

@@ -6,8 +6,8 @@ from collections import Counter
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.gpu_peaks import peak_flops_per_s
 from holmes_runtime.config.model_shape import step_flops
-from holmes_runtime.gpu_peaks import peak_flops_per_s
 
 
 def predicted_mfu(plan: Plan, inventory: Inventory) -> float | None:

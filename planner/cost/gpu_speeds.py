@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from holmes_runtime.config.gpu_peaks import peak_flops_per_s, product_of
 from holmes_runtime.config.run_settings import VALUE_BYTES, Precision
-from holmes_runtime.gpu_peaks import peak_flops_per_s, product_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ A100 = Speed(272e12, half_size=4.6e5, attention_flops_per_s=79.5e12, memory_byte
 H100 = Speed(559e12, half_size=3e5, attention_flops_per_s=400e12, memory_bytes_per_s=2.7e12, launch_s=4e-4)
 GH200_FP32 = Speed(125e12, half_size=2.37e6, memory_bytes_per_s=3.25e12, launch_s=6e-4)
 
-# By product as in holmes_runtime/gpu_peaks.py, and bytes of a value. H200 and GH200 are H100's chip with other memory.
+# By product as in gpu_peaks.py, and bytes of a value. H200 and GH200 are H100's chip with other memory.
 PUBLISHED: dict[tuple[str, int], Speed] = {
     ("A100", 2): A100,
     ("A100 40GB", 2): replace(A100, memory_bytes_per_s=MEMORY_PART * 1.555e12),

@@ -15,7 +15,7 @@ from holmes_core.errors import HostError
 from holmes_core.records.inventory import Host
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Stream
-from holmes_runtime.admission import wireguard_tools
+from holmes_runtime.node.admission import wireguard_tools
 from prober.links import link_node, tunnel_end
 from prober.rules.reported_rules import TUNNEL_NOT_MEASURED
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from holmes_runtime.admission.wireguard_tools import (
+from holmes_runtime.node.admission.wireguard_tools import (
     Peer,
     TunnelRefused,
     as_root,

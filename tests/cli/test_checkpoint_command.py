@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
-from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
-from holmes_runtime.checkpoint.description import FORMAT_VERSION, Counters, Description, OuterCounters
-from holmes_runtime.checkpoint.piece_index import (
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder
+from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName, SaveId
+from holmes_runtime.node.checkpoint_files.description import FORMAT_VERSION, Counters, Description, OuterCounters
+from holmes_runtime.node.checkpoint_files.piece_index import (
     PieceFile,
     PieceIndex,
     WrittenBox,

@@ -10,7 +10,7 @@ import pytest
 
 from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.data.token_file import read_index
+from holmes_runtime.node.data_files.token_file import read_index
 from tests.cli.conftest import Command
 
 # Stands in for the `tokenizers` package, which Holmes does not depend on: a token is the number of a word.

@@ -20,9 +20,9 @@ from holmes_cli.commands.launch_command import when_gpus_are_free
 from holmes_core.records.access import Access
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Run
-from holmes_runtime.admission.gpu_claims import SOCKETS, GpuClaims, read_claims
 from holmes_runtime.config.messages import NodeGpu
 from holmes_runtime.config.node_config import GpuClaim
+from holmes_runtime.node.admission.gpu_claims import SOCKETS, GpuClaims, read_claims
 from launcher.nodes.preflight import Fault, Preflight, PreflightFailed
 from tests.cli.conftest import Command
 from tests.eventually import eventually
@@ -31,7 +31,7 @@ from tests.test_layers import ROOT
 
 HOLDER = """
 import signal, sys
-from holmes_runtime.admission.gpu_claims import GpuClaims
+from holmes_runtime.node.admission.gpu_claims import GpuClaims
 from holmes_runtime.config.messages import NodeGpu
 claims = GpuClaims()
 print(claims.take((3,), (NodeGpu(3, sys.argv[1], "A100"),), "20261123-101112-abcd"), flush=True)

@@ -232,7 +232,7 @@ def rank_environments(run_id: str) -> Iterator[dict[str, str]]:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"holmes_runtime.train" in words and b"holmes_runtime.node.torchrun" not in words:
+            if b"holmes_runtime.train" in words and b"holmes_runtime.torchrun" not in words:
                 lines = (entry / "environ").read_bytes().decode().split("\0")
                 variables = dict(line.split("=", 1) for line in lines if "=" in line)
                 if run_id in variables.get("HOLMES_METRICS_DIR", ""):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holmes_core.records.job import Model
-from holmes_runtime.gpu_peaks import PEAK_FLOPS_PER_S
+from holmes_runtime.config.gpu_peaks import PEAK_FLOPS_PER_S
 from planner.cost.collectives import PassTimes
 from planner.cost.compute_time import SPLIT_FACTOR, head_s, layer_s, optimizer_s, split_factor
 from planner.cost.counts import Execution

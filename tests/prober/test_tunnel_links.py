@@ -15,7 +15,7 @@ import pytest
 from holmes_core.errors import HostError
 from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.records.link import DIRECTIONS, Link
-from holmes_runtime.admission import wireguard_tools
+from holmes_runtime.node.admission import wireguard_tools
 from prober.links import tunnel_end
 from prober.links.link_audit import audit_links
 from prober.links.link_pairs import Pair, choose_pairs

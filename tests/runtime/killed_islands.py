@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holmes_runtime.checkpoint.checkpoint_folder import newest_in
-from holmes_runtime.checkpoint.description import whose_weights
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import newest_in
+from holmes_runtime.node.checkpoint_files.description import whose_weights
 
 from .islands_worker import ALONE, PIPELINE, REPLICAS, Island, Worker, before_steps, until
 from .meeting_place import MeetingPlace

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.node.checkpoint_files.description import Counters
 from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.rank_notices import RankNotices
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holmes_runtime.admission.rendezvous_gate import MeetingGate
-from holmes_runtime.admission.store_gate import GATE_ADDRESS
 from holmes_runtime.config.rendezvous_messages import ToMeeting
+from holmes_runtime.node.admission.rendezvous_gate import MeetingGate
+from holmes_runtime.node.admission.store_gate import GATE_ADDRESS
 from launcher.islands.rendezvous_server import RendezvousServer
 
 

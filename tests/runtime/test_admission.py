@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from torch.distributed import ProcessGroupGloo
 
-from holmes_runtime.admission import store_gate
-from holmes_runtime.admission.group_members import TRIES, GroupMembers, closed_device
-from holmes_runtime.admission.own_sockets import LISTENS, all_connections, own_sockets
-from holmes_runtime.admission.proof import DIGEST_BYTES, NONCE_BYTES, NotProven, demand_proof, prove
-from holmes_runtime.admission.socket_filter import ANY_PORT, admit_only, may_filter
-from holmes_runtime.admission.store_gate import GATE_ADDRESS, STORE_ADDRESS, StoreDoor, StoreGate
 from holmes_runtime.config.messages import SocketAddress
+from holmes_runtime.node.admission import store_gate
+from holmes_runtime.node.admission.group_members import TRIES, GroupMembers, closed_device
+from holmes_runtime.node.admission.own_sockets import LISTENS, all_connections, own_sockets
+from holmes_runtime.node.admission.proof import DIGEST_BYTES, NONCE_BYTES, NotProven, demand_proof, prove
+from holmes_runtime.node.admission.socket_filter import ANY_PORT, admit_only, may_filter
+from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, STORE_ADDRESS, StoreDoor, StoreGate
 
 SECRET = bytes(range(32))
 NO_ANSWER_S = 0.3  # a connection on the loopback is there at once, or its packets are dropped

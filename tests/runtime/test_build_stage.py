@@ -15,8 +15,8 @@ from torch import nn
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import EmulationSettings
 from holmes_runtime.model.build_stage import StageModule, build_stage, check_compiler, load_factory
-from holmes_runtime.model.compiler import missing_for_compile
 from holmes_runtime.model.tensor_parallel import ALONE
+from holmes_runtime.node.compiler import missing_for_compile
 
 from .launched_runs import REPOSITORY, TINY, TINY_LLAMA, make_config
 

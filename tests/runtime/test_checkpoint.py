@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.checkpoint.description import ADDED_TO_SHAPES, Counters, differences
 from holmes_runtime.checkpoint.piece_files import index_of_old
-from holmes_runtime.checkpoint.piece_index import DamagedPiece
 from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
 from holmes_runtime.checkpoint.snapshot import Snapshot
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export, main
 from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.node.checkpoint_files.description import ADDED_TO_SHAPES, Counters, differences
+from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece
 from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.rank_notices import RankNotices
 

@@ -12,8 +12,8 @@ import pytest
 from holmes_runtime.config.run_settings import DataSettings, DataSource, Documents
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.same_corpus import HostCorpus, describe_difference
-from holmes_runtime.data.stored_bytes import FileBytes
-from holmes_runtime.data.token_file import LARGEST, TokenFileWriter, index_path
+from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.token_file import LARGEST, TokenFileWriter, index_path
 
 HOW: tuple[Documents, Documents] = ("joined", "separate")
 

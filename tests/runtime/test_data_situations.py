@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from holmes_runtime.config.run_settings import DataSettings
-from holmes_runtime.data.check_inputs import check_source
 from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.node.data_files.check_inputs import check_source
 
 LINES = b'{"text": "one"}\n{"text": "zwei \\u00e4"}\n'
 TEXT = "one\0zwei ä\0".encode()

@@ -10,7 +10,7 @@ import pytest
 
 from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.data.text import FileTokenizer
+from holmes_runtime.node.data_files.text import FileTokenizer
 
 tokenizers: Any = pytest.importorskip("tokenizers")
 WORDS = ["one", "two", "<s>", "</s>", "<|endoftext|>", "<|end▁of▁sentence|>", "<|im_end|>"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holmes_runtime.node.torchrun import _with_cause
+from holmes_runtime.torchrun import _with_cause
 from launcher.supervise.failure import first_cause
 from tests.launcher.test_failure import failure
 

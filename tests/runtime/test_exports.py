@@ -12,14 +12,14 @@ import torch
 
 from holmes_runtime import export as export_command
 from holmes_runtime.carried_files import copy_files, files_to_carry
-from holmes_runtime.checkpoint.description import Counters, Description, Origin, describe, kept_origin
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export
 from holmes_runtime.model.decoder import DecoderStage
+from holmes_runtime.node.checkpoint_files.description import Counters, Description, Origin, describe, kept_origin
+from holmes_runtime.node.published_files.architectures import carried_config, published_config, read_shape
 from holmes_runtime.parallel.zero1 import Zero1
-from holmes_runtime.published.architectures import carried_config, published_config, read_shape
 from holmes_runtime.published.first_weights import load_first_weights
 
 from .launched_runs import TINY, TINY_LLAMA, launch, make_config, write_corpus

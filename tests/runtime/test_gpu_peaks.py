@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from holmes_runtime.config.gpu_peaks import peak_flops_per_s
 from holmes_runtime.config.run_settings import Precision
-from holmes_runtime.gpu_peaks import peak_flops_per_s
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from holmes_runtime.checkpoint.host_folders import HostFolders
 from holmes_runtime.checkpoint.piece_copies import copy_files
-from holmes_runtime.checkpoint.piece_index import Merged, ReadIndex
 from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
 from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.node.checkpoint_files.piece_index import Merged, ReadIndex
 
 LINE, KEY = b"the attacker's line\n!", b"VICTIM PRIVATE KEY"
 SAVE = "5" * 32

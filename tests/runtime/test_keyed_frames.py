@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holmes_runtime.admission.carrier import Carrier, SocketSide
-from holmes_runtime.admission.keyed_frames import (
+from holmes_runtime.node.admission.carrier import Carrier, SocketSide
+from holmes_runtime.node.admission.keyed_frames import (
     MAX_FRAME_BYTES,
     TAG_BYTES,
     FrameAltered,
@@ -23,8 +23,8 @@ from holmes_runtime.admission.keyed_frames import (
     rank_key,
     tag_of,
 )
-from holmes_runtime.admission.proof import DIGEST_BYTES, NONCE_BYTES, demand_proof, prove
-from holmes_runtime.admission.store_gate import GATE_ADDRESS
+from holmes_runtime.node.admission.proof import DIGEST_BYTES, NONCE_BYTES, demand_proof, prove
+from holmes_runtime.node.admission.store_gate import GATE_ADDRESS
 from tests.eventually import eventually
 from tests.runtime.test_admission import LIMIT_S, SECRET, answer_of, entrance, open_gate
 

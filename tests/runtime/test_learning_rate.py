@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
+from holmes_runtime.config.learning_rate import learning_rate
 from holmes_runtime.config.run_settings import Optimizer
-from holmes_runtime.learning_rate import learning_rate
 
 
 def settings(decay: Literal["constant", "linear", "cosine"], warmup_steps: int, lowest: float = 0.0) -> Optimizer:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from holmes_runtime.checkpoint import memory_files
-from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.checkpoint.description import Counters
-from holmes_runtime.checkpoint.memory_files import COMING, MemoryFiles
 from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RANK
 from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.node.checkpoint_files import memory_files
+from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName, SaveId
+from holmes_runtime.node.checkpoint_files.description import Counters
+from holmes_runtime.node.checkpoint_files.memory_files import COMING, MemoryFiles
 from holmes_runtime.rank_notices import RankNotices
 
 from .killed_saves import config, shards

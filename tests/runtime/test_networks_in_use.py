@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from holmes_runtime.admission.own_sockets import ESTABLISHED, LISTENS, OwnSocket, own_connections, parse_tcp
 from holmes_runtime.comm.networks_in_use import interface_addresses, other_interfaces
 from holmes_runtime.config.messages import SocketAddress
+from holmes_runtime.node.admission.own_sockets import ESTABLISHED, LISTENS, OwnSocket, own_connections, parse_tcp
 
 # As Linux writes it on a little-endian machine: one connection from 10.1.0.5, one that listens.
 TCP = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
 from holmes_runtime.config.messages import NodeNcclSetting
 from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder
 from holmes_runtime.node.node_facts import read_facts
 from holmes_runtime.node.start_torchrun import compile_cache, rank_environment
 

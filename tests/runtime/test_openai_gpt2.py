@@ -10,8 +10,8 @@ import torch
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.model.decoder import DecoderStage
+from holmes_runtime.node.published_files.architectures import read_shape
 from holmes_runtime.parallel.zero1 import Zero1
-from holmes_runtime.published.architectures import read_shape
 from holmes_runtime.published.first_weights import load_first_weights
 
 from .test_published import SETTINGS

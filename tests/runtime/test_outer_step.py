@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holmes_runtime.checkpoint.description import OuterCounters
 from holmes_runtime.config.run_settings import OuterCodec
+from holmes_runtime.node.checkpoint_files.description import OuterCounters
 from holmes_runtime.outer.outer_step import OuterStepResult, arrived, outer_step, outgoing, weighted_mean
 from holmes_runtime.outer.sync_steps import due_after, interval_before, next_due, taken_since
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from holmes_runtime.checkpoint.checkpoint_names import PieceName
-from holmes_runtime.checkpoint.piece_index import READ_BYTES, DamagedPiece, WrittenBox, digest_in, digest_of
 from holmes_runtime.checkpoint.piece_loading import STORAGE, values_of
+from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName
+from holmes_runtime.node.checkpoint_files.piece_index import READ_BYTES, DamagedPiece, WrittenBox, digest_in, digest_of
 
 VALUES = torch.arange(6.0).reshape(2, 3)
 

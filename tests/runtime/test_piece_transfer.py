@@ -16,8 +16,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.admission.keyed_frames import FrameAltered
-from holmes_runtime.admission.own_sockets import beside_newer, bytes_on_way, is_moving, own_connections
 from holmes_runtime.checkpoint.piece_transfer import (
     MAX_BYTES,
     MIN_BYTES,
@@ -27,6 +25,8 @@ from holmes_runtime.checkpoint.piece_transfer import (
     exchange,
 )
 from holmes_runtime.config.messages import CHANGED
+from holmes_runtime.node.admission.keyed_frames import FrameAltered
+from holmes_runtime.node.admission.own_sockets import beside_newer, bytes_on_way, is_moving, own_connections
 
 RANKS = 3
 SIZES = {(0, 1): 3 * MAX_BYTES + 5, (1, 0): 7, (0, 2): MIN_BYTES, (2, 1): 2 * MIN_BYTES + 1}  # by sender and taker

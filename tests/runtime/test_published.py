@@ -20,13 +20,13 @@ from holmes_runtime.config.run_settings import Optimizer
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.rotary import make_rotation
 from holmes_runtime.model.tensor_parallel import TensorParallel
+from holmes_runtime.node.published_files.architectures import published_config, read_shape
+from holmes_runtime.node.published_files.needed_tensors import check_tensors, needed_tensors
+from holmes_runtime.node.published_files.safetensors_header import read_header, read_headers
 from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.parallel.zero1 import Zero1
-from holmes_runtime.published.architectures import published_config, read_shape
 from holmes_runtime.published.first_weights import load_first_weights
-from holmes_runtime.published.needed_tensors import check_tensors, needed_tensors
 from holmes_runtime.published.safetensors_files import TensorFolder
-from holmes_runtime.published.safetensors_header import read_header, read_headers
 from holmes_runtime.published.write_model import write_model
 
 from .launched_runs import TINY, TINY_LLAMA

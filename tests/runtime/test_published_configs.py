@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holmes_runtime.config.model_shape import stage_parameters
-from holmes_runtime.published.architectures import read_shape
+from holmes_runtime.node.published_files.architectures import read_shape
 
 MODELS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "published_configs.json").read_text())
 

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from holmes_runtime.admission.keyed_frames import TAG_BYTES, FrameAltered
 from holmes_runtime.comm import record_exchange
 from holmes_runtime.comm.keyed_exchange import KeyedExchange, take_key
 from holmes_runtime.comm.record_exchange import (
@@ -25,6 +24,7 @@ from holmes_runtime.comm.record_exchange import (
 )
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.config.node_config import KEY_VARIABLE
+from holmes_runtime.node.admission.keyed_frames import TAG_BYTES, FrameAltered
 
 RANKS = 3
 HOSTS = ("a1", "a2", "b1")

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.config.rank_metrics import NOTICES_FILE, RankNotice
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.config.strict_json import parse
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder
+from holmes_runtime.node.checkpoint_files.description import Counters
 from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.train import first_weights
 

@@ -14,8 +14,8 @@ import torch
 from holmes_runtime.data.blend import LONGEST_PERIOD, Blend, whole_weights
 from holmes_runtime.data.permutation import permuted
 from holmes_runtime.data.samples import ALL_SAMPLES, OwnSamples, Samples
-from holmes_runtime.data.stored_bytes import MemoryBytes
 from holmes_runtime.data.tokens import TokenPart, Tokens
+from holmes_runtime.node.data_files.stored_bytes import MemoryBytes
 from tests.seeds import seed_ranges
 
 SEQ = 4

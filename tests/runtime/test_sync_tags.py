@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from holmes_runtime.admission.keyed_frames import FrameAltered
+from holmes_runtime.node.admission.keyed_frames import FrameAltered
 from holmes_runtime.outer.lane_exchange import LaneMaker, OpenLane
 from holmes_runtime.outer.lanes import Cell, Lane
 from holmes_runtime.outer.outer_step import digest_of

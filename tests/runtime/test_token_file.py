@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.data.token_file import (
+from holmes_runtime.node.data_files.token_file import (
     LARGEST,
     LONGEST_SEQUENCE,
     DocumentStarts,

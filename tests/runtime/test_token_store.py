@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.data import token_store
-from holmes_runtime.data.bad_lines import BadLines
-from holmes_runtime.data.text import ByteTokenizer
 from holmes_runtime.data.token_store import kept_tokens
+from holmes_runtime.node.data_files.bad_lines import BadLines
+from holmes_runtime.node.data_files.text import ByteTokenizer
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 

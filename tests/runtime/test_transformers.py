@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.checkpoint.description import Counters
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export
 from holmes_runtime.model.decoder import DecoderStage
+from holmes_runtime.node.checkpoint_files.description import Counters
+from holmes_runtime.node.published_files.architectures import read_shape
 from holmes_runtime.parallel.zero1 import Zero1
-from holmes_runtime.published.architectures import read_shape
 from holmes_runtime.published.first_weights import load_first_weights
 from holmes_runtime.rank_notices import RankNotices
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.admission.tunnel import Tunnel, take_down
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEnd, TunnelFault
+from holmes_runtime.node.admission.tunnel import Tunnel, take_down
 
 LOOPBACK = socket.if_nametoindex("lo") if sys.platform == "linux" else 1
 TOOLS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.testbed.bed import Bed
 
-AGENT, TORCHRUN, RANK = "holmes_runtime.node.agent", "holmes_runtime.node.torchrun", "holmes_runtime.train"
+AGENT, TORCHRUN, RANK = "holmes_runtime.node.agent", "holmes_runtime.torchrun", "holmes_runtime.train"
 
 
 def agent_pids(bed: Bed, host: str) -> list[int]:

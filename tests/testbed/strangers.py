@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from holmes_runtime.admission.own_sockets import LISTENS, parse_tcp
 from holmes_runtime.config.messages import SocketAddress
+from holmes_runtime.node.admission.own_sockets import LISTENS, parse_tcp
 from tests.testbed.bed import Bed
 from tests.testbed.rank_processes import rank_pids
 from tests.testbed.stranger import Try

@@ -16,9 +16,15 @@ from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.regular_file import is_there
 from holmes_core.units import format_bytes
-from holmes_runtime.checkpoint.description import whose_weights
-from holmes_runtime.checkpoint.piece_index import DamagedPiece, PieceIndex
-from holmes_runtime.checkpoint.whole_checkpoints import Offers, OtherRun, WholeCheckpoint, found_in, offers_in
+from holmes_runtime.node.checkpoint_files.description import whose_weights
+from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece, PieceIndex
+from holmes_runtime.node.checkpoint_files.whole_checkpoints import (
+    Offers,
+    OtherRun,
+    WholeCheckpoint,
+    found_in,
+    offers_in,
+)
 
 HEADINGS = ("checkpoint", "start", "files", "bytes", "whole")
 MISSING_SHOWN = 10

@@ -8,9 +8,9 @@ from io import BufferedWriter
 from pathlib import Path
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_runtime.checkpoint.checkpoint_folder import CheckpointFolder
-from holmes_runtime.checkpoint.description import DESCRIPTION_FILE
-from holmes_runtime.checkpoint.piece_index import (
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder
+from holmes_runtime.node.checkpoint_files.description import DESCRIPTION_FILE
+from holmes_runtime.node.checkpoint_files.piece_index import (
     INDEX_FILE,
     MAX_INDEX_BYTES,
     DamagedPiece,
@@ -19,8 +19,8 @@ from holmes_runtime.checkpoint.piece_index import (
     damage_in,
     read_index,
 )
-from holmes_runtime.checkpoint.plain_file import create_plain, open_plain, read_plain
-from holmes_runtime.checkpoint.whole_checkpoints import WholeCheckpoint
+from holmes_runtime.node.checkpoint_files.plain_file import create_plain, open_plain, read_plain
+from holmes_runtime.node.checkpoint_files.whole_checkpoints import WholeCheckpoint
 
 METADATA_FILE = ".metadata"  # torch's, by which its tools read the checkpoint
 COPY_BYTES = 1 << 20  # at a time

@@ -16,8 +16,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from holmes_runtime.admission.own_sockets import ESTABLISHED, all_connections
-from holmes_runtime.admission.wireguard_tools import (
+from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEnd, TunnelFault
+from holmes_runtime.node.admission.own_sockets import ESTABLISHED, all_connections
+from holmes_runtime.node.admission.wireguard_tools import (
     Peer,
     TunnelRefused,
     interfaces,
@@ -26,7 +27,6 @@ from holmes_runtime.admission.wireguard_tools import (
     remove_interface,
     set_up,
 )
-from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEnd, TunnelFault
 
 LOCK_TIMEOUT_S = 3.0
 DRAIN_S = 1.0

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import DataSettings
-from holmes_runtime.data.bad_lines import BadLines
-from holmes_runtime.data.documents import has_documents, read_documents
-from holmes_runtime.data.file_kind import check_text
-from holmes_runtime.data.text import source_files
-from holmes_runtime.data.token_file import read_index
+from holmes_runtime.node.data_files.bad_lines import BadLines
+from holmes_runtime.node.data_files.documents import has_documents, read_documents
+from holmes_runtime.node.data_files.file_kind import check_text
+from holmes_runtime.node.data_files.text import source_files
+from holmes_runtime.node.data_files.token_file import read_index
 
 
 def wrong_inputs(run_config: str) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from itertools import count
 from threading import Lock, Thread
 
-from holmes_runtime.admission.proof import NotProven
-from holmes_runtime.admission.store_gate import GATE_ADDRESS, listening, see_user
 from holmes_runtime.config.rendezvous_messages import EVERY_CONNECTION, MAX_LINE_BYTES, FromMeeting, ToMeeting
+from holmes_runtime.node.admission.proof import NotProven
+from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, listening, see_user
 
 PAUSE_S = 0.1
 SEND_S = 5

@@ -14,10 +14,10 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
-from holmes_runtime.checkpoint.plain_file import open_plain
 from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RANK
 from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName, SaveId
+from holmes_runtime.node.checkpoint_files.plain_file import open_plain
 
 COMING = "coming"  # the name of a save until all its files are there
 MAX_PART = 0.5  # of the memory that is free, for all ranks of a host: NCCL, data and others need some too

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, overload
 
-from holmes_runtime.data.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.stored_bytes import FileBytes
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<QBQQ")  # version, code of the token type, sequences, document marks

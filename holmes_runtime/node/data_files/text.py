@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from holmes_runtime.config.bounded_file import open_bounded
 from holmes_runtime.config.run_settings import BYTE_VALUES
-from holmes_runtime.data.bad_lines import BadLines
-from holmes_runtime.data.document_tokens import begin_of_document, end_of_document
-from holmes_runtime.data.documents import has_documents, read_documents
-from holmes_runtime.data.file_kind import is_regular_file
+from holmes_runtime.node.data_files.bad_lines import BadLines
+from holmes_runtime.node.data_files.document_tokens import begin_of_document, end_of_document
+from holmes_runtime.node.data_files.documents import has_documents, read_documents
+from holmes_runtime.node.data_files.file_kind import is_regular_file
 
 PIECE_BYTES = 2**16  # raw text is tokenized in pieces of about this size, cut at the end of a line
 MAX_TOKENIZER_BYTES = 2**28  # the largest have some tens of MB

@@ -15,8 +15,8 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import NamedTuple
 
-from holmes_runtime.checkpoint.checkpoint_names import CheckpointName
-from holmes_runtime.checkpoint.plain_file import create_plain, read_plain
+from holmes_runtime.node.checkpoint_files.checkpoint_names import CheckpointName
+from holmes_runtime.node.checkpoint_files.plain_file import create_plain, read_plain
 
 LATEST_FILE = "latest"
 MAX_LATEST_BYTES = 256

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.published.architectures import CONFIG_FILE, read_shape
-from holmes_runtime.published.needed_tensors import check_tensors
-from holmes_runtime.published.safetensors_header import INDEX_FILE, SINGLE_FILE, StoredTensor, read_headers
+from holmes_runtime.node.published_files.architectures import CONFIG_FILE, read_shape
+from holmes_runtime.node.published_files.needed_tensors import check_tensors
+from holmes_runtime.node.published_files.safetensors_header import INDEX_FILE, SINGLE_FILE, StoredTensor, read_headers
 
 
 class PickledWeights(ValueError):

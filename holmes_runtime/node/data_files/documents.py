@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, cast
 
-from holmes_runtime.data.bad_lines import BadLines
-from holmes_runtime.data.file_kind import check_format
+from holmes_runtime.node.data_files.bad_lines import BadLines
+from holmes_runtime.node.data_files.file_kind import check_format
 
 GZIP_LINES, ZSTD_LINES, PARQUET = ".jsonl.gz", ".jsonl.zst", ".parquet"
 SUFFIXES = (".jsonl", GZIP_LINES, ZSTD_LINES, PARQUET)

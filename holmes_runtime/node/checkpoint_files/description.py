@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holmes_runtime.checkpoint.plain_file import read_plain
 from holmes_runtime.config.checks import check, check_counts, shown
+from holmes_runtime.config.learning_rate import learning_rate
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Optimizer, OuterSync, Precision, SampleOrder
 from holmes_runtime.config.strict_json import MAX_VALUES, decode, loads
-from holmes_runtime.learning_rate import learning_rate
+from holmes_runtime.node.checkpoint_files.plain_file import read_plain
 
 FORMAT_VERSION = 1
 RATE_TOLERANCE = 0.01  # relative difference of learning rates that needs no warning

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from holmes_runtime.checkpoint.checkpoint_folder import LATEST_FILE, names_in, newest_in
-from holmes_runtime.checkpoint.checkpoint_names import CheckpointName, PieceName, SaveId
-from holmes_runtime.checkpoint.description import DESCRIPTION_FILE, MAX_DESCRIPTION_BYTES
-from holmes_runtime.checkpoint.piece_index import (
+from holmes_runtime.config.checks import check, check_counts
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import LATEST_FILE, names_in, newest_in
+from holmes_runtime.node.checkpoint_files.checkpoint_names import CheckpointName, PieceName, SaveId
+from holmes_runtime.node.checkpoint_files.description import DESCRIPTION_FILE, MAX_DESCRIPTION_BYTES
+from holmes_runtime.node.checkpoint_files.piece_index import (
     MAX_COUNT,
     DamagedPiece,
     PieceFile,
@@ -23,8 +24,7 @@ from holmes_runtime.checkpoint.piece_index import (
     lacks,
     read_index,
 )
-from holmes_runtime.checkpoint.plain_file import read_plain
-from holmes_runtime.config.checks import check, check_counts
+from holmes_runtime.node.checkpoint_files.plain_file import read_plain
 
 ReadOld = Callable[[Path], PieceIndex]
 

@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from threading import BoundedSemaphore, Lock, Thread
 
-from holmes_runtime.admission.carrier import Carrier, SocketSide
-from holmes_runtime.admission.keyed_frames import FrameKeys
-from holmes_runtime.admission.own_sockets import all_connections
-from holmes_runtime.admission.proof import NotProven, demand_proof, prove
-from holmes_runtime.admission.socket_filter import admit_only
 from holmes_runtime.config.messages import CHANGED, SocketAddress
+from holmes_runtime.node.admission.carrier import Carrier, SocketSide
+from holmes_runtime.node.admission.keyed_frames import FrameKeys
+from holmes_runtime.node.admission.own_sockets import all_connections
+from holmes_runtime.node.admission.proof import NotProven, demand_proof, prove
+from holmes_runtime.node.admission.socket_filter import admit_only
 
 STORE_ADDRESS = "127.0.0.1"
 GATE_ADDRESS = "127.0.0.2"  # all of 127.0.0.0/8 is the loopback; torch's store looks for itself under one port

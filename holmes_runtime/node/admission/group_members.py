@@ -16,9 +16,9 @@ from contextlib import ExitStack, suppress
 from threading import Lock
 from typing import Any, TypeVar
 
-from holmes_runtime.admission.own_sockets import LISTENS, OwnSocket, all_connections, own_connections, own_sockets
-from holmes_runtime.admission.socket_filter import ANY_PORT, admit_only
 from holmes_runtime.config.messages import SocketAddress
+from holmes_runtime.node.admission.own_sockets import LISTENS, OwnSocket, all_connections, own_connections, own_sockets
+from holmes_runtime.node.admission.socket_filter import ANY_PORT, admit_only
 
 Device = TypeVar("Device")
 TRIES = 10

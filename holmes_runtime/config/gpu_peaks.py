@@ -1,4 +1,4 @@
-"""What GPUs can do at most, which utilisation is measured against."""
+"""Peak FLOP/s of GPUs, against which utilisation is measured."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PEAK_FLOPS_PER_S: dict[str, dict[Precision, float]] = {
     "T4": _peaks(65, 8.1, bf16=False),
 }
 SLOWER = {"MIG", "Laptop", "Max-Q", "D", "Ti"}
-"""Words that make a name one of another product, or of a part of the GPU: what that can do is not known here."""
+"""Words that mark another product, or a part of a GPU, whose peak is not known here."""
 
 
 def peak_flops_per_s(gpu_name: str, value_type: Precision) -> float | None:
@@ -67,7 +67,7 @@ def peak_flops_per_s(gpu_name: str, value_type: Precision) -> float | None:
 
 @cache
 def product_of(gpu_name: str) -> str | None:
-    """The key of the table that a GPU's name is of; None if there is none, or it is a part of one."""
+    """Return the key of the table for a GPU's name; None if there is none, or it is a part of a GPU."""
     if SLOWER & set(gpu_name.split()):
         return None
     words = _words(gpu_name)
@@ -80,6 +80,6 @@ def _words(name: str) -> list[str]:
 
 
 def _has_in_order(words: list[str], wanted: list[str]) -> bool:
-    """Whether `wanted` are among `words`, in their order; others may stand between, as memory sizes do."""
+    """Return True if `words` has `wanted` in this order; others may stand between, as memory sizes do."""
     rest = iter(words)
     return all(word in rest for word in wanted)

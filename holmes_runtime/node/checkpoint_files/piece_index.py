@@ -16,10 +16,10 @@ from operator import le, sub
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holmes_runtime.checkpoint.checkpoint_names import PieceName, SaveId
-from holmes_runtime.checkpoint.plain_file import open_plain, read_plain
 from holmes_runtime.config.checks import check, check_counts, shown
 from holmes_runtime.config.strict_json import MAX_VALUES, decode, encode, loads, to_json
+from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName, SaveId
+from holmes_runtime.node.checkpoint_files.plain_file import open_plain, read_plain
 
 INDEX_FILE = "pieces.json"
 INDEX_VERSION = 1

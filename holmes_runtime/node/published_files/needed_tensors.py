@@ -7,8 +7,8 @@ from pathlib import Path
 
 from holmes_runtime.config.checks import shown
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.published.safetensors_header import TYPE_BYTES, StoredTensor
-from holmes_runtime.published.weight_names import BLOCKS, POSITIONS
+from holmes_runtime.node.published_files.safetensors_header import TYPE_BYTES, StoredTensor
+from holmes_runtime.node.published_files.weight_names import BLOCKS, POSITIONS
 
 Sizes = tuple[int, ...]
 

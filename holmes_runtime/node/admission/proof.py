@@ -13,7 +13,7 @@ import os
 import socket
 import time
 
-from holmes_runtime.admission.keyed_frames import FrameKeys
+from holmes_runtime.node.admission.keyed_frames import FrameKeys
 
 NONCE_BYTES = 32
 DIGEST_BYTES = 32

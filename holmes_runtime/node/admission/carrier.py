@@ -9,7 +9,13 @@ from collections.abc import Callable
 from threading import Lock, Thread
 from typing import NamedTuple
 
-from holmes_runtime.admission.keyed_frames import MAX_FRAME_BYTES, FrameAltered, FrameKeys, FrameReader, FrameWriter
+from holmes_runtime.node.admission.keyed_frames import (
+    MAX_FRAME_BYTES,
+    FrameAltered,
+    FrameKeys,
+    FrameReader,
+    FrameWriter,
+)
 
 
 class SocketSide(NamedTuple):
