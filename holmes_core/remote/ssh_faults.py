@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 import paramiko
 
@@ -22,6 +23,7 @@ class _Explanation:
 
 
 SESSION_REFUSED = 2
+NOT_CONFIGURED = "; ~/.ssh/config was not read, as there is no `ssh` here"
 
 _REFUSED = _Explanation(
     paramiko.AuthenticationException,
@@ -52,7 +54,8 @@ def explain_login(host: str, settings: SshSettings, error: Exception) -> HolmesE
         return error
     explanation = _explanation(error)
     words = _words(settings, error)
-    return HostError(host, explanation.kind, explanation.what.format(**words), explanation.hint.format(**words))
+    what = explanation.what.format(**words) + ("" if settings.is_configured else NOT_CONFIGURED)
+    return HostError(host, explanation.kind, what, explanation.hint.format(**words))
 
 
 def explain_session(host: str, error: Exception) -> HostError:
@@ -80,10 +83,16 @@ def _words(settings: SshSettings, error: Exception) -> dict[str, object]:
         "target": settings.target,
         "login": shlex.quote(f"{settings.user}@{settings.address}"),
         "port": settings.port,
-        "keys": ", ".join(settings.key_files) or "the agent's and the default keys",
+        "keys": ", ".join(_shown_keys(settings)) or "the agent's and the default keys",
         "error": error,
         "reason": _reason(error),
     }
+
+
+def _shown_keys(settings: SshSettings) -> tuple[str, ...]:
+    """Return the key files that are there, or the only one: ssh has a list of usual names."""
+    there = tuple(name for name in settings.key_files if Path(name).exists())
+    return there or (settings.key_files if len(settings.key_files) == 1 else ())
 
 
 def _reason(error: Exception) -> str:

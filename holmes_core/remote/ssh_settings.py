@@ -1,4 +1,4 @@
-"""Address, user and keys of an SSH login: from hosts.yaml, then the SSH configuration, then ssh's own defaults."""
+"""Address, user and keys of an SSH login: from hosts.yaml, then as `ssh` reads its configuration, with its defaults."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import getpass
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access
 from holmes_core.records.ssh_names import MAX_SHOWN, checked_ssh_host, checked_ssh_user
-from holmes_core.remote.ssh_config_file import PERCENT, not_read, read_ssh_config, written_out
+from holmes_core.remote.ssh_config import not_read, read_ssh_config
 
 SSH_PORT = 22
 MIN_RSA_BITS = 1024
@@ -27,8 +27,8 @@ ALGORITHMS = (
 )
 """ssh's algorithms that paramiko has, in ssh's order: no SHA-1, no keys on hardware tokens."""
 KNOWN_HOSTS = {
-    "user": "~/.ssh/known_hosts ~/.ssh/known_hosts2",
-    "global": "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",
+    "userknownhostsfile": "~/.ssh/known_hosts ~/.ssh/known_hosts2",
+    "globalknownhostsfile": "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",
 }
 CERTIFICATE = "-cert-v01@openssh.com"
 CERTIFIED = tuple(name + CERTIFICATE for name in ALGORITHMS)
@@ -67,6 +67,8 @@ class SshSettings:
     """CertificateFile: certificates of the user's keys, in addition to `KEY-cert.pub`."""
     checks_address: bool = False
     """CheckHostIP: the address behind the host's name must not be known by another key either."""
+    is_configured: bool = True
+    """False where there is no `ssh` here, so that no configuration was read."""
 
     @property
     def target(self) -> str:
@@ -89,44 +91,38 @@ class SshSettings:
 
 
 def ssh_settings(host: str, access: Access) -> SshSettings:
-    """Return the settings of `host`. Raises HolmesError naming the SSH configuration that cannot be read."""
+    """Return the settings of `host`. Raises HolmesError where `ssh` refuses the configuration."""
     name = access.address or host
-    file = access.ssh_config or "~/.ssh/config"
     check_login(host, name, access.user)  # before `Match exec` gets them
-    try:
-        found = read_ssh_config(access.ssh_config, name).lookup(name)
-    except HolmesError:
-        raise
-    except Exception as error:  # paramiko's own errors: a malformed number, a missing key, a failed command
-        why = f"what it says of {name} cannot be used: {type(error).__name__}: {error}"
-        raise not_read(file, why) from None
-    address, port = found["hostname"], access.port or _number(file, found, "port", SSH_PORT)
-    user = access.user or found.get("user") or getpass.getuser()
+    said = read_ssh_config(name, access)
+    address, user = said.one("hostname") or name, access.user or said.one("user") or getpass.getuser()
     check_login(host, address, access.user)  # a `User` of the configuration is the operator's own: ssh takes any
+    port = access.port or int(said.one("port") or SSH_PORT)
+    alias = next(iter(said.all("hostkeyalias")), None)
     words = {"%%": "%", "%h": address, "%p": str(port), "%r": user, "%n": name, "%u": getpass.getuser()}
-    words |= {"%d": str(Path.home()), "%k": found.get("hostkeyalias", name)}
-    proxy_command = _proxy(found, "proxycommand")
-    keys = [access.identity_file] if access.identity_file else found.get("identityfile", [])
-    algorithms = found.get("hostkeyalgorithms", "+")
-    known = [found.get(f"{whose}knownhostsfile", usual) for whose, usual in KNOWN_HOSTS.items()]
+    words |= {"%d": str(Path.home()), "%k": alias or name}
+    proxy_command = said.one("proxycommand")
+    key_algorithms = _ours(said.one("hostkeyalgorithms"), (*CERTIFIED, *ALGORITHMS))
+    known = [path for key, usual in KNOWN_HOSTS.items() for path in _paths(next(iter(said.all(key)), usual))]
     return SshSettings(
         address=address,
         port=port,
         user=user,
-        key_files=tuple(str(Path(key).expanduser()) for key in keys),
-        use_agent=not _is_yes(found, "identitiesonly"),
-        known_hosts=tuple(path for value in known for path in _paths(value, words)) or (Path(os.devnull),),
-        proxy_command=proxy_command and written_out(proxy_command.replace(PERCENT, "%"), words),
-        proxy_jump=_proxy(found, "proxyjump"),
-        key_alias=found.get("hostkeyalias"),
-        key_algorithms=_assembled(algorithms, (*CERTIFIED, *ALGORITHMS)),
-        keeps_order=algorithms[:1] not in ("+", "-"),
-        authority_algorithms=_assembled(found.get("casignaturealgorithms", "+"), ALGORITHMS),
-        least_rsa_bits=_number(file, found, "requiredrsasize", MIN_RSA_BITS),
-        known_hosts_command=_command(file, found.get("knownhostscommand", "none"), words),
-        certificate_files=tuple(map(str, _paths(found.get("certificatefile", "none"), words))),
-        revoked=_paths(found.get("revokedhostkeys", "none"), words),
-        checks_address=_is_yes(found, "checkhostip"),
+        key_files=_files([access.identity_file] if access.identity_file else said.all("identityfile"), words),
+        use_agent=said.one("identitiesonly") != "yes",
+        known_hosts=tuple(known) or (Path(os.devnull),),
+        proxy_command=proxy_command and _written_out(proxy_command, words),
+        proxy_jump=said.one("proxyjump"),
+        key_alias=alias,
+        key_algorithms=key_algorithms,
+        keeps_order=key_algorithms != tuple(each for each in (*CERTIFIED, *ALGORITHMS) if each in key_algorithms),
+        authority_algorithms=_ours(said.one("casignaturealgorithms"), ALGORITHMS),
+        least_rsa_bits=int(said.one("requiredrsasize") or MIN_RSA_BITS),
+        known_hosts_command=_command(said.one("knownhostscommand"), words),
+        certificate_files=_files(said.all("certificatefile"), words),
+        revoked=_paths(said.one("revokedhostkeys") or "none"),
+        checks_address=said.one("checkhostip") == "yes",
+        is_configured=said.is_known,
     )
 
 
@@ -140,51 +136,40 @@ def check_login(host: str, address: str, user: str | None) -> None:
         raise HolmesError(f"host {host[:MAX_SHOWN]}: {error}", hint) from None
 
 
-def _number(file: str, found: dict[str, str], key: str, usual: int) -> int:
-    value = found.get(key, str(usual))
-    if not re.fullmatch(r"[0-9]{1,5}", value):
-        raise not_read(file, f"{key} is {value[:40]!r}, not a number of that size")
-    return int(value)
+def _written_out(text: str, words: dict[str, str]) -> str:
+    """Expand ssh's `%` words; unknown ones stay as they are."""
+    return re.sub("%.", lambda match: words.get(match.group(), match.group()), text)
 
 
-def _paths(value: str, words: dict[str, str]) -> tuple[Path, ...]:
-    """Return the files that a value names; `none` is no file."""
-    found = (written_out(each, words) for each in shlex.split(value))
+def _files(names: Sequence[str], words: dict[str, str]) -> tuple[str, ...]:
+    return tuple(str(Path(_written_out(name, words)).expanduser()) for name in names if name.lower() != "none")
+
+
+def _paths(value: str) -> tuple[Path, ...]:
+    """Return the files of a list, in which ssh prints no quotes: words that name a file together are one name."""
+    words, found = value.split(" "), []
+    while words:
+        joined = (" ".join(words[:count]) for count in range(len(words), 1, -1))
+        name = next((each for each in joined if Path(each).exists()), words[0])
+        found.append(name)
+        words = words[name.count(" ") + 1 :]
     return tuple(Path(each).expanduser() for each in found if each.lower() != "none")
 
 
-def _command(file: str, value: str, words: dict[str, str]) -> tuple[str, ...]:
+def _command(value: str | None, words: dict[str, str]) -> tuple[str, ...]:
     """Return the words of a command. Words about a key have no value, as the command runs before a key is offered."""
-    if value.lower() == "none":
+    if value is None:
         return ()
     words = {**words, "%I": "HOSTNAME", "%K": "NONE", "%f": "NONE", "%t": "NONE"}
     try:
-        return tuple(written_out(each, words) for each in shlex.split(value))
+        return tuple(_written_out(each, words) for each in shlex.split(value))
     except ValueError as error:
-        raise not_read(file, f"KnownHostsCommand: {error}") from None
+        raise not_read(f"KnownHostsCommand {value[:MAX_SHOWN]}", error) from None
 
 
-def _assembled(words: str, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Apply ssh's list of algorithms to the `usual` ones: `+` adds, `-` takes away, `^` puts first."""
-    patterns = words.lstrip("+-^").split(",")
-    named = tuple(dict.fromkeys(each for pattern in patterns for each in usual if fnmatchcase(each, pattern)))
-    if words.startswith("+"):
-        return usual
-    if words.startswith("-"):
-        return tuple(each for each in usual if each not in named)
-    return tuple(dict.fromkeys((*named, *usual))) if words.startswith("^") else named
-
-
-def _is_yes(found: dict[str, str], key: str) -> bool:
-    """Return True if the value is `yes` or `true` in any case."""
-    return found.get(key, "no").lower() in ("yes", "true")
-
-
-def _proxy(found: dict[str, str], key: str) -> str | None:
-    """Return the value of `key` if it is the first of ProxyCommand and ProxyJump, without `ProxyJump none`."""
-    said = {each: value for each, value in found.items() if each in ("proxycommand", "proxyjump")}
-    first = next((each for each, value in said.items() if (each, value.lower()) != ("proxyjump", "none")), None)
-    return said[key] if key == first and said[key].lower() != "none" else None
+def _ours(algorithms: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of ssh's algorithms that are `usual` here, in ssh's order."""
+    return usual if algorithms is None else tuple(each for each in algorithms.split(",") if each in usual)
 
 
 def last_jump(settings: SshSettings, access: Access) -> tuple[str, Access, str]:

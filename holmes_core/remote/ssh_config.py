@@ -1,0 +1,78 @@
+"""SSH configurations, as `ssh -G` reads them: its files, includes, blocks, defaults and the order of its proxies."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.access import Access
+
+USER_FILE = "~/.ssh/config"
+TIMEOUT_S = 10.0  # `Match exec` runs commands
+MAX_MEMORY_BYTES = 512 << 20  # a file that is included may be endless
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class SshConfig:
+    """The settings that ssh has for one host, by keyword in small letters; each may stand several times.
+
+    `is_known` is False where there is no `ssh` to ask.
+    """
+
+    lines: tuple[tuple[str, str], ...]
+    is_known: bool = True
+
+    def all(self, key: str) -> list[str]:
+        """Return every value of `key`."""
+        return [value for name, value in self.lines if name == key]
+
+    def one(self, key: str) -> str | None:
+        """Return the value of `key`; None where it has none, or the value `none`."""
+        return next((value for value in self.all(key) if value.lower() != "none"), None)
+
+
+def read_ssh_config(name: str, access: Access) -> SshConfig:
+    """Return what `ssh` uses for the host `name`, which it would take on its command line, reached by `access`.
+
+    Raises:
+        HolmesError: ssh refuses the configuration, with its words; or a file is named and there is no `ssh`.
+    """
+    file = str(Path(access.ssh_config).expanduser()) if access.ssh_config else None
+    if shutil.which("ssh") is None:
+        if file is not None:
+            raise HolmesError(f"{file}: there is no `ssh` here to read it", "install the OpenSSH client")
+        return SshConfig((), is_known=False)
+    options = [*(("-F", file) if file else ()), *(("-p", str(access.port)) if access.port else ())]
+    options += ["-l", access.user] if access.user else []
+    command = ["ssh", "-G", *options, "--", name]
+    environment, pipe = {**os.environ, "LC_ALL": "C"}, subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
+    ) as process:
+        try:
+            if sys.platform == "linux":  # elsewhere the time limit alone bounds it
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+            stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the command that ssh waits for
+            raise not_read(file or USER_FILE, f"`ssh -G {name}` does not end within {TIMEOUT_S:g} s") from None
+    if process.returncode != 0:
+        said = stderr.decode(errors="replace").strip().splitlines()
+        raise not_read(file or USER_FILE, said[0] if said else f"`ssh -G {name}` exited with {process.returncode}")
+    text = stdout.decode(errors="surrogateescape")
+    words = (line.partition(" ") for line in text.splitlines())
+    return SshConfig(tuple((key, value) for key, _, value in words if value))
+
+
+def not_read(file: str, why: object) -> HolmesError:
+    """Return the error for a configuration that cannot be used."""
+    hint = "correct it, `ssh -G HOST` checks it; or name another by `ssh_config:` in hosts.yaml"
+    return HolmesError(f"{file}: not an SSH configuration: {str(why)[:_SHOWN]}", hint)
