@@ -27,7 +27,7 @@ COMMANDS = {
     "demo": "Probe, plan, launch and train a small GPT here; four processes stand in for the hosts of two clusters.",
     "init": "Write hosts.yaml and job.yaml to start from, never over one that is there.",
     "hosts": "Write hosts.yaml from what Slurm, Kubernetes or topograph list; or Slurm's topology.conf.",
-    "probe": "Ask every host for its GPUs and NICs, find the clusters, and say what is wrong.",
+    "probe": "Ask every host for its GPUs and NICs, find the clusters, and report faults.",
     "plan": "Place every training tasklet on a GPU by integer programming, and predict the step.",
     "calibrate": "Measure on a host what a step costs there, and print the `compute:` of job.yaml.",
     "launch": "Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere.",

@@ -1,10 +1,11 @@
-"""`python -m holmes_runtime.calibrate ...`: what a step of a model costs a slot of this host; prints YAML for job.yaml.
+"""`python -m holmes_runtime.calibrate ...`: measure the cost of a model's step on this host; prints YAML for job.yaml.
 
-All slots of the host train at once, by the trainer itself: each alone, for the FLOP/s; on CPUs also over the loopback,
-as replicas, for what a step does to parameters, and in pipelines of two, for what an action takes beside computing and
-how much longer a backward takes in the two halves of zero-bubble.
-Where a slot has one thread, its CPU time counts, which other work on the machine hardly changes; else the time that
-passes. With `--device cuda` a slot is a GPU, and layers are bf16 and compiled unless told otherwise, as a job's are.
+All slots of the host train at once, with the trainer itself. Each slot first trains alone, which gives its FLOP/s. On
+CPUs the slots also train over the loopback: as replicas, for the rate of the parameter update, and in pipelines of two
+stages, for the overhead of an action and the slowdown of a backward in the two halves of zero-bubble.
+
+A CPU slot of one thread is measured in CPU time, which other work on the machine hardly changes, and any other slot in
+elapsed time. With `--device cuda` a slot is a GPU. Its layers are then bf16 and compiled by default, as in a job.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from holmes_runtime.config.run_settings import VALUE_BYTES, Precision
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.trial import Cost, Trial, run_trial
 
-UPDATE_BYTES = 28  # a parameter, beside the weight: as the planner's optimizer_s counts them
-FEW, MANY = 2, 8  # micro-batches of the trials whose difference tells what one more of them takes
+UPDATE_BYTES = 28  # of a parameter in addition to its weight, as in the planner's optimizer_s
+FEW, MANY = 2, 8  # micro-batches of two trials, whose difference gives the cost of one
 
 
 @dataclass(frozen=True)
 class CalibrationRound:
-    """What one round of trials says of a slot that has its cores to itself; overheads are None on GPUs."""
+    """Results of one round of trials, for a slot that has its cores to itself. Overheads are None on GPUs."""
 
     flops_per_s: float
     action_s: float | None = None
@@ -38,7 +39,7 @@ class CalibrationRound:
 
 
 def measure(alone: Trial, slots: int, cores: int, seconds: float) -> CalibrationRound:
-    """One round of trials: `slots` processes with the model of `alone` on so many cores, `seconds` for each trial."""
+    """Run a round of trials: `slots` processes with the model of `alone` on `cores` cores, `seconds` for each trial."""
     flops = step_flops(alone.model, alone.num_microbatches * alone.micro_batch_size)
     computing_s = max(cost.computing_s for cost in run_trial(alone, seconds, slots))
     threads_per_core = 1.0 if alone.by_cpu_time else max(1.0, slots * alone.threads / cores)
@@ -50,10 +51,12 @@ def measure(alone: Trial, slots: int, cores: int, seconds: float) -> Calibration
 
 
 def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, float | None]:
-    """Of one forward or backward in a pipeline, by how much the rest of a step grows with each micro-batch; and how
-    many times as long a backward takes in halves, None where layers are compiled, which leaves it whole.
+    """Return the overhead in seconds of a forward or backward in a pipeline, and the split factor of a backward.
 
-    The first stages run whole backwards under zero-bubble too, so the last ones tell. Halves do no less than the whole.
+    The overhead is what each micro-batch adds to a step outside computing, divided over its forward and backward. The
+    split factor is the time of a backward in halves over its time in one piece, and at least 1. It is None if layers
+    are compiled, because a compiled backward is not split. It is measured on the last stages, because the first stages
+    run whole backwards under zero-bubble too.
     """
     pipelines = replace(alone, model=replace(alone.model, num_layers=2), pp=2, dp=max(1, slots // 2))
 
@@ -73,7 +76,7 @@ def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, floa
 
 
 def _update_bytes_per_s(alone: Trial, slots: int, seconds: float) -> float:
-    """The rate at which what a step takes beside its micro-batches passes through its part of the optimizer."""
+    """Return the bytes of the slot's share of the optimizer per second that a step takes outside its micro-batches."""
     replicas = replace(alone, dp=max(2, slots), num_microbatches=FEW)
     update_s = statistics.median(cost.update_s for cost in run_trial(replicas, seconds, replicas.dp))
     parameters = stage_parameters(alone.model, alone.model.num_layers, is_first=True, is_last=True)
@@ -82,7 +85,7 @@ def _update_bytes_per_s(alone: Trial, slots: int, seconds: float) -> float:
 
 
 def yaml_lines(rounds: Sequence[CalibrationRound]) -> Iterator[str]:
-    """The medians of the rounds as job.yaml has them, with their spread as comments."""
+    """Yield the lines of job.yaml with the medians of the rounds, and their spread as comments."""
     yield "compute:"
     yield f"  flops_per_s: {_with_spread([each.flops_per_s for each in rounds])}"
     actions_s = [each.action_s for each in rounds if each.action_s is not None]
@@ -101,7 +104,7 @@ def _with_spread(values: Sequence[float]) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m holmes_runtime.calibrate", description="Measure what a step costs a slot of this host."
     )
@@ -124,7 +127,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(command_line: Sequence[str] | None = None) -> None:
-    """Reads the command line, measures round after round, and prints what goes into job.yaml."""
+    """Read the command line, measure round after round, and print the keys for job.yaml."""
     parser = make_parser()
     arguments = parser.parse_args(command_line)
     gpus = torch.cuda.device_count() if arguments.device == "cuda" else None
@@ -138,7 +141,7 @@ def main(command_line: Sequence[str] | None = None) -> None:
 
 
 def trial_of(arguments: argparse.Namespace) -> Trial:
-    """The trial of one slot alone that is asked for, in a job's precision and compiled where a job is."""
+    """Return the trial of one slot alone. By default it has the precision of a job and is compiled if a job is."""
     on_gpu = arguments.device == "cuda"
     compiles = arguments.compile if arguments.compile is not None else on_gpu and arguments.factory is None
     shape = ModelShape(

@@ -1,4 +1,4 @@
-"""Files of a published model that an export takes over as they are: tokenizer and generation settings."""
+"""Files of a published model that an export copies unchanged: tokenizer and generation settings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MAX_FILE_BYTES = 2**28  # the largest tokenizers have some tens of MB
 
 
 def files_to_carry(folder: Path | None, tokenizer: Path | None) -> dict[str, Path]:
-    """Return the files to copy, by their names in the export, of what there is.
+    """Return the existing files to copy, by their names in the export.
 
-    `folder` is the published model's; `tokenizer` the file that text was read by, which counts where the two differ. A
-    tokenizer under its usual name brings along the files near it. A checkpoint names that path, so that the file counts
-    only where it holds a tokenizer.
+    `folder` is the published model's. `tokenizer` is the file that text was read with, which takes precedence if the
+    two differ. A tokenizer under its usual name brings along the tokenizer files of its folder. A checkpoint names its
+    path, so the file is used only if it holds a tokenizer.
     """
     from_folder = _there(folder, (GENERATION_FILE, *TOKENIZER_FILES)) if folder is not None else {}
     if tokenizer is None or not _is_tokenizer(tokenizer) or _is_same(from_folder.get(TOKENIZER_FILE), tokenizer):
@@ -34,7 +34,7 @@ def files_to_carry(folder: Path | None, tokenizer: Path | None) -> dict[str, Pat
 
 
 def copy_files(files: dict[str, Path], output: Path) -> list[str]:
-    """Copy `files` into `output`, which has none of them; return the reasons why some could not be."""
+    """Copy `files` into `output`, which has none of them; return a reason for each that cannot be copied."""
     reasons = []
     for name, path in files.items():
         try:

@@ -1,7 +1,7 @@
-"""`python -m holmes_runtime.export CHECKPOINT FOLDER`: a checkpoint's weights as a model that transformers loads.
+"""`python -m holmes_runtime.export CHECKPOINT FOLDER`: write a checkpoint's weights as a model for transformers.
 
-Numbers are in the precision the run trained in; names and layouts are those of the published architecture that computes
-the same (docs/models.md).
+Numbers have the precision that the run trained in. Names and layouts follow the published architecture that computes
+the same function (docs/models.md).
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ WEIGHT = "weight/"
 
 
 Tell = Callable[[str], None]
-"""Takes a sentence on what was taken over, or was not."""
+"""A function that receives messages on files and settings that the export took over or left out."""
 
 
 def _silent(_: str) -> None:
-    """Show nothing."""
+    """Ignore a message."""
 
 
 def export(checkpoint: Path, output: Path, published: Path | None = None, tell: Tell = _silent) -> int:
-    """Write the model of `checkpoint`, one of a run's or the run's folder with its newest; return how many tensors.
+    """Write the model of `checkpoint` to `output` and return the number of its tensors.
 
-    One weight at a time is in memory. The published model that the run began with, or `published` where that lies
-    elsewhere now, gives what training does not change: configuration, generation settings and tokenizer.
+    `checkpoint` is one checkpoint, or the folder of a run's checkpoints, whose newest is taken. Only one weight at a
+    time is in memory. Configuration, generation settings and tokenizer, which training does not change, come from the
+    published model that the run began with, or from `published` if that model is elsewhere now.
 
     Raises:
-        ValueError: it is no checkpoint, `published` is another model, or the output is there and not empty.
+        ValueError: `checkpoint` is no checkpoint, `published` is another model, or `output` exists and is not empty.
     """
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise ValueError(f"{output} exists")
@@ -84,7 +85,7 @@ def export(checkpoint: Path, output: Path, published: Path | None = None, tell: 
 
 
 def _borders_of_documents(tokenizer: Path | None) -> tuple[int | None, int | None]:
-    """The tokens before and after a document, of a tokenizer that can be read here."""
+    """Return the tokens before and after a document; None for both if the tokenizer cannot be read here."""
     if tokenizer is None or not tokenizer.is_file():
         return None, None
     try:
@@ -95,10 +96,10 @@ def _borders_of_documents(tokenizer: Path | None) -> tuple[int | None, int | Non
 
 
 def _weights_of(folder: Path) -> dict[str, WrittenTensor]:
-    """Return the weights in the checkpoint `folder`, by name, so that equal models become equal files.
+    """Return the weights in the checkpoint `folder`, sorted by name, so that equal models become equal files.
 
     Raises:
-        ValueError: a file of them is missing or cut, or they are not whole.
+        ValueError: A file is missing or cut, or the checkpoint does not hold all of a weight.
     """
     try:
         index = read_index(folder) or index_of_old(folder)
@@ -115,7 +116,7 @@ def _weights_of(folder: Path) -> dict[str, WrittenTensor]:
 
 
 def _load(folder: Path, tensor: WrittenTensor) -> Tensor:
-    """Return one weight, fp32. Raises ValueError where a file is not as it was written."""
+    """Return one weight as fp32. Raises ValueError if a file is not as it was written."""
     values = torch.empty(tensor.shape)
     for box in tensor.boxes:
         place = tuple(slice(first, first + size) for first, size in zip(box.offsets, box.sizes, strict=True))
@@ -127,7 +128,7 @@ def _load(folder: Path, tensor: WrittenTensor) -> Tensor:
 
 
 def main() -> int:
-    """Reads the command line and exports."""
+    """Read the command line and export. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m holmes_runtime.export", description="A model for transformers.")
     parser.add_argument("checkpoint", type=Path, help="a step-... folder, or the folder of all: its newest")
     parser.add_argument("output", type=Path, help="the model's folder, which must not exist or be empty")

@@ -1,4 +1,4 @@
-"""What fills a GPU's memory when it is full: how much was allocated where, in the error and in a file."""
+"""Report on a GPU whose memory is full: the bytes allocated at each place, in the error and in a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB, GIB = 2**20, 2**30
 
 
 class Holder(NamedTuple):
-    """Tensors of one size in bytes that were allocated at one place and are still there."""
+    """Tensors of one size in bytes that were allocated at one place and are still held."""
 
     place: str
     tensor_bytes: int
@@ -30,14 +30,14 @@ class Holder(NamedTuple):
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all the tensors."""
         return self.tensor_bytes * self.tensors
 
 
 class MemoryReport(NamedTuple):
-    """A GPU when its memory was full. `held_bytes` are in tensors, `reserved_bytes` also those free for others.
+    """A GPU whose memory was full. `held_bytes` are in tensors; `reserved_bytes` include memory free for more tensors.
 
-    `holders` come with the most bytes first.
+    `asked` describes the allocation that failed. `holders` come in descending order of bytes.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class MemoryReport(NamedTuple):
 
 
 def record_places(device: torch.device, on: bool) -> None:
-    """From now on keeps, or no longer keeps, where what a GPU holds was allocated: about 2 us an allocation."""
+    """Start or stop recording the places at which a GPU's memory is allocated, at about 2 us per allocation."""
     if device.type == "cuda":
         torch.cuda.memory._record_memory_history("state" if on else None, context="state", stacks="python")
 
@@ -57,7 +57,7 @@ def record_places(device: torch.device, on: bool) -> None:
 def named_when_full(
     rank: int, folder: Path, snapshot: Callable[[], Mapping[str, Any]] = torch.cuda.memory._snapshot
 ) -> Iterator[None]:
-    """Of an error for want of GPU memory inside makes one that says what fills it; all of that goes into `folder`."""
+    """Replace an out-of-memory error by one that names the largest holders, and write the whole report to `folder`."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -70,7 +70,7 @@ def named_when_full(
 
 
 def report_of(snapshot: Mapping[str, Any], rank: int, asked: str) -> MemoryReport:
-    """What is held in a snapshot of torch's allocator. `asked`: what there was no memory for."""
+    """Return the report on a snapshot of torch's allocator. `asked` describes the allocation that failed."""
     segments = snapshot["segments"]
     held = [block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
     counted = Counter((_place(block.get("frames", ())), block["size"]) for block in held)
@@ -86,7 +86,7 @@ def report_of(snapshot: Mapping[str, Any], rank: int, asked: str) -> MemoryRepor
 
 
 def in_words(report: MemoryReport) -> str:
-    """The report on one line, as the run's failure shows it."""
+    """Return the report on one line, for the failure of the run."""
     named = "; ".join(map(_in_words, report.holders[:MAX_NAMED]))
     return (
         f"CUDA out of memory on rank {report.rank}, {report.asked}: tensors hold {report.held_bytes / GIB:.2f} GiB, "
@@ -101,7 +101,7 @@ def _in_words(holder: Holder) -> str:
 
 
 def _asked(error: torch.OutOfMemoryError) -> str:
-    """What was asked for, and where."""
+    """Return the size and the place of the allocation that failed."""
     what = str(error).partition("Tried to allocate ")[2].partition(". ")[0] or "memory"
     frames = [
         {"filename": frame.filename, "line": frame.lineno, "name": frame.name}
@@ -111,7 +111,7 @@ def _asked(error: torch.OutOfMemoryError) -> str:
 
 
 def _place(frames: Sequence[Mapping[str, Any]]) -> str:
-    """The innermost of `frames`, which come innermost first, that is not of a library."""
+    """Return the innermost of `frames` outside libraries, or else the innermost. They come innermost first."""
     if not frames:
         return NOT_RECORDED
     own = next((frame for frame in frames if LIBRARY not in frame["filename"]), frames[0])

@@ -24,9 +24,9 @@ COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them ha
 
 
 class StepMeter:
-    """Measures each step from the end of the one before; what lies between `pause` and `resume` is part of none.
+    """A meter of steps, each from the end of the step before. Time between `pause` and `resume` belongs to no step.
 
-    `laps_s` are the stopwatch's by name: of the last step, on GPUs of the step before that.
+    `laps_s` are the stopwatch's laps by name, of the last step. On GPUs they are of the step before the last.
     """
 
     def __init__(self, trainer: Trainer, counts_bytes: bool) -> None:
@@ -44,11 +44,11 @@ class StepMeter:
         trainer.stopwatch.skip()
 
     def pause(self) -> None:
-        """What comes now is no part of a step."""
+        """Stop measuring until `resume`, for work that is not part of a step."""
         self._at_pause = self._read_counters()
 
     def resume(self) -> None:
-        """Ends the pause, if there was one. Bytes the last step had under way before it count to the next."""
+        """End the pause, if there was one. Bytes between the last step's end and the pause count to the next step."""
         if self._at_pause is None:
             return
         now_s = time.monotonic()
@@ -59,7 +59,7 @@ class StepMeter:
         self._trainer.stopwatch.skip()
 
     def end_step(self, step: int, result: StepResult, barrier: bool) -> RankMetrics:
-        """The line of the step that ends now; with a `barrier`, its bytes are those of all ranks."""
+        """End a step and return its line. With `barrier`, wait for all ranks first, so that their bytes are in it."""
         config, now_s = self._trainer.config, time.monotonic()
         step_s, self._ended_s = now_s - self._ended_s, now_s
         self.laps_s = laps_s = self._trainer.stopwatch.read_s()
@@ -100,7 +100,7 @@ class StepMeter:
 
 
 def step_line(metrics: RankMetrics, num_steps: int) -> str:
-    """Return a step as a person reads it."""
+    """Return a step as one line for people."""
     loss = "" if metrics.loss is None else f"  loss {metrics.loss:.4f}"
     evaluated = "" if metrics.eval_loss is None else f"  validation {metrics.eval_loss:.4f}"
     speed = f"{metrics.tokens_per_s:.0f} tokens/s  {metrics.step_s:.3g} s"
@@ -108,10 +108,11 @@ def step_line(metrics: RankMetrics, num_steps: int) -> str:
 
 
 class MetricsFile:
-    """Appends to `metrics-rank<k>.jsonl` in a folder, flushing each line. Made if the folder is missing.
+    """The file `metrics-rank<k>.jsonl` in a folder, which is made if missing. Each line is appended and flushed.
 
-    After `most_bytes` it is put aside as `metrics-rank<k>.jsonl.1`, over the one before, for the agent to finish. With
-    `prints_of`, the steps of the run, each step is printed too, for runs whose files no launcher follows.
+    A file of more than `most_bytes` is renamed to `metrics-rank<k>.jsonl.1`, over the one before, for the agent to read
+    to its end. With `prints_of`, the number of steps of the run, each step is also printed, for runs whose files no
+    launcher follows.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class MetricsFile:
         self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, metrics: RankMetrics) -> None:
-        """Appends one line. Raises ValueError for a number JSON does not have."""
+        """Append one line. Raises ValueError if a number is NaN or infinite."""
         if self._file.tell() > self._most_bytes:
             self._file.close()
             self._path.replace(f"{self._path}.1")

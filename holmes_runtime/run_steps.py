@@ -1,4 +1,4 @@
-"""The training loop of one rank: step after step, and what comes between them."""
+"""The training loop of one rank: its steps, and evaluations, examinations and checkpoints between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holmes_runtime.trace import StepProfiler
 from holmes_runtime.trainer import StepResult, Trainer
 
 COLLECT_EVERY_STEPS = 100
-PLACES_RECORDED = 3  # steps, by which a GPU that is too small is full; from then on it is not recorded what fills it
+PLACES_RECORDED = 3  # steps with recorded allocations. A GPU that is too small is full by then
 
 
 def run_steps(
@@ -31,10 +31,11 @@ def run_steps(
     profiler: StepProfiler,
     counts_bytes: bool,
 ) -> None:
-    """Takes the steps from `first_step` to the last, or to the one at whose end all ranks agree to stop.
+    """Take the steps from `first_step` to the last, or to the step at whose end all ranks agree to stop.
 
-    A barrier before the first and after the last makes the run's byte counts complete. The last step is always saved.
-    An island may have to leave steps out, where others have gone on without it: what is due after one of them follows.
+    A barrier before the first and one after the last step make the run's byte counts complete. The last step is always
+    saved. An island skips steps if the others have gone on without it. An evaluation or a checkpoint that was due after
+    a skipped step follows at once.
     """
     config = trainer.config
     examination = Examination(config, trainer.me, trainer.groups, trainer.device)
@@ -84,7 +85,7 @@ def run_steps(
 
 
 def take_step(trainer: Trainer, outer: OuterLoop | None, step: int) -> tuple[StepResult, int]:
-    """Takes one step, with what an island does after it; the steps to go on from."""
+    """Take one step, and the outer work of an island. Return the result and the number of the next step."""
     if outer is not None:
         outer.before_step(step)
     with named_range(step_name(step)):
@@ -93,7 +94,7 @@ def take_step(trainer: Trainer, outer: OuterLoop | None, step: int) -> tuple[Ste
 
 
 def save(trainer: Trainer, outer: OuterLoop | None, checkpoints: Checkpoints, steps: int) -> None:
-    """Starts to save the state after so many steps; what islands have under way has come before."""
+    """Start to save the state after `steps` steps. An island first waits for its outer sync in flight."""
     if outer is None:
         checkpoints.save(trainer.zero1.shards(), trainer.counters(steps))
     else:
@@ -102,10 +103,10 @@ def save(trainer: Trainer, outer: OuterLoop | None, checkpoints: Checkpoints, st
 
 
 def collect_garbage(steps_taken: int) -> None:
-    """Looks for garbage after the first step and every hundredth, on all ranks at once; Python itself never does.
+    """Collect garbage after the first step and every hundredth, on all ranks at once. Python's own collection is off.
 
-    Python looks after so many new objects, on each rank at another moment, and a step waits for the slowest rank. What
-    the first step has left stays to the end, and is not looked at again.
+    Python would collect after a number of new objects, on each rank at another moment, and a step waits for the slowest
+    rank. The objects left after the first step stay to the end, so they are frozen and not examined again.
     """
     if steps_taken == 1 or steps_taken % COLLECT_EVERY_STEPS == 0:
         gc.collect()

@@ -1,4 +1,4 @@
-"""A few steps of one rank by torch's profiler: recorded, and written down for the agent as spans on tracks."""
+"""Recording of a few steps of one rank with torch's profiler, written for the agent as spans on tracks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEVER = sys.maxsize
 
 
 class StepProfiler:
-    """Records the steps that `settings` ask for, counted from `first_step`, and leaves a file in `folder`."""
+    """A recorder of the steps that `settings` ask for, counted from `first_step`. It leaves a file in `folder`."""
 
     def __init__(
         self, settings: ProfileSettings | None, first_step: int, rank: int, folder: Path, device: torch.device
@@ -38,11 +38,11 @@ class StepProfiler:
         self._profile: profile | None = None
 
     def changes_at(self, step: int) -> bool:
-        """Whether recording begins or ends before `step`, which takes time of its own."""
+        """Return True if recording begins or ends before `step`, which takes time of its own."""
         return step >= min(self._begin, self._end)
 
     def reach(self, step: int) -> None:
-        """Begins or ends the recording if that is due before `step`."""
+        """Begin or end the recording if that is due before `step`."""
         if step >= self._begin:
             self._begin, self._end = NEVER, step + self._steps
             gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
@@ -52,7 +52,7 @@ class StepProfiler:
             self.finish()
 
     def finish(self) -> None:
-        """Ends the recording, if there is one, and writes it."""
+        """End the recording, if there is one, and write it."""
         if self._profile is None:
             return
         self._profile.stop()
@@ -68,10 +68,10 @@ class StepProfiler:
 
 
 def read_chrome_trace(trace: Mapping[str, Any], rank: int) -> RankTrace:
-    """Of what torch exports the ranges, the GPU's work, and without a GPU the operators; the first `MAX_SPANS`.
+    """Return the first `MAX_SPANS` spans of torch's trace: ranges and GPU work, or operators if there is no GPU work.
 
-    On each track a span lies inside the one that was begun before it and has not ended, or behind it: torch writes
-    microseconds, by whose last digit an end may pass that of the range around it.
+    On each track a span lies inside an earlier span that has not ended, or after it. Torch rounds to microseconds, by
+    which a span may end after the span around it. Such a span is cut.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     has_gpu = any(event.get("cat") in GPU_WORK for event in events)
@@ -97,7 +97,7 @@ def read_chrome_trace(trace: Mapping[str, Any], rank: int) -> RankTrace:
 
 
 def _tracks(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What each event happened on: a thread of the host, in the order they come, or a stream of the GPU."""
+    """Return the track of each event: a thread of the host, numbered by its first event, or a stream of the GPU."""
     threads: dict[object, int] = {}
     found = []
     for event in events:
@@ -111,7 +111,7 @@ def _tracks(events: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _nested(spans: Iterable[tuple[int, int, int]]) -> list[int]:
-    """The durations of (track, start, duration), in order of track and start, none beyond the end of one around it."""
+    """Return durations of (track, start, duration), sorted so. None goes beyond the end of the span around it."""
     durations: list[int] = []
     open_ends: list[int] = []
     last_track = None

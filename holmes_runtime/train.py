@@ -1,4 +1,4 @@
-"""`python -m holmes_runtime.train CONFIG.json`: trains one rank's part of the run; started by torchrun."""
+"""`python -m holmes_runtime.train CONFIG.json`: train one rank's part of the run. Started by torchrun."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from holmes_runtime.trainer import Trainer
 
 @dataclass(frozen=True)
 class Launched:
-    """What torchrun and the launcher say in the environment."""
+    """Settings of one rank that torchrun and the launcher put into its environment."""
 
     rank: int
     local_rank: int
@@ -46,7 +46,7 @@ class Launched:
 
 
 def read_environment(environ: Mapping[str, str]) -> Launched:
-    """The launch of this rank. Raises RuntimeError if torchrun's variables are missing."""
+    """Return the settings of this rank. Raises RuntimeError if torchrun's variables are missing."""
     missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name not in environ]
     if missing:
         raise RuntimeError(f"{', '.join(missing)} not set: start this module with torchrun")
@@ -60,7 +60,7 @@ def read_environment(environ: Mapping[str, str]) -> Launched:
 
 
 def describe_rank(config: RunConfig, me: Rank) -> str:
-    """One line for people: where this rank runs, what it holds and which interface each of its groups uses."""
+    """Return one line for people: the rank's host, its stages, and the interface that each of its groups uses."""
     held = [
         f"stage {stage.index} (layers {stage.first_layer}-{stage.stop_layer - 1})"
         for stage in config.stages_of(me.pp_rank)
@@ -75,7 +75,7 @@ def describe_rank(config: RunConfig, me: Rank) -> str:
 
 
 def _describe_group(group: Group, me: Rank) -> str:
-    """What rank `me` does in `group`, such as "activations to rank 3"."""
+    """Return the role of rank `me` in `group`, such as "activations to rank 3"."""
     others = " ".join(str(rank) for rank in group.ranks if rank != me.rank)
     if group.axis not in EDGE_AXES:
         return f"{group.axis.replace('_', ' ')} with {others}"
@@ -85,10 +85,10 @@ def _describe_group(group: Group, me: Rank) -> str:
 
 
 def num_threads(config: RunConfig, environ: Mapping[str, str], cores: int) -> int:
-    """CPU threads of a rank, which may use so many cores.
+    """Return the CPU threads of a rank that may use `cores` cores.
 
-    One on a GPU whose optimizer states are in host memory takes its share of them: others on the host, as torchrun
-    tells, may use the same, or those alone that the plan keeps on the same CPUs.
+    A rank on a GPU whose optimizer states are in host memory takes its share of these cores. It shares them with all
+    ranks of the host, in the number that torchrun gives, or only with the ranks that the plan keeps on the same CPUs.
     """
     if config.device == "cpu" or not config.optimizer_offload:
         return config.threads_per_rank
@@ -99,7 +99,7 @@ def num_threads(config: RunConfig, environ: Mapping[str, str], cores: int) -> in
 
 
 def train(config: RunConfig, launched: Launched) -> None:
-    """Runs all steps of this rank and writes one line of metrics for each."""
+    """Run all steps of this rank and write one line of metrics for each."""
     take_key(os.environ, [config.grid.rank(rank).host for rank in range(config.world_size)])
     me = config.grid.rank(launched.rank)
     where = whereabouts_of(config, me.rank)
@@ -163,7 +163,10 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) -> Counters | None:
-    """Loads the newest checkpoint, if any; how far it is. From now on SIGTERM ends the run in order."""
+    """Load the newest checkpoint and return its counters; None if there is none.
+
+    From now on SIGTERM ends the run in order.
+    """
     counters = checkpoints.load(trainer.zero1.shards(), outer.saved() if outer else {})
     signal.signal(signal.SIGTERM, lambda *_: _stop_in_order(trainer))
     if counters is None:
@@ -175,7 +178,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) 
 
 
 def first_weights(config: RunConfig) -> str:
-    """Return the sentence on what a run that resumes nothing starts from, and where it saves."""
+    """Return the sentence on the first weights of a run that resumes nothing, and the folder of its checkpoints."""
     weights = "random weights" if config.weights is None else f"the weights of {config.weights}"
     if config.checkpoint is None:
         return f"starting at step 1 with {weights}; the job saves no checkpoints"
@@ -186,14 +189,14 @@ def first_weights(config: RunConfig) -> str:
 
 
 def _stop_in_order(trainer: Trainer) -> None:
-    """Lets the step under way be finished and saved; a second SIGTERM ends the process at once."""
+    """Finish and save the current step, then stop. A second SIGTERM ends the process at once."""
     trainer.ask_to_stop()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @record
 def main() -> None:
-    """Reads the command line and the environment, and trains."""
+    """Read the command line and the environment, and train."""
     parser = argparse.ArgumentParser(prog="python -m holmes_runtime.train", description="Train one rank of a run.")
     parser.add_argument("config", type=Path, help="the run configuration, JSON")
     arguments = parser.parse_args()

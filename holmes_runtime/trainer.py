@@ -38,11 +38,12 @@ from holmes_runtime.published.first_weights import load_first_weights
 
 @dataclass(frozen=True)
 class StepResult:
-    """Loss: mean over the global batch, None but on the last pipeline rank. grad_norm: global, before clipping.
+    """The result of one step.
 
-    `skipped`: fp16 gradients overflowed, so that their norm is not known, and the weights stayed as they were.
+    `loss`: mean over the global batch; None except on the last pipeline rank. `grad_norm`: global, before clipping.
+    `skipped`: fp16 gradients overflowed, so that their norm is not known, and the weights did not change.
     `stop`: some rank was asked to stop, so all do after this step. `examine`: some rank asks all for an examination.
-    `exchange`: the one with other islands to which a rank calls all of this one, 0 if none.
+    `exchange`: the number of the outer sync to which one rank calls all ranks of this island; 0 if none.
     """
 
     loss: float | None
@@ -68,7 +69,7 @@ class Trainer:
         draws: bool = True,
         before_update: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without `draws` the weights are not yet: a checkpoint is to be loaded. Each step calls `before_update`."""
+        """Without `draws` the weights are left for a checkpoint to fill. Each step calls `before_update`."""
         self.config, self.me, self.groups, self.device = config, me, groups, device
         self.stopwatch = stopwatch or Stopwatch(device)
         self._wants_stop = self._wants_examination = False
@@ -106,22 +107,23 @@ class Trainer:
         )
 
     def ask_to_stop(self) -> None:
-        """Makes the step under way the last on all ranks, or the next one if this comes too late."""
+        """Make the current step the last on all ranks, or the next step if this comes too late."""
         self._wants_stop = True
 
     def ask_to_examine(self) -> None:
-        """Has the next step's result ask all ranks for an examination."""
+        """Ask all ranks for an examination, with the result of the next step."""
         self._wants_examination = True
 
     def ask_for_exchange(self, exchange: int) -> None:
-        """From now on steps' results call all ranks to that exchange with other islands; one rank at most asks."""
+        """Call all ranks to outer sync `exchange`, with the results of steps from now on. At most one rank may ask."""
         self._wanted_exchange = exchange
 
     def step(self, step: int) -> StepResult:
-        """Takes one step.
+        """Take one step.
 
-        Raises RuntimeError if loss or norm is not finite, naming the step and who made that; or if what ranks received
-        in the step is not what was sent, naming the wire.
+        Raises:
+            RuntimeError: Loss or gradient norm is not finite; it names the step and the ranks that caused it. Or ranks
+                received other data in the step than was sent; it names the wire.
         """
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         rate = learning_rate(self.config.optimizer, step, self.config.steps)
@@ -142,7 +144,7 @@ class Trainer:
             digests.sums.add(sums.nan_to_num())
         on_host = HostCopy(sums)
         self._before_update()
-        # The update follows the backward on the device, where it is clipped or left out; the host learns of it after.
+        # The update follows the backward on the device, which clips it or leaves it out. The host learns of it later.
         if self.config.emulation is None:
             self.zero1.step(rate, sums[0].sqrt())
         else:
@@ -164,7 +166,7 @@ class Trainer:
         exchange: float,
         balance: float = 0.0,
     ) -> StepResult:
-        """What became of the step, from `losses` and `squares` of this rank and sums over all. Raises as `step`."""
+        """Return the result, from this rank's `losses` and `squares` and sums over all ranks. Raises as `step`."""
         if differs(balance):
             self._blame_wire(step)
         loss, grad_norm = total_loss / self.config.total_microbatches, math.sqrt(total_squares)
@@ -186,7 +188,7 @@ class Trainer:
         )
 
     def evaluate(self, num_batches: int) -> float | None:
-        """Mean loss of `num_batches` global batches of the validation data, None but on the last pipeline rank."""
+        """Return the mean validation loss of `num_batches` global batches; None except on the last pipeline rank."""
         losses: list[Tensor] = []
         with self.stopwatch.lap("evaluation"):
             for batch in range(num_batches):
@@ -200,13 +202,13 @@ class Trainer:
         return total.item() / self.config.total_microbatches / num_batches
 
     def counters(self, steps: int, outer: OuterCounters | None = None) -> Counters:
-        """What a checkpoint after `steps` keeps beside the tensors; `outer` of an island."""
+        """Return the counters of a checkpoint after `steps` steps. `outer` are an island's."""
         scale = self.loss_scale or LossScale(1.0)
         samples, order = self.training.first + steps * self.config.global_batch_size, self.training.order
         return Counters(steps, self.zero1.steps_taken, scale.scale, scale.good_steps, samples, order, outer)
 
     def restore(self, counters: Counters) -> None:
-        """Goes on from `counters`, the masters and moments having been loaded."""
+        """Continue from `counters`, after masters and moments were loaded."""
         first = counters.samples - counters.steps * self.config.global_batch_size  # not 0 if that was another size
         self.training = replace(self.training, order=counters.order, first=first)
         self.validation = replace(self.validation, order=counters.order)
@@ -216,9 +218,12 @@ class Trainer:
         self.zero1.publish()
 
     def begin_from(self, weights: Path) -> None:
-        """Starts from the published model in the folder `weights`. Raises RuntimeError if it is not there, or another.
+        """Start from the published model in the folder `weights`.
 
-        Each replica reads its pieces, and gets the rest from the others.
+        Each replica reads its shards, and gets the rest from the others.
+
+        Raises:
+            RuntimeError: The folder cannot be read, or holds another model.
         """
         try:
             load_first_weights(weights, self.config.model, self.zero1.shards())
@@ -227,9 +232,10 @@ class Trainer:
         self.zero1.publish()
 
     def _read(self, samples: Samples, step: int) -> Batch:
-        """This replica's samples in host memory: tokens where they are needed, positions where documents are apart.
+        """Return this replica's samples in host memory: tokens on the first and last stage, and positions.
 
-        Positions are read by every stage, and none is sent; nothing looks at them in a rehearsal.
+        Positions are read only if documents are separate. Every stage then reads them itself, so that none are sent. A
+        rehearsal does not use them.
         """
         numbers = self.config.sample_numbers(self.me.dp_rank)
         needs_positions = self.config.data.documents != "joined" and self.config.emulation is None
@@ -239,11 +245,11 @@ class Trainer:
         )
 
     def _sum_of(self, losses: list[Tensor]) -> Tensor:
-        """The sum of these losses, float64 (1,); of none, zero."""
+        """Return the sum of `losses`, float64 (1,); zero if there are none."""
         return torch.stack([torch.zeros((), device=self.device), *losses]).double().sum(0, keepdim=True)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        """The sum of `values`, float64 (n,), over all ranks of the run."""
+        """Return the sum of `values`, float64 (n,), over all ranks of the run."""
         with self.stopwatch.lap("sync"):
             for group in self.groups.replicas:
                 dist.all_reduce(values, group=group)
@@ -252,14 +258,14 @@ class Trainer:
             return self.pipeline.sum_over_ranks(values)
 
     def _told_by_all(self, stage: int | None) -> dict[Rank, int]:
-        """By rank what each calls this with, of those that have a stage to name."""
+        """Return the `stage` that each rank calls this with, by rank; ranks that call it with None are left out."""
         told = torch.zeros(len(self.config.grid.ranks), dtype=torch.float64)
         told[self.me.rank] = 0 if stage is None else stage + 1
         sums = HostCopy(self._sum_over_ranks(to_device(told, self.device))).wait()
         return {self.config.grid.rank(rank): int(found) - 1 for rank, found in enumerate(sums) if found}
 
     def _blame_wire(self, step: int) -> NoReturn:
-        """Raises RuntimeError on the first rank whose digests differ from others'; those wait as in `_blame`."""
+        """Raise RuntimeError on the first rank whose digests differ from others. Other ranks wait as in `_blame`."""
         assert self.groups.digests is not None
         so_far = f"after step {step} all was equal" if step else "this is the first step"
         try:
@@ -276,9 +282,9 @@ class Trainer:
         raise RuntimeError(f"step {step + 1}: {what}; {so_far}")
 
     def _blame(self, makers: Sequence[Rank], step: int, what: str) -> NoReturn:
-        """Raises RuntimeError, on the ranks that made a number that is not finite before any other.
+        """Raise RuntimeError on the ranks that were the first to produce a number that is not finite.
 
-        The others wait in a sum for those, so that they end as peers of any rank that fails do.
+        The others wait for them in a sum, so that they end as the peers of any failed rank do.
         """
         if makers and self.me not in makers:
             HostCopy(self._sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self.device))).wait()

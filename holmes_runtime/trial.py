@@ -1,4 +1,4 @@
-"""A few steps of a small run on this host, by the trainer itself, to see what they cost a slot."""
+"""A few steps of a small run on this host, with the trainer itself, to measure their cost to a slot."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from holmes_runtime.node.data_files.stored_bytes import MemoryBytes
 from holmes_runtime.trainer import Trainer
 
 LOOPBACK = "lo"
-WARM_UP = 2  # steps that are not counted: connections, caches and buffers are made in them
+WARM_UP = 2  # steps that are not counted, because they make connections, caches and buffers
 NO_CODEC: Codec = "none"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of `pp` x `dp` ranks with one layer a stage, `num_microbatches` each of `micro_batch_size` samples."""
+    """A run of `pp` x `dp` ranks with equal stages. Replicas run `num_microbatches` of `micro_batch_size` samples."""
 
     model: ModelShape
     device: Literal["cpu", "cuda"]
@@ -52,16 +52,16 @@ class Trial:
     schedule: ScheduleName = "1f1b"
 
     def device_of(self, slot: int) -> torch.device:
-        """Where a slot computes: each on a GPU of its own, or all on the CPUs."""
+        """Return the device of a slot: a GPU of its own, or the CPU."""
         return torch.device("cuda", slot) if self.device == "cuda" else torch.device("cpu")
 
     @property
     def by_cpu_time(self) -> bool:
-        """Whether seconds are those of the training thread's CPU time."""
+        """True if seconds are CPU time of the training thread, not elapsed time."""
         return self.device == "cpu" and self.threads == 1
 
     def config(self) -> RunConfig:
-        """The configuration that the ranks of such a run read."""
+        """Return the configuration that the ranks of the run read."""
         ranks = [
             Rank(stage * self.dp + replica, "here", "here", stage, replica, 0)
             for stage in range(self.pp)
@@ -130,11 +130,11 @@ def _group(axis: Axis, ranks: Sequence[int]) -> Group:
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over the steps of one rank, in seconds: forwards and backwards; all else; all else but waits for others;
-    backwards alone.
+    """Medians over the steps of one rank, in seconds.
 
-    Of the CPU time of the rank's own thread, which other work on the machine does not change; of the time that passed
-    on GPUs and where several threads compute.
+    `computing_s`: forwards and backwards. `update_s`: all else. `rest_s`: all else except waits for other ranks.
+    `backward_s`: backwards alone. They are CPU time of the rank's own thread, which other work on the machine does not
+    change. On GPUs and with several threads they are elapsed time.
     """
 
     computing_s: float
@@ -144,11 +144,14 @@ class Cost:
 
 
 def run_trial(trial: Trial, seconds: float, processes: int) -> list[Cost]:
-    """Takes steps for about `seconds` in so many processes at once: one run, or of one rank each a run of its own.
+    """Take steps for about `seconds` in `processes` processes at once, and return their costs by rank.
 
-    The costs are by rank.
+    The processes form one run. If the trial has one rank, each process is a run of its own.
+
+    Raises:
+        RuntimeError: A process failed.
     """
-    # Forked before anything has computed: torch is imported once, and no thread is lost in the fork. CUDA allows none.
+    # Forking before anything has computed imports torch once, and loses no thread. CUDA does not allow a fork.
     fork, spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
     context: ForkContext | SpawnContext = fork if trial.device == "cpu" else spawn
     answers: SimpleQueue[tuple[int, Cost | str]] = context.SimpleQueue()
@@ -174,7 +177,7 @@ def _run_rank(
     seconds: float,
     answers: SimpleQueue[tuple[int, Cost | str]],
 ) -> None:
-    """Answers with the cost, or with what went wrong."""
+    """Put the cost into `answers`, or the error."""
     try:
         cost = _cost_of_rank(trial, number, device, port, seconds)
     except Exception as error:
@@ -201,7 +204,7 @@ def _cost_of_rank(trial: Trial, number: int, device: torch.device, port: int, se
 
 
 def random_corpus(model: ModelShape) -> Corpus:
-    """Tokens for a hundred samples, the same in every process."""
+    """Return tokens for a hundred samples, the same in every process."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.vocab_size, (100 * model.seq_length,), generator=generator)
     return Corpus(
@@ -210,7 +213,7 @@ def random_corpus(model: ModelShape) -> Corpus:
 
 
 def _take_steps(trainer: Trainer, seconds: float) -> Cost:
-    """The cost by the trainer's clock."""
+    """Take steps for about `seconds` and return their cost by the trainer's clock."""
     for step in range(WARM_UP):
         trainer.step(step)
         trainer.stopwatch.read_s()

@@ -70,7 +70,7 @@ def probe_command(
         str | None, typer.Option("--explain", help="Print what a rule such as NIC-PORT-DOWN checks; ask no host.")
     ] = None,
 ) -> None:
-    """Ask every host for its GPUs and NICs, find the clusters, and say what is wrong."""
+    """Ask every host for its GPUs and NICs, find the clusters, and report faults."""
     if rule is not None:
         show_rule(_explained(rule, hosts))
         return

@@ -1,4 +1,4 @@
-"""hosts.yaml: the machines to probe and the access to them. All but the names is optional."""
+"""hosts.yaml: the machines to probe and the access to them. Only the names are required."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class HostEntry(Record):
     """One host of hosts.yaml. Missing keys are taken from the top of the file, then from the SSH configuration."""
 
     name: Name
-    """Of the host on every screen, and for SSH where there is no `address`; a pattern stands for several.
+    """Name of the host on every screen, and for SSH unless `address` is set. A pattern stands for several hosts.
     Example: "node[01-16]\""""
     address: SshHost | None = None
-    """For SSH, where the name is none; with Slurm its name for the node. Of a pattern: a pattern of as many.
-    Example: 10.0.0.1"""
+    """Address for SSH, or Slurm's name for the node; not set: `name`. With a pattern of names: a pattern of as many
+    addresses. Example: 10.0.0.1"""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """As at the top of the file, for this host. Example: 2222"""
     user: SshUser | None = None
@@ -51,7 +51,7 @@ class HostEntry(Record):
     container: Container | None = None
     """As at the top of the file, for this host."""
     cluster: Name | None = None
-    """Pins the host to the cluster of that name. Example: east"""
+    """Name of the cluster that the host is pinned to. Example: east"""
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
     """As at the top of the file, for this host. Example: {eth0: 25}"""
     rails: RailPatterns | None = None
@@ -60,12 +60,12 @@ class HostEntry(Record):
 
 
 class StatedTrunk(Record):
-    """Line rate of the way between two clusters, each way, for all hosts together."""
+    """Line rate of the trunk between two clusters, in each direction, for all hosts together."""
 
     between: tuple[Name, Name]
     """The two clusters. Example: [east, west]"""
     gbps: Annotated[float, Field(gt=0, le=MAX_TRUNK_GBPS, strict=True)]
-    """Gbit/s, each way. Example: 100"""
+    """Gbit/s in each direction. Example: 100"""
 
     @field_validator("between")
     @classmethod
@@ -115,13 +115,13 @@ class HostsFile(Record):
     transport: TransportName = "ssh"
     """ssh; slurm: steps of this Slurm job; local: all hosts are this machine. Example: slurm"""
     ssh_config: str | None = None
-    """SSH's configuration, seen from this file's folder; not set: ~/.ssh/config. Example: ./ssh_config"""
+    """SSH's configuration file, relative to this file's folder; not set: ~/.ssh/config. Example: ./ssh_config"""
     user: SshUser | None = None
-    """For SSH; not set: what SSH's configuration says, else yours. Example: ubuntu"""
+    """User for SSH; not set: the one in SSH's configuration, else yours. Example: ubuntu"""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """For SSH; not set: what SSH's configuration says, else 22. Example: 2222"""
+    """Port for SSH; not set: the one in SSH's configuration, else 22. Example: 2222"""
     identity_file: str | None = None
-    """Private key for SSH, seen from this file's folder; not set: what SSH's configuration says.
+    """Private key for SSH, relative to this file's folder; not set: the one in SSH's configuration.
     Example: ~/.ssh/id_ed25519"""
     python: Program | None = None
     """Python with torch on the hosts, found by PATH or named by its whole path; not set: python3, and on this machine
@@ -130,7 +130,8 @@ class HostsFile(Record):
     """A line of shell that runs before Python. Example: source /opt/conda/bin/activate train"""
     container: Container | None = None
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """Line rates in Gbit/s by netdev or RDMA device, where tools cannot say or are wrong. Example: {eth0: 25}"""
+    """Line rates in Gbit/s by netdev or RDMA device, for those that tools report wrongly or not at all.
+    Example: {eth0: 25}"""
     rails: RailPatterns | None = None
     """RDMA ports that carry the job, where the probe would choose others. Example: ["mlx5_[0-3]"]"""
     hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)

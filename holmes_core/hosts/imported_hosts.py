@@ -23,7 +23,7 @@ MAX_CHARACTERS = 60
 
 _HEADER = """\
 # From {source}, by `holmes hosts`. Users, ports and keys come from ~/.ssh/config; `python:` and more may be added.
-# `hints:` are what labels say. `holmes probe` finds the clusters by itself, and tells where labels contradict it.
+# `hints:` are what labels say. `holmes probe` finds the clusters by itself, and reports labels that contradict it.
 """
 
 

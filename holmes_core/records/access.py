@@ -71,7 +71,10 @@ class Access(Record):
 
 
 class LaunchSettings(Record):
-    """What travels to the ranks besides the plan. Nothing of the launching shell does unless it is named here."""
+    """Variables, secrets and code that ranks get in addition to the plan, and commands for events of the run.
+
+    Nothing of the launching shell reaches the ranks unless it is named here.
+    """
 
     environment: dict[VariableName, OneLine | None] = {}
     """Variables; one without a value takes it from the shell that runs `holmes launch`.
@@ -80,15 +83,16 @@ class LaunchSettings(Record):
     """Variables whose value is the text of this file on the controller. It goes into a private file on each node,
     never onto a command line or into the dry run. Example: {HF_TOKEN: ~/hf_token}"""
     code: OneLine | None = None
-    """The folder of `model.factory` and what it imports, as seen from job.yaml: it is sent to every host. What begins
-    with a dot, `__pycache__`, virtual environments and run folders are left out. Example: src"""
+    """Folder of `model.factory` and of the modules it imports, relative to job.yaml. It is sent to every host.
+    Names that begin with a dot, `__pycache__`, virtual environments and run folders are left out. Example: src"""
     on_end: tuple[OneLine, ...] = ()
-    """A command, word by word, that runs on the controller when the run has ended, however it did. On its standard
-    input is JSON that says how; no shell reads the words, the run does not wait for it, and a minute later it is
-    ended. The program is found by PATH, or named by its whole path.
+    """Command, word by word, that runs on the controller when the run has ended, with success or without. It gets the
+    outcome as JSON on its standard input. No shell reads the words. The run does not wait for the command, which is
+    stopped after a minute. The program is found by PATH, or named by its whole path.
     Example: [curl, --json, "@-", "https://chat.example/hook"]"""
     on_verdict: tuple[OneLine, ...] = ()
-    """The same whenever hosts, links or edges are found slow or were adapted, while no earlier one still runs.
+    """Command that runs in the same way whenever hosts, links or edges are found slow or were adapted. It is left out
+    while an earlier one still runs.
     Example: [logger, -t, holmes]"""
 
     @model_validator(mode="after")

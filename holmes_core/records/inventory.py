@@ -22,7 +22,7 @@ Label = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=253)]
 
 
 class Hints(Record):
-    """What a scheduler's labels say of a host. The probe measures by itself, and tells where they contradict it."""
+    """Labels that a scheduler gives a host. The probe measures by itself, and reports labels that contradict it."""
 
     network: Annotated[tuple[Label, ...], Field(max_length=10)] = ()
     """Switches above the host, nearest first. Example: [leaf-3, spine-1]"""

@@ -14,26 +14,27 @@ Mode = Literal["pipeline", "data", "both", "islands", "one cluster"]
 
 
 class IslandsSection(Record):
-    """Training of clusters apart, as islands that exchange how their parameters changed once a round (DiLoCo)."""
+    """Training of clusters apart, as islands that exchange pseudo-gradients once a round (DiLoCo)."""
 
     model_config = ConfigDict(strict=True)
 
     inner_steps: Positive = 50
     """Steps of the fastest island in a round; others take as many as fit in its time. Example: 100"""
     codec: Literal["none", "int8", "int4"] = "int4"
-    """Of the changes that islands exchange, with error feedback. Example: int8"""
+    """Codec of the pseudo-gradients that islands exchange, with error feedback. Example: int8"""
     fragments: Positive = 4
-    """Of the parameters, exchanged one after another; 1: all at the end of the round. Example: 2"""
+    """Number of fragments of the parameters, synchronized one after another; 1: all parameters at the end of the round.
+    Example: 2"""
     delay_steps: Annotated[int, Field(ge=0)] = 2
     """Steps from sending a fragment to applying the mean; 0: wait for it. Example: 5"""
     outer_rate: Annotated[float, Field(gt=0)] = 0.7
-    """Learning rate of the outer step, Nesterov's. Example: 0.7"""
+    """Learning rate of the outer step. Example: 0.7"""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of the outer step. Example: 0.8"""
+    """Nesterov momentum of the outer step. Example: 0.8"""
     grace_s: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds after the first island has come that a round waits for the others. Example: 60"""
+    """Seconds that an outer sync waits for other islands after the first arrival. Example: 60"""
     quorum: Positive = 1
-    """Fewest islands that close a round. Example: 2"""
+    """Fewest islands that may complete an outer sync. Example: 2"""
 
     @model_validator(mode="after")
     def _a_round_holds_its_fragments(self) -> IslandsSection:

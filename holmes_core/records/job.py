@@ -29,7 +29,7 @@ Device = Literal["cuda", "cpu"]
 Codec = Literal["none", "bf16", "int8", "int4"]
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 BYTES_VOCABULARY = 4096
-"""The most entries of a vocabulary of bytes with some extra tokens; published tokenizers have several times as many."""
+"""The largest vocabulary of bytes with some extra tokens; published tokenizers have several times as many."""
 Zero = Literal[1, 3]
 """The stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster."""
 ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
@@ -40,7 +40,7 @@ class Source(Record):
     """One file or folder of a blend."""
 
     path: RootedPath
-    """As `data.path` of one. Example: /data/code.jsonl"""
+    """File or folder, as `data.path` names a single one. Example: /data/code.jsonl"""
     weight: Annotated[float, Field(gt=0)]
     """Its share of the samples is this over the sum of all weights. Example: 0.3"""
 
@@ -48,8 +48,8 @@ class Source(Record):
 class Data(Record):
     """Text or tokens to train on, at the same path on every host: a file, or a folder and a file pattern.
 
-    Read as: .bin with its .idx beside it (Megatron tokens), .jsonl, .jsonl.gz and .jsonl.zst (the field "text"),
-    .parquet (the column "text"), else raw text.
+    Read as: .bin with its .idx in the same folder (Megatron tokens), .jsonl, .jsonl.gz and .jsonl.zst (the field
+    "text"), .parquet (the column "text"), else raw text.
     """
 
     path: Annotated[
@@ -59,18 +59,18 @@ class Data(Record):
     """A file or folder, or several to be blended by weight. A blend is the same under every plan: of its first n
     samples, for any n, each source has its share to within one. Example: /data/text.jsonl"""
     pattern: str = "*"
-    """Of the names of the files to read in a folder. Example: "*.jsonl\""""
+    """Pattern of the names of the files to read in a folder. Example: "*.jsonl\""""
     tokenizer: RootedPath | None = None
     """A `tokenizers` JSON file; without one, text becomes bytes. Example: /models/llama/tokenizer.json"""
     bytes: bool = False
-    """Bytes are meant: files that are no text, such as images, are trained on as they are, and text as its bytes under
-    any vocabulary; else both are refused. Example: true"""
+    """Train on bytes: on files that are not text, such as images, as they are, and on text as its bytes under any
+    vocabulary; false: both are refused. Example: true"""
     skip_bad_lines: Annotated[int, Field(ge=0)] = 0
-    """Lines of JSON and rows of Parquet, in all files, that may hold no text and are then skipped; how many were is in
-    the run's record. One more ends the run, which names its file and line. Example: 100"""
+    """Greatest number of lines of JSON and rows of Parquet without text, over all files, that a run skips. The run's
+    record has the number skipped. One more ends the run, with its file and line in the error. Example: 100"""
     documents: Literal["joined", "separate"] = "joined"
-    """separate: attention stays inside a document, and positions count from where it begins in the sample. Documents
-    are those of an .idx, the lines of a .jsonl, and else whole files. Example: separate"""
+    """separate: attention stays inside a document, and positions count from the document's start in the sample. A
+    document is one that an .idx lists, a line of a .jsonl, or else a whole file. Example: separate"""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The last part of each file's tokens, kept for evaluation and not trained on. Example: 0.01"""
 
@@ -87,7 +87,7 @@ class Data(Record):
 
 
 class Evaluation(Record):
-    """How often the loss on the validation split is computed, and on how much of it."""
+    """Evaluation of the loss on the validation split: its interval in steps, and its size in batches."""
 
     every_steps: Positive
     """Steps between two evaluations; needs `data.validation_fraction`. Example: 200"""
@@ -99,35 +99,35 @@ class OptimizerSettings(Record):
     """AdamW, its learning rate over the steps, and how gradients are clipped."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    """After the warm-up, and the highest. Example: 3.0e-4"""
+    """Highest learning rate, reached at the end of the warm-up. Example: 3.0e-4"""
     min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
-    """At the last step, where the rate decays. Example: 3.0e-5"""
+    """Learning rate at the last step, unless `decay` is constant. Example: 3.0e-5"""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """First steps, over which the rate rises linearly to `learning_rate`. Example: 100"""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the rate from the end of the warm-up to the last step. Example: cosine"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Of matrices; vectors, such as biases and norms, have none. Example: 0.1"""
+    """Weight decay of matrices. Vectors, such as biases and norms, have none. Example: 0.1"""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the running mean of gradients. Example: 0.9"""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Decay of the running mean of squared gradients. Example: 0.95"""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
-    """The greatest norm of all gradients together, to which greater ones are scaled down; null: none is.
+    """Greatest norm of all gradients together, to which larger gradients are scaled down; null: no limit.
     Example: 1.0"""
 
 
 class Checkpointing(Record):
-    """Where and how often to save. The last step is always saved."""
+    """Folder and interval of checkpoints. The last step is always saved."""
 
     path: RootedPath
-    """A folder that all hosts share, or one of that name on the disk of each. Example: /shared/ckpt"""
+    """Folder that all hosts share, or a folder of that name on each host's own disk. Example: /shared/ckpt"""
     every_steps: Positive
     """Steps between two checkpoints. Example: 100"""
     keep_last: Positive = 2
-    """How many checkpoints to keep; older ones are deleted. Example: 5"""
+    """Number of checkpoints to keep. Older ones are deleted. Example: 5"""
     copies: Positive = 2
-    """Where hosts save on their own disks: how many hosts hold each piece, in other clusters where there are any.
+    """Number of hosts that hold each shard, if hosts save on their own disks; in other clusters where there are any.
     Example: 2"""
 
 
@@ -135,9 +135,9 @@ class Profile(Record):
     """Steps whose predicted and measured times are laid side by side in runs/ID/profile.json.gz, for Perfetto."""
 
     steps: Positive = 3
-    """How many steps are recorded. Example: 3"""
+    """Number of steps that are recorded. Example: 3"""
     after: Annotated[int, Field(ge=0)] = 5
-    """Steps of an attempt before them: compiling and connecting takes the first. Example: 5"""
+    """Steps of an attempt before the recorded ones. The first are slowed by compiling and connecting. Example: 5"""
 
 
 class Parallel(Record):
@@ -158,49 +158,49 @@ class Parallel(Record):
     chunks: Positive | None = None
     """Stages that a pipeline rank holds, for the schedule `interleaved`. Example: 2"""
     recompute: Recompute | None = None
-    """Activations that are computed again in the backward instead of kept: none, those of attention and what lies
-    between matrices (selective), or all of a layer (full). Example: selective"""
+    """Activations that are computed again in the backward instead of kept: none, attention's and the ones between
+    matrices (selective), or all of a layer (full). Example: selective"""
     zero: Zero | None = None
     """Stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster.
     Example: 3"""
     optimizer_offload: bool | None = None
-    """Masters and moments are in host memory, where the CPU updates them; not set: only where nothing fits
-    otherwise. Example: true"""
+    """Keep masters and moments in host memory, where the CPU updates them; not set: only if nothing fits otherwise.
+    Example: true"""
 
 
 class Wire(Record):
-    """Leave for the planner to change what crosses the network."""
+    """Permission for the planner to compress what crosses the network."""
 
     edges: Codec = "none"
-    """The lossiest codec of activations and their gradients between stages: none (values as they are), bf16, int8 or
-    int4 (blocks of integers with a scale, stochastically rounded). The plan uses it, or one before it in this list,
-    where the time saved is worth it. Nothing makes up for what a codec loses of an activation later on (no error
-    feedback): no sample comes twice. What it costs: docs/slow-links.md. Example: int8"""
+    """Lossiest codec of activations and their gradients between stages: none (values as they are), bf16, int8 or int4
+    (blocks of integers with a scale, stochastically rounded). The plan uses it, or one before it in this list, where
+    the time saved is worth it. A codec's error in an activation is never corrected later (no error feedback), because
+    no sample comes twice. Cost of codecs: docs/slow-links.md. Example: int8"""
 
 
 class Emulation(Record):
-    """Rehearse on the real network without the GPUs: a layer's compute is a sleep of so many seconds a sample."""
+    """Rehearsal on the real network without GPUs: a layer's compute is a sleep, in seconds per sample."""
 
     forward_s_per_layer: Seconds
-    """Seconds a forward of one layer and sample sleeps. Example: 0.004"""
+    """Seconds of sleep in the forward of one layer and one sample. Example: 0.004"""
     backward_s_per_layer: Seconds
-    """Seconds a backward of one layer and sample sleeps. Example: 0.008"""
+    """Seconds of sleep in the backward of one layer and one sample. Example: 0.008"""
     slowdown: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """By cluster: how many times as long its hosts sleep. Example: {b: 1.5}"""
+    """Factors on the seconds that hosts sleep, by cluster. Example: {b: 1.5}"""
 
 
 class Calibration(Record):
-    """What a run measured against the planner's cost model, as `holmes plan --calibrate` found it."""
+    """Factors that correct the planner's cost model, as `holmes plan --calibrate` found them in a run."""
 
     run: str
     """Folder of that run. Example: runs/20261125-080000-abcd"""
     compute_factor: Annotated[float, Field(gt=0)]
-    """Times as long as the model says that compute takes. Example: 1.1"""
+    """Measured seconds of compute over the seconds that the cost model predicts. Example: 1.1"""
     network_efficiency: Annotated[float, Field(gt=0, le=1)]
-    """Part of the inventory's bandwidths that traffic gets. Example: 0.9"""
+    """Fraction of the inventory's bandwidths that traffic gets. Example: 0.9"""
     memory_margin: Annotated[float, Field(ge=0)] | None = None
-    """Memory a GPU takes beyond what training is counted to take, as a part of that; not set: the run did not
-    measure it. Example: 0.05"""
+    """Memory that a GPU takes beyond the planner's count, as a fraction of that count; not set: the run did not measure
+    it. Example: 0.05"""
 
 
 class Overheads(Record):
@@ -212,16 +212,16 @@ class Overheads(Record):
     update_bytes_per_s: Annotated[float, Field(gt=0)]
     """Rate at which memory is read and written where a step updates the slot's parameters. Example: 8.0e+9"""
     split_factor: Annotated[float, Field(ge=1)] | None = None
-    """Times as long that a backward takes in the two halves of zero-bubble; not set: the planner's own constant.
-    Example: 1.1"""
+    """Seconds of a backward in the two halves of zero-bubble over its seconds in one piece; not set: the planner's own
+    constant. Example: 1.1"""
 
 
 class Compute(Record):
     """Speed of one training slot: a GPU, or a CPU process that has its threads_per_slot cores to itself."""
 
     flops_per_s: Annotated[float, Field(gt=0)] | None = None
-    """FLOPs a second that a slot achieves, as `holmes calibrate` measures them; not set: what is known of the GPU, or
-    assumed of a CPU. Example: 2.0e+10"""
+    """FLOP/s that a slot achieves, as `holmes calibrate` measures them; not set: the known speed of the GPU, or an
+    assumed speed of a CPU. Example: 2.0e+10"""
     overheads: Overheads | None = None
     emulate: Emulation | None = None
     calibration: Calibration | None = None
@@ -237,39 +237,39 @@ class Job(FileRecord):
     """Version of these keys. Example: 1"""
     model: Model
     weights: RootedPath | None = None
-    """A published model's folder (config.json and .safetensors), at the same path on every host, whose weights training
-    starts from; not set: random ones. A run that resumes goes on from its checkpoint. Example: /models/llama"""
+    """Folder of a published model (config.json and .safetensors), at the same path on every host. Training starts from
+    its weights; not set: from random ones. A run that resumes continues from its checkpoint. Example: /models/llama"""
     data: Data
     steps: Positive
     """Optimizer steps of the whole training. Example: 1000"""
     global_batch_size: Annotated[int, Field(ge=1, le=2**20)]
     """Sequences a step, over all replicas. Example: 64"""
     seed: int = 0
-    """Of the first weights, the order of the samples, and stochastic rounding. Example: 7"""
+    """Seed of the first weights, the order of the samples, and stochastic rounding. Example: 7"""
     precision: Precision | None = None
-    """Of weights, activations and what travels between stages; masters, moments and gradient sums are always fp32.
-    Not set: bf16 on GPUs and fp32 on CPUs. Example: bf16"""
+    """Precision of weights, activations and messages between stages; not set: bf16 on GPUs and fp32 on CPUs. Masters,
+    moments and gradient sums are always fp32. Example: bf16"""
     compile: bool | None = None
-    """torch.compile makes the layers; not set: on GPUs, and not on CPUs. Example: false"""
+    """Compile layers with torch.compile; not set: on GPUs, unless `model.factory` is set. Example: false"""
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: Evaluation | None = None
     checkpoint: Checkpointing | None = None
     profile: Profile | None = None
     engine: EngineName = "holmes"
-    """Software that trains: the bundled runtime, or another, whose plans are predictions and not launched; see
-    docs/cost-model.md. Example: holmes"""
+    """Software that trains: the bundled runtime (holmes), or another. Plans for another are predictions, and are
+    not launched; see docs/cost-model.md. Example: holmes"""
     device: Device = "cuda"
-    """Ranks compute on GPUs or on CPUs. Example: cpu"""
+    """Device that ranks compute on: a GPU (cuda) or the CPU. Example: cpu"""
     slots_per_host: Positive = 1
-    """Ranks a host takes, where `device` is cpu; on GPUs one a GPU. Example: 4"""
+    """Ranks on each host, if `device` is cpu. On GPUs there is one rank per GPU. Example: 4"""
     threads_per_slot: Positive = 1
-    """CPU threads of a rank, where `device` is cpu. Example: 2"""
+    """CPU threads of a rank, if `device` is cpu. Example: 2"""
     compute: Compute = Compute()
     parallel: Parallel = Parallel()
     wire: Wire = Wire()
     islands: IslandsSection | None = None
-    """Clusters may train apart, as islands that exchange how their parameters changed once a round (DiLoCo), which
-    changes what is trained; not set: they do not. A plan's job is one island's, and has none."""
+    """Clusters may train apart, as islands that exchange pseudo-gradients once a round (DiLoCo). This changes the
+    trained model; not set: they do not. The job of a plan is one island's, and has no such section."""
     launch: LaunchSettings = LaunchSettings()
     master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500
     """TCP port of the rendezvous on the first host, or the next free one from there on. Example: 29600"""
@@ -283,7 +283,7 @@ class Job(FileRecord):
 
     @property
     def value_type(self) -> Precision:
-        """The precision of weights, activations and what travels between stages."""
+        """The precision of weights, activations and messages between stages."""
         return self.precision or ("bf16" if self.device == "cuda" else "fp32")
 
     @property

@@ -86,21 +86,21 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class RopeScaling(Record):
-    """How rotary frequencies are stretched to reach beyond the length they were trained at.
+    """Stretching of rotary frequencies, so that positions reach beyond the length the model was trained at.
 
-    linear: all by `factor`. llama3: slow ones alone, as Llama 3.1 does.
+    linear: all frequencies by `factor`. llama3: only the slow ones, as in Llama 3.1.
     """
 
     kind: RopeKind
     """linear or llama3. Example: llama3"""
     factor: Annotated[float, Field(gt=0)]
-    """Times as long as the original length that positions reach. Example: 8.0"""
+    """Length that positions reach over the original length. Example: 8.0"""
     low_freq_factor: Annotated[float, Field(gt=0)] = 1.0
-    """Of llama3: frequencies that turn less often than this within the original length are stretched. Example: 1.0"""
+    """For llama3: frequencies that turn less often than this within the original length are stretched. Example: 1.0"""
     high_freq_factor: Annotated[float, Field(gt=0)] = 4.0
-    """Of llama3: those that turn more often than this are left as they are. Example: 4.0"""
+    """For llama3: frequencies that turn more often than this are left as they are. Example: 4.0"""
     original_seq_length: Positive = 8192
-    """Of llama3: tokens the model was first trained at. Example: 8192"""
+    """For llama3: sequence length in tokens that the model was first trained at. Example: 8192"""
 
     @model_validator(mode="after")
     def _fast_is_above_slow(self) -> RopeScaling:
@@ -147,8 +147,9 @@ class Model(Record):
     tied_embeddings: bool = False
     """The head is the table of token vectors. Example: true"""
     factory: Annotated[str, Field(pattern=r"^(/[^:]*|[^/:]+(/[^/:]+)*)\.py:[A-Za-z_]\w*$")] | None = None
-    """FILE.py:FUNCTION, a model of the user's own. FILE is beside job.yaml, in the folder that `launch.code` names, or,
-    if absolute, on every host. The shape must still describe it, since the planner prices the shape.
+    """FILE.py:FUNCTION that builds a model of your own. FILE is in the folder of job.yaml, in the folder that
+    `launch.code` names, or, if absolute, on every host. The shape must still describe the model, since the planner
+    prices the shape.
     Example: my_model.py:build"""
 
     @property

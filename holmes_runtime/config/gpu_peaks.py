@@ -1,4 +1,4 @@
-"""Peak FLOP/s of GPUs, against which utilisation is measured."""
+"""Dense peak FLOP/s of GPUs, to which utilisation is relative."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from holmes_runtime.config.run_settings import Precision
 
 
 def _peaks(half: float, fp32: float, bf16: bool = True) -> dict[Precision, float]:
-    """TFLOP/s as FLOP/s; `half` of fp16, and of bf16 where the GPU has it."""
+    """Return peaks in FLOP/s from TFLOP/s. `half` is the peak of fp16, and of bf16 if the GPU has it."""
     peaks: dict[Precision, float] = {"fp16": half * 1e12, "fp32": fp32 * 1e12}
     return {**peaks, "bf16": half * 1e12} if bf16 else peaks
 
 
-# Dense peak FLOP/s, summed in fp32, of a GPU whose name has the key's words one after the other; of keys that fit the
-# longest counts. fp32 on the tensor cores as TF32 would be is not what torch does by default, so it is that of the
-# ordinary units. Source: NVIDIA's data sheets of the product, where a figure with sparsity is twice the dense one; of a
-# rack or an eight-GPU board the part of one GPU; A10G: NVIDIA and AWS, A10G data sheet, 2022; GeForce: the white papers
-# on GA102, Ada and RTX Blackwell, rows "with FP32 accumulate".
+# Dense peak FLOP/s with sums in fp32. A key fits a GPU whose name has the key's words in their order; the longest key
+# that fits counts. fp32 is the peak of the ordinary units, because torch does not use TF32 on the tensor cores by
+# default. Source: NVIDIA's data sheets. A figure with sparsity is twice the dense one. A figure of a rack or an
+# eight-GPU board is divided by its GPUs. A10G: NVIDIA and AWS, A10G data sheet, 2022. GeForce: the white papers on
+# GA102, Ada and RTX Blackwell, rows "with FP32 accumulate".
 PEAK_FLOPS_PER_S: dict[str, dict[Precision, float]] = {
     "GB300": _peaks(2500, 80),
     "B300": _peaks(2250, 75),
@@ -53,13 +53,13 @@ PEAK_FLOPS_PER_S: dict[str, dict[Precision, float]] = {
     "T4": _peaks(65, 8.1, bf16=False),
 }
 SLOWER = {"MIG", "Laptop", "Max-Q", "D", "Ti"}
-"""Words that mark another product, or a part of a GPU, whose peak is not known here."""
+"""Words in the name of another product, or of a part of a GPU, whose peak is not in the table."""
 
 
 def peak_flops_per_s(gpu_name: str, value_type: Precision) -> float | None:
-    """Dense peak of a GPU in this precision; None if it is not in the table.
+    """Return the dense peak of a GPU in this precision, in FLOP/s; None if it is not in the table.
 
-    `gpu_name` as CUDA has it: `NVIDIA H100 80GB HBM3`, `NVIDIA A100-SXM4-80GB`, `Tesla V100-PCIE-16GB`.
+    `gpu_name` is CUDA's name of it: `NVIDIA H100 80GB HBM3`, `NVIDIA A100-SXM4-80GB`, `Tesla V100-PCIE-16GB`.
     """
     product = product_of(gpu_name)
     return PEAK_FLOPS_PER_S[product].get(value_type) if product is not None else None
@@ -67,7 +67,7 @@ def peak_flops_per_s(gpu_name: str, value_type: Precision) -> float | None:
 
 @cache
 def product_of(gpu_name: str) -> str | None:
-    """Return the key of the table for a GPU's name; None if there is none, or it is a part of a GPU."""
+    """Return the table's key for a GPU's name. Return None if no key fits, or if the name has a word of `SLOWER`."""
     if SLOWER & set(gpu_name.split()):
         return None
     words = _words(gpu_name)
@@ -80,6 +80,6 @@ def _words(name: str) -> list[str]:
 
 
 def _has_in_order(words: list[str], wanted: list[str]) -> bool:
-    """Return True if `words` has `wanted` in this order; others may stand between, as memory sizes do."""
+    """Return True if `words` has all of `wanted`, in their order. Others may come between, such as memory sizes."""
     rest = iter(words)
     return all(word in rest for word in wanted)

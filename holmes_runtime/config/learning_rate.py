@@ -1,4 +1,4 @@
-"""The learning rate of every step, a pure function: nothing to save, the same after any restart."""
+"""The learning rate of every step, as a pure function: it needs no saved state and is the same after any restart."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from holmes_runtime.config.run_settings import Optimizer
 
 
 def learning_rate(settings: Optimizer, step: int, num_steps: int) -> float:
-    """The rate of `step`, counted from 0, in a run of `num_steps`.
+    """Return the learning rate of `step`, counted from 0, in a run of `num_steps`.
 
-    Rises by equal amounts over the warm-up, whose last step has the full rate; then stays, or falls on a line or on
-    half a cosine (Loshchilov and Hutter, SGDR, 2017) so that the last step of the run has `min_learning_rate`.
+    It rises by equal amounts over the warm-up, whose last step has the full rate. Then it stays, or falls on a line or
+    on half a cosine (Loshchilov and Hutter, SGDR, 2017) so that the last step of the run has `min_learning_rate`.
     """
     highest, lowest = settings.learning_rate, settings.min_learning_rate
     if step < settings.warmup_steps:
