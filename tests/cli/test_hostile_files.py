@@ -195,7 +195,9 @@ def _restore(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["recording/a1/00.txt", "recording/trunks.json", "run/logs/a1-rank0.log"])
-@pytest.mark.parametrize("target", ["secret", "/dev/zero", "/proc/self/environ"])
+@pytest.mark.parametrize(
+    "target", ["secret", *(pytest.param(each, marks=pytest.mark.slow) for each in ("/dev/zero", "/proc/self/environ"))]
+)
 def test_links_out_of_a_recording_or_run_folder_are_not_followed(
     command: Command, honest: dict[str, str], tmp_path: Path, name: str, target: str
 ) -> None:

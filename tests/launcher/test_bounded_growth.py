@@ -58,6 +58,7 @@ def test_who_follows_a_file_reads_the_part_before_to_its_end(tmp_path: Path) -> 
     assert seen == [Notice(str(number)) for number in range(60)]
 
 
+@pytest.mark.slow
 def test_steps_take_bounded_room_show_the_whole_course_and_who_follows_sees_each_once(tmp_path: Path) -> None:
     run = Run(run_id="r", plan_digest="", state="running", settings=Settings(detached=True), started_at_s=0.0)
     (tmp_path / RUN_FILE).write_text(run.to_json(), encoding="utf-8")

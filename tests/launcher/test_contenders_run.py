@@ -30,7 +30,10 @@ JOBS: dict[str, Job] = {
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+FEW = {"free", "emulated on GPUs", "interleaved"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FEW)) for name in JOBS])
 def test_the_runtime_accepts_the_plan_and_its_runners_up(name: str) -> None:
     job = JOBS[name]
     inventory = gpu_inventory([1, 1]) if job.device == "cuda" else cpu_inventory([2, 2])

@@ -50,6 +50,7 @@ def test_without_time_no_plan_is_slower_than_greedy_the_usual_order_or_one_clust
     assert plan.prediction.step_s <= min(others_s) * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"global_batch_size": 2**20}, {"model": {**bed_job().model.model_dump(), "num_layers": 1000}}]
 )

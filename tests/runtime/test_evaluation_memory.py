@@ -29,6 +29,7 @@ def groups() -> Iterator[RankGroups]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_an_evaluation_holds_two_rounds_of_the_pipeline_and_not_all_it_has_sent(
     groups: RankGroups, tmp_path: Path
 ) -> None:

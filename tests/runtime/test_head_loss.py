@@ -26,8 +26,8 @@ def logits_and_targets(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return logits, torch.randint(VOCAB, (1, SEQ), generator=generator)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("overwrites", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("overwrites", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_loss_and_gradient_are_those_of_all_logits_at_once(dtype: torch.dtype, overwrites: bool) -> None:
     logits, targets = logits_and_targets(dtype)
     expected = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -41,6 +41,7 @@ def learned(folder: Path, delay_steps: int, fragments: int, apart: int) -> list[
     return [islands.step(step) for step in range(ROUNDS * H)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fragments", "delay_steps"), [(1, H), (2, 1)])
 def test_a_delay_changes_no_bit_where_others_learn_what_an_island_does(
     fragments: int, delay_steps: int, tmp_path: Path
