@@ -168,7 +168,7 @@ def _command(value: str | None, words: dict[str, str]) -> tuple[str, ...]:
 
 
 def _ours(algorithms: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of ssh's algorithms that are `usual` here, in ssh's order."""
+    """Return ssh's algorithms that are `usual` here too, in ssh's order."""
     return usual if algorithms is None else tuple(each for each in algorithms.split(",") if each in usual)
 
 
