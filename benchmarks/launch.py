@@ -133,7 +133,8 @@ def write_plan(folder: Path, size: int, sshd_port: int) -> Path:
     inventory = Inventory(hosts=tuple(hosts), clusters=tuple(clusters), shared=shared, findings=())
     parallel = {"pp": 4, "dp": size // 4, "micro_batch_size": 1, "tp": 1}
     path = folder / f"plan-{size}.json"
-    write_signed(path, plan_for(inventory, bed_job(parallel=parallel, global_batch_size=size)))
+    job = bed_job(parallel=parallel, global_batch_size=size, data=standard_library_corpus())
+    write_signed(path, plan_for(inventory, job))
     return path
 
 
