@@ -18,7 +18,6 @@ from holmes_core.records.plan import (
     Prediction,
     SolveReport,
     SourceFile,
-    UnequalDegrees,
 )
 from planner.background import BackgroundCall
 from planner.cost.fill import fill_of
@@ -37,7 +36,6 @@ from planner.search.branch_and_bound import Progress, SearchResult, search
 from planner.search.closed_form import price_ranks_s
 from planner.search.placement import Placement
 from planner.search.solve import solver_name
-from planner.search.unequal_degrees import best_unequal
 from planner.single_clusters import with_single_clusters
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -124,29 +122,27 @@ def contenders_of(
 
 @dataclass(frozen=True)
 class _Comparisons:
-    """The alternatives, the usual order and the unequal degrees that a plan is compared with."""
+    """The alternatives and the usual order that a plan is compared with."""
 
     alternatives: tuple[Alternative, ...] = ()
     usual: Prediction | None = None
-    unequal: UnequalDegrees | None = None
 
 
 def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -> tuple[WrittenPlan, _Comparisons]:
     """Return the plan written out, or the usual order where that is faster, and meanwhile compute its comparisons."""
 
-    def work() -> tuple[Prediction | None, UnequalDegrees | None]:
+    def work() -> Prediction | None:
         written = write_usual(problem, result)
-        unequal = best_unequal(problem, result.found[0]) if result.status != "time limit" else None
-        return written.prediction if written is not None else None, unequal
+        return written.prediction if written is not None else None
 
     with BackgroundCall(work) as background:
         written, alternatives = write_best(problem, contenders_of(problem, result, left), left)
-        usual, unequal = background.result()
+        usual = background.result()
     # Other engines have an order of their own, in which replicas of a stage are neighbours, as in blocks.
     within_s = written.prediction.step_s * (1 - RELATIVE_TOLERANCE)
     if usual is not None and problem.job.is_launched and usual.step_s < within_s:
         written = write_usual(problem, result) or written
-    return written, _Comparisons(alternatives, usual, unequal)
+    return written, _Comparisons(alternatives, usual)
 
 
 def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
@@ -192,7 +188,6 @@ def _report(
         step_gap=1 - step_bound_s / step_s if step_s else 0.0,
         crossing=written.placement.crossing(problem.fleet),
         alternatives=compared.alternatives,
-        unequal=compared.unequal,
     )
 
 

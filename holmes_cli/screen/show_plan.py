@@ -140,7 +140,6 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         *unused_fabric_sentences(plan, inventory),
         *assumed_speed_sentence(plan, inventory),
         *_codec_sentences(plan),
-        *_unequal_sentence(plan.solve),
         *_engine_sentence(plan),
         _proof_sentence(plan.solve),
     )
@@ -200,22 +199,6 @@ def _usual_sentence(plan: Plan) -> str:
         return "the usual rank order does not fit on these hosts"
     ratio = f"{usual.step_s / ours.step_s:.2f}x as fast as the usual rank order on these hosts"
     return f"{ratio}, {format_seconds(usual.step_s)} a step"
-
-
-def _unequal_sentence(solve: SolveReport) -> tuple[str, ...]:
-    """Return the gain of different degrees in each cluster; nothing if no such gain was found."""
-    unequal = solve.unequal
-    if unequal is None:
-        return ()
-    blocks = " and ".join(
-        f"{count(block.stages, 'stage')} of tp {block.tp} x dp {block.dp} in {block.cluster}"
-        for block in unequal.blocks
-    )
-    less = 1 - unequal.placement_s / solve.objective_s
-    return (
-        f"With degrees of their own {blocks} would take {less:.1%} less by the closed form. The bundled runtime "
-        "has one tp and one dp for all stages and cannot run that; this plan is the best of those it can.",
-    )
 
 
 def _proof_sentence(solve: SolveReport) -> str:

@@ -148,23 +148,6 @@ class Alternative(Record):
     why: str  # the reason why it is slower
 
 
-class BlockDegrees(Record):
-    """Consecutive stages in one cluster with degrees of their own."""
-
-    cluster: str
-    stages: int
-    tp: int
-    dp: int
-    micro_batch_size: int
-
-
-class UnequalDegrees(Record):
-    """A placement whose tensor and data degrees differ by cluster, which the bundled runtime cannot run."""
-
-    blocks: tuple[BlockDegrees, ...]
-    placement_s: float  # a step by its closed form
-
-
 class SolveReport(Record):
     """The result of the search. Its seconds are closed forms; `step_bound_s` and the prediction's are simulated."""
 
@@ -180,7 +163,6 @@ class SolveReport(Record):
     step_gap: float | None = None  # (prediction's step - step_bound) / step
     crossing: Crossing
     alternatives: tuple[Alternative, ...] = ()  # the next best and the best of every other crossing, best first
-    unequal: UnequalDegrees | None = None  # one that would be faster than the objective, among those that were searched
 
 
 class SourceFile(Record):

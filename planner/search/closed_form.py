@@ -20,14 +20,14 @@ edge as its slowest replica, several dp groups share a NIC as `rings_on_nic` say
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from holmes_core.records.plan import PlanRank
 from planner.cost.collectives import times_as_long
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients, Crossing, crossings_of, joined_s
+from planner.problem.coefficients import Coefficients, crossings_of, joined_s
 from planner.problem.exchange_rates import Site, are_even, rings_on_nic, sync_s_per_byte
 from planner.problem.problem import Problem
 from planner.tolerances import ROUNDING
@@ -63,22 +63,21 @@ class ReplicaKind(NamedTuple):
 class StageExchange(NamedTuple):
     """The exchange of one stage's gradients and weights: of how many layers, at how many seconds per byte."""
 
-    coeffs: Coefficients
     num_layers: int
     s_per_byte: float
 
 
-def step_s(lanes: Sequence[ReplicaKind], exchanges: Sequence[StageExchange]) -> float:
+def step_s(coeffs: Coefficients, lanes: Sequence[ReplicaKind], exchanges: Sequence[StageExchange]) -> float:
     """Return the seconds of one step, from its lanes and from the exchanges by stage: the formula above."""
-    seconds = max(lane_s(exchanges[0].coeffs, lane) for lane in lanes)
+    seconds = max(lane_s(coeffs, lane) for lane in lanes)
+    if coeffs.candidate.dp == 1:
+        return seconds
     slowest_stages_s = map(max, zip(*(lane.stage_s for lane in lanes), strict=True))
     unlike = {  # of many stages most are alike
-        (per_byte, coeffs.layer_sync_bytes, coeffs.sync_bytes(stage, held), stage_s): coeffs
-        for stage, ((coeffs, held, per_byte), stage_s) in enumerate(zip(exchanges, slowest_stages_s, strict=True))
-        if coeffs.candidate.dp > 1
+        (per_byte, coeffs.sync_bytes(stage, held), stage_s)
+        for stage, ((held, per_byte), stage_s) in enumerate(zip(exchanges, slowest_stages_s, strict=True))
     }
-    waits = [exposed_sync_s(of, per_byte, size, stage_s) for (per_byte, _, size, stage_s), of in unlike.items()]
-    return seconds + max(waits, default=0.0)
+    return seconds + max(exposed_sync_s(coeffs, *each) for each in unlike)
 
 
 def lane_s(coeffs: Coefficients, lane: ReplicaKind) -> float:
@@ -112,13 +111,10 @@ def edge_of(coeffs: Coefficients, before: Site, after: Site) -> Edge:
     """One message between stages on two sites, on hosts that differ."""
     classes = {*before, *after}
     nics_s = joined_s(coeffs, classes, coeffs.fabric_edge_s, coeffs.shared_edge_s)
-    return _on_the_way(nics_s, crossings_of(coeffs, classes)) if coeffs.crossings else Edge(nics_s)
-
-
-def _on_the_way(nics_s: float, crossings: Iterable[Crossing]) -> Edge:
-    """Return a message that takes `nics_s` of the NICs, over the slowest of `crossings`."""
-    busy_s, late_s = zip(*((crossing.edge_s, crossing.latency_s) for crossing in crossings), strict=True)
-    return Edge(max(nics_s, *busy_s), max(late_s))
+    if not coeffs.crossings:
+        return Edge(nics_s)
+    crossings = tuple(crossings_of(coeffs, classes))
+    return Edge(max(nics_s, *(each.edge_s for each in crossings)), max(each.latency_s for each in crossings))
 
 
 def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
@@ -140,44 +136,30 @@ class SiteBlock(NamedTuple):
 
 def blocks_step_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> float:
     """Seconds of one step when stages stand in blocks, all replicas of a stage on its site, as the program has them."""
-    return joined_blocks_step_s([(coeffs, block) for block in blocks])
-
-
-def joined_blocks_step_s(blocks: Sequence[tuple[Coefficients, SiteBlock]]) -> float:
-    """Seconds of one step of blocks with coefficients of their own, which run the same number of micro-batches."""
     exchanges: list[StageExchange] = []
     stages: list[float] = []
-    last = sum(len(block.layers) for _, block in blocks) - 1
-    for coeffs, (site, layers, is_even) in blocks:
+    last = sum(len(block.layers) for block in blocks) - 1
+    for site, layers, is_even in blocks:
         per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site), is_even=is_even)
         stage_s = {held: site_stage_s(coeffs, site, held, is_last=False) for held in set(layers)}
         for held in layers:
             is_last = len(stages) == last
             stages.append(site_stage_s(coeffs, site, held, is_last) if is_last else stage_s[held])
-            exchanges.append(StageExchange(coeffs, held, per_byte))
-    lane = ReplicaKind(blocks[0][0].num_microbatches, tuple(stages), tuple(_edges(blocks)))
-    return step_s([lane], exchanges)
+            exchanges.append(StageExchange(held, per_byte))
+    lane = ReplicaKind(coeffs.num_microbatches, tuple(stages), tuple(_edges(coeffs, blocks)))
+    return step_s(coeffs, [lane], exchanges)
 
 
-def _edges(blocks: Sequence[tuple[Coefficients, SiteBlock]]) -> Iterator[Edge]:
+def _edges(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> Iterator[Edge]:
     """One message by edge; between stages that share a host it takes nothing."""
-    before: tuple[Coefficients, SiteBlock] | None = None
-    for coeffs, block in blocks:
+    before: SiteBlock | None = None
+    for block in blocks:
         if before is not None:
-            yield _joint(before, (coeffs, block))
+            yield edge_of(coeffs, before.site, block.site)
         inside = edge_of(coeffs, block.site, block.site)
         per_host = coeffs.stages_per_host[block.site[0]] if len(block.site) == 1 else 1
         yield from (inside if position % per_host == 0 else NO_EDGE for position in range(1, len(block.layers)))
-        before = coeffs, block
-
-
-def _joint(before: tuple[Coefficients, SiteBlock], after: tuple[Coefficients, SiteBlock]) -> Edge:
-    """One message between blocks, at the pace of the slowest class of both."""
-    ends = [(coeffs, c) for coeffs, block in (before, after) for c in block.site]
-    alike = len({(coeffs.cluster[c], coeffs.net_names[c]) for coeffs, c in ends}) == 1
-    nics_s = max((coeffs.fabric_edge_s if alike else coeffs.shared_edge_s)[c] for coeffs, c in ends)
-    classes = [c for _, c in ends]
-    return _on_the_way(nics_s, (way for coeffs, _ in (before, after) for way in crossings_of(coeffs, classes)))
+        before = block
 
 
 Hosts = Sequence[Sequence[str]]
@@ -218,7 +200,7 @@ def price_hosts_s(
         parts = [list(range(coeffs.candidate.dp))]
     lanes = [_lane(coeffs, class_of, layers, hosts, replicas, microbatches) for replicas in parts]
     rates = _sync_rates(coeffs, class_of, layers, hosts, two_levels)
-    return step_s(lanes, [StageExchange(coeffs, held, rate) for held, rate in zip(layers, rates, strict=True)])
+    return step_s(coeffs, lanes, [StageExchange(held, rate) for held, rate in zip(layers, rates, strict=True)])
 
 
 def _lane(

@@ -80,8 +80,9 @@ def _place_over(
         size: sync_s_per_byte(coeffs, site, rings, longer, is_even) for size, longer in times_as_long(sizes).items()
     }
     step = step_s(
+        coeffs,
         [lane._replace(microbatches=max(shares[c])) for c, lane in lanes.items()],
-        [StageExchange(coeffs, held, per_byte[size]) for held, size in zip(layers, sizes, strict=True)],
+        [StageExchange(held, per_byte[size]) for held, size in zip(layers, sizes, strict=True)],
     )
     row = tuple(c for c in site for _ in range(counts[c]))
     microbatches = tuple(share for c in site for share in shares[c])

@@ -13,7 +13,7 @@ import yaml
 from holmes_cli.screen.change_tables import advice_sheet
 from holmes_cli.screen.plan_tables import bar, plan_sheets
 from holmes_cli.screen.show_plan import plan_sentences, show_plan
-from holmes_core.records.plan import Alternative, BlockDegrees, Plan, UnequalDegrees
+from holmes_core.records.plan import Alternative, Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.units import format_seconds
 from planner.advice.advise import advise
@@ -160,23 +160,6 @@ def test_runners_up_are_listed_with_their_distance_and_reason() -> None:
     seconds = format_seconds(second.step_s)
     degrees = "tp=1 pp=1 dp=4, micro-batch 2, 1f1b, full recomputation"
     assert sheet.rows == ((degrees, "data", seconds, "+25.0%", "gradients cross"),)
-
-
-def test_degrees_the_runtime_cannot_run_are_named_with_their_gain() -> None:
-    fleet = cpu_inventory([2, 2])
-    plan = plan_for(fleet, bed_job())
-    assert not any("degrees of their own" in sentence for sentence in plan_sentences(plan, fleet))
-    blocks = (
-        BlockDegrees(cluster="a", stages=2, tp=1, dp=4, micro_batch_size=2),
-        BlockDegrees(cluster="b", stages=1, tp=4, dp=2, micro_batch_size=4),
-    )
-    unequal = UnequalDegrees(blocks=blocks, placement_s=0.9 * plan.solve.objective_s)
-    solve = plan.solve.model_copy(update={"unequal": unequal})
-    said = plan_sentences(plan.model_copy(update={"solve": solve}), fleet)
-    gain = (
-        "With degrees of their own 2 stages of tp 1 x dp 4 in a and 1 stage of tp 4 x dp 2 in b would take 10.0% less"
-    )
-    assert any(sentence.startswith(gain) and "cannot run that" in sentence for sentence in said)
 
 
 def test_rows_alike_are_one_only_in_long_tables() -> None:

@@ -10,7 +10,7 @@ from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import rings_on_nic
-from planner.search.closed_form import SiteBlock, blocks_step_s, joined_blocks_step_s, price_hosts_s
+from planner.search.closed_form import SiteBlock, blocks_step_s, price_hosts_s
 from planner.search.lower_bounds import LowerBounds
 
 CLASS_OF = {"a1": 0, "a2": 0, "b1": 1, "b2": 1}
@@ -85,13 +85,6 @@ def test_edges_inside_a_host_are_free() -> None:
 def test_one_layers_gradients_are_never_hidden() -> None:
     fast = replace(coeffs(pp=1, dp=2), fabric_sync_s_per_byte=(0.01, 0.01))
     assert blocks_step_s(fast, blocks(((0,), (8,)))) == pytest.approx(33 + 0.1)
-
-
-def test_blocks_with_degrees_of_their_own_meet_at_the_pace_of_the_slower_end() -> None:
-    # Stages of 5 and 6.5 s, an edge of 5 s, and only the second stage has replicas, whose last layer nothing hides.
-    one, two = coeffs(), replace(coeffs(dp=2), shared_edge_s=(4.0, 5.0))
-    found = joined_blocks_step_s([(one, SiteBlock((0,), (5,))), (two, SiteBlock((1,), (3,)))])
-    assert found == pytest.approx(3 * 6.5 + 11.5 + 10 + 2.5)
 
 
 def test_ranks_are_priced_as_the_blocks_they_stand_in() -> None:
