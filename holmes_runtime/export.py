@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from holmes_runtime.carried_files import copy_files, files_to_carry
-from holmes_runtime.checkpoint.piece_files import index_of_old
 from holmes_runtime.checkpoint.piece_loading import values_of
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.strict_json import decode
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import newest_in
-from holmes_runtime.node.checkpoint_files.description import Description, Origin, whose_weights
+from holmes_runtime.node.checkpoint_files.description import Description, whose_weights
 from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece, WrittenTensor, lacks, read_box, read_index
 from holmes_runtime.node.data_files.text import FileTokenizer
 from holmes_runtime.node.published_files.architectures import CONFIG_FILE
@@ -54,7 +53,7 @@ def export(checkpoint: Path, output: Path, published: Path | None = None, tell: 
     folder = newest_in(checkpoint) or checkpoint
     description = Description.read(folder)
     shape: ModelShape = decode(ModelShape, description.shape, "shape")
-    origin = description.origin or Origin(None, None)
+    origin = description.origin
     model = read_carried(published, shape) if published is not None else None
     if published is None and origin.weights is not None:
         try:
@@ -102,7 +101,7 @@ def _weights_of(folder: Path) -> dict[str, WrittenTensor]:
         ValueError: A file is missing or cut, or the checkpoint does not hold all of a weight.
     """
     try:
-        index = read_index(folder) or index_of_old(folder)
+        index = read_index(folder)
     except DamagedPiece as error:
         raise ValueError(str(error)) from None
     faults = [fault for file in index.files if (fault := lacks(folder, file)) is not None]

@@ -172,8 +172,6 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) 
     if counters is None:
         return None
     trainer.restore(counters)
-    if trainer.me.rank == 0 and counters.order == "draws":
-        print("its samples go on being drawn with replacement, as the run began", flush=True)
     return counters
 
 

@@ -204,14 +204,13 @@ class Trainer:
     def counters(self, steps: int, outer: OuterCounters | None = None) -> Counters:
         """Return the counters of a checkpoint after `steps` steps. `outer` are an island's."""
         scale = self.loss_scale or LossScale(1.0)
-        samples, order = self.training.first + steps * self.config.global_batch_size, self.training.order
-        return Counters(steps, self.zero1.steps_taken, scale.scale, scale.good_steps, samples, order, outer)
+        samples = self.training.first + steps * self.config.global_batch_size
+        return Counters(steps, self.zero1.steps_taken, scale.scale, scale.good_steps, samples, outer)
 
     def restore(self, counters: Counters) -> None:
         """Continue from `counters`, after masters and moments were loaded."""
         first = counters.samples - counters.steps * self.config.global_batch_size  # not 0 if that was another size
-        self.training = replace(self.training, order=counters.order, first=first)
-        self.validation = replace(self.validation, order=counters.order)
+        self.training = replace(self.training, first=first)
         self.zero1.steps_taken = counters.optimizer_steps
         if self.loss_scale is not None:
             self.loss_scale.scale, self.loss_scale.good_steps = counters.loss_scale, counters.good_steps

@@ -79,7 +79,7 @@ class CheckpointWriter:
             return None
         return newest.name if newest else None
 
-    def note_origin(self, loaded: Origin | None) -> None:
+    def note_origin(self, loaded: Origin) -> None:
         """Keep the origin of the loaded run in the checkpoints to come."""
         self._loaded = loaded
 
@@ -180,7 +180,8 @@ class CheckpointWriter:
 
     def _describe(self, counters: Counters) -> Description:
         described = describe(self._config, self._data_digest, counters)
-        assert described.origin is not None
+        if self._loaded is None:
+            return described
         return replace(described, origin=kept_origin(self._loaded, described.origin))
 
     def _publish(self, partial: Path, index: PieceIndex | None, counters: Counters) -> Exception | None:

@@ -17,7 +17,6 @@ from threading import Thread
 
 from holmes_runtime.checkpoint.checkpoint_writer import CheckpointWriter
 from holmes_runtime.checkpoint.host_folders import find_folders
-from holmes_runtime.checkpoint.piece_files import index_of_old
 from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
 from holmes_runtime.checkpoint.piece_transfer import TransferPace
 from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
@@ -105,7 +104,7 @@ class Checkpoints:
     def _all_offers(self) -> list[Offers]:
         """Return the checkpoints in each folder, in the order of the folders."""
         path = self._folder.path
-        mine = offers_in(self._me.host, path, index_of_old) if self._is_first else Offers("", "", None, (), ())
+        mine = offers_in(self._me.host, path) if self._is_first else Offers("", "", None, (), ())
         by_rank = all_gather_records(mine, self._group)
         return [by_rank[self._folders.ranks_at(number)[0]] for number in range(len(self._folders.hosts))]
 
@@ -154,7 +153,7 @@ class Checkpoints:
                 if self._config.resume_step is not None and self._is_first:
                     self._folder.go_back(self._config.resume_step)
                     self._writer.note_newest()
-                self._begun_by = found.offer.begun_by or self._config.run_id
+                self._begun_by = found.offer.begun_by
                 self._steps = found.offer.steps
                 self._notices.say("start", self._origin(found), found.offer.steps)
                 self._has_too_few = any(len(at) < min(self._copies, len(self._offers)) for at in found.holders.values())
@@ -231,7 +230,7 @@ class Checkpoints:
         mine = ReadIndex(None, "", None)
         if self._me.rank == source:
             try:
-                index = read_index(folder) or index_of_old(folder)
+                index = read_index(folder)
                 mine = ReadIndex(index, read_description(folder, index), None)
             except DamagedPiece as error:
                 mine = ReadIndex(None, "", f"host {self._me.host}: {error}")

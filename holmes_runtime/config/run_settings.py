@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from holmes_runtime.config.checks import check, check_positive
 
@@ -11,8 +11,6 @@ Precision = Literal["fp32", "bf16", "fp16"]
 VALUE_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 Recompute = Literal["none", "selective", "full"]
 Documents = Literal["joined", "separate"]
-SampleOrder = Literal["epochs", "draws"]
-SAMPLE_ORDERS: tuple[SampleOrder, ...] = get_args(SampleOrder)
 Zero = Literal[1, 3]
 OuterCodec = Literal["none", "int8", "int4"]
 BYTE_VALUES = 256  # text read as bytes needs one vocabulary entry per byte value

@@ -5,7 +5,6 @@ So a checkpoint of the data needs only a count, and every plan trains the same s
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import SampleOrder
 from holmes_runtime.data.blend import Blend
 from holmes_runtime.data.permutation import permuted
 from holmes_runtime.data.tokens import Tokens
@@ -43,9 +41,9 @@ class Samples:
     `tokens` are by source of `blend`. Sample i of a source is its tokens [i s, (i + 1) s], s being `seq_length`: the
     last is the first of the next, since a sample's first token is no target.
 
-    Order "epochs" takes every sample of a source once, then all again, each time in another order. "draws", of runs
-    that began so, takes them at random from any place. `first` is added to each sample's place in the stream. All
-    samples of the stream are the run's `own`, or some of them if other runs take the rest.
+    Every sample of a source is taken once, then all again, each time in another order. `first` is added to each
+    sample's place in the stream. All samples of the stream are the run's `own`, or some of them if other runs take the
+    rest.
     """
 
     tokens: tuple[Tokens, ...]
@@ -54,7 +52,6 @@ class Samples:
     seq_length: int
     vocab_size: int
     batch_size: int
-    order: SampleOrder = "epochs"
     first: int = 0
     own: OwnSamples = ALL_SAMPLES
 
@@ -89,9 +86,6 @@ class Samples:
         """Return the tokens that sample `number` of `step` is from, and its first."""
         source, taken = self.blend.at(self.own.place(self.first + step * self.batch_size + number))
         tokens = self.tokens[source]
-        if self.order == "draws":
-            digest = hashlib.sha256(f"{self.key}/{step}/{self.own.before + number}".encode()).digest()
-            return tokens, int.from_bytes(digest[:8], "big") % (len(tokens) - self.seq_length)
         size = (len(tokens) - 1) // self.seq_length
         epoch, turn = divmod(taken, size)
         return tokens, permuted(turn, size, f"{self.key}/{source}/{epoch}") * self.seq_length

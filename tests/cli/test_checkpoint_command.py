@@ -12,7 +12,13 @@ import pytest
 
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder
 from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName, SaveId
-from holmes_runtime.node.checkpoint_files.description import FORMAT_VERSION, Counters, Description, OuterCounters
+from holmes_runtime.node.checkpoint_files.description import (
+    FORMAT_VERSION,
+    Counters,
+    Description,
+    Origin,
+    OuterCounters,
+)
 from holmes_runtime.node.checkpoint_files.piece_index import (
     PieceFile,
     PieceIndex,
@@ -78,7 +84,7 @@ def test_whose_weights_an_island_has_saved_is_said_of_each_checkpoint(tmp_path: 
         (30, None),
     ):
         counters = Counters(steps, steps, 1.0, 0, 8 * steps, outer=outer)
-        saved = Description(FORMAT_VERSION, counters, "fp32", {}, {"global_batch_size": 8})
+        saved = Description(FORMAT_VERSION, counters, "fp32", {}, {"global_batch_size": 8}, Origin(None, None))
         save(tmp_path / "island", steps, *CONTENT, description=saved.to_json())
 
     done = command("checkpoint", "list", "island")

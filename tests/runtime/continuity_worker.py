@@ -192,7 +192,7 @@ def fill_disk() -> None:
 
 
 def forbid_pickle() -> None:
-    """Whatever is unpickled ends the rank; a checkpoint's own metadata is read by a class that knows its records."""
+    """Whatever is unpickled ends the rank."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("unpickled")

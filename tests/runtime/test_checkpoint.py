@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,13 @@ import pytest
 import torch
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.checkpoint.piece_files import index_of_old
 from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
 from holmes_runtime.checkpoint.snapshot import Snapshot
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export, main
 from holmes_runtime.model.tensor_part import TensorPart
-from holmes_runtime.node.checkpoint_files.description import ADDED_TO_SHAPES, Counters, differences
-from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece
+from holmes_runtime.node.checkpoint_files.description import Counters, Description, describe, differences
 from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.rank_notices import RankNotices
 
@@ -164,45 +160,20 @@ def test_without_a_checkpoint_a_resume_starts_from_the_beginning(tmp_path: Path)
     assert open_folder(config(tmp_path / "new", resume=True)).load(make_shards(0)) is None
 
 
-def test_a_checkpoint_from_before_epochs_goes_on_drawing_with_replacement(tmp_path: Path) -> None:
-    save(tmp_path, 3)
-    rewrite_counters(tmp_path, lambda counters: [counters.pop(name) for name in ("samples", "order")])
+def test_a_checkpoint_without_an_index_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "step-00000001" / "pieces.json").unlink()
 
-    counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
-
-    assert counters == Counters(3, 3, 1.0, 0, samples=24, order="draws")
-
-
-def test_an_order_of_samples_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    save(tmp_path, 3)
-    rewrite_counters(tmp_path, lambda counters: counters.update(order="sorted"))
-
-    with pytest.raises(RuntimeError, match=r"checkpoint\.json .*: counters\.order: expected one of .*, got 'sorted'"):
+    with pytest.raises(RuntimeError, match=r"/step-00000001/pieces\.json is missing: .* no checkpoint that this"):
         open_folder(config(tmp_path, resume=True)).load(make_shards(0))
 
 
-def rewrite_counters(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes what the newest checkpoint in `folder` says of its counters, as if it were from before digests."""
-    path = next(folder.glob("step-*")) / "checkpoint.json"
-    (path.parent / "pieces.json").unlink()
-    description = json.loads(path.read_text())
-    change(description["counters"])
-    path.write_text(json.dumps(description))
+@pytest.mark.parametrize("change", [{"format_version": 1}, {"counters": {}}, {"origin": None}])
+def test_a_description_of_another_form_is_refused(change: dict[str, Any]) -> None:
+    described = json.loads(describe(config(Path("/ck")), "digest", Counters(1, 1, 1.0, 0, 8)).to_json())
 
-
-def test_a_checkpoint_from_before_a_key_of_shapes_is_of_the_same_model(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    path = tmp_path / "step-00000001" / "checkpoint.json"
-    said = json.loads(path.read_text())
-    for key in ADDED_TO_SHAPES:
-        del said["shape"][key]
-    path.write_text(json.dumps(said))
-    (path.parent / "pieces.json").unlink()
-
-    counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
-
-    assert counters is not None
-    assert counters.steps == 1
+    with pytest.raises(ValueError, match=rf"^checkpoint\.json does not describe a checkpoint: .*{next(iter(change))}"):
+        Description.parse(json.dumps({**described, **change}), Path("checkpoint.json"))
 
 
 def test_a_broken_tensor_file_is_an_error_that_names_the_checkpoint(tmp_path: Path) -> None:
@@ -303,19 +274,6 @@ def test_a_checkpoint_that_is_not_there_or_not_whole_is_not_gone_back_to(tmp_pat
     counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
     assert counters is not None
     assert counters.steps == 3
-
-
-def test_metadata_that_would_run_a_program_is_refused(tmp_path: Path) -> None:
-    class Attack:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return print, ("attacked",)
-
-    checkpoint = tmp_path / "step-00000001"
-    checkpoint.mkdir()
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(Attack()))
-
-    with pytest.raises(DamagedPiece, match=r"builtins\.print has no place"):
-        index_of_old(checkpoint)
 
 
 def test_differences_name_key_and_both_values() -> None:

@@ -105,15 +105,12 @@ def test_a_file_too_large_or_already_there_is_not_copied(tmp_path: Path) -> None
 def test_a_checkpoint_says_where_its_run_began_through_resumes() -> None:
     text = describe(make_config(weights="/models/llama"), "digest", Counters(1, 1, 1.0, 0, 8)).to_json()
     saved = Description.parse(text, Path("c"))
-    older = json.loads(text)
-    del older["origin"]
 
     assert saved.origin == Origin("/models/llama", None)
     assert kept_origin(saved.origin, Origin("/other", "/t.json")) == Origin("/models/llama", "/t.json")
     assert kept_origin(Origin(None, "/t.json"), Origin("/later", None)) == Origin(None, "/t.json")
-    assert kept_origin(Description.parse(json.dumps(older), Path("c")).origin, Origin("/w", None)) == Origin("/w", None)
     with pytest.raises(ValueError, match="origin"):
-        Description.parse(json.dumps({**older, "origin": {"weights": 3, "tokenizer": None}}), Path("c"))
+        Description.parse(json.dumps({**json.loads(text), "origin": {"weights": 3, "tokenizer": None}}), Path("c"))
 
 
 def write_published(folder: Path, name: str) -> Any:

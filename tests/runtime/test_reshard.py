@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint.state_dict_saver as saver
 from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from holmes_runtime.checkpoint.host_folders import HostFolders
-from holmes_runtime.checkpoint.piece_files import index_of_old
+from holmes_runtime.checkpoint.piece_files import files_of, write_pieces
 from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
 from holmes_runtime.checkpoint.reshard import (
-    PieceSavePlanner,
     ShardSlice,
     TensorPiece,
     boxes,
@@ -26,6 +24,8 @@ from holmes_runtime.checkpoint.reshard import (
 )
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.model.tensor_part import TensorPart
+from holmes_runtime.node.checkpoint_files.checkpoint_names import SaveId
+from holmes_runtime.node.checkpoint_files.piece_index import INDEX_VERSION, PieceIndex
 from holmes_runtime.parallel.gradient_buckets import make_buckets
 
 pytestmark = [
@@ -82,11 +82,11 @@ def test_what_one_cut_saves_another_loads_bit_equal(
     whole = torch.randn(7, 6)
     pieces = cut(whole, *saved)
     # One process stands for all ranks: what each would hold is saved as if it held it all.
-    dcp_save({"w": AllPieces(pieces)}, tmp_path / "step-00000001")
+    index = save({"w": AllPieces(pieces)}, tmp_path / "step-00000001")
 
     targets = cut(torch.zeros_like(whole), *loaded)
     for target in targets:
-        assert load({"w": target}, tmp_path / "step-00000001") is None
+        assert load({"w": target}, tmp_path / "step-00000001", index) is None
 
     expected = cut(whole, *loaded)
     assert all(torch.equal(one.values, other.values) for one, other in zip(targets, expected, strict=True))
@@ -95,14 +95,15 @@ def test_what_one_cut_saves_another_loads_bit_equal(
 def test_a_checkpoint_cut_at_odd_numbers_loads_into_the_aligned_parts_of_buckets(tmp_path: Path) -> None:
     whole = torch.randn(7, 11)
     kinds = ("weight", "exp_avg", "exp_avg_sq")
-    dcp_save({f"{kind}/weight": AllPieces(cut(whole, None, 1, 3)) for kind in kinds}, tmp_path / "step-00000001")
+    saved: dict[str, TensorPiece] = {f"{kind}/weight": AllPieces(cut(whole, None, 1, 3)) for kind in kinds}
+    index = save(saved, tmp_path / "step-00000001")
 
     for position in range(3):
         named = dict(nn.Linear(11, 7, bias=False).named_parameters())
         part = TensorPart((7, 11), (0, 0), (7, 11))
         (bucket,) = make_buckets([[named]], (), 3, position, None)
         shards = list(bucket.shards({"weight": part}))
-        assert load(pieces_of(shards), tmp_path / "step-00000001") is None
+        assert load(pieces_of(shards), tmp_path / "step-00000001", index) is None
         for shard in shards:
             assert torch.equal(shard.master, whole.flatten()[shard.start : shard.stop])
             assert shard.start % 32 == 0
@@ -120,24 +121,26 @@ class AllPieces(TensorPiece):
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
-    dcp_save({"w": cut(torch.zeros(2, 3), None, 1, 1)[0]}, tmp_path / "step-00000001")
+    index = save({"w": cut(torch.zeros(2, 3), None, 1, 1)[0]}, tmp_path / "step-00000001")
 
     for name, said in (
         ("w", r"w has the shape \(2, 3\), this run has it with the shape \(3, 2\)"),
         ("v", "v is missing"),
     ):
-        fault = load({name: cut(torch.zeros(3, 2), None, 1, 1)[0]}, tmp_path / "step-00000001")
+        fault = load({name: cut(torch.zeros(3, 2), None, 1, 1)[0]}, tmp_path / "step-00000001", index)
         assert fault is not None
         assert re.search(said, fault)
 
 
-def dcp_save(pieces: dict[str, TensorPiece], path: Path) -> None:
-    saver.save(pieces, checkpoint_id=path, planner=PieceSavePlanner(), no_dist=True)
+def save(pieces: dict[str, TensorPiece], path: Path) -> PieceIndex:
+    """The index of `pieces`, written to a checkpoint by one rank."""
+    tensors = write_pieces(path, pieces, 0)
+    return PieceIndex(INDEX_VERSION, SaveId(32 * "0"), "begun", 1, 1, "", files_of(tensors, {}), tensors)
 
 
-def load(pieces: dict[str, TensorPiece], path: Path) -> str | None:
-    """What keeps one process from loading what torch has saved, if anything does."""
-    index, me = index_of_old(path), Rank(0, "a", "one", 0, 0, 0)
+def load(pieces: dict[str, TensorPiece], path: Path, index: PieceIndex) -> str | None:
+    """What keeps one process from loading what was saved, if anything does."""
+    me = Rank(0, "a", "one", 0, 0, 0)
     holders = {file.name: (0,) for file in index.files}
     group = dist.distributed_c10d._get_default_group()
     own, folders = OwnFiles(path, {}), HostFolders((("a",),), (me,))

@@ -18,6 +18,7 @@ from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder
 from holmes_runtime.node.checkpoint_files.description import Counters
+from holmes_runtime.node.checkpoint_files.piece_index import digest_of, index_text, read_index
 from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.train import first_weights
 
@@ -113,7 +114,8 @@ def other_shape(folder: Path) -> None:
         description = json.loads(file.read_text())
         description["shape"]["hidden_size"] = 99
         file.write_text(json.dumps(description))
-        (folder / step / "pieces.json").unlink()
+        index = replace(read_index(folder / step), description_digest=digest_of(file.read_bytes()))
+        (folder / step / "pieces.json").write_text(index_text(index))
 
 
 TO_CK = CheckpointSettings("/ck", 5, 2, 2)

@@ -110,12 +110,6 @@ def test_a_run_that_goes_on_with_another_batch_size_skips_and_repeats_nothing() 
     assert sorted(taken) == list(range(0, 160, SEQ))
 
 
-def test_draws_of_runs_that_began_so_are_what_they_were() -> None:
-    of = replace(samples(50, key="1"), order="draws")
-
-    assert of.batch(2, [3, 4])[:, 0].tolist() == [36, 97]
-
-
 @pytest.mark.parametrize(
     "weights", [(1.0,), (1, 1), (0.7, 0.2, 0.1), (0.9, *[0.01] * 10), (3, 5, 7, 11, 13), (1e-3, 1), (2.5, 0.125, 1)]
 )

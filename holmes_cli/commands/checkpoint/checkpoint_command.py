@@ -17,7 +17,6 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.regular_file import is_there
 from holmes_core.units import format_bytes
 from holmes_runtime.node.checkpoint_files.description import whose_weights
-from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece, PieceIndex
 from holmes_runtime.node.checkpoint_files.whole_checkpoints import (
     Offers,
     OtherRun,
@@ -52,7 +51,7 @@ def checkpoint_command(
     """Show, check or gather what a run has saved, on one disk or on several hosts' own."""
     _check_paths(action, folders, output)
     host = os.uname().nodename
-    offers = [offers_in(host, folder, _read_old) for folder in folders]
+    offers = [offers_in(host, folder) for folder in folders]
     try:
         found = found_in(offers)
     except OtherRun as error:
@@ -77,10 +76,6 @@ def _check_paths(action: CheckpointAction, folders: Sequence[Path], output: Path
         raise HolmesError(f"{action.value}: --output is for gather, which needs it", "gather PATH... --output FOLDER")
     if output is not None and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
         raise HolmesError(f"--output {output} exists and is not empty", "name another folder")
-
-
-def _read_old(checkpoint: Path) -> PieceIndex:
-    raise DamagedPiece(f"{checkpoint} has no pieces.json: it is from before there were digests, or no checkpoint")
 
 
 def _show(

@@ -33,7 +33,7 @@ def index_of(found: WholeCheckpoint, folders: Sequence[Path]) -> PieceIndex:
         index = read_index(checkpoint)
     except DamagedPiece as error:
         raise HolmesError(str(error), "run it again once nothing writes there", ANSWER_IS_NO) from None
-    if index is None or index.files != found.offer.files:
+    if index.files != found.offer.files:
         raise HolmesError(f"{checkpoint} has just changed", "run it again once nothing writes there", ANSWER_IS_NO)
     return index
 

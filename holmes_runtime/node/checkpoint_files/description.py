@@ -11,20 +11,15 @@ from typing import Any, NamedTuple
 from holmes_runtime.config.checks import check, check_counts, shown
 from holmes_runtime.config.learning_rate import learning_rate
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Optimizer, OuterSync, Precision, SampleOrder
+from holmes_runtime.config.run_settings import Optimizer, OuterSync, Precision
 from holmes_runtime.config.strict_json import MAX_VALUES, decode, loads
 from holmes_runtime.node.checkpoint_files.plain_file import read_plain
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 RATE_TOLERANCE = 0.01  # relative difference of learning rates that needs no warning
 DESCRIPTION_FILE = "checkpoint.json"
 MAX_DESCRIPTION_BYTES = 1 << 20
 MAX_COUNT = 10**15 - 1  # of steps and samples
-ADDED_TO_SHAPES = {
-    **{"rope_scaling": None, "norm_eps": 1e-5, "head_dim": None},
-    **{"qkv_bias": False, "qk_norm": False, "tanh_gelu": False, "tied_embeddings": False},
-}  # the values that an older checkpoint without these keys has
-ADDED_TO_OUTER: dict[str, Any] = {"islands": [], "are_common": False}
 
 
 class OuterCounters(NamedTuple):
@@ -53,8 +48,7 @@ class OuterCounters(NamedTuple):
 class Counters:
     """The counts saved with the tensors: steps of the run and of AdamW, and the loss scale of fp16 (else 1 and 0).
 
-    `samples`: how many the run has trained on. `order`: the order of samples, which a run keeps to its end. `outer` is
-    an island's.
+    `samples`: how many the run has trained on. `outer` is an island's.
     """
 
     steps: int
@@ -62,7 +56,6 @@ class Counters:
     loss_scale: float
     good_steps: int
     samples: int
-    order: SampleOrder = "epochs"
     outer: OuterCounters | None = None
 
     def __post_init__(self) -> None:
@@ -85,17 +78,14 @@ class Origin:
 
 @dataclass(frozen=True)
 class Description:
-    """checkpoint.json. `shape` must be that of the run that loads it; `trained_with` may have changed.
-
-    An older checkpoint does not say its `origin`.
-    """
+    """checkpoint.json. `shape` must be that of the run that loads it; `trained_with` may have changed."""
 
     format_version: int
     counters: Counters
     value_type: Precision
     shape: dict[str, Any]
     trained_with: dict[str, Any]
-    origin: Origin | None = None
+    origin: Origin
 
     @classmethod
     def read(cls, folder: Path) -> Description:
@@ -115,20 +105,13 @@ class Description:
             version = data["format_version"]
             if version != FORMAT_VERSION:
                 raise ValueError(f"format_version {shown(version)}, this Holmes reads {FORMAT_VERSION}")
-            trained_with, counters, origin = dict(data["trained_with"]), dict(data["counters"]), data.get("origin")
-            # Before there were epochs every step drew its batch with replacement, and samples were not counted.
-            if "samples" not in counters:
-                batch = decode(int, trained_with["global_batch_size"], "trained_with.global_batch_size")
-                counters["samples"] = batch * decode(int, counters["steps"], "counters.steps")
-            outer = counters.get("outer")
-            counters = {"order": "draws", **counters, "outer": None if outer is None else {**ADDED_TO_OUTER, **outer}}
             return cls(
                 FORMAT_VERSION,
-                decode(Counters, counters, "counters"),
+                decode(Counters, data["counters"], "counters"),
                 decode(Precision, data["value_type"], "value_type"),
-                {**ADDED_TO_SHAPES, **data["shape"]},
-                trained_with,
-                None if origin is None else decode(Origin, origin, "origin"),
+                dict(data["shape"]),
+                dict(data["trained_with"]),
+                decode(Origin, data["origin"], "origin"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not describe a checkpoint: {error}") from None
@@ -172,10 +155,8 @@ def describe(config: RunConfig, data_digest: str, counters: Counters) -> Descrip
     )
 
 
-def kept_origin(saved: Origin | None, now: Origin) -> Origin:
+def kept_origin(saved: Origin, now: Origin) -> Origin:
     """Return the origin of a run that resumes a checkpoint of origin `saved`, whose `weights` stay."""
-    if saved is None:
-        return now
     return Origin(saved.weights, now.tokenizer or saved.tokenizer)
 
 
@@ -196,13 +177,10 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def changed_settings(saved: Description, now: Description) -> list[str]:
-    """Return the settings that differ from those `saved` was trained with, and the learning rate if it jumps.
-
-    An older checkpoint knows fewer settings; those it does not know are not compared.
-    """
+    """Return the settings that differ from those `saved` was trained with, and the learning rate if it jumps."""
     then, today = saved.trained_with, now.trained_with
-    changed = differences(then, {key: value for key, value in today.items() if key in then})
-    with contextlib.suppress(KeyError, ValueError, TypeError):  # an older checkpoint lacks these keys
+    changed = differences(then, today)
+    with contextlib.suppress(KeyError, ValueError, TypeError):  # the file may have been written by anyone
         step = saved.counters.steps
         planned = learning_rate(decode(Optimizer, then["optimizer"], "optimizer"), step, then["steps"])
         rate = learning_rate(decode(Optimizer, today["optimizer"], "optimizer"), step, today["steps"])

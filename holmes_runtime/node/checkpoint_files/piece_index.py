@@ -40,9 +40,9 @@ class DamagedPiece(Exception):
 
 @dataclass(frozen=True)
 class WrittenBox:
-    """A box of a whole tensor, and the bytes of the file that hold it. `offsets` and `sizes` have one number per dim.
+    """A box of a whole tensor, and the bytes of the file that hold it, whose `digest` it has.
 
-    `digest` is of those bytes; empty in a checkpoint from before there were digests.
+    `offsets` and `sizes` have one number per dim.
     """
 
     offsets: tuple[int, ...]
@@ -101,8 +101,8 @@ class PieceFile:
 class PieceIndex:
     """All files and tensors of one checkpoint.
 
-    `save_id`: unique to this save, so that files of two never mix. `begun_by`: the run that began at step 0, empty if
-    not known. `generation`: the number of starts of that run up to this save, which orders saves without clocks.
+    `save_id`: unique to this save, so that files of two never mix. `begun_by`: the run that began at step 0.
+    `generation`: the number of starts of that run up to this save, which orders saves without clocks.
     """
 
     format_version: int
@@ -183,8 +183,8 @@ def index_text(index: PieceIndex) -> str:
     return json.dumps({"digest": digest, "index": encode(PieceIndex, index)}) + "\n"
 
 
-def read_index(checkpoint: Path) -> PieceIndex | None:
-    """Return the index of a checkpoint; None without one. Raise DamagedPiece if it is not as it was written."""
+def read_index(checkpoint: Path) -> PieceIndex:
+    """Return the index of a checkpoint. Raise DamagedPiece if there is none, or it is not as it was written."""
     path = checkpoint / INDEX_FILE
     try:
         said: Any = loads(read_plain(path, MAX_INDEX_BYTES).decode(), MAX_VALUES)
@@ -194,7 +194,7 @@ def read_index(checkpoint: Path) -> PieceIndex | None:
         index: PieceIndex = decode(PieceIndex, said["index"], "index")
         is_whole = said["digest"] == digest_of(to_json(index).encode())
     except FileNotFoundError:
-        return None
+        raise DamagedPiece(f"{path} is missing: {checkpoint} is no checkpoint that this Holmes reads") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedPiece(f"{path} is not as it was written: {error}") from None
     if not is_whole:
@@ -241,7 +241,7 @@ def read_box(checkpoint: Path, box: WrittenBox, is_checked: bool = True) -> byte
 
 def check_box(data: bytearray, box: WrittenBox) -> None:
     """Raise DamagedPiece, naming the file, unless `data` is what was written as `box`."""
-    if box.digest and digest_of(data) != box.digest:
+    if digest_of(data) != box.digest:
         raise DamagedPiece(_changed(box))
 
 
@@ -262,6 +262,6 @@ def damage_in(checkpoint: Path, index: PieceIndex, name: str) -> str | None:
             return f"{checkpoint}/{error}"
         except OSError as error:
             return f"{checkpoint / name} cannot be read: {error.strerror}"
-        if box.digest and digest != box.digest:
+        if digest != box.digest:
             return f"{checkpoint}/{_changed(box)}"
     return None

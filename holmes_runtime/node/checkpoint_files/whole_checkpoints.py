@@ -6,7 +6,7 @@ steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,8 +25,6 @@ from holmes_runtime.node.checkpoint_files.piece_index import (
     read_index,
 )
 from holmes_runtime.node.checkpoint_files.plain_file import read_plain
-
-ReadOld = Callable[[Path], PieceIndex]
 
 
 @dataclass(frozen=True)
@@ -81,11 +79,8 @@ class OtherRun(RuntimeError):
     """Folders hold checkpoints of different runs, and nothing shows which to take; the text names them."""
 
 
-def offers_in(host: str, folder: Path, read_old: ReadOld) -> Offers:
-    """Return the checkpoints of a folder up to the newest. `read_old` makes the index of one without an index.
-
-    `read_old` raises DamagedPiece for a checkpoint that it cannot read.
-    """
+def offers_in(host: str, folder: Path) -> Offers:
+    """Return the checkpoints of a folder up to the newest."""
     try:
         path = newest_in(folder)
     except (OSError, ValueError) as error:
@@ -98,17 +93,17 @@ def offers_in(host: str, folder: Path, read_old: ReadOld) -> Offers:
     names = {name for name in names_in(folder) if name.steps <= newest.steps}
     for name in sorted(names | {newest}, key=lambda name: name.steps):
         try:
-            offers.append(_offer(folder, name, read_old))
+            offers.append(_offer(folder, name))
         except DamagedPiece as error:
             faults.append(f"host {host}: {error}")
     return Offers(host, str(folder), newest, tuple(offers), tuple(faults))
 
 
-def _offer(folder: Path, name: CheckpointName, read_old: ReadOld) -> FolderCheckpoint:
+def _offer(folder: Path, name: CheckpointName) -> FolderCheckpoint:
     checkpoint = folder / name
     if not checkpoint.is_dir():
         raise DamagedPiece(f"{checkpoint}, which {LATEST_FILE} there names, is missing")
-    index = read_index(checkpoint) or read_old(checkpoint)
+    index = read_index(checkpoint)
     read_description(checkpoint, index)
     lacking = {file.name: fault for file in index.files if (fault := lacks(checkpoint, file)) is not None}
     held = tuple(file.name for file in index.files if file.name not in lacking)
@@ -126,7 +121,7 @@ def read_description(checkpoint: Path, index: PieceIndex) -> str:
         text = read_plain(path, MAX_DESCRIPTION_BYTES).decode()
     except (OSError, ValueError) as error:
         raise DamagedPiece(f"{path} cannot be read: {error}") from None
-    if index.description_digest and digest_of(text.encode()) != index.description_digest:
+    if digest_of(text.encode()) != index.description_digest:
         raise DamagedPiece(f"{path} is not as it was written: its digest is another")
     return text
 
@@ -136,8 +131,7 @@ def found_in(folders: Sequence[Offers]) -> list[WholeCheckpoint]:
     runs: dict[str, Offers] = {}
     for each in folders:
         for offer in each.offers:
-            if offer.begun_by:  # else it may be of any run
-                runs.setdefault(offer.begun_by, each)
+            runs.setdefault(offer.begun_by, each)
     if len(runs) > 1:
         named = "; ".join(f"host {each.host}: {each.path} of run {run}" for run, each in runs.items())
         raise OtherRun(f"checkpoints of different runs: {named}; empty the folders that are not wanted")
