@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,6 +169,19 @@ def test_step_of_a_diverging_run_is_shown(key: str, value: float, run: Path, com
     edit_step(run, **{key: value})
     for look in ("status", "status --json", "status --html", "status --tensorboard"):
         assert command(*LOOKS[look]).code == 0, look
+
+
+def test_tensorboard_without_its_package_is_wrong_usage_and_writes_nothing(
+    run: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+    before = sorted(tmp_path.rglob("*"))
+
+    done = command("status", str(run), "--html", "page.html", "--tensorboard", "tb")
+
+    assert done.code == 2
+    assert "`pip install tensorboard`" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_loss_beyond_four_bytes_is_infinite_in_tensorboard(run: Path, command: Command, tmp_path: Path) -> None:

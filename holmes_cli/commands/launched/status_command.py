@@ -25,7 +25,7 @@ from launcher.journal.run_events import NodeState, Notice
 from launcher.journal.run_store import StoredRun, find_run
 from launcher.journal.step_file import read_steps, read_written
 from launcher.journal.step_metrics import StepMetrics
-from launcher.journal.tensorboard import write_event_file
+from launcher.journal.tensorboard import require_tensorboard, write_event_file
 
 MAX_STEPS = 1000
 ALL_STEPS = 1 << 31
@@ -39,7 +39,8 @@ def status_command(
         Path | None, typer.Option("--html", help="Write one self-contained page: loss, throughput, traffic.")
     ] = None,
     tensorboard: Annotated[
-        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write the steps as TensorBoard's event file.")
+        Path | None,
+        typer.Option("--tensorboard", metavar="DIR", help="Write the steps as TensorBoard's event file."),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="With --html: write the page anew as the run goes on.")
@@ -48,6 +49,8 @@ def status_command(
     """Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong."""
     if follow and html is None:
         raise HolmesError("--follow: no page to write anew", "give one by `--html PAGE`, or look on by `holmes attach`")
+    if tensorboard:
+        require_tensorboard()
     stored = asked_run(run)
     if stored.islands and tensorboard:
         refuse_whole(stored, "--tensorboard", "status")
