@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,8 +34,6 @@ from prober.kept_links import WithKept, with_kept_links
 from prober.links.link_estimate import estimate_s
 from prober.probe import replay
 from prober.rule_text import RuleText
-
-_SIGNATURE = re.compile(rb'\n "signature": "[\w:-]+",')
 
 
 def probe_command(
@@ -82,8 +79,8 @@ def probe_command(
         kept = WithKept(inventory, None) if links else _with_kept(inventory, output or _usual(), diff)
     inventory = kept.inventory
     text = inventory.to_json() if replay_folder else "".join(signed_parts(inventory))
-    output = output or (_replay_output(text, as_json) if replay_folder else _usual())
-    if output and not (replay_folder and _holds(output, text)):
+    output = output or (_replay_output(inventory, as_json) if replay_folder else _usual())
+    if output and not (replay_folder and _holds(output, inventory)):
         write_atomically(output, text)
     if html:
         from holmes_cli.pages.inventory_page import inventory_page  # slow to import: it brings Jinja2
@@ -149,17 +146,19 @@ def _usual() -> Path:
     return Path(os.environ.get("HOLMES_INVENTORY") or "inventory.json")
 
 
-def _holds(path: Path, text: str) -> bool:
+def _holds(path: Path, inventory: Inventory) -> bool:
     """Return True if the file holds that inventory, signed or not."""
-    return path.is_file() and _SIGNATURE.sub(b"", path.read_bytes(), count=1) == text.encode()
+    with suppress(HolmesError):
+        return read_file(Inventory, path).digest() == inventory.digest()
+    return False
 
 
-def _replay_output(text: str, as_json: bool) -> Path | None:
+def _replay_output(inventory: Inventory, as_json: bool) -> Path | None:
     """Return the output of a replay without `-o`: None if it is printed. Another inventory is never replaced."""
     if as_json:
         return None
     usual = _usual()
-    if usual.exists() and not _holds(usual, text):
+    if usual.exists() and not _holds(usual, inventory):
         raise HolmesError(
             f"{usual}: holds another inventory, perhaps of a live probe; --replay does not write over it",
             f"name the file to write: `-o replayed.json`, or `-o {usual}` to write over it",
