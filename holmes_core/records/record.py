@@ -87,15 +87,18 @@ class FileRecord(Record):
         return "".join(self.json_parts())
 
     def json_parts(self, signature: str | None = None) -> Iterator[str]:
-        """Yield that text in parts, as a large plan is too large to be held as text as well; signed if asked."""
+        """Yield that text in parts, as a large plan is too large to be held as text as well; signed if asked.
+
+        The header is the first line. Each record of a tuple has a line of its own, which readers parse on its own.
+        """
         header = {"kind": self.KIND, "digest": self.digest()} | ({"signature": signature} if signature else {})
-        yield json.dumps(header, indent=1).removesuffix("\n}")
+        yield json.dumps(header).removesuffix("}")
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, tuple) and value and all(isinstance(each, Record) for each in value):
                 yield f',\n "{name}": ['
                 for index, each in enumerate(value):
-                    yield "," * (index > 0) + "\n  " + each.model_dump_json(indent=1).replace("\n", "\n  ")
+                    yield "," * (index > 0) + "\n  " + each.model_dump_json()
                 yield "\n ]"
             else:
                 body = self.model_dump_json(indent=1, include={name}).removeprefix("{").removesuffix("}")

@@ -1,21 +1,19 @@
 """Files of records: atomic writing, and reading that notices any change.
 
 Files people write (hosts.yaml, job.yaml) hold the record alone; files Holmes writes (inventory, plan, run) its header
-too. The latter are read record by record: the text of a large inventory, and the objects a parser makes of it, are
-several times as large as the inventory.
+too. Hosts, ranks and their like have a line each there, and are read line by line: the text of a large inventory, and
+the objects a parser makes of it, are several times as large as the inventory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -29,12 +27,9 @@ from holmes_core.records.regular_file import MIB, open_regular
 R = TypeVar("R", bound=Record)
 F = TypeVar("F", bound=FileRecord)
 
-MAX_OWN_BYTES = 512 * MIB  # an inventory of 12,500 hosts with eight GPUs has 200
+MAX_OWN_BYTES = 512 * MIB  # an inventory of 12,500 hosts with eight GPUs has 150 MB
+MAX_HEADER_BYTES = 4096  # kind, digest and signature have 200
 _HEADER = ("kind", "digest", "signature")
-_SIGNED = re.compile(rb'{\n "kind": "(\w+)",\n "digest": "([\w:]+)",\n "signature": "([\w:-]+)"')
-_KEY = re.compile(rb'\n "(\w+)": ')  # in the text that `json_parts` makes
-_KIND, _HEADER_BYTES = re.compile(rb'"kind":\s*"(\w+)"'), 4096
-_NEXT_KEY = re.compile(rb'\n(?= "|})')
 
 
 @dataclass(frozen=True)
@@ -100,107 +95,88 @@ def read_file(cls: type[F], path: Path, inside: Path | None = None) -> F:
 
 def read_signed(cls: type[F], path: Path, inside: Path | None = None) -> SignedRecord[F]:
     """Read as `read_file` does, and check if this user's Holmes wrote the file here."""
-    as_written = _read_as_written(cls, path, inside)
-    if as_written is not None:
-        return as_written
-    data = read_plain(path, f"; `{cls.RENEW}` makes it", inside)
-    if not isinstance(data, dict) or data.get("kind") != cls.KIND:
-        kind = data.get("kind") if isinstance(data, dict) else None
-        seen = f"its kind is {kind}" if isinstance(kind, str) else "Holmes did not write it"
-        raise HolmesError(f"{path}: not of kind {cls.KIND}: {seen}", f"make one with `{cls.RENEW}`")
-    body = {key: value for key, value in data.items() if key not in _HEADER}
-    record = parse(cls, body, str(path))
-    if data.get("digest") != record.digest():
+    return read_any((cls,), path, inside)
+
+
+def read_any(classes: Sequence[type[F]], path: Path, inside: Path | None = None) -> SignedRecord[F]:
+    """Read as `read_signed` does, a file of any of these kinds. Another kind is refused as not of the first.
+
+    Raises:
+        HolmesError: As `read_file`.
+    """
+    record, header = _read_lines(classes, path, inside) or _read_whole(classes, path, inside)
+    digest = record.digest()
+    if header["digest"] != digest:
         raise HolmesError(
-            f"{path}: changed since it was written (digest {data.get('digest')!r}, content {record.digest()!r})",
-            f"make it again with `{cls.RENEW}`; what you may choose is chosen in hosts.yaml and job.yaml",
+            f"{path}: changed since it was written (digest {header['digest']!r}, content {digest!r})",
+            f"make it again with `{record.RENEW}`; what you may choose is chosen in hosts.yaml and job.yaml",
         )
-    return SignedRecord(record, is_own(cls.KIND, record.digest(), data.get("signature")))
+    return SignedRecord(record, is_own(record.KIND, digest, header["signature"]))
 
 
-def read_any(classes: Sequence[type[FileRecord]], path: Path, inside: Path | None = None) -> SignedRecord[FileRecord]:
-    """Read as `read_signed` does, a file of any of these kinds. Another kind is refused as not of the first."""
-    return read_signed(next((cls for cls in classes if _kind_of(path, inside) == cls.KIND), classes[0]), path, inside)
+def _read_whole(classes: Sequence[type[F]], path: Path, inside: Path | None) -> tuple[F, dict[str, Any]]:
+    """Return the record and the header of a file in any layout. Raises HolmesError as `read_any` does."""
+    data = read_plain(path, f"; `{classes[0].RENEW}` makes it", inside)
+    fields = data if isinstance(data, dict) else {}
+    header = {key: fields.pop(key, None) for key in _HEADER}
+    cls = _of_kind(classes, header["kind"])
+    if cls is None:
+        seen = f"its kind is {header['kind']}" if isinstance(header["kind"], str) else "Holmes did not write it"
+        raise HolmesError(f"{path}: not of kind {classes[0].KIND}: {seen}", f"make one with `{classes[0].RENEW}`")
+    return parse(cls, fields, str(path)), header
 
 
-def _kind_of(path: Path, inside: Path | None) -> str | None:
-    """Return the kind that the file's first lines claim; None where they claim none, or cannot be read."""
+def _read_lines(classes: Sequence[type[F]], path: Path, inside: Path | None) -> tuple[F, dict[str, Any]] | None:
+    """Return the record and the header of a file with the lines that `json_parts` writes.
+
+    None for any other file, and for a fault, which `_read_whole` explains.
+    """
     try:
         with open_regular(path, MAX_OWN_BYTES, inside) as file:
-            claimed = _KIND.search(file.read(_HEADER_BYTES))
-    except OSError:
-        return None
-    return claimed[1].decode() if claimed else None
-
-
-def _read_as_written(cls: type[F], path: Path, inside: Path | None) -> SignedRecord[F] | None:
-    """Read the record in a file that is exactly as Holmes wrote it.
-
-    None for any other file: the caller then reads it by the slower way, which explains its errors.
-    """
-    if path.suffix != ".json":
-        return None
-    try:
-        with (
-            open_regular(path, MAX_OWN_BYTES, inside) as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
-        ):
-            if len(text) > MAX_JSON_BYTES and not _claims_to_be_own(text):
+            size = os.fstat(file.fileno()).st_size
+            first = file.readline(MAX_HEADER_BYTES)
+            header = dict.fromkeys(_HEADER) | json_values(first.decode().rstrip(",\n") + "}")
+            cls = _of_kind(classes, header["kind"])
+            if cls is None or (size > MAX_JSON_BYTES and not is_own(cls.KIND, header["digest"], header["signature"])):
                 return None
-            fields = dict(_fields_as_written(cls, text))
-        kind, digest, claimed = (fields.pop(name, None) for name in _HEADER)
-        record = cls.model_validate(fields) if kind == cls.KIND else None
+            fields = _fields(cls, first, _lines(file, size - len(first)))
+        return cls.model_validate({name: value for name, value in fields.items() if name not in _HEADER}), header
     except (OSError, ValueError, RecursionError):
         return None
-    if record is None or record.digest() != digest:
-        return None
-    return SignedRecord(record, is_own(cls.KIND, record.digest(), claimed))
 
 
-def _claims_to_be_own(text: mmap.mmap) -> bool:
-    """Return True if the first lines hold this user's signature of their digest; the content is not yet checked."""
-    header = _SIGNED.match(text)
-    return header is not None and is_own(*(part.decode() for part in header.groups()))
+def _fields(cls: type[FileRecord], first: bytes, lines: Iterable[bytes]) -> dict[str, Any]:
+    """Return the fields of a file whose first line is `first`.
 
-
-def _fields_as_written(cls: type[F], text: mmap.mmap) -> Iterator[tuple[str, object]]:
-    """Yield the fields of a file that `json_parts` wrote: names at one space of indentation, their records at two.
-
-    One record is read at a time, since all of a large inventory's text and objects would take several times its memory.
+    Records are read from their lines, one at a time. The other lines are a small JSON document, read as a whole.
 
     Raises:
-        ValueError: The file is laid out otherwise.
+        ValueError: A line is at fault, or the layout is another.
     """
-    at = 1
-    while (key := _KEY.match(text, at)) is not None:
-        name, start = key[1].decode(), key.end()
-        known = cls.model_fields.get(name)
-        item = record_in(known.annotation) if known else None
-        found: list[BaseModel] = []
-        if item is not None and text[start : start + 2] == b"[\n":
-            start += 1
-            while text[start : start + 4] == b"\n  {":
-                end = text.find(b"\n  }", start) + 4
-                if end < start:
-                    raise ValueError(f"no end of a record in {name}")
-                found.append(item.model_validate_json(_bounded(text[start:end])))
-                start = end + (text[end : end + 1] == b",")
-        following = _NEXT_KEY.search(text, start)
-        if following is None:
-            raise ValueError(f"no end of {name}")
-        at = following.start()
-        rest = text[start:at].removesuffix(b",")
-        if found and rest != b"\n ]":
-            raise ValueError(f"more than records in {name}: {rest!r}")
-        yield name, tuple(found) if found else json_values(rest.decode())
+    items = {name: record_in(field.annotation) for name, field in cls.model_fields.items()}
+    arrays = {f' "{name}": [\n'.encode(): (name, item) for name, item in items.items() if item}
+    rest, last, records = bytearray(first), first, dict[str, list[BaseModel]]()
+    for line in lines:
+        if line.startswith(b"  {") and last in arrays:
+            name, item = arrays[last]
+            if line.count(b",") + line.count(b"[") > MAX_VALUES:  # each could be an error of the parser
+                raise ValueError(f"more values than a record of {name} has")
+            records.setdefault(name, []).append(item.model_validate_json(line.rstrip(b",\n")))
+        else:
+            rest += line
+            last = line
+    fields: dict[str, Any] = json_values(rest.decode())
+    if any(fields.get(name) != [] for name in records):
+        raise ValueError("records that have no line of their own")
+    return fields | {name: tuple(found) for name, found in records.items()}
 
 
-def _bounded(text: bytes) -> bytes:
-    """Return `text` unless it holds more values than any record: each could be an error of the parser.
+def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
+    """Yield the lines of a file, which may grow meanwhile, up to `max_bytes`."""
+    while line := file.readline(max_bytes):
+        max_bytes -= len(line)
+        yield line
 
-    Raises:
-        ValueError: It holds more.
-    """
-    if text.count(b",") + text.count(b"[") > MAX_VALUES:
-        raise ValueError("more values than a record has")
-    return text
+
+def _of_kind(classes: Sequence[type[F]], kind: object) -> type[F] | None:
+    return next((cls for cls in classes if kind == cls.KIND), None)

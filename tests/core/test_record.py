@@ -18,7 +18,8 @@ from holmes_core.records.devices import Gpu, Netdev, Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, NetworkPort
 from holmes_core.records.job import Job, Source
 from holmes_core.records.parse_record import parse
-from holmes_core.records.record_file import read_file, read_user_file, write_atomically
+from holmes_core.records.plain_data import MAX_JSON_BYTES
+from holmes_core.records.record_file import read_file, read_user_file, write_atomically, write_signed
 from holmes_core.records.run import Failure, MeasuredTraffic, Run
 
 JOB_TEXT = """
@@ -306,14 +307,55 @@ def test_paths_in_hosts_file_are_taken_from_its_folder(tmp_path: Path) -> None:
         read_hosts_file(path)
 
 
-def test_lines_between_records_are_not_passed_over(tmp_path: Path) -> None:
+A_HOST = Host(name="a", access=Access(), reachable=False)
+TWO_HOSTS = EMPTY.model_copy(update={"hosts": (A_HOST, A_HOST.model_copy(update={"name": "b"}))})
+
+
+def test_file_is_json_with_a_line_for_each_host() -> None:
+    text = TWO_HOSTS.to_json()
+
+    lines = [line.rstrip(",") for line in text.splitlines() if line.startswith("  {")]
+    assert [json.loads(line) for line in lines] == json.loads(text)["hosts"]
+    assert [json.loads(line)["name"] for line in lines] == ["a", "b"]
+
+
+@pytest.mark.parametrize("indent", [None, 0, 1, 2])
+def test_file_is_read_in_any_layout(tmp_path: Path, indent: int | None) -> None:
     path = tmp_path / "inventory.json"
-    host = Host(name="a", access=Access(), reachable=False)
-    inventory = Inventory(hosts=(host, host.model_copy(update={"name": "b"})), clusters=(), shared=None, findings=())
-    path.write_text(inventory.to_json(), encoding="utf-8")
-    assert read_file(Inventory, path) == inventory
-    path.write_text(inventory.to_json().replace("\n  },\n", '\n  },\n   "b",\n'), encoding="utf-8")
-    with pytest.raises(HolmesError, match=r"hosts\.1: must be keys and values"):
+    path.write_text(json.dumps(json.loads(TWO_HOSTS.to_json()), indent=indent), encoding="utf-8")
+
+    assert read_file(Inventory, path) == TWO_HOSTS
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "where"),
+    [
+        ("},\n  {", '},\n  "b",\n  {', r"hosts\.1: must be keys and values"),
+        ("},\n  {", '},\n   {"name": "c"},\n  {', r"hosts\.1\.access: missing"),
+        ("},\n  {", "},\n  {},\n  {", r"hosts\.1\.name: missing"),
+        ('  {"name":"b"', '  {"name":7', r"hosts\.1\.name: "),
+        ('  {"name":"b"', '  {"name":"c"', "changed since it was written"),
+        ("\n ],", "", "line 6, column 2: not JSON"),
+        ("\n}\n", "\n", "line 17, column 1: not JSON"),
+    ],
+)
+def test_fault_in_a_line_is_named(tmp_path: Path, line: str, instead: str, where: str) -> None:
+    path = tmp_path / "inventory.json"
+    path.write_text(TWO_HOSTS.to_json().replace(line, instead, 1), encoding="utf-8")
+
+    with pytest.raises(HolmesError, match=where):
+        read_file(Inventory, path)
+
+
+def test_only_an_own_file_may_be_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    finding = Finding(rule="X", severity="I", hosts=(), evidence="e" * MAX_JSON_BYTES, effect="", remedy="")
+    large, path = EMPTY.model_copy(update={"findings": (finding,)}), tmp_path / "inventory.json"
+
+    write_signed(path, large)
+    assert read_file(Inventory, path).findings[0] == finding
+    write_atomically(path, large.to_json())
+    with pytest.raises(HolmesError, match=r"inventory\.json: cannot be read"):
         read_file(Inventory, path)
 
 
