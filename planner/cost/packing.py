@@ -1,11 +1,9 @@
-"""Codecs of edges: the ones a job may use, and the seconds that packing takes on the slots at both ends."""
+"""Codecs of edges: the ones a job may use."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from holmes_core.records.job import Codec, Job
-from holmes_runtime.config.codec import codecs_up_to, with_packing
+from holmes_runtime.config.codec import codecs_up_to
 from holmes_runtime.config.run_settings import VALUE_BYTES
 
 
@@ -17,18 +15,3 @@ def allowed_codecs(job: Job) -> tuple[Codec, ...]:
 def lossiest_codec(job: Job) -> Codec:
     """Return the lossiest of them: the fewest bytes."""
     return allowed_codecs(job)[-1]
-
-
-def with_messages(
-    job: Job,
-    values: int,
-    stages: Sequence[tuple[float, float]],
-    codecs: Sequence[tuple[Codec, Codec]],
-    action_s: Sequence[float],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of forward and backward by stage, with the packing of messages of so many values.
-
-    `codecs` are by edge, of activations and of gradients; `action_s`, by stage, is the time an action takes more.
-    """
-    longer = [(f + more_s, b + more_s) for (f, b), more_s in zip(stages, action_s, strict=True)]
-    return with_packing(job.device, values, longer, codecs)

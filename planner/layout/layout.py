@@ -8,7 +8,6 @@ from functools import cached_property
 
 from holmes_core.records.job import Codec, Model
 from holmes_core.records.plan import Axis, DataParallel, PlanGroup, PlanRank
-from holmes_runtime.config.model_shape import stage_parameters
 from planner.problem.candidates import Candidate
 from planner.problem.exchange_rates import are_even
 from planner.problem.groups import make_groups
@@ -71,7 +70,7 @@ class Layout:
 
     def rank_parameters(self, model: Model, pp_rank: int) -> int:
         """Return the parameters of one shard of a pipeline rank."""
-        return _rank_parameters(model, self.candidate, self.layers, pp_rank)
+        return self.candidate.rank_parameters(model, self.layers, pp_rank)
 
 
 def lay_out(
@@ -84,15 +83,9 @@ def lay_out(
 ) -> Layout:
     """The layout of `ranks`, with the groups they need on the problem's networks; messages travel as they are."""
     model = problem.job.model
-    parameters = [_rank_parameters(model, candidate, mode.layers, rank) for rank in range(candidate.pp)]
+    parameters = [candidate.rank_parameters(model, mode.layers, rank) for rank in range(candidate.pp)]
     groups = make_groups(problem.networks, ranks, parameters, mode.chunks, data_parallel, model.tied_embeddings)
     return Layout(candidate, mode, ranks, groups, microbatches, data_parallel=data_parallel)
-
-
-def _rank_parameters(model: Model, candidate: Candidate, layers: Sequence[int], pp_rank: int) -> int:
-    """Return the parameters of one shard of a pipeline rank, whose stages hold so many of `layers`."""
-    num_layers, is_last = sum(layers[pp_rank :: candidate.pp]), pp_rank == candidate.pp - 1
-    return stage_parameters(model, num_layers, pp_rank == 0, is_last, candidate.tp)
 
 
 def may_be_hierarchical(ranks: Sequence[PlanRank]) -> bool:

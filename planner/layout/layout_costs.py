@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import permutations
 from typing import NamedTuple
 
-from holmes_core.records.job import Codec, Device
+from holmes_core.records.job import Device
 from holmes_core.records.plan import PlanGroup
-from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order, head_parameters, layer_parameters
+from holmes_runtime.config.model_shape import head_parameters, layer_parameters
 from holmes_runtime.config.rank_grid import EDGE_AXES
-from planner.cost.collectives import PassTimes, Path, exchange_hops, exchange_share, shard_exchange_bytes
-from planner.cost.compute_time import NO_TIME, split_factor
-from planner.cost.counts import edge_bytes, edge_values, tied_bytes
+from planner.cost.collectives import Path, exchange_share, shard_exchange_bytes
+from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
-from planner.cost.packing import with_messages
-from planner.cost.slot import Slot, head_parts_s, layer_parts_s, update_s
+from planner.cost.slot import Slot, layer_parts_s
 from planner.layout.layout import Layout
+from planner.problem.coefficients import slot_s
 from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import WeightTraffic
 from planner.problem.shared_cores import machine_of
-from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, make_buckets
-from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder
+from planner.schedule.buckets import BucketExchange, BucketSeconds, exchange_among
+from planner.schedule.simulate import ReplicaSchedule
+from planner.schedule.step_seconds import RankSeconds, ReplicaSeconds, gradient_buckets, slowest_update_s
+from planner.search.closed_form import NO_EDGE, Edge
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SlotCosts:
-    """One kind of slot: seconds of a layer, of its tensor parallel collectives and of the head, a micro-batch each."""
+    """One kind of slot: the seconds of a micro-batch, and those without tensor parallel collectives.
+
+    Compared by identity, as each kind is priced once.
+    """
 
     slot: Slot
-    layer: PassTimes
-    collectives: PassTimes
-    head: PassTimes
-
-
-class EdgeCosts(NamedTuple):
-    """One message over an edge: seconds for which it keeps the link busy, and is then under way; how it is packed."""
-
-    busy_s: float
-    latency_s: float
-    codec: Codec
+    whole: RankSeconds
+    without_collectives: RankSeconds
 
 
 class LevelCosts(NamedTuple):
@@ -56,29 +51,20 @@ class LevelCosts(NamedTuple):
     reduce_bytes_per_s: float
     gather_bytes_per_s: float
     latency_s: float
+    device: Device
 
-    def exchange_s(
-        self, parameters: float, travels_bytes: tuple[int, int], device: Device
-    ) -> tuple[float, float, float]:
-        """Return the seconds of a reduce-scatter, an all-gather, and until the last byte arrives, for `parameters`.
-
-        `travels_bytes` are the bytes of a parameter, reduced and gathered.
-        """
-        (reduced, gathered), hops = travels_bytes, exchange_hops(self.size, device)
-        reduced_s = shard_exchange_bytes(reduced * parameters, self.size) / self.reduce_bytes_per_s
-        gathered_s = shard_exchange_bytes(gathered * parameters, self.size) / self.gather_bytes_per_s
-        reduce_s, gather_s = reduced_s + hops.reduce * self.latency_s, gathered_s + hops.gather * self.latency_s
-        return reduce_s, gather_s, hops.late * self.latency_s
-
-
-NO_EDGE = EdgeCosts(0.0, 0.0, "none")
+    def exchange_s(self, parameters: float, travels_bytes: tuple[int, int]) -> BucketExchange:
+        """Return the exchange of `parameters`; `travels_bytes` are the bytes of each, reduced and gathered."""
+        reduced, gathered = (shard_exchange_bytes(size * parameters, self.size) for size in travels_bytes)
+        reduced_s, gathered_s = reduced / self.reduce_bytes_per_s, gathered / self.gather_bytes_per_s
+        return exchange_among(self.size, self.device, reduced_s, gathered_s, self.latency_s)
 
 
 class LayoutCosts:
     """The seconds of everything in a placement, each kind of slot priced once."""
 
     def __init__(self, problem: Problem, layout: Layout) -> None:
-        self.job, self.networks, self.layout = problem.job, problem.networks, layout
+        self.job, self.layout, self._pp_ranks = problem.job, layout, range(layout.candidate.pp)
         self._inventory = problem.inventory
         self.execution, self._engine = layout.candidate.execution(problem.job), engine_of(problem.job)
         self._travels_bytes = self._engine.travels_bytes(self.execution.value_bytes)
@@ -96,8 +82,9 @@ class LayoutCosts:
         return {name: slot.among(on_machine[machines[name]]) for name, slot in slots.items()}
 
     def _price(self, slot: Slot) -> SlotCosts:
-        layer, collectives = layer_parts_s(self.job, self.execution, slot)
-        return SlotCosts(slot, layer, collectives, head_parts_s(self.job, self.execution, slot))
+        layer, head = slot_s(self.job, slot, self.execution)
+        alone, _ = layer_parts_s(self.job, self.execution, slot)
+        return SlotCosts(slot, RankSeconds(layer, head, slot.action_s), RankSeconds(alone, head, slot.action_s))
 
     @cached_property
     def most_faster(self) -> float:
@@ -110,10 +97,6 @@ class LayoutCosts:
             return 1.0
         return self.priced[hosts[0].name].slot.threads_per_core
 
-    def at(self, stage: int, replica: int) -> SlotCosts:
-        """Return the slot that runs the stage."""
-        return self.priced[self.layout.first_shards[stage % self.layout.candidate.pp, replica].host]
-
     def pipelines(
         self, tensor_parallel: bool = True, edges: bool = True, weights: bool = True
     ) -> list[ReplicaSchedule]:
@@ -121,110 +104,89 @@ class LayoutCosts:
 
         `weights`: the traffic of weights and gradients in every micro-batch, under ZeRO-3.
         """
-        layout, mode = self.layout, self.layout.mode
+        layout = self.layout
+        replicas = (self._replica(replica, tensor_parallel, weights) for replica in range(layout.candidate.dp))
         return [
             ReplicaSchedule(
-                ScheduleOrder(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight),
-                self._times(replica, tensor_parallel, edges, weights),
+                layout.mode.order(layout.candidate.pp, count),
+                replica.times(self.job, self.execution, layout.layers, edges),
             )
-            for replica, count in enumerate(layout.microbatches)
+            for count, replica in zip(layout.microbatches, replicas, strict=True)
         ]
 
-    def _times(self, replica: int, tensor_parallel: bool, edges: bool, weights: bool) -> PipelineTimes:
-        stages = range(len(self.layout.layers))
-        seconds = [self._stage_s(stage, replica, tensor_parallel, weights) for stage in stages]
-        forward, backward = ([self._edge(replica, axis, stage) for stage in stages[:-1]] for axis in EDGE_AXES)
-        codecs = [(there.codec, back.codec) for there, back in zip(forward, backward, strict=True)]
-        values = edge_values(self.job.model, self.execution)
-        has_edges = edges and self.layout.candidate.pp > 1
-        action_s = [self.at(stage, replica).slot.action_s * has_edges for stage in stages]
-        times = PipelineTimes(
-            *with_messages(self.job, values, seconds, codecs if edges else (), action_s),
-            tuple(edge.busy_s for edge in forward),
-            tuple(edge.busy_s for edge in backward),
-            self._weight_part(),
-            split_factor(self.job),
-            tuple(edge.latency_s for edge in forward),
+    def _replica(self, replica: int, tensor_parallel: bool, weights: bool) -> ReplicaSeconds:
+        ranks = [self._rank(rank, replica, tensor_parallel, weights) for rank in self._pp_ranks]
+        forward, backward = (
+            [self.edges.get((replica, axis, rank), NO_EDGE) for rank in self._pp_ranks] for axis in EDGE_AXES
         )
-        return times if edges else times.without_edges()
+        return ReplicaSeconds(ranks, forward, backward, self._weight_part)
 
-    def _stage_s(self, stage: int, replica: int, tensor_parallel: bool, weights: bool) -> tuple[float, float]:
-        """Forward and backward of one micro-batch."""
-        priced, count = self.at(stage, replica), self.layout.layers[stage]
-        shared = priced.collectives if tensor_parallel else NO_TIME
-        head = priced.head if stage == self.layout.last_stage else NO_TIME
-        layer = PassTimes(priced.layer.forward_s + shared.forward_s, priced.layer.backward_s + shared.backward_s)
-        if weights and self.layout.candidate.weight_shards > 1:
-            traffic, of_head = self._weight_traffic(stage % self.layout.candidate.pp)
-            layer = traffic.under(layer)
-            head = of_head.under(head) if stage == self.layout.last_stage else head
-        return count * layer.forward_s + head.forward_s, count * layer.backward_s + head.backward_s
+    def _rank(self, pp_rank: int, replica: int, tensor_parallel: bool = True, weights: bool = False) -> RankSeconds:
+        """Return the seconds of one micro-batch on the pipeline rank of a replica."""
+        priced = self._priced_at(pp_rank, replica)
+        seconds = priced.whole if tensor_parallel else priced.without_collectives
+        if not weights or self.layout.candidate.weight_shards == 1:
+            return seconds
+        layer, head = self._weight_traffic[pp_rank]
+        return RankSeconds(layer.under(seconds.layer), head.under(seconds.head), seconds.action_s)
 
-    def _weight_traffic(self, pp_rank: int) -> tuple[WeightTraffic, WeightTraffic]:
-        """Return the traffic of a layer and of the head on one tensor shard, among replicas that share the weights."""
-        inside, tp = self._levels[pp_rank][0], self.layout.candidate.tp
-        found = []
-        for count in (layer_parameters, head_parameters):
-            parameters = count(self.job.model, tp)
-            reduce_s, gather_s, late_s = inside.exchange_s(parameters, self._travels_bytes, self.job.device)
-            found.append(WeightTraffic(gather_s + late_s, reduce_s + late_s))
-        return found[0], found[1]
+    def _priced_at(self, pp_rank: int, replica: int) -> SlotCosts:
+        return self.priced[self.layout.first_shards[pp_rank, replica].host]
 
+    @cached_property
+    def _weight_traffic(self) -> list[list[WeightTraffic]]:
+        """By pipeline rank, the traffic of a layer and of the head, among replicas that share the weights."""
+        sizes = [count(self.job.model, self.layout.candidate.tp) for count in (layer_parameters, head_parameters)]
+        exchanges = [[inside.exchange_s(size, self._travels_bytes) for size in sizes] for inside, *_ in self._levels]
+        return [
+            [WeightTraffic(each.gather_s + each.late_s, each.reduce_s + each.late_s) for each in pair]
+            for pair in exchanges
+        ]
+
+    @cached_property
     def _weight_part(self) -> float:
         """Return the weight gradients' part of a backward.
 
         Half without recomputation, which otherwise comes on top; emulation halves it always.
         """
-        first = self.at(0, 0)
+        first = self._priced_at(0, 0)
         if first.slot.speed is None or self.execution.recompute == "none":
             return 0.5
-        return first.layer.forward_s / first.layer.backward_s
+        return first.without_collectives.layer.forward_s / first.without_collectives.layer.backward_s
 
-    def _edge(self, replica: int, axis: str, stage: int) -> EdgeCosts:
-        return self.edges.get((replica, axis, stage % self.layout.candidate.pp), NO_EDGE)
-
-    def _edges(self) -> Mapping[tuple[int, str, int], EdgeCosts]:
+    def _edges(self) -> Mapping[tuple[int, str, int], Edge]:
         """Return, by (replica, axis, earlier pipeline rank), what one message of one shard takes."""
-        layout, found = self.layout, dict[tuple[int, str, int], EdgeCosts]()
-        for group in layout.groups_of_first_shards:
+        found = dict[tuple[int, str, int], Edge]()
+        for group in self.layout.groups_of_first_shards:
             if group.axis in EDGE_AXES:
-                earlier, later = (layout.ranks[rank] for rank in group.ranks)
-                one_host, codec = earlier.host == later.host, layout.codec_of(group)
-                path, share = self._path(group, one_host), 1.0 if one_host else self._engine.edge_share
+                earlier, path = self.layout.ranks[group.ranks[0]], self._path(group)
+                codec, share = self.layout.codec_of(group), 1.0 if self._is_inside(group) else self._engine.edge_share
                 busy_s = edge_bytes(self.job.model, self.execution, codec) / path.bandwidth_bytes_per_s / share
-                found[earlier.dp_rank, group.axis, earlier.pp_rank] = EdgeCosts(busy_s, path.latency_s, codec)
+                found[earlier.dp_rank, group.axis, earlier.pp_rank] = Edge(busy_s, path.latency_s, codec)
         return found
 
-    def _path(self, group: PlanGroup, one_host: bool) -> Path:
+    def _is_inside(self, group: PlanGroup) -> bool:
+        """Return True if all ranks of the group are on one host."""
+        return len({self.layout.ranks[rank].host for rank in group.ranks}) == 1
+
+    def _path(self, group: PlanGroup) -> Path:
         """Return the group's path: its share of the network, or the links between the slots of its one host."""
-        if one_host:
+        if self._is_inside(group):
             return self.priced[self.layout.ranks[group.ranks[0]].host].slot.inside
         assert group.rate_bytes_per_s is not None
         return Path(group.rate_bytes_per_s, group.latency_s)
 
     def norm_s(self) -> tuple[float, float]:
         """Seconds the norm's sum over all ranks is under way: down pipelines and back up, and around replicas."""
-        last = self.layout.candidate.pp - 1
-        pipelines_s: defaultdict[int, float] = defaultdict(float)
-        for (replica, axis, earlier), edge in self.edges.items():
-            pipelines_s[replica] += edge.latency_s if earlier < last and axis == EDGE_AXES[0] else 0.0
+        replicas = (self._replica(replica, False, False) for replica in range(self.layout.candidate.dp))
         around_s = [sum((level.size - 1) * level.latency_s for level in levels) for levels in self._levels]
-        return 2 * max(pipelines_s.values(), default=0.0), 2 * max(around_s, default=0.0)
+        return 2 * max(replica.latency_s for replica in replicas), 2 * max(around_s)
 
     def tied_s(self) -> float:
         """Seconds of the sums over copies of a tied table; nothing hides them, as they follow the last gradients."""
         size = tied_bytes(self.job.model, self.execution)
-        seconds = [0.0]
-        for group in self.layout.groups_of_first_shards:
-            if group.axis == "tied":
-                one_host = len({self.layout.ranks[rank].host for rank in group.ranks}) == 1
-                path = self._path(group, one_host)
-                seconds.append(size / path.bandwidth_bytes_per_s + path.latency_s)
-        return max(seconds)
-
-    @property
-    def _dp(self) -> int:
-        return self.layout.candidate.dp
+        paths = [self._path(group) for group in self.layout.groups_of_first_shards if group.axis == "tied"]
+        return max((size / path.bandwidth_bytes_per_s + path.latency_s for path in paths), default=0.0)
 
     @cached_property
     def _levels(self) -> list[list[LevelCosts]]:
@@ -243,44 +205,36 @@ class LayoutCosts:
             min(each.reduce_bytes_per_s for each in priced),
             min(each.gather_bytes_per_s for each in priced),
             max(each.latency_s for each in priced),
+            priced[0].device,
         )
 
     def _group_costs(self, group: PlanGroup) -> LevelCosts:
-        one_host = len({self.layout.ranks[rank].host for rank in group.ranks}) == 1
-        path = self._path(group, one_host)
-        n, reduced = len(group.ranks), path.bandwidth_bytes_per_s if one_host else self._reduce_bytes_per_s(group)
-        share = 1.0 if one_host else exchange_share(n, self.job.device) * self._engine.exchange_share
-        return LevelCosts(n, share * reduced, share * path.bandwidth_bytes_per_s, path.latency_s)
+        path, n, device = self._path(group), len(group.ranks), self.job.device
+        if self._is_inside(group):
+            return LevelCosts(n, path.bandwidth_bytes_per_s, path.bandwidth_bytes_per_s, path.latency_s, device)
+        share = exchange_share(n, device) * self._engine.exchange_share
+        reduced = share * self._reduce_bytes_per_s(group)
+        return LevelCosts(n, reduced, share * path.bandwidth_bytes_per_s, path.latency_s, device)
 
     def buckets(self) -> list[list[BucketSeconds]]:
         """Return, by stage, its gradient buckets; none with one replica, which exchanges nothing."""
-        if self._dp == 1:
+        candidate = self.layout.candidate
+        if candidate.dp == 1:
             return []
-        stages = range(len(self.layout.layers))
-        return [self._stage_buckets(stage, self._levels[stage % self.layout.candidate.pp]) for stage in stages]
+        ranks = [self._rank(rank, 0) for rank in self._pp_ranks]
+        exchanges = [partial(self._exchange, levels) for levels in self._levels]
+        return gradient_buckets(self.job, candidate, self.layout.layers, ranks, exchanges)
 
-    def _stage_buckets(self, stage: int, levels: Sequence[LevelCosts]) -> list[BucketSeconds]:
-        priced, last = self.at(stage, 0), self.layout.last_stage
-        device, engine = self.job.device, self._engine
-
-        def exchange(parameters: int) -> BucketExchange:
-            (reduce_s, gather_s, late_s), *across = (
-                level.exchange_s(parameters / share, self._travels_bytes, device)
-                for level, share in zip(levels, (1, levels[0].size), strict=False)
-            )
-            across_reduce_s, across_gather_s, across_late_s = across[0] if across else (0.0, 0.0, 0.0)
-            found = BucketExchange(reduce_s, gather_s, late_s + across_late_s, across_reduce_s, across_gather_s)
-            return found if engine.gathers_first else found.all_reduced()
-
-        backward_s: dict[Part, float] = {
-            "head": priced.head.backward_s,
-            "layer": priced.layer.backward_s + priced.collectives.backward_s,
-        }
-        parts = gradient_order(self.layout.layers[stage], stage == 0, stage == last)
-        full_bytes = 0 if engine.overlaps_exchange else WHOLE  # sharded by layer
-        if engine.overlaps_exchange and self.layout.candidate.weight_shards == 1:
-            full_bytes = bucket_bytes(self.layout.rank_parameters(self.job.model, stage % self.layout.candidate.pp))
-        return make_buckets(self.job.model, self.layout.candidate.tp, parts, backward_s, exchange, full_bytes)
+    def _exchange(self, levels: Sequence[LevelCosts], parameters: int) -> BucketExchange:
+        """Return the exchange of so many parameters: in one level, or inside clusters and then their parts across."""
+        inside, *others = levels
+        found = inside.exchange_s(parameters, self._travels_bytes)
+        if not others:
+            return found
+        across = others[0].exchange_s(parameters / inside.size, self._travels_bytes)
+        return BucketExchange(
+            found.reduce_s, found.gather_s, found.late_s + across.late_s, across.reduce_s, across.gather_s
+        )
 
     def _reduce_bytes_per_s(self, group: PlanGroup) -> float:
         """Return the rate of a reduce-scatter over several hosts, in terms of the bytes that a ring would send.
@@ -305,8 +259,7 @@ class LayoutCosts:
 
     def optimizer_s(self) -> float:
         """Return the seconds of the slowest rank's update."""
-        layout = self.layout
-        parameters = [layout.rank_parameters(self.job.model, rank) for rank in range(layout.candidate.pp)]
-        kinds = {(pp_rank, id(self.priced[rank.host])): rank for (pp_rank, _), rank in layout.first_shards.items()}
-        slots = [(pp_rank, self.priced[rank.host].slot) for (pp_rank, _), rank in kinds.items()]
-        return max(update_s(parameters[rank], self.execution, slot) for rank, slot in slots)
+        replicas = range(self.layout.candidate.dp)
+        kinds = [{self._priced_at(rank, replica) for replica in replicas} for rank in self._pp_ranks]
+        slots = [[priced.slot for priced in kind] for kind in kinds]
+        return slowest_update_s(self.job, self.layout.candidate, self.layout.layers, slots)

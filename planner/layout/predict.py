@@ -75,7 +75,7 @@ def predict_step_s(problem: Problem, layout: Layout) -> float:
 def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tuple[Span, ...]:
     """Every action of one replica's simulated step."""
     costs, mode, count = LayoutCosts(problem, layout), layout.mode, layout.microbatches[replica]
-    schedule = make_schedule(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight)
+    schedule = make_schedule(*mode.order(layout.candidate.pp, count))
     return spans_of(schedule, run_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)[replica])
 
 

@@ -112,9 +112,8 @@ def _gathered_parameters(model: Model, layout: Layout, rank: PlanRank) -> int:
     A layer is gathered for a forward and for a backward, but not again where one follows the other at once. No backward
     needs the embedding.
     """
-    mode, total, previous = layout.mode, 0, None
-    count = layout.microbatches[rank.dp_rank]
-    schedule = make_schedule(mode.schedule, layout.candidate.pp, count, mode.chunks, mode.extra_in_flight)
+    total, previous = 0, None
+    schedule = make_schedule(*layout.mode.order(layout.candidate.pp, layout.microbatches[rank.dp_rank]))
     for action in schedule[rank.pp_rank]:
         is_first, is_last = action.stage == 0, action.stage == layout.last_stage
         parts = gradient_order(layout.layers[action.stage], is_first, is_last)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.job import Job, Recompute
+from holmes_core.records.job import Job, Model, Recompute
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.model_shape import stage_parameters
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution
 from planner.cost.engines import engine_of
@@ -53,6 +54,11 @@ class Candidate:
         """Return the execution of every tasklet of `job`."""
         degrees = self.tp, self.pp, self.dp, self.micro_batch_size
         return make_execution(job, *degrees, self.recompute, self.weight_shards, self.optimizer_offload)
+
+    def rank_parameters(self, model: Model, layers: Sequence[int], pp_rank: int) -> int:
+        """Return the parameters of one tensor shard of a pipeline rank; `layers` are by stage."""
+        held, is_last = sum(layers[pp_rank :: self.pp]), pp_rank == self.pp - 1
+        return stage_parameters(model, held, pp_rank == 0, is_last, self.tp)
 
 
 def candidate_of(plan: Plan) -> Candidate:

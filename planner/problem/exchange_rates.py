@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import inf
 
-from planner.cost.collectives import shard_exchange_bytes
+from planner.cost.collectives import shard_exchange_bytes, times_as_long
 from planner.problem.coefficients import Coefficients, crossings_of, joined_s
 
 RINGS_WHERE_HOSTS_ARE_SHARED = 2  # on a NIC: where stages do not begin at hosts' boundaries, two may meet on a host
@@ -37,6 +37,14 @@ def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, 
     if coeffs.aligned:
         return 0 if dp <= per_host else 1
     return 1 if per_host and dp % per_host == 0 else RINGS_WHERE_HOSTS_ARE_SHARED
+
+
+def trunk_slowdowns(coeffs: Coefficients, sites: Sequence[Site], layers: Sequence[int]) -> list[float]:
+    """Return, by pipeline rank, how many times as long as alone its exchange takes of a trunk that others share."""
+    sizes = [coeffs.sync_bytes(rank, held) for rank, held in enumerate(layers)]
+    crosses = [len({coeffs.cluster[c] for c in site}) > 1 for site in sites]
+    longer = times_as_long([size for size, far in zip(sizes, crosses, strict=True) if far])
+    return [longer[size] if far else 1.0 for size, far in zip(sizes, crosses, strict=True)]
 
 
 def are_even(clusters: Iterable[Hashable]) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holmes_core.records.job import Model
+from holmes_core.records.job import Device, Model
 from holmes_runtime.config.model_shape import Part, embedding_parameters, head_parameters, layer_parameters
+from planner.cost.collectives import exchange_hops
 from planner.cost.counts import GRADIENT_BYTES
 
 WHOLE = 2**62  # bytes: a bucket that a stage never fills
@@ -42,6 +43,16 @@ class BucketExchange(NamedTuple):
         """Return the exchange with weights gathered as soon as gradients are reduced, which keeps networks busy."""
         reduce_s, across_s = self.reduce_s + self.gather_s, self.across_reduce_s + self.across_gather_s
         return BucketExchange(reduce_s, 0.0, self.late_s, across_s, 0.0)
+
+
+def exchange_among(
+    num_ranks: int, device: Device, reduced_s: float, gathered_s: float, latency_s: float
+) -> BucketExchange:
+    """Return an exchange among so many ranks of bytes that take so long; each of its hops takes `latency_s`."""
+    hops = exchange_hops(num_ranks, device)
+    return BucketExchange(
+        reduced_s + hops.reduce * latency_s, gathered_s + hops.gather * latency_s, hops.late * latency_s
+    )
 
 
 def part_parameters(model: Model, tp: int, is_first: bool) -> dict[Part, int]:

@@ -10,21 +10,26 @@ from itertools import pairwise
 from math import ceil
 
 from holmes_core.records.job import Codec, Job
-from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order, stage_parameters
 from holmes_runtime.config.schedule import microbatches_in_flight
-from planner.cost.collectives import exchange_hops, exchange_share, times_as_long
-from planner.cost.compute_time import split_factor
-from planner.cost.counts import edge_bytes, edge_values, memory_bytes
+from planner.cost.collectives import exchange_share
+from planner.cost.counts import edge_bytes, memory_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import splits_backwards
-from planner.cost.packing import allowed_codecs, lossiest_codec, with_messages
+from planner.cost.packing import allowed_codecs, lossiest_codec
 from planner.problem.coefficients import Coefficients, are_alike
-from planner.problem.exchange_rates import are_even, rings_on_nic, site_latency_s, sync_s_per_byte
-from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, make_buckets
+from planner.problem.exchange_rates import (
+    Site,
+    are_even,
+    rings_on_nic,
+    site_latency_s,
+    sync_s_per_byte,
+    trunk_slowdowns,
+)
+from planner.schedule.buckets import BucketExchange, BucketSeconds, exchange_among
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
-from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder, simulate
-from planner.schedule.step_end import slowest_update_s, tied_s
-from planner.schedule.step_lower_bound import Shape, least_step_s
+from planner.schedule.simulate import ReplicaSchedule, simulate
+from planner.schedule.step_lower_bound import least_step_s
+from planner.schedule.step_seconds import Exchange, RankSeconds, ReplicaSeconds, gradient_buckets, slowest_update_s
 from planner.search.closed_form import NO_EDGE, Edge, edge_of
 from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
@@ -49,7 +54,7 @@ class PlacementSimulator:
     def busiest_s(self) -> float:
         """Seconds the busiest rank computes, under any schedule."""
         layers = self._placement.layers
-        return max(count * max(map(sum, self._stage_s(sites, layers))) for count, sites in self._lanes)
+        return max(count * max(map(sum, replica.compute_s(layers))) for count, replica in self._lanes)
 
     def modes(self) -> list[RunMode]:
         """Return the modes that job.yaml and memory allow, each with the lower bound on its step."""
@@ -68,14 +73,39 @@ class PlacementSimulator:
         return replace(mode, step_s=max(self.lower_bound_s(mode), short_s + rounds * (short_s - shorter_s)))
 
     @cached_property
-    def _lanes(self) -> list[tuple[int, list[tuple[int, ...]]]]:
-        """(micro-batches, sites by stage) of each lane; see closed_form.py."""
+    def _lanes(self) -> list[tuple[int, ReplicaSeconds]]:
+        """Micro-batches and seconds of each lane; see closed_form.py."""
         columns: dict[tuple[int, ...], int] = {}
         for column, count in zip(zip(*self._placement.sites, strict=True), self._placement.microbatches, strict=True):
             columns[column] = max(count, columns.get(column, 0))
         if all(len(set(column)) == 1 for column in columns):
-            return [(count, [(c,) for c in column]) for column, count in columns.items()]
-        return [(max(self._placement.microbatches), self._sites)]
+            return [(count, self._replica([(c,) for c in column])) for column, count in columns.items()]
+        return [(max(self._placement.microbatches), self._replica(self._sites))]
+
+    def _replica(self, sites: Sequence[Site]) -> ReplicaSeconds:
+        edges = list(self._edges(sites))
+        return ReplicaSeconds([self._rank(site) for site in sites], edges, edges)
+
+    def _rank(self, site: Site) -> RankSeconds:
+        """Return the seconds of one micro-batch at the pace of the site's slowest class."""
+        coeffs = self._coeffs
+        slowest = max(site, key=lambda c: coeffs.layer_s[c])
+        return RankSeconds(coeffs.layer[slowest], coeffs.head[slowest], max(coeffs.action_s[c] for c in site))
+
+    def _edges(self, sites: Sequence[Site]) -> Iterator[Edge]:
+        """Yield one message by edge, then the one back to the first rank; between stages of one host it is free."""
+        seen = Counter[Site]()
+        for before, after in pairwise(sites):
+            seen[before] += 1
+            per_host = self._coeffs.stages_per_host[before[0]] if len(before) == 1 else 1
+            same_host = before == after and seen[before] % per_host != 0
+            yield NO_EDGE if same_host else self._edge(before, after)
+        yield self._edge(sites[-1], sites[0])
+
+    def _edge(self, before: Site, after: Site) -> Edge:
+        """Return one message, packed as lossily as job.yaml allows if it crosses the network that all share."""
+        codec = "none" if are_alike(self._coeffs, (*before, *after)) else lossiest_codec(self._job)
+        return edge_of(self._coeffs, before, after)._replace(codec=codec)
 
     def allowed_modes(self, eager: bool = True) -> Iterator[RunMode]:
         """Yield the modes that job.yaml allows, even if they exceed memory; their bounds are still to be computed."""
@@ -121,10 +151,10 @@ class PlacementSimulator:
         """
         if self._pp == 1:
             return [()] if self._job.parallel.schedule == "eager" else []
-        _, sites = self._lanes[0]
-        stages = self._stage_s(sites, self._placement.layers)
-        edges = self._edges(sites, 1)
-        depths = [_depths(stages, self._packed(sites, edges, codec)) for codec in allowed_codecs(self._job)]
+        _, replica = self._lanes[0]
+        stages = replica.compute_s(self._placement.layers)
+        edges = replica.forward_edges[:-1]
+        depths = [_depths(stages, self._packed(edges, codec)) for codec in allowed_codecs(self._job)]
         wanted = [max(column) for column in zip(*depths, strict=True)]
         far = [len({self._coeffs.cluster[c] for c in (*a, *b)}) > 1 for a, b in pairwise(self._sites)]
         found: dict[tuple[int, ...], None] = {}
@@ -140,14 +170,11 @@ class PlacementSimulator:
             found[(0,) * (self._pp - 1)] = None
         return list(found)
 
-    def _packed(self, sites: Sequence[tuple[int, ...]], edges: Sequence[Edge], codec: Codec) -> list[Edge]:
-        """Return the edges if what crosses were packed so, and not as lossily as job.yaml allows."""
+    def _packed(self, edges: Sequence[Edge], codec: Codec) -> list[Edge]:
+        """Return the edges if messages were packed so, and not as lossily as job.yaml allows."""
         sizes = [edge_bytes(self._job.model, self._execution, each) for each in (codec, lossiest_codec(self._job))]
         ratio = sizes[0] / sizes[1]
-        return [
-            edge if are_alike(self._coeffs, (*a, *b)) else edge._replace(busy_s=edge.busy_s * ratio)
-            for edge, (a, b) in zip(edges, pairwise(sites), strict=True)
-        ]
+        return [edge if edge.codec == "none" else edge._replace(busy_s=edge.busy_s * ratio) for edge in edges]
 
     def fits(self, mode: RunMode) -> bool:
         """Return True if every rank's memory holds the micro-batches that the schedule keeps."""
@@ -171,9 +198,8 @@ class PlacementSimulator:
 
     def lower_bound_s(self, mode: RunMode) -> float:
         """Return a lower bound on the step of `mode`, in seconds."""
-        shapes = [Shape(mode.schedule, self._pp, count, mode.extra_in_flight) for count, _ in self._lanes]
-        lanes = zip(shapes, self._times(mode), strict=True)
-        return max(least_step_s(shape, times, self._buckets(mode.layers)) for shape, times in lanes) + self._after_s
+        buckets = self._buckets(mode.layers)
+        return max(least_step_s(pipeline, buckets) for pipeline in self._pipelines(mode)) + self._after_s
 
     def _simulate(self, mode: RunMode, rounds_left_out: int) -> float:
         return simulate(self._pipelines(mode, rounds_left_out), self._buckets(mode.layers)) + self._after_s
@@ -182,15 +208,26 @@ class PlacementSimulator:
     def _after_s(self) -> float:
         """Seconds after all gradients: the sum over copies of a tied table, the norm's sum (down pipelines and back up,
         and around replicas), and the update."""
-        pipelines_s = max(sum(edge.latency_s for edge in self._edges(sites, 1)) for _, sites in self._lanes)
+        pipelines_s = max(replica.latency_s for _, replica in self._lanes)
         around_s = max(site_latency_s(self._coeffs, site) for site in self._sites)
         norm_s = 2 * pipelines_s + 2 * (self._placement.candidate.dp - 1) * around_s
-        return norm_s + tied_s(self._job, self._execution, self._coeffs, self._sites) + self._update_s
+        return norm_s + self._tied_s + self._update_s
+
+    @cached_property
+    def _tied_s(self) -> float:
+        """Seconds of the sum over copies of a tied table, as a message between the ends of the pipeline."""
+        model, execution = self._job.model, self._execution
+        if not model.tied_embeddings or self._pp == 1:
+            return 0.0
+        edge = edge_of(self._coeffs, self._sites[0], self._sites[-1])
+        messages = tied_bytes(model, execution) / edge_bytes(model, execution, lossiest_codec(self._job))
+        return messages * edge.busy_s + edge.latency_s
 
     @cached_property
     def _update_s(self) -> float:
         """Seconds of the slowest rank's update."""
-        return slowest_update_s(self._job, self._execution, self._coeffs, self._sites, self._placement.layers)
+        slots = [[self._coeffs.slots[c] for c in site] for site in self._sites]
+        return slowest_update_s(self._job, self._placement.candidate, self._placement.layers, slots)
 
     def parts(self, mode: RunMode) -> StepParts:
         """Return the parts of its seconds; the seconds that links add come from shortened simulations."""
@@ -204,107 +241,42 @@ class PlacementSimulator:
         bubble_s = mode.step_s - self.busiest_s - edges_s - gradients_s - self._update_s
         return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s, self._update_s)
 
-    def _pipelines(self, mode: RunMode, rounds_left_out: int, messages: bool = True) -> list[ReplicaSchedule]:
+    def _pipelines(self, mode: RunMode, rounds_left_out: int = 0, messages: bool = True) -> list[ReplicaSchedule]:
         """Return one pipeline a lane, less so many rounds of pp micro-batches; without `messages` they take no time."""
-        counts = [count - rounds_left_out * self._pp for count, _ in self._lanes]
         return [
-            ReplicaSchedule(ScheduleOrder(mode.schedule, self._pp, count, mode.chunks, mode.extra_in_flight), times)
-            for count, times in zip(counts, self._times(mode, messages), strict=True)
+            ReplicaSchedule(
+                mode.order(self._pp, count).without(rounds_left_out),
+                replica.times(self._job, self._execution, mode.layers, messages),
+            )
+            for count, replica in self._lanes
         ]
-
-    def _times(self, mode: RunMode, messages: bool = True) -> list[PipelineTimes]:
-        """Return the seconds of each lane's stages and edges."""
-        found = []
-        for _, sites in self._lanes:
-            edges = self._edges(sites, mode.chunks)
-            busy_s, late_s = (tuple(edge.busy_s for edge in edges), tuple(edge.latency_s for edge in edges))
-            stages, factor = self._stage_s(sites, mode.layers), split_factor(self._job)
-            alone_s = zip(*stages, strict=True)
-            forward_s, backward_s = self._with_messages(stages, sites) if messages else alone_s
-            times = PipelineTimes(forward_s, backward_s, busy_s, busy_s, split_factor=factor, latency_s=late_s)
-            found.append(times if messages else times.without_edges())
-        return found
-
-    def _stage_s(self, sites: Sequence[tuple[int, ...]], layers: Sequence[int]) -> list[tuple[float, float]]:
-        """Forward and backward of one micro-batch, by stage, at the pace of a site's slowest class."""
-        coeffs, found = self._coeffs, []
-        for stage, held in enumerate(layers):
-            slowest = max(sites[stage % self._pp], key=lambda c: coeffs.layer_s[c])
-            layer, head, is_last = coeffs.layer[slowest], coeffs.head[slowest], stage == len(layers) - 1
-            forward_s = held * layer.forward_s + head.forward_s * is_last
-            found.append((forward_s, held * layer.backward_s + head.backward_s * is_last))
-        return found
-
-    def _with_messages(
-        self, stages: Sequence[tuple[float, float]], sites: Sequence[tuple[int, ...]]
-    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Forward and backward by stage, with messages; what crosses the network that all share is packed."""
-        values, codec = edge_values(self._job.model, self._execution), lossiest_codec(self._job)
-        packed = [
-            codec if not are_alike(self._coeffs, (*sites[s % self._pp], *sites[(s + 1) % self._pp])) else "none"
-            for s in range(len(stages) - 1)
-        ]
-        slowest_s = [max(self._coeffs.action_s[c] for c in site) * (self._pp > 1) for site in sites]
-        action_s = [slowest_s[stage % self._pp] for stage in range(len(stages))]
-        return with_messages(self._job, values, stages, [(each, each) for each in packed], action_s)
-
-    def _edges(self, sites: Sequence[tuple[int, ...]], chunks: int) -> list[Edge]:
-        """One message by edge; between stages of one host it takes nothing."""
-        coeffs, found = self._coeffs, list[Edge]()
-        count: dict[tuple[int, ...], int] = {}
-        for before, after in pairwise(sites):
-            count[before] = count.get(before, 0) + 1
-            per_host = coeffs.stages_per_host[before[0]] if len(before) == 1 else 1
-            same_host = before == after and count[before] % per_host != 0
-            found.append(NO_EDGE if same_host else edge_of(coeffs, before, after))
-        back = edge_of(coeffs, sites[-1], sites[0])
-        return [*found, back] * (chunks - 1) + found
 
     def _read_buckets(self, layers: tuple[int, ...]) -> list[list[BucketSeconds]]:
         """Return, by stage, its gradient buckets when stages hold `layers`; none with one replica."""
         if self._placement.candidate.dp == 1:
             return []
-        return [self._stage_buckets(stage, layers) for stage in range(len(layers))]
+        ranks = [self._rank(site) for site in self._sites]
+        slowdowns = trunk_slowdowns(self._coeffs, self._sites, self._placement.layers)
+        exchanges = [self._exchange(rank, times_as_long) for rank, times_as_long in enumerate(slowdowns)]
+        return gradient_buckets(self._job, self._placement.candidate, layers, ranks, exchanges)
 
-    def _stage_buckets(self, stage: int, layers: Sequence[int]) -> list[BucketSeconds]:
-        coeffs, tp, site = self._coeffs, self._placement.candidate.tp, self._sites[stage % self._pp]
-        engine = engine_of(self._job)
-        travels = engine.travels_bytes(self._execution.value_bytes)
-        gather_part = travels[1] / sum(travels)
-        rings = self._rings(stage % self._pp)
-        share = exchange_share(coeffs.candidate.dp, self._job.device) if rings else 1.0
-        is_even = are_even(coeffs.cluster[c] for c in self._placement.sites[stage % self._pp])
-        per_byte = sync_s_per_byte(coeffs, site, rings, self._times_as_long[stage % self._pp], is_even) / share
-        slowest = max(site, key=lambda c: coeffs.layer_s[c])
-
-        latency_s, hops = site_latency_s(coeffs, site), exchange_hops(coeffs.candidate.dp, self._job.device)
+    def _exchange(self, rank: int, times_as_long: float) -> Exchange:
+        """Return the exchange of a pipeline rank, which takes `times_as_long` of a trunk as alone."""
+        coeffs, site, (dp, device) = self._coeffs, self._sites[rank], (self._coeffs.candidate.dp, self._job.device)
+        travels_bytes = engine_of(self._job).travels_bytes(self._execution.value_bytes)
+        gather_part = travels_bytes[1] / sum(travels_bytes)
+        rings = self._rings(rank)
+        share = exchange_share(dp, device) if rings else 1.0
+        is_even = are_even(coeffs.cluster[c] for c in self._placement.sites[rank])
+        s_per_byte = sync_s_per_byte(coeffs, site, rings, times_as_long, is_even) / share
+        s_per_parameter = s_per_byte * (coeffs.candidate.tp * sum(travels_bytes))
+        latency_s = site_latency_s(coeffs, site)
 
         def exchange(parameters: int) -> BucketExchange:
-            seconds = per_byte * (tp * sum(travels)) * parameters
-            reduced_s, gathered_s = seconds * (1 - gather_part), seconds * gather_part
-            found = BucketExchange(
-                reduced_s + hops.reduce * latency_s, gathered_s + hops.gather * latency_s, hops.late * latency_s
-            )
-            return found if engine.gathers_first else found.all_reduced()
+            seconds = s_per_parameter * parameters
+            return exchange_among(dp, device, seconds * (1 - gather_part), seconds * gather_part, latency_s)
 
-        backward_s: dict[Part, float] = {
-            "head": coeffs.head[slowest].backward_s,
-            "layer": coeffs.layer[slowest].backward_s,
-        }
-        parts = gradient_order(layers[stage], stage == 0, stage == len(layers) - 1)
-        full_bytes = 0 if engine.overlaps_exchange else WHOLE  # sharded by layer
-        if engine.overlaps_exchange and self._execution.weight_shards == 1:
-            rank, held = stage % self._pp, sum(layers[stage % self._pp :: self._pp])
-            full_bytes = bucket_bytes(stage_parameters(self._job.model, held, rank == 0, rank == self._pp - 1, tp))
-        return make_buckets(self._job.model, tp, parts, backward_s, exchange, full_bytes)
-
-    @cached_property
-    def _times_as_long(self) -> list[float]:
-        """By pipeline rank, how many times as long as alone its exchange takes of a trunk that others share."""
-        sizes = [self._coeffs.sync_bytes(rank, held) for rank, held in enumerate(self._placement.layers)]
-        crosses = [len({self._coeffs.cluster[c] for c in site}) > 1 for site in self._sites]
-        longer = times_as_long([size for size, far in zip(sizes, crosses, strict=True) if far])
-        return [longer[size] if far else 1.0 for size, far in zip(sizes, crosses, strict=True)]
+        return exchange
 
     def _rings(self, rank: int) -> int:
         """Dp groups at once on a host's NIC."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.job import ScheduleName
+from planner.schedule.simulate import ScheduleOrder
 from planner.tolerances import RELATIVE_TOLERANCE
 
 SIMPLEST: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "eager", "interleaved", "zero-bubble")
@@ -20,6 +21,10 @@ class RunMode:
     extra_in_flight: tuple[int, ...]  # micro-batches by edge, beyond what 1F1B has
     layers: tuple[int, ...]  # by stage, pp x chunks of them
     step_s: float  # simulated by classes; before that, its lower bound
+
+    def order(self, pp: int, num_microbatches: int) -> ScheduleOrder:
+        """Return the order in which a replica of `pp` ranks runs so many micro-batches."""
+        return ScheduleOrder(self.schedule, pp, num_microbatches, self.chunks, self.extra_in_flight)
 
 
 @dataclass(frozen=True)

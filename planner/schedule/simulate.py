@@ -43,11 +43,6 @@ class PipelineTimes:
     split_factor: float = 1.0
     latency_s: tuple[float, ...] = ()
 
-    def without_edges(self) -> PipelineTimes:
-        """Return the same pipeline with links that take no time."""
-        free = (0.0,) * len(self.forward_edge_s)
-        return replace(self, forward_edge_s=free, backward_edge_s=free, latency_s=())
-
     def under_way_s(self) -> tuple[float, ...]:
         """Return, by edge, the latency."""
         return self.latency_s or (0.0,) * len(self.forward_edge_s)

@@ -10,40 +10,23 @@ runs next.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from holmes_core.records.job import ScheduleName
 from planner.schedule.buckets import BucketSeconds
-from planner.schedule.simulate import Buckets, PipelineTimes, gathered_s
+from planner.schedule.simulate import Buckets, PipelineTimes, ReplicaSchedule, ScheduleOrder, gathered_s
 from planner.tolerances import ROUNDING
 
 WIDEST = 4  # ranks in a loop: wider ones wait longer only where links are very slow, and are slow to look at
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The schedule of a pipeline, and how many micro-batches it runs."""
-
-    schedule: ScheduleName
-    pp: int
-    num_microbatches: int
-    extra_in_flight: Sequence[int] = ()
-
-    def most_kept(self, rank: int) -> int:
-        """Forwards that a rank with one stage is ahead of its backwards, at most."""
-        if self.schedule == "gpipe":
-            return self.num_microbatches
-        return min(self.num_microbatches, self.pp - rank + sum(self.extra_in_flight[rank:]))
-
-
-def least_step_s(shape: Shape, times: PipelineTimes, buckets: Buckets = ()) -> float:
-    """Return the seconds below which no `simulate` of the schedule with these times comes."""
-    pp, m, num_stages = shape.pp, shape.num_microbatches, len(times.forward_s)
+def least_step_s(pipeline: ReplicaSchedule, buckets: Buckets = ()) -> float:
+    """Return the seconds below which no `simulate` of that replica comes."""
+    order, times = pipeline.order, pipeline.times
+    pp, m, num_stages = order.pp, order.num_microbatches, len(times.forward_s)
     forward_s, late_s = times.forward_s, times.under_way_s()
     busy_s = [(*edge_s, 0.0) for edge_s in (times.forward_edge_s, times.backward_edge_s)]
     there_s, back_s = ([edge + late for edge, late in zip(each, (*late_s, 0.0), strict=True)] for each in busy_s)
     backward_s, weights_s = times.backward_s, (0.0,) * num_stages  # the part the rank before waits for, and the rest
-    if shape.schedule == "zero-bubble":
+    if order.schedule == "zero-bubble":
         backward_s, weights_s = times.halves_s()
     begun_s = _first_forwards_s(pp, times, gathered_s(pp, times, buckets))
     least_s = done_s = 0.0
@@ -55,17 +38,17 @@ def least_step_s(shape: Shape, times: PipelineTimes, buckets: Buckets = ()) -> f
         done_s = max(waited_s, begun_s[rank] + m * max(compute_s, links_s))
         if num_stages == pp:
             round_s = sum(map(sum, (forward_s[rank:], there_s[rank:], back_s[rank:], backward_s[rank:])))
-            loops_s = _loops_s(shape, rank, forward_s, there_s, back_s, backward_s)
+            loops_s = _loops_s(order, rank, forward_s, there_s, back_s, backward_s)
             done_s = max(done_s, begun_s[rank] + round_s + max(loops_s, (m - 1) * links_s))
         all_s = begun_s[rank] + m * (compute_s + sum(weights_s[s] for s in stages))
-        last_s = weights_s if shape.schedule == "zero-bubble" else backward_s
+        last_s = weights_s if order.schedule == "zero-bubble" else backward_s
         tail_s = min(_reduce_tail_s(buckets[s], last_s[s]) for s in stages) if buckets else 0.0
         least_s = max(least_s, max(all_s, done_s + weights_s[rank]) + tail_s)
     return least_s * (1 - ROUNDING)
 
 
 def _loops_s(
-    shape: Shape,
+    order: ScheduleOrder,
     rank: int,
     forward_s: Sequence[float],
     there_s: Sequence[float],
@@ -76,14 +59,21 @@ def _loops_s(
 
     After backward j it runs forward j + k; a later rank follows that with backward j + k - k' + 1, k' being its own k.
     """
-    m, kept, longest_s, loop_s = shape.num_microbatches, shape.most_kept(rank), 0.0, 0.0
-    for other in range(rank, min(rank + WIDEST, shape.pp)):
+    m, kept, longest_s, loop_s = order.num_microbatches, _most_kept(order, rank), 0.0, 0.0
+    for other in range(rank, min(rank + WIDEST, order.pp)):
         loop_s += forward_s[other] + backward_s[other]
-        ahead = kept - shape.most_kept(other) + 1
+        ahead = kept - _most_kept(order, other) + 1
         loops = max(0, (m - 1 - kept) // ahead + 1)
         longest_s = max(longest_s, loops * loop_s + (m - 1 - loops * ahead) * backward_s[rank])
         loop_s += there_s[other] + back_s[other]
     return longest_s
+
+
+def _most_kept(order: ScheduleOrder, rank: int) -> int:
+    """Return the forwards that a rank with one stage is ahead of its backwards, at most."""
+    if order.schedule == "gpipe":
+        return order.num_microbatches
+    return min(order.num_microbatches, order.pp - rank + sum(order.extra_in_flight[rank:]))
 
 
 def _first_forwards_s(pp: int, times: PipelineTimes, gathered: Sequence[float]) -> list[float]:

@@ -24,20 +24,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from holmes_core.records.job import Codec
 from holmes_core.records.plan import PlanRank
-from planner.cost.collectives import times_as_long
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, crossings_of, joined_s
-from planner.problem.exchange_rates import Site, are_even, rings_on_nic, sync_s_per_byte
+from planner.problem.exchange_rates import Site, are_even, rings_on_nic, sync_s_per_byte, trunk_slowdowns
 from planner.problem.problem import Problem
 from planner.tolerances import ROUNDING
 
 
 class Edge(NamedTuple):
-    """One message between two stages: seconds for which it keeps the link busy, and for which it then is under way."""
+    """One message between two stages: seconds for which it keeps the link busy, and for which it then is under way.
+
+    `codec` is its packing, which the simulations add to the seconds of both stages.
+    """
 
     busy_s: float
     latency_s: float = 0.0
+    codec: Codec = "none"
 
     @property
     def fill_s(self) -> float:
@@ -236,12 +240,11 @@ def _sync_rates(
     far = [len({coeffs.cluster[c] for c in site}) > 1 for site in sites]
     leaving = [set(row) if len(set(row)) > 1 else set() for row in hosts]
     uses = Counter((host, far[s]) for s, members in enumerate(leaving) for host in members)
-    sizes = [coeffs.sync_bytes(s, held) for s, held in enumerate(layers)]
-    longer = times_as_long([size for size, crosses in zip(sizes, far, strict=True) if crosses])
+    slowdowns = trunk_slowdowns(coeffs, sites, layers)
     rates = []
     for s, site in enumerate(sites):
         rings = max((uses[host, far[s]] for host in leaving[s]), default=0)
         is_even = two_levels and are_even(coeffs.cluster[class_of[host]] for host in hosts[s])
         rings = max(rings, rings_on_nic(coeffs, site))
-        rates.append(sync_s_per_byte(coeffs, site, rings, longer[sizes[s]] if far[s] else 1.0, is_even))
+        rates.append(sync_s_per_byte(coeffs, site, rings, slowdowns[s], is_even))
     return rates

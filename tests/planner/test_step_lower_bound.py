@@ -9,7 +9,7 @@ import pytest
 from holmes_core.records.job import ScheduleName
 from planner.schedule.buckets import BucketSeconds
 from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder, simulate
-from planner.schedule.step_lower_bound import Shape, least_step_s
+from planner.schedule.step_lower_bound import least_step_s
 
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "eager", "interleaved", "zero-bubble")
 
@@ -49,8 +49,8 @@ def test_no_simulation_comes_below_the_bound_and_most_come_near(name: ScheduleNa
         m = pp * draw.randint(1, 5) if name == "interleaved" else draw.randint(1, 30)
         extra = tuple(draw.randint(0, 3) for _ in range(pp - 1)) if name == "eager" else ()
         times, buckets = drawn_times(draw, pp * chunks), drawn_buckets(draw, pp * chunks)
-        step_s = simulate([ReplicaSchedule(ScheduleOrder(name, pp, m, chunks, extra), times)], buckets)
-        least_s = least_step_s(Shape(name, pp, m, extra), times, buckets)
+        pipeline = ReplicaSchedule(ScheduleOrder(name, pp, m, chunks, extra), times)
+        step_s, least_s = simulate([pipeline], buckets), least_step_s(pipeline, buckets)
         assert least_s <= step_s
         shares.append(least_s / step_s)
     assert sum(shares) / len(shares) > 0.75
@@ -60,4 +60,4 @@ def test_equal_stages_and_free_links_reach_the_bound() -> None:
     # Eight micro-batches of 3 s on each of four ranks; the last one starts after three forwards and drains in three
     # backwards.
     times = PipelineTimes((1.0,) * 4, (2.0,) * 4, (0.0,) * 3, (0.0,) * 3)
-    assert least_step_s(Shape("1f1b", 4, 8), times) == pytest.approx((8 + 3) * 3)
+    assert least_step_s(ReplicaSchedule(ScheduleOrder("1f1b", 4, 8), times)) == pytest.approx((8 + 3) * 3)

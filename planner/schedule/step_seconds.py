@@ -1,0 +1,113 @@
+"""The seconds of stages, messages, gradient buckets and updates, for every simulation of a step.
+
+`PlacementSimulator` fills the records below from classes of hosts, `LayoutCosts` from ranks and process groups. Both
+then call the same functions for what follows: compute and packing by stage, gradient buckets, and the slowest update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from holmes_core.records.job import Job
+from holmes_runtime.config.codec import with_packing
+from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
+from planner.cost.collectives import PassTimes
+from planner.cost.compute_time import split_factor
+from planner.cost.counts import Execution, edge_values
+from planner.cost.engines import engine_of
+from planner.cost.slot import Slot, update_s
+from planner.problem.candidates import Candidate
+from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, make_buckets
+from planner.schedule.simulate import PipelineTimes
+from planner.search.closed_form import Edge
+
+Exchange = Callable[[int], BucketExchange]
+"""Returns the seconds that exchanging so many parameters of one tensor shard takes."""
+
+
+class RankSeconds(NamedTuple):
+    """One micro-batch on a pipeline rank: a layer with its collectives, the head, and an action beyond computing."""
+
+    layer: PassTimes
+    head: PassTimes
+    action_s: float
+
+
+@dataclass(frozen=True)
+class ReplicaSeconds:
+    """One replica: its pipeline ranks, and one message over each edge between them.
+
+    Edges are by earlier pipeline rank. The last leads back to the first rank, for ranks that hold several stages.
+    `weight_part` is as in `PipelineTimes`.
+    """
+
+    ranks: Sequence[RankSeconds]
+    forward_edges: Sequence[Edge]
+    backward_edges: Sequence[Edge]
+    weight_part: float = 0.5
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds that a value is under way from the first rank to the last."""
+        return sum(edge.latency_s for edge in self.forward_edges[:-1])
+
+    def compute_s(self, layers: Sequence[int]) -> list[tuple[float, float]]:
+        """Return, by stage, the seconds of a forward and a backward without messages; `layers` are by stage."""
+        found, last = [], len(layers) - 1
+        for stage, held in enumerate(layers):
+            layer, head, _ = self.ranks[stage % len(self.ranks)]
+            forward_s = held * layer.forward_s + head.forward_s * (stage == last)
+            found.append((forward_s, held * layer.backward_s + head.backward_s * (stage == last)))
+        return found
+
+    def times(self, job: Job, execution: Execution, layers: Sequence[int], messages: bool = True) -> PipelineTimes:
+        """Return the seconds of the replica's stages and edges; without `messages` all that they add is left out."""
+        pp, seconds, factor = len(self.ranks), self.compute_s(layers), split_factor(job)
+        if not messages or pp == 1:
+            forward_s, backward_s = zip(*seconds, strict=True)
+            free = (0.0,) * (len(layers) - 1)
+            return PipelineTimes(forward_s, backward_s, free, free, self.weight_part, factor)
+        actions_s = [self.ranks[stage % pp].action_s for stage in range(len(layers))]
+        longer = [(f + action_s, b + action_s) for (f, b), action_s in zip(seconds, actions_s, strict=True)]
+        there = [self.forward_edges[stage % pp] for stage in range(len(layers) - 1)]
+        back = [self.backward_edges[stage % pp] for stage in range(len(layers) - 1)]
+        codecs = [(one.codec, other.codec) for one, other in zip(there, back, strict=True)]
+        return PipelineTimes(
+            *with_packing(job.device, edge_values(job.model, execution), longer, codecs),
+            tuple(edge.busy_s for edge in there),
+            tuple(edge.busy_s for edge in back),
+            self.weight_part,
+            factor,
+            tuple(edge.latency_s for edge in there),
+        )
+
+
+def gradient_buckets(
+    job: Job, candidate: Candidate, layers: Sequence[int], ranks: Sequence[RankSeconds], exchanges: Sequence[Exchange]
+) -> list[list[BucketSeconds]]:
+    """Return, by stage, its gradient buckets; `layers` are by stage, `ranks` and `exchanges` by pipeline rank."""
+    engine, found, last = engine_of(job), list[list[BucketSeconds]](), len(layers) - 1
+    for stage, held in enumerate(layers):
+        rank = stage % candidate.pp
+        layer, head, _ = ranks[rank]
+        exchange = exchanges[rank] if engine.gathers_first else _all_reduced(exchanges[rank])
+        full_bytes = 0 if engine.overlaps_exchange else WHOLE  # sharded by layer
+        if engine.overlaps_exchange and candidate.weight_shards == 1:
+            full_bytes = bucket_bytes(candidate.rank_parameters(job.model, layers, rank))
+        parts = gradient_order(held, stage == 0, stage == last)
+        backward_s: dict[Part, float] = {"head": head.backward_s, "layer": layer.backward_s}
+        found.append(make_buckets(job.model, candidate.tp, parts, backward_s, exchange, full_bytes))
+    return found
+
+
+def _all_reduced(exchange: Exchange) -> Exchange:
+    return lambda parameters: exchange(parameters).all_reduced()
+
+
+def slowest_update_s(job: Job, candidate: Candidate, layers: Sequence[int], slots: Sequence[Iterable[Slot]]) -> float:
+    """Return the seconds of the slowest rank's update; `layers` are by stage, `slots` by pipeline rank."""
+    execution = candidate.execution(job)
+    parameters = [candidate.rank_parameters(job.model, layers, rank) for rank in range(candidate.pp)]
+    return max(update_s(size, execution, slot) for size, held in zip(parameters, slots, strict=True) for slot in held)
