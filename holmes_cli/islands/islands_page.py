@@ -1,4 +1,4 @@
-"""One self-contained page of a run of islands: the state of each, their curves in one chart, then all hosts."""
+"""One self-contained page of a run of islands (DiLoCo replicas): their states, curves in one chart, and all hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from launcher.journal.step_metrics import StepMetrics
 
 @dataclass(frozen=True)
 class IslandState:
-    """An island as its run folder shows it. `row` is its line under HEADINGS; `exchanges` are the stored ones."""
+    """An island as its run folder shows it. `row` is its line under HEADINGS; `nodes` are states by host."""
 
     row: tuple[str, ...]
     stored: StoredRun
@@ -66,12 +66,12 @@ def islands_status_page(
     notices: Sequence[str],
     followed: bool = False,
 ) -> str:
-    """Return the page as HTML; `sentences` and `notices` are of the whole run. `followed`: it loads itself anew."""
-    looks, clusters = list[Concern](), list[ClusterPart]()
+    """Return the page as HTML; `sentences` and `notices` are of the whole run. `followed`: it refreshes itself."""
+    concerns, clusters = list[Concern](), list[ClusterPart]()
     failures, texts = list[Failure](), list(notices)
     for island in islands:
         looked = hosts_to_look_at(island.stored, island.plan, island.nodes, island.notices)
-        looks += looked
+        concerns += looked
         _, traffic = traffic_of_run(island.plan, island.steps)
         clusters += cluster_parts(island.plan, island.nodes, looked, traffic)
         failures += cause_first(island.stored.run.failures)
@@ -85,7 +85,7 @@ def islands_status_page(
         sentences=sentences,
         islands=islands,
         headings=HEADINGS,
-        looks=worst_first(looks),
+        looks=worst_first(concerns),
         charts=_charts(islands),
         clusters=clusters,
         notices=texts,

@@ -1,4 +1,4 @@
-"""The degrees worth looking at: every (tp, pp, dp, micro-batch, recomputation) that fits and shares the batch out."""
+"""The degrees worth looking at: every (tp, pp, dp, micro-batch, recomputation) with slots, that divides the batch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from planner.cost.fill import Fill, fills
 from planner.problem.fleet import Fleet
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules of several stages alone
+NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules that need pp of 2 or more
 
 
 @dataclass(frozen=True, order=True)
 class Candidate:
     """Tensor, pipeline and data parallel degrees, the samples of one micro-batch, and the recomputation.
 
-    `fill` is the schedule whose fill and memory its closed form counts. `weight_shards` is how many replicas of a
-    stage hold its weights together: all of them, or all of a cluster, under ZeRO-3; 1 where each holds all. With
+    `fill` is the schedule whose bubble and memory the closed form assumes. `weight_shards` is the number of replicas
+    that shard a stage's weights: all of them, or all of a cluster, under ZeRO-3; else 1. With
     `optimizer_offload`, which is for ZeRO-1, masters and moments are in host memory.
     """
 
@@ -185,8 +185,8 @@ def _sharded_sizes(job: Job) -> dict[str, int]:
 def check_tensor_degree(tp: int, fleet: Fleet) -> None:
     """Raise HolmesError (wrong usage) when tensor groups of `tp`, which never leave a host, suit no host.
 
-    A power of two may leave slots over, since hosts that had a power of two of GPUs lose some; another degree that
-    leaves some over on every host is taken for a mistake.
+    A power of two may leave slots unused, as hosts may have lost GPUs. Any other degree must divide the slots of some
+    host.
     """
     slots = sorted({each.hardware.num_slots for each in fleet.classes})
     power_of_two = tp & (tp - 1) == 0
@@ -255,10 +255,10 @@ def _fills_of(job: Job, candidate: Candidate) -> tuple[Fill, ...]:
 
 
 def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) -> Candidate | None:
-    """The candidate under ZeRO-3 with its replicas over so many clusters; None where it cannot be run, or is the same.
+    """Return the candidate with weights sharded in each of `num_clusters` clusters (ZeRO-3), if it can be run.
 
-    Its backwards are not split, its tables not tied, its states not in host memory, and each cluster holds equally many
-    replicas, several of them, which all run as many micro-batches.
+    Each cluster holds the same number of replicas, two or more, which run equally many micro-batches. Backwards are
+    not split, tables not tied, and states not in host memory.
     """
     shards, rest = divmod(candidate.dp, num_clusters)
     fixed = job.parallel
@@ -278,7 +278,7 @@ def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candida
 def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     """Return the fixed degree, or all that fit into a host and divide the model.
 
-    1 on CPUs, where the speed of sums in one host is not known, and where layers cannot be sharded.
+    1 on CPUs, where the speed of an all-reduce inside a host is not known, and where layers cannot be sharded.
     """
     largest = max(each.hardware.num_slots for each in fleet.classes)
     fixed = job.parallel.tp

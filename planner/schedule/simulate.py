@@ -7,8 +7,9 @@ that has left arrives after the link's latency, while the next one leaves. A ste
 their shards: weights are gathered under the first forward, gradients reduced under the last backward, and the update
 waits for the slowest rank, since the norm that clips gradients is over all ranks.
 
-With thousands of micro-batches, fill and drain are simulated, and the steady state between them is counted: once every
-round of p more makes the step of every rank longer by the same seconds, so does each that was left out.
+With thousands of micro-batches, fill and drain are simulated and the steady state between them is extrapolated: once
+one more round of pp micro-batches makes the step of every rank longer by the same seconds, the omitted rounds are
+assumed to add as much each.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from holmes_runtime.config.schedule import ActionKind, Schedule, ScheduleName
 from planner.schedule.buckets import BucketSeconds
 from planner.tolerances import ROUNDING
 
-MAX_SIMULATED = 1024  # micro-batches up to which all are simulated; with more, at first so many
+MAX_SIMULATED = 1024  # micro-batches; beyond, so many are simulated first, and twice as many until they are steady
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class PipelineTimes:
     forward_s and backward_s are by stage. forward_edge_s[s] is how long one message from stage s to s+1 keeps the link
     busy, backward_edge_s[s] one from s+1 to s. Both arrive latency_s[s] after they have left, at once if it is empty.
     `weight_part` of a backward makes weight gradients, which a schedule may split off; its two halves then take
-    `split_factor` times as long together. The first stage, for which none waits, runs all of it as its weight half.
+    `split_factor` times as long together. No stage comes before the first, so its whole backward is its weight half.
     """
 
     forward_s: tuple[float, ...]
@@ -57,7 +58,7 @@ class PipelineTimes:
         return (0.0, *inputs_s), (first_s, *weights_s)
 
     def work_s(self) -> list[float]:
-        """Return the seconds of every kind of work, by kind and stage as `Waits` numbers them."""
+        """Return the seconds of every kind of work, by kind and stage as `Waits` of precedence.py numbers them."""
         inputs_s, weights_s = self.halves_s()
         return [*self.forward_s, *self.forward_s, *self.backward_s, *inputs_s, *weights_s]
 
@@ -173,9 +174,10 @@ def run_to_end(pipeline: ReplicaSchedule, buckets: Buckets = ()) -> ReplicaTimel
 
 
 def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
-    """By stage, when its first forward ends at the earliest: for each bucket, it is gathered and what follows is run.
+    """Return, by stage, a lower bound on the end of its first forward, which runs as far as buckets have been gathered.
 
-    The first layers come first, and a rank's stages one after another. A forward has the pace of the backward.
+    The first layers come first, and a rank's stages one after another. A forward takes as long for each bucket, in
+    proportion, as the backward.
     """
     num_stages = len(times.forward_s)
     least_s = [0.0] * num_stages
@@ -193,7 +195,7 @@ def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
 
 
 class NetworkFreeTimes(NamedTuple):
-    """The times when the network of the clusters is free again, and the one across: the end."""
+    """The times when the network inside clusters is free again, and the one between them, which is the end."""
 
     inside_s: float
     end_s: float
@@ -205,7 +207,7 @@ AT_ONCE = NetworkFreeTimes(0.0, 0.0)
 def reduce_end_s(
     last_backwards: Sequence[Interval], buckets: Sequence[BucketSeconds], free: NetworkFreeTimes = AT_ONCE
 ) -> NetworkFreeTimes:
-    """Return when a stage's gradients have left to be reduced over its replicas, whose last backwards are given.
+    """Return when a stage's gradients have been reduced over its replicas, whose last backwards are given.
 
     Buckets are in the order the backward makes them. Each starts when every replica has made it, the one before is
     through and the network is free, at `free`. A replica's backward makes buckets at the pace of its own interval. In
