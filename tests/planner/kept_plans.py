@@ -1,7 +1,7 @@
-"""Plans kept as digests: `python -m tests.planner.kept_plans` prints those of today, with `--write` keeps them.
+"""Plans kept as a line each: `python -m tests.planner.kept_plans` prints those of today, with `--write` keeps them.
 
-Each case is an inventory, a job and options of `make_plan`; its digest is that of everything in plan.json, whatever the
-file's layout. A commit that changes one says why.
+Each case is an inventory, a job and options of `make_plan`. Its line says where the plan puts the job and at what cost,
+and ends with the digest of everything in plan.json, whatever the file's layout. A commit that changes one says why.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +18,15 @@ from benchmarks import planner_scale
 from holmes_core.records.inventory import FabricKind, Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.link import Link, Spread
+from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file, read_user_file, write_atomically
+from planner.layout.reprice import layout_of
+from planner.layout.traffic import across_bytes
+from planner.problem.problem import read_problem
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for, random_inventory
 
-KEPT = Path(__file__).parents[1] / "data" / "kept_plans.json"
+KEPT = Path(__file__).parents[1] / "data" / "kept_plans.txt"
+HEADER = "plan | tp x pp x dp | schedule | stages: clusters | step | bytes across clusters | SHA-256 of plan.json"
 EXAMPLES = Path(__file__).parents[2] / "templates" / "examples"
 EMULATE = {"emulate": {"forward_s_per_layer": 0.002, "backward_s_per_layer": 0.004}}
 CALIBRATION = {"run": "runs/1", "compute_factor": 1.4, "network_efficiency": 0.7}
@@ -51,11 +57,45 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield from _on_gpus()
 
 
-def digest(case: Case) -> str:
-    """SHA-256 of the case's plan and its header as indented JSON."""
+def plan_line(name: str, case: Case) -> str:
+    """The line of the case's plan, as `HEADER` has it."""
     plan = plan_for(case.inventory, case.job, **case.options)
+    layout = layout_of(read_problem(case.inventory, plan.job), plan)
+    columns = (
+        name,
+        f"{plan.tp} x {plan.pp} x {plan.dp}",
+        plan.schedule if plan.chunks == 1 else f"{plan.schedule}, {plan.chunks} chunks",
+        _stages(plan),
+        f"{plan.prediction.step_s:.6g} s",
+        f"{across_bytes(plan.job, layout):,}",
+        _digest(plan),
+    )
+    return " | ".join(columns)
+
+
+def _digest(plan: Plan) -> str:
+    """SHA-256 of the plan and its header as indented JSON."""
     header = json.dumps({"kind": plan.KIND, "digest": plan.digest()}, indent=1).removesuffix("\n}")
     return hashlib.sha256(f"{header},{plan.model_dump_json(indent=1).removeprefix('{')}\n".encode()).hexdigest()
+
+
+def read_lines() -> dict[str, str]:
+    """The kept lines by name of their plans, in their order."""
+    header, *lines = KEPT.read_text(encoding="utf-8").splitlines()
+    assert header == HEADER
+    return {line.split(" | ")[0]: line for line in lines}
+
+
+def _stages(plan: Plan) -> str:
+    """`0-3: a, 4: a+b`, consecutive stages on the same clusters together."""
+    blocks = [
+        (clusters, [stage.index for stage in stages])
+        for clusters, stages in groupby(plan.stages, key=lambda stage: stage.clusters)
+    ]
+    return ", ".join(
+        f"{held[0]}-{held[-1]}: {'+'.join(clusters)}" if len(held) > 1 else f"{held[0]}: {'+'.join(clusters)}"
+        for clusters, held in blocks
+    )
 
 
 def _examples() -> Iterator[tuple[str, Case]]:
@@ -133,8 +173,7 @@ def _link(hosts: tuple[str, str], clusters: tuple[str, str], latency_s: float, b
 
 
 if __name__ == "__main__":
-    found = {name: digest(case) for name, case in cases()}
-    text = json.dumps(found, indent=1) + "\n"
+    text = "\n".join([HEADER, *(plan_line(name, case) for name, case in cases())]) + "\n"
     if "--write" in sys.argv:
         write_atomically(KEPT, text)
     else:
