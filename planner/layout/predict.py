@@ -15,8 +15,7 @@ from operator import mul
 
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Prediction
-from holmes_runtime.config.schedule import make_schedule, microbatches_in_flight
-from planner.cost.counts import memory_bytes
+from holmes_runtime.config.schedule import make_schedule
 from planner.layout.layout import Layout
 from planner.layout.layout_costs import LayoutCosts
 from planner.layout.traffic import count_traffic
@@ -49,6 +48,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
     )
     busiest_s = min(alone_s, max(max(map(mul, by_replica, layout.microbatches)) for by_replica in microbatch_s))
     step_s = gradients_s + costs.optimizer_s()
+    memory = layout.mode.rank_memory_bytes(job.model, costs.execution, layout.candidate.pp, max(layout.microbatches))
     return Prediction(
         step_s=step_s,
         compute_s=busiest_s,
@@ -58,7 +58,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
         exposed_dp_s=gradients_s - without_dp_s,
         optimizer_s=step_s - gradients_s,
         tokens_per_s=job.global_batch_size * job.model.seq_length / step_s if step_s else 0.0,
-        memory_bytes=rank_memory_bytes(job, layout),
+        memory_bytes=tuple(memory),
         host_memory_bytes=_host_memory_bytes(job, layout),
         microbatch_compute_s=microbatch_s,
         traffic=count_traffic(job, layout),
@@ -77,24 +77,6 @@ def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tupl
     costs, mode, count = LayoutCosts(problem, layout), layout.mode, layout.microbatches[replica]
     schedule = make_schedule(*mode.order(layout.candidate.pp, count))
     return spans_of(schedule, run_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)[replica])
-
-
-def rank_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
-    """Return the bytes each pipeline rank needs."""
-    candidate, mode, last_rank = layout.candidate, layout.mode, layout.last_stage % layout.candidate.pp
-    return tuple(
-        memory_bytes(
-            job.model,
-            candidate.execution(job),
-            [layout.layers[stage] for stage in layout.stages_of(rank)],
-            microbatches_in_flight(
-                mode.schedule, candidate.pp, max(layout.microbatches), rank, mode.chunks, mode.extra_in_flight
-            ),
-            rank == 0,
-            rank == last_rank,
-        )
-        for rank in range(candidate.pp)
-    )
 
 
 def _host_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:

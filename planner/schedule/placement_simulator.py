@@ -10,9 +10,8 @@ from itertools import pairwise
 from math import ceil
 
 from holmes_core.records.job import Codec, Job
-from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import exchange_share
-from planner.cost.counts import edge_bytes, memory_bytes, tied_bytes
+from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import splits_backwards
 from planner.cost.packing import allowed_codecs, lossiest_codec
@@ -187,12 +186,8 @@ class PlacementSimulator:
     def _memory_shares(self, mode: RunMode) -> Iterator[float]:
         """Yield, by pipeline rank, its needed memory over the least memory on its site; 0 where that is not known."""
         count = max(self._placement.microbatches)
-        for rank, site in enumerate(self._sites):
-            held = microbatches_in_flight(mode.schedule, self._pp, count, rank, mode.chunks, mode.extra_in_flight)
-            is_first, is_last = rank == 0, rank == self._pp - 1
-            needed = memory_bytes(
-                self._job.model, self._execution, mode.layers[rank :: self._pp], held, is_first, is_last
-            )
+        needed_bytes = mode.rank_memory_bytes(self._job.model, self._execution, self._pp, count)
+        for needed, site in zip(needed_bytes, self._sites, strict=True):
             known = [memory for c in site if (memory := self._coeffs.memory_bytes[c]) is not None]
             yield needed / min(known) if known else 0.0
 
