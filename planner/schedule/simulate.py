@@ -174,7 +174,7 @@ def run_to_end(pipeline: ReplicaSchedule, buckets: Buckets = ()) -> ReplicaTimel
 
 
 def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
-    """Return, by stage, a lower bound on the end of its first forward, each part of which waits for its bucket.
+    """Return, by stage, a lower bound on the end of its first forward, whose parts wait for their buckets.
 
     The first layers come first, and a rank's stages one after another. A forward takes as long for each bucket, in
     proportion, as the backward.
