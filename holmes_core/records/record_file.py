@@ -29,6 +29,7 @@ F = TypeVar("F", bound=FileRecord)
 
 MAX_OWN_BYTES = 512 * MIB  # an inventory of 12,500 hosts with eight GPUs has 150 MB
 MAX_HEADER_BYTES = 4096  # kind, digest and signature have 200
+MAX_OTHER_VALUES = 4 * MAX_VALUES  # outside the lines of records; a plan of 92,000 ranks has 434,000
 _HEADER = ("kind", "digest", "signature")
 
 
@@ -165,7 +166,7 @@ def _fields(cls: type[FileRecord], first: bytes, lines: Iterable[bytes]) -> dict
         else:
             rest += line
             last = line
-    fields: dict[str, Any] = json_values(rest.decode())
+    fields: dict[str, Any] = json_values(rest.decode(), MAX_OTHER_VALUES)
     if any(fields.get(name) != [] for name in records):
         raise ValueError("records that have no line of their own")
     return fields | {name: tuple(found) for name, found in records.items()}
