@@ -216,7 +216,7 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
         )
         for tp, rooms in classes.items()
         for pp in _pipeline_degrees(job, fleet.num_group_slots(tp))
-        for fill in (_first_fill(job, pp),)
+        for fill in fills(job, pp, job.parallel.recompute or RECOMPUTE[0])[:1]
         for dp, micro_batch_size in shares.of(rooms, pp)
     )
     if not found:
@@ -227,10 +227,6 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
 def class_rooms(fleet: Fleet, tp: int) -> list[ClassRoom]:
     """Return the room for tensor groups of `tp` on each class."""
     return [ClassRoom(each.cluster, each.hardware.slot, each.num_group_slots(tp)) for each in fleet.classes]
-
-
-def _first_fill(job: Job, pp: int) -> Fill:
-    return fills(job, pp, job.parallel.recompute or RECOMPUTE[0])[0]
 
 
 def with_other_fills(job: Job, candidate: Candidate) -> tuple[Candidate, ...]:

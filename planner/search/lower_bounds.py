@@ -121,7 +121,8 @@ class LowerBounds:
         """
         total = placed = 0
         rooms, held = self._rooms
-        for limit, count in sorted(self._stage_limits(limits.middle), reverse=True):
+        limit_counts = [each for group in self.groups for each in self.stages_of(group, limits.middle)]
+        for limit, count in sorted(limit_counts, reverse=True):
             end = min(stages, placed + count)
             ample = min(end, max(placed, bisect_right(rooms, -limit)))  # positions up to here have room for the limit
             total += (ample - placed) * limit + held[end] - held[ample]
@@ -144,10 +145,6 @@ class LowerBounds:
         return sum(
             sum(self.coeffs.group_slots[c] for c in group) // self._dp for group in self.groups if len(group) > 1
         )
-
-    def _stage_limits(self, limits: Sequence[int]) -> list[tuple[int, int]]:
-        """(limit, stages): how many stages have which limit at most."""
-        return [each for group in self.groups for each in self.stages_of(group, limits)]
 
     def stages_of(self, group: Sequence[int], limits: Sequence[int]) -> list[tuple[int, int]]:
         """(limit, stages) of classes that make up stages together."""

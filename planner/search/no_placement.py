@@ -36,21 +36,18 @@ def out_of_memory(problem: Problem, candidates: Sequence[Candidate]) -> HolmesEr
     needed, nearest = min((_even_memory_bytes(job, candidate), candidate) for candidate in leanest)
     if needed <= largest:
         return _no_arrangement(problem.fleet, candidates)
+    zero = ", zero 3" if nearest.weight_shards > 1 else ""
     states = ", optimizer states in host memory" if nearest.optimizer_offload else ""
     layers = f" with the fixed cut {job.parallel.layers}" if job.parallel.layers else ""
     return HolmesError(
         f"GPU memory: no candidate fits{layers}; the nearest (tp {nearest.tp}, pp {nearest.pp}, dp {nearest.dp}, "
-        f"micro_batch_size {nearest.micro_batch_size}, recompute {nearest.recompute}{_zero(nearest)}{states}) needs "
+        f"micro_batch_size {nearest.micro_batch_size}, recompute {nearest.recompute}{zero}{states}) needs "
         f"{format_memory(needed)} on a GPU, the largest (host {name}) has {format_memory(largest)}: "
         f"{format_memory(needed - largest)} short",
         f"use GPUs with at least {format_memory(needed)}, add hosts so that pp can grow, or lower hidden_size, "
         "num_layers or seq_length in job.yaml; degrees fixed under `parallel` may also be in the way",
         ANSWER_IS_NO,
     )
-
-
-def _zero(candidate: Candidate) -> str:
-    return ", zero 3" if candidate.weight_shards > 1 else ""
 
 
 def _no_arrangement(fleet: Fleet, candidates: Sequence[Candidate]) -> HolmesError:
