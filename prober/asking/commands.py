@@ -64,13 +64,9 @@ def _marked(command: Command, token: str) -> str:
         shown = re.sub(r'"?\$n"?', "'\"$n\"'", shown)
     run = f"$limit {command.shell}" if command.limited else command.shell
     return (
-        f"printf '%s\\n' '{token} begin '{_quoted(shown)}\n( {run} ) </dev/null 2>&1\ncode=$?\n"
+        f"printf '%s\\n' '{token} begin ''{shown}'\n( {run} ) </dev/null 2>&1\ncode=$?\n"
         f"printf '\\n%s\\n' \"{token} end $code\""
     )
-
-
-def _quoted(shown: str) -> str:
-    return f"'{shown}'"
 
 
 def _guarded(command: Command, text: str) -> str:

@@ -55,7 +55,8 @@ def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
             yield _one(settled, part)
     for trial in settled.apart:
         if not _same(settled, trial) and not _doubted(settled, trial):
-            yield _two(trial)
+            seen = f"RDMA fails both ways, and each works with another host: {_shown([trial])}"
+            yield TWO.finding(trial.hosts, seen)
     for part in settled.contradictory:
         yield _contradictory(settled, part)
     decided = {trial.hosts for trial in settled.apart}
@@ -67,10 +68,6 @@ def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
 def _one(settled: SettledClusters, part: Part) -> Finding:
     seen = f"RDMA works between hosts that facts left apart: {_shown(_joining(settled, part))}"
     return ONE.finding(settled.hosts_of(part), seen)
-
-
-def _two(trial: RdmaVerdict) -> Finding:
-    return TWO.finding(trial.hosts, f"RDMA fails both ways, and each works with another host: {_shown([trial])}")
 
 
 def _contradictory(settled: SettledClusters, part: Part) -> Finding:
@@ -93,13 +90,8 @@ def _joining(settled: SettledClusters, part: Part) -> list[RdmaVerdict]:
         for trial in settled.trials
         if trial.verdict == "works"
         and {settled.at[name] for name in trial.hosts} <= part
-        and not _within(settled, trial)
+        and settled.at[trial.hosts[0]] != settled.at[trial.hosts[1]]
     ]
-
-
-def _within(settled: SettledClusters, trial: RdmaVerdict) -> bool:
-    """Its hosts were one cluster before."""
-    return settled.at[trial.hosts[0]] == settled.at[trial.hosts[1]]
 
 
 def _same(settled: SettledClusters, trial: RdmaVerdict) -> bool:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from holmes_core.partition_keys import FULL_MEMBER, can_talk, full_member_indices, is_limited
-from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 from prober.fabrics.clusters import fabric_of
 from prober.fabrics.fabric import Fabric
@@ -178,14 +177,14 @@ def _no_card(hosts: Sequence[Host]) -> PeerEvidence:
     for host in hosts:
         alike.setdefault(tuple(sorted(gpu.name or "" for gpu in host.gpus)), []).append(host)
     for gpus, machines in alike.items():
-        without = [host for host in machines if host.nics and all(_is_without_rdma(nic) for nic in host.nics)]
+        without = [
+            host
+            for host in machines
+            if host.nics and all(nic.kind == "Ethernet" and nic.usable_by_nccl_ib is False for nic in host.nics)
+        ]
         usual = majority(float(len(rails_of(host))) for host in machines)
         if gpus and usual and 2 * len(without) < len(machines):
             yield from (((host.name,), f"no RDMA port; most hosts with these GPUs have {usual:g}") for host in without)
-
-
-def _is_without_rdma(nic: Nic) -> bool:
-    return nic.kind == "Ethernet" and nic.usable_by_nccl_ib is False
 
 
 PEER_RULES = (

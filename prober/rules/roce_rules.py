@@ -48,12 +48,9 @@ def _without_v2_gid(host: Host) -> Iterable[tuple[Nic, EvidenceLine]]:
 
 def _is_needed(host: Host, nic: Nic) -> bool:
     """It is a rail; or the host has none, and no port that could be one instead."""
-    rails = rails_of(host)
-    return nic in rails if rails else not any(_has_v2_gid(other) for other in roce_ports(host))
-
-
-def _has_v2_gid(nic: Nic) -> bool:
-    return any(gid.type == "RoCE v2" for gid in nic.gids)
+    if rails := rails_of(host):
+        return nic in rails
+    return not any(gid.type == "RoCE v2" for other in roce_ports(host) for gid in other.gids)
 
 
 def _give_address(nic: Nic) -> str:

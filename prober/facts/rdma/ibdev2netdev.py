@@ -29,24 +29,21 @@ def parse_ibdev2netdev(output: Recorded) -> tuple[PortFacts, ...]:
     ports = []
     for line in output.lines:
         if match := _PLAIN.match(line.strip()):
-            device, port, netdev, up = match.groups()
-            ports.append(PortFacts(device, int(port), netdev=netdev or None, netdev_up=up == "Up"))
+            device, number, netdev, up = match.groups()
+            ports.append(PortFacts(device, int(number), netdev=netdev or None, netdev_up=up == "Up"))
         elif match := _VERBOSE.match(line.strip()):
-            ports.append(_verbose(match))
+            port = PortFacts(
+                match["device"],
+                int(match["port"]),
+                state=state_word(match["state"]),
+                netdev=match["netdev"] or None,
+                netdev_up=match["up"] == "Up",
+                firmware=match["fw"],
+                hca_type=match["type"],
+                pci_address=match["pci"].lower() if match["pci"] else None,
+            )
+            ports.append(port)
     return tuple(ports)
-
-
-def _verbose(match: re.Match[str]) -> PortFacts:
-    return PortFacts(
-        match["device"],
-        int(match["port"]),
-        state=state_word(match["state"]),
-        netdev=match["netdev"] or None,
-        netdev_up=match["up"] == "Up",
-        firmware=match["fw"],
-        hca_type=match["type"],
-        pci_address=match["pci"].lower() if match["pci"] else None,
-    )
 
 
 _GID_LINE = re.compile(

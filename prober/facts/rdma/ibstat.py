@@ -106,8 +106,9 @@ def parse_ibstatus(output: Recorded) -> tuple[PortFacts, ...]:
             ports.append(PortFacts(match.group(1), int(match.group(2))))
         elif ports:
             ports[-1] = _with_status_line(ports[-1], key, value)
-    prefixed = [_prefixed(port) for port in ports]
-    return tuple(prefixed) if output.filtered else marked_if_old(prefixed)
+    # A default GID is a subnet prefix only on InfiniBand.
+    ports = [port if port.link_layer == "InfiniBand" else replace(port, subnet_prefix=None) for port in ports]
+    return tuple(ports) if output.filtered else marked_if_old(ports)
 
 
 def _with_status_line(port: PortFacts, key: str, value: str) -> PortFacts:
@@ -128,11 +129,6 @@ def _with_status_line(port: PortFacts, key: str, value: str) -> PortFacts:
     if key == "link_layer":
         return replace(port, link_layer=link_layer_word(value))
     return port
-
-
-def _prefixed(port: PortFacts) -> PortFacts:
-    """A default GID is a subnet prefix only on InfiniBand."""
-    return port if port.link_layer == "InfiniBand" else replace(port, subnet_prefix=None)
 
 
 def parse_sminfo(output: Recorded) -> tuple[PortFacts, ...]:

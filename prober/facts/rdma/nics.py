@@ -141,7 +141,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         virtual_function=_is_virtual(port),
         bond="bond" in port.device or bool(netdev and netdev.kind == "bond"),
         gids=gids,
-        gid_choice=_gid_choice(gids),
+        gid_choice=next((entry.index for entry in gids if entry.type == "RoCE v2" and entry.ipv4), None),
         pkeys=port.pkeys if kind == "InfiniBand" else None,
         counters=port.counters,
         counter_growth=port.counter_growth,
@@ -203,10 +203,6 @@ def _subnet_prefix(port: PortFacts) -> str | None:
 def _with_right_type(entry: Gid, kind: NicKind) -> Gid:
     """The kernel and show_gids say v1 of InfiniBand's GIDs as well."""
     return entry.model_copy(update={"type": "IB"}) if kind == "InfiniBand" and entry.type == "RoCE v1" else entry
-
-
-def _gid_choice(gids: Iterable[Gid]) -> int | None:
-    return next((entry.index for entry in gids if entry.type == "RoCE v2" and entry.ipv4), None)
 
 
 def _is_virtual(port: PortFacts) -> bool | None:
