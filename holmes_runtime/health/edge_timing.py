@@ -85,7 +85,8 @@ def _exchange(me: Rank, source: _Edge, target: _Edge, device: torch.device, coun
     from_rank, to_rank = source.peer(me.rank), target.peer(me.rank)
     works: list[dist.Work | Transfer | None] = []
     arrivals: list[Transfer] = []
-    _settle(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     started_s = time.monotonic()
     if from_rank is not None:
         arrivals = [start_receive(received, int(from_rank > me.rank), source.data) for _ in range(count)]
@@ -112,9 +113,3 @@ def _wait_for(arrivals: Sequence[Transfer], device: torch.device) -> None:
         for arrival in arrivals:
             arrival.wait()
     stream.synchronize()
-
-
-def _settle(device: torch.device) -> None:
-    """Waits until a GPU has done all that it was given before."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -43,7 +43,14 @@ def start_torchrun(
     descriptor = gate.store_descriptor
     if descriptor is not None:
         environment["HOLMES_LISTENER"] = str(descriptor)
-    arguments = _arguments(config, folder, gate.port)
+    arguments = [
+        *("--nnodes", str(len(config.node_addresses)), "--nproc-per-node", str(config.num_ranks)),
+        *("--rdzv-backend", "holmes", "--rdzv-endpoint", f"{GATE_ADDRESS}:{gate.port}"),
+        *("--rdzv-conf", f"rank={config.node_rank}", "--rdzv-id", config.run_id),
+        *("--max-restarts", "0", "--monitor-interval", "0.1"),
+        *("--log-dir", str(folder / "logs"), "--redirects", "3"),
+        *("-m", "holmes_runtime.node.lean_start", "holmes_runtime.train", str(folder / "run_config.json")),
+    ]
     with open(folder / TORCHRUN_LOG, "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "holmes_runtime.node.lean_start", "holmes_runtime.torchrun", *arguments],
@@ -55,17 +62,6 @@ def start_torchrun(
             preexec_fn=die_with_parent,
             pass_fds=() if descriptor is None else (descriptor,),
         )
-
-
-def _arguments(config: NodeConfig, folder: Path, port: int) -> list[str]:
-    return [
-        *("--nnodes", str(len(config.node_addresses)), "--nproc-per-node", str(config.num_ranks)),
-        *("--rdzv-backend", "holmes", "--rdzv-endpoint", f"{GATE_ADDRESS}:{port}"),
-        *("--rdzv-conf", f"rank={config.node_rank}", "--rdzv-id", config.run_id),
-        *("--max-restarts", "0", "--monitor-interval", "0.1"),
-        *("--log-dir", str(folder / "logs"), "--redirects", "3"),
-        *("-m", "holmes_runtime.node.lean_start", "holmes_runtime.train", str(folder / "run_config.json")),
-    ]
 
 
 def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:

@@ -261,9 +261,8 @@ class ListedSchedule(_PipelineScheduleRuntime):
 
     def follow(self, schedule: Schedule) -> None:
         """Use the actions of `schedule` from the next step on."""
-        order: dict[int, Any] = {rank: [_to_torch(action) for action in schedule[rank]] for rank in schedule}
+        order: dict[int, Any] = {
+            rank: [_Action(action.stage, TORCH_KINDS[action.kind], action.microbatch) for action in schedule[rank]]
+            for rank in schedule
+        }
         self._prepare_schedule_with_comms(order)
-
-
-def _to_torch(action: Action) -> _Action:
-    return _Action(action.stage, TORCH_KINDS[action.kind], action.microbatch)

@@ -185,7 +185,7 @@ class Zero1:
                 for bucket in buckets:
                     bucket.await_state_gradient()
                 for decays in (True, False):
-                    chosen = [shard for shard in shards if _decays(shard) is decays]
+                    chosen = [shard for shard in shards if (len(shard.part.shape) >= 2) is decays]
                     if chosen:
                         weight_decay = self._settings.weight_decay if decays else 0.0
                         self._adamw(chosen, learning_rate, weight_decay, divisor, overflow)
@@ -286,10 +286,6 @@ def _name_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
                 raise ValueError(f"parameter {name} is in two stages: name layers as they are in the whole model")
             named[name] = parameter
     return named
-
-
-def _decays(shard: Shard) -> bool:
-    return len(shard.part.shape) >= 2
 
 
 def _whole(parameter: nn.Parameter) -> TensorPart:

@@ -43,9 +43,10 @@ def write_model(
         config = carried_config(carried.config, shape, value_type, shape.seq_length + len(beyond))
         if len(beyond):
             weights, load = _with_positions(weights, load, beyond)
-    rows = {name: _own_rows(name, size) for name, size in weights.items()}
     if config is not None:
         rows = {name: rows_of(shape, name, size[0]) for name, size in weights.items()}
+    else:
+        rows = {name: (Rows(name, 0, size[0] if size else 1),) for name, size in weights.items()}
     tensors = {name: size for weight in weights for name, size in _published(rows[weight], weights[weight]).items()}
     values = (tensor for name in weights for tensor in _converted(load(name), rows[name]))
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,10 +66,6 @@ def _with_positions(
         return torch.cat([load(name), beyond.float()]) if name == POSITION_TABLE else load(name)
 
     return {**weights, POSITION_TABLE: (rows + len(beyond), width)}, load_whole
-
-
-def _own_rows(name: str, size: tuple[int, ...]) -> tuple[Rows, ...]:
-    return (Rows(name, 0, size[0] if size else 1),)
 
 
 def _published(rows: tuple[Rows, ...], size: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

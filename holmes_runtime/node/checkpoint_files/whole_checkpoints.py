@@ -140,7 +140,8 @@ def found_in(folders: Sequence[Offers]) -> list[WholeCheckpoint]:
         for offer in each.offers:  # an offer that describes a save otherwise is another
             saves.setdefault((offer.save_id, offer.name, offer.files), []).append((number, offer))
     found = [_found(folders, held) for held in saves.values()]
-    return sorted(found, key=lambda each: _age(each.offer), reverse=True)
+    found.sort(key=lambda each: (each.offer.generation, each.offer.steps, each.offer.save_id), reverse=True)
+    return found
 
 
 def _found(folders: Sequence[Offers], held: Sequence[tuple[int, FolderCheckpoint]]) -> WholeCheckpoint:
@@ -165,7 +166,3 @@ def _found(folders: Sequence[Offers], held: Sequence[tuple[int, FolderCheckpoint
             elsewhere = [f"it was also on {host}" for host in file.hosts if host not in here]
             lacking.append("; ".join([*seen, *elsewhere]))
     return WholeCheckpoint(offer, tuple(at for at, _ in held), holders, tuple(lacking), tuple(lost))
-
-
-def _age(offer: FolderCheckpoint) -> tuple[int, int, str]:
-    return offer.generation, offer.steps, offer.save_id
