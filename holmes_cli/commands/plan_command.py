@@ -85,7 +85,7 @@ def plan_command(
     if not signed.is_own:
         err.print(_FOREIGN.format(inventory), markup=False, soft_wrap=True)
     other = read_file(Plan, compare) if compare else None
-    changed = {text: _changed(inventory_record, text) for text in changes or ()}
+    changed = {text: apply_changes(inventory_record, parse_changes(text, inventory_record)) for text in changes or ()}
     known_job = _calibrated(job_record, calibrate(inventory_record, run)) if run else job_record
     order: Order = "usual" if usual_order else "holmes"
     sources = _source(inventory, inventory_record, output), _source(job, job_record, output, overrides or ())
@@ -154,10 +154,6 @@ def _show_files(output: Path, html: Path | None, is_launched: bool = True) -> No
 def _write(output: Path, plan: Plan | IslandsPlan, is_own: bool) -> None:
     """Write the plan, signed if all its inputs are this user's own."""
     write_atomically(output, signed_parts(plan) if is_own else plan.json_parts(), private=True)
-
-
-def _changed(inventory: Inventory, text: str) -> Inventory:
-    return apply_changes(inventory, parse_changes(text, inventory))
 
 
 def _calibrated(job: Job, calibration: Calibration) -> Job:

@@ -92,7 +92,9 @@ def probe_command(
         show_inventory(inventory, time.time())
         if older:
             show_changes(str(diff), changes(older, inventory))
-        _show_unmeasured(kept)
+        for sentence in (kept.lost, unmeasured_sentence(inventory)):
+            if sentence is not None:
+                out.print(sentence, markup=False, soft_wrap=True)
         out.print(f"\ninventory: {output}\nnext: holmes plan job.yaml -i {output}", markup=False, soft_wrap=True)
     if refuses(inventory):
         raise typer.Exit(ANSWER_IS_NO)
@@ -119,12 +121,6 @@ def _with_kept(inventory: Inventory, output: Path, diff: Path | None) -> WithKep
                 if signed.is_own:
                     return with_kept_links(signed.record, inventory)
     return WithKept(inventory, None)
-
-
-def _show_unmeasured(kept: WithKept) -> None:
-    for sentence in (kept.lost, unmeasured_sentence(kept.inventory)):
-        if sentence is not None:
-            out.print(sentence, markup=False, soft_wrap=True)
 
 
 def unmeasured_sentence(inventory: Inventory) -> str | None:

@@ -66,7 +66,7 @@ def draw_placement(plan: Plan) -> PlacementPicture:
             top = y + HEADER + down * (BOX_HEIGHT + BELOW)
             boxes += _block_boxes(plan, block, x, top)
             at |= dict.fromkeys(block.hosts, (x, top, cluster))
-        y = _bottom(boxes) + 2 * GAP
+        y = max(box.y + box.height for box in boxes) + 2 * GAP
     hosts = sum(len(block.hosts) for block in blocks[MAX_BOXES:])
     return PlacementPicture(
         width=4 * GAP + BOXES_A_ROW * (BOX_WIDTH + GAP),
@@ -89,10 +89,6 @@ def network_colours(plan: Plan) -> dict[str, str]:
 def stage_colour(pp_rank: int) -> str:
     """Return the colour of a pipeline rank's squares and bars; they repeat after eight."""
     return STAGE_COLOURS[pp_rank % len(STAGE_COLOURS)]
-
-
-def _bottom(boxes: Sequence[Box]) -> int:
-    return max((box.y + box.height for box in boxes), default=0)
 
 
 def _cluster_box(plan: Plan, cluster: str, blocks: Sequence[HostBlock], y: int, colour: str) -> Box:

@@ -40,7 +40,8 @@ def show_inventory(inventory: Inventory, now_s: float | None = None) -> None:
     if inventory.links:
         out.print(_links_table(inventory.links, now_s))
     if inventory.trunks:
-        out.print(_trunks_table(inventory.trunks))
+        title, headings = "Trunks, which all hosts of two clusters share", ("between", "each way", "from")
+        out.print(_table(title, headings, map(trunk_cells, inventory.trunks)))
     for finding in sorted(inventory.findings, key=lambda finding: "FWI".index(finding.severity)):
         _show_finding(finding)
 
@@ -141,12 +142,6 @@ def link_method(link: Link) -> str:
     if link.method != "ib_write_bw":
         return f"{link.method} x{link.streams}" + (", WireGuard" if link.tunnel else "")
     return f"{link.method} {' - '.join(link.devices)}" + (", GPU memory" if link.memory == "gpu" else "")
-
-
-def _trunks_table(trunks: Sequence[Trunk]) -> Table:
-    return _table(
-        "Trunks, which all hosts of two clusters share", ("between", "each way", "from"), map(trunk_cells, trunks)
-    )
 
 
 def _table(

@@ -40,7 +40,7 @@ def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path, stor
     settings, code = job.launch, _code(job, folder, stored)
     return UserVariables(
         {name: _value(name, value, environ) for name, value in settings.environment.items()},
-        {name: _secret(name, Path(file)) for name, file in settings.secrets.items()},
+        {name: _read(f"launch.secrets.{name}", Path(file).expanduser()) for name, file in settings.secrets.items()},
         _model_file(job, folder, stored) if code is None else {},
         code,
     )
@@ -111,10 +111,6 @@ def _value(name: str, value: str | None, environ: Mapping[str, str]) -> str:
             f"put it into a file and name it: `launch: {{secrets: {{{name}: FILE}}}}`",
         )
     return environ[name]
-
-
-def _secret(name: str, file: Path) -> str:
-    return _read(f"launch.secrets.{name}", file.expanduser())
 
 
 def _read(key: str, file: Path) -> str:
