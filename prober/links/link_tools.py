@@ -1,8 +1,7 @@
-"""Commands of iperf3 and ib_write_bw, and readers of their answers. Pure."""
+"""Commands of ib_write_bw, the reader of its answer, and rates of a transfer. Pure."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Sequence
 
@@ -15,35 +14,6 @@ WINDOWS = 8
 Points = Sequence[Sequence[float]]
 
 _BITS_PER_S_OF = {"Gb/sec": 1e9, "MB/sec": 8 * 2**20}  # perftest's MB are binary
-
-
-def iperf3_server(address: str) -> list[str]:
-    """A server for one test, bound to `address`; its answer holds what arrived."""
-    return ["iperf3", "--server", "--one-off", "--json", "--interval", "0.1", "--bind", address, "--port", "{port}"]
-
-
-def iperf3_client(
-    source: str, address: str, port: int, streams: int, seconds: float, size_bytes: int | None
-) -> list[str]:
-    """One test from `source`: for whole `seconds`, or of `size_bytes` where that is given; iperf3 knows no "or"."""
-    bound = ["--time", str(max(1, round(seconds)))] if size_bytes is None else ["--bytes", str(size_bytes)]
-    words = ["iperf3", "--client", address, "--port", str(port), "--bind", source, "--parallel", str(streams), *bound]
-    return [*words, "--interval", "0.1", "--json"]
-
-
-def iperf3_points(answer: str) -> Points:
-    """Return the bytes arrived after each 0.1 s of a server's answer. Raises ValueError if there are none."""
-    data = json.loads(answer)
-    if not isinstance(data, dict) or data.get("error"):
-        raise ValueError(str(data.get("error") if isinstance(data, dict) else "no iperf3 answer"))
-    points, elapsed, total = [(0.0, 0.0)], 0.0, 0.0
-    for interval in data.get("intervals", []):
-        elapsed += float(interval["sum"]["seconds"])
-        total += float(interval["sum"]["bytes"])
-        points.append((elapsed, total))
-    if len(points) == 1:
-        raise ValueError("no intervals")
-    return points
 
 
 def ib_write_bw(

@@ -1,11 +1,11 @@
-"""The tests of one pair of hosts in one direction: latency, TCP by iperf3 or our own program, RDMA by ib_write_bw."""
+"""The tests of one pair of hosts in one direction: latency and TCP by our own program, RDMA by ib_write_bw."""
 
 from __future__ import annotations
 
 import secrets
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holmes_core.records.inventory import Finding, Inventory, NetworkPort
@@ -16,20 +16,14 @@ from prober.links.link_tools import (
     Points,
     cuda_options,
     ib_write_bw,
-    iperf3_client,
-    iperf3_points,
-    iperf3_server,
     parse_ib_write_bw,
     window_rates,
 )
 
 PING_COUNT = 200
 PING_S = 0.5
-GLANCE_S = 0.2
 RDMA_RUNS = 3
 TOOL_SPARE_S = 5.0
-
-_TCP_METHODS: tuple[LinkMethod, ...] = ("iperf3", "tcp")
 
 Sessions = Mapping[str, LinkSession]
 T = TypeVar("T")
@@ -43,7 +37,7 @@ class LinkLimits:
     seconds: float = 1.0
     size_bytes: int = 256 * 10**6
     streams: tuple[int, ...] = (1, 4, 8)
-    methods: tuple[LinkMethod, ...] = ("ib_write_bw", "iperf3", "tcp")
+    methods: tuple[LinkMethod, ...] = ("ib_write_bw", "tcp")
 
 
 USUAL_LIMITS = LinkLimits()
@@ -67,32 +61,23 @@ class PairTest:
         return self.pair.ports[1 if self.direction == "forward" else 0]
 
     def tcp_links(self) -> Iterator[Link]:
-        """A link for each number of streams, by iperf3 or else our own test. Raises LinkProblem at a failure."""
+        """A link for each number of streams. Raises LinkProblem at a failure."""
         source, address = self.sender.address, self.receiver.address
-        if self.pair.rdma_only:
-            return
-        methods = [method for method in _TCP_METHODS if method in self.limits.methods]
-        usable = [method for method in methods if method == "tcp" or self._both_have(method)]
-        if source is None or address is None or not usable:
+        if self.pair.rdma_only or "tcp" not in self.limits.methods or source is None or address is None:
             return
         latency = self._latency_s(source, address)
         devices = (self.sender.netdev or source, self.receiver.netdev or address)
-        expected = self._glance_bytes_per_s() if usable[0] == "iperf3" else None
         for streams in self.limits.streams:
-            points = self.transfer(usable[0], streams, expected)
-            yield self._link(usable[0], streams, devices, latency, read_figures(window_rates, points))
+            yield self._link("tcp", streams, devices, latency, read_figures(window_rates, self.transfer(streams)))
 
-    def transfer(self, method: LinkMethod, streams: int, expected_bytes_per_s: float | None) -> Points:
-        """Return the bytes arrived over time in one transfer by `tcp` or `iperf3`. Raises LinkProblem.
-
-        Both ports have addresses. iperf3 keeps one bound, seconds or bytes: the first reached at the expected rate.
-        """
-        source, address = self.sender.address, self.receiver.address
-        assert source is not None
-        assert address is not None
-        if method == "iperf3":
-            return self._iperf3(source, address, streams, self._size_bytes(expected_bytes_per_s))
-        return self._tcp(source, address, streams)
+    def transfer(self, streams: int) -> Points:
+        """Return the bytes arrived over time in one TCP transfer between addresses. Raises LinkProblem."""
+        source, address, token = self.sender.address, self.receiver.address, secrets.token_hex(8)
+        bounds = {"streams": streams, "seconds": self.limits.seconds, "size_bytes": self.limits.size_bytes}
+        port = self._server.ask("receive", address=address, token=token, **bounds)["port"]
+        _, received = self._both("send", source=source, address=address, port=port, token=token, **bounds)
+        points: Points = received["points"]
+        return points
 
     def problem(self, problem: LinkProblem) -> Finding:
         """The finding that this test gave no figure."""
@@ -154,36 +139,6 @@ class PairTest:
         if not half:
             raise LinkProblem("PROBE-TOOL-FAILED", f"no byte came back from {address} port {port}")
         return _spread(half)
-
-    def _tcp(self, source: str, address: str, streams: int) -> Points:
-        """By our own program."""
-        token = secrets.token_hex(8)
-        bounds = {"streams": streams, "seconds": self.limits.seconds, "size_bytes": self.limits.size_bytes}
-        port = self._server.ask("receive", address=address, token=token, **bounds)["port"]
-        _, received = self._both("send", source=source, address=address, port=port, token=token, **bounds)
-        points: Points = received["points"]
-        return points
-
-    def _iperf3(self, source: str, address: str, streams: int, size_bytes: int | None) -> Points:
-        """By iperf3; the server's figures, since what a sender has sent may still lie in its buffers."""
-        seconds = self.limits.seconds + TOOL_SPARE_S
-        port = self._server.ask("serve_tool", words=iperf3_server(address), seconds=seconds)["port"]
-        words = iperf3_client(source, address, port, streams, self.limits.seconds, size_bytes)
-        client, server = self._both("run_tool", words=words, seconds=seconds)
-        for answer in (client, server):
-            _check_exit("iperf3", answer["exit_code"], answer["errors"] or answer["output"])
-        return read_figures(iperf3_points, server["output"])
-
-    def _size_bytes(self, expected_bytes_per_s: float | None) -> int | None:
-        """The bound in bytes where the way is fast enough to reach it first, or may be; None for a bound in time."""
-        fast = expected_bytes_per_s is None or expected_bytes_per_s * self.limits.seconds > self.limits.size_bytes
-        return self.limits.size_bytes if fast else None
-
-    def _glance_bytes_per_s(self) -> float:
-        """A rough rate, by our own program: what lies between two fast interfaces may be far slower than they are."""
-        glance = replace(self, limits=replace(self.limits, seconds=GLANCE_S))
-        seconds, size_bytes = glance.transfer("tcp", 1, None)[-1]
-        return size_bytes / seconds if seconds > 0 else 0.0
 
     def rdma_rate(self, hcas: tuple[str, str], address: str, options: tuple[list[str], list[str]]) -> float:
         """Average bytes per second of one run between two HCAs; `address` is for its handshake. Raises LinkProblem."""

@@ -47,7 +47,7 @@ def measure_trunk(
 
 def _flow(test: PairTest, link: Link) -> Flow | Finding:
     try:
-        points = test.transfer(link.method, link.streams, link.bandwidth_bytes_per_s.median)
+        points = test.transfer(link.streams)
     except LinkProblem as problem:
         return test.problem(problem)
     return Flow(points, ended_s=time.monotonic())

@@ -57,10 +57,10 @@ def test_a_tunnels_figure_is_told_as_such_on_page_and_screen(capsys: pytest.Capt
     tunnel = clear.model_copy(update={"bandwidth_bytes_per_s": Spread(min=1e6, median=2e6), "tunnel": True})
     told = with_links(inventory(), clear, tunnel)
     show_inventory(told)
-    rows = [line for line in capsys.readouterr().out.splitlines() if "iperf3 x4" in line]
+    rows = [line for line in capsys.readouterr().out.splitlines() if "tcp x4" in line]
     assert ["WireGuard" in row for row in rows] == [False, True]
     assert "16 Mbit/s" in rows[1]
-    assert inventory_page(told).count("iperf3, 4 streams, WireGuard") == 1
+    assert inventory_page(told).count("tcp, 4 streams, WireGuard") == 1
     assert "; measured 80 Mbit/s" in inventory_page(told)
 
 

@@ -13,7 +13,7 @@ def measured(
     bytes_per_s: float,
     latency_s: float = 1e-9,
     streams: int = 1,
-    method: LinkMethod = "iperf3",
+    method: LinkMethod = "tcp",
     devices: tuple[str, str] | None = None,
 ) -> Link:
     """One direction of two hosts of fleets.py, whose clusters are the letters of their names."""

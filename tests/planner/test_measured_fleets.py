@@ -55,7 +55,7 @@ def _link(draw: random.Random, fleet: Inventory) -> Link:
         clusters=(one.name, other.name),
         hosts=(draw.choice(one.hosts), draw.choice([*other.hosts, "gone"])),
         devices=("mlx5_0:1", "mlx5_1:1") if is_rdma else (draw.choice(("eth0", "eth1", "gone")), "eth0"),
-        method="ib_write_bw" if is_rdma else draw.choice(("iperf3", "tcp")),
+        method="ib_write_bw" if is_rdma else "tcp",
         streams=draw.choice((1, 4, 64)),
         direction=draw.choice(("forward", "backward")),
         latency_s=None if is_rdma else Spread(min=late, median=late),
