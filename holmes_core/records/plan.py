@@ -164,6 +164,14 @@ class SolveReport(Record):
     crossing: Crossing
     alternatives: tuple[Alternative, ...] = ()  # the next best and the best of every other crossing, best first
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unequal(cls, said: object) -> object:
+        """Drop a key that plans had until 2026-11-26, mostly with null: runs may be under way with such plans."""
+        if isinstance(said, dict) and said.get("unequal", "") is None:
+            return {key: value for key, value in said.items() if key != "unequal"}
+        return said
+
 
 class SourceFile(Record):
     """A file the plan was made from."""

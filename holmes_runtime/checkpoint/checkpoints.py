@@ -26,7 +26,7 @@ from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_re
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.node.admission.own_sockets import beside_newer, own_connections
-from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder, before, steps_of
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder, steps_of
 from holmes_runtime.node.checkpoint_files.description import (
     DESCRIPTION_FILE,
     Counters,
@@ -186,8 +186,8 @@ class Checkpoints:
         if name is None:
             return f"the checkpoints of {self._folder.path} cannot be read: {'; '.join(reasons)}"
         folder = self._folder.path / name
-        older = before(folder)
-        instead = f"; to go on from {older.name}: holmes launch --resume-step {steps_of(older)}" if older else ""
+        older = [each.offer for each in self._found if each.is_whole and each.offer.steps < steps_of(folder)]
+        instead = f"; to go on from {older[0].name}: holmes launch --resume-step {older[0].steps}" if older else ""
         return f"checkpoint {folder} cannot be read: {'; '.join(reasons)}{instead}"
 
     def _load(

@@ -28,7 +28,7 @@ def _link(inventory: Inventory, pair: tuple[Cluster, Cluster], rate: float, late
         clusters=(pair[0].name, pair[1].name),
         hosts=(one.host, other.host),
         devices=(str(one.netdev), str(other.netdev)),
-        method="tcp",
+        method="iperf3",  # of the TCP methods the one with the higher ceiling: this rate is assumed
         streams=1,
         direction="forward",
         latency_s=Spread(min=latency_s, median=latency_s),

@@ -29,7 +29,9 @@ from holmes_runtime.node.checkpoint_files.piece_index import (
 )
 from tests.cli.conftest import Command
 
-DESCRIPTION = json.dumps({"format_version": 1})
+DESCRIPTION = Description(
+    FORMAT_VERSION, Counters(1, 1, 1.0, 0, 8), "fp32", {}, {"global_batch_size": 8}, Origin(None, None)
+).to_json()
 FIRST, SECOND = PieceName("__0_0.distcp"), PieceName("__1_0.distcp")
 CONTENT = {FIRST: b"first rank", SECOND: b"second"}
 HOSTS = {FIRST: ("a1", "b1"), SECOND: ("b1", "a1")}
@@ -62,6 +64,17 @@ def save(
 
 def rows(stdout: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in stdout.splitlines() if line.startswith("│")]
+
+
+def test_a_checkpoint_of_an_older_form_is_not_called_whole(tmp_path: Path, command: Command) -> None:
+    older = DESCRIPTION.replace(f'"format_version": {FORMAT_VERSION}', '"format_version": 1')
+    save(tmp_path / "a1", 10, "__0_0.distcp", "__1_0.distcp", description=older)
+
+    for what in (("list", "a1"), ("verify", "a1"), ("gather", "a1", "-o", "whole")):
+        done = command("checkpoint", *what)
+        assert done.code != 0
+        assert f"format_version 1, this Holmes reads {FORMAT_VERSION}" in done.stdout + done.stderr
+    assert not (tmp_path / "whole").exists()
 
 
 def test_folders_that_hold_a_checkpoint_together_are_told_as_one(tmp_path: Path, command: Command) -> None:

@@ -249,6 +249,23 @@ def test_runs_are_listed_though_the_metrics_of_one_are_a_pipe(run: Path, command
     assert (done.code, bool(re.search(r"10/10", done.stdout))) == (0, True), done
 
 
+def test_runs_are_listed_though_the_plan_of_one_is_not_read(run: Path, command: Command) -> None:
+    (run / "plan.json").write_text("{}", encoding="utf-8")
+    remember(run)
+    done = command("ps", "--all")
+    assert (done.code, "plan.json cannot be read" in done.stdout) == (0, True), done
+
+
+def test_run_of_a_plan_with_a_key_that_plans_had_is_shown(run: Path, command: Command) -> None:
+    plan = run / "plan.json"
+    plan.write_text(
+        plan.read_text(encoding="utf-8").replace('"solver":', '"unequal": null, "solver":'), encoding="utf-8"
+    )
+    assert '"unequal"' in plan.read_text(encoding="utf-8")
+    done = command("status", "run")
+    assert done.code == 0, done
+
+
 def test_name_longer_than_any_file_has_is_no_run(command: Command) -> None:
     done = command("status", "a" * 4000)
     check_manners(done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def test_probe_of_this_machine(command: Command, canary: Path, tmp_path: Path) -
     hosts = f"transport: local\npython: {sys.executable}\nhosts: [a1]\n"
     (tmp_path / "hosts.yaml").write_text(hosts, encoding="utf-8")
     done = command("probe", "hosts.yaml", "--json")
-    assert f'"python": "{sys.version_info[0]}.{sys.version_info[1]}.' in done.stdout
+    python = json.loads(done.stdout)["hosts"][0]["software"]["python"]
+    assert python.startswith(f"{sys.version_info[0]}.{sys.version_info[1]}.")
     assert not canary.exists()
 
 

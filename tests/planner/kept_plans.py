@@ -26,7 +26,7 @@ from planner.problem.problem import read_problem
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for, random_inventory
 
 KEPT = Path(__file__).parents[1] / "data" / "kept_plans.txt"
-HEADER = "plan | tp x pp x dp | schedule | stages: clusters | step | bytes across clusters | SHA-256 of plan.json"
+HEADER = "plan | tp x pp x dp | schedule | stages: clusters | step | bytes across clusters | SHA-256 of the plan"
 EXAMPLES = Path(__file__).parents[2] / "templates" / "examples"
 EMULATE = {"emulate": {"forward_s_per_layer": 0.002, "backward_s_per_layer": 0.004}}
 CALIBRATION = {"run": "runs/1", "compute_factor": 1.4, "network_efficiency": 0.7}

@@ -13,6 +13,7 @@ import typer
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.show_run import state_in_words
 from holmes_cli.screen.terminal import out
+from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_duration, format_names
 from launcher.journal.follow_folder import read_plan
@@ -41,20 +42,26 @@ def ps_command(
     if not runs:
         out.print("no run" if everything else "no run is under way; `holmes ps --all` shows those that have ended")
         return
-    show_runs(
-        [(stored, [read_plan(each.folder) for each in stored.islands or (stored,)]) for stored in runs], time.time()
-    )
+    show_runs([(stored, _plans(stored)) for stored in runs], time.time())
 
 
 def show_runs(runs: Sequence[tuple[StoredRun, Sequence[Plan]]], now_s: float) -> None:
-    """Print a row for each run, given with its plan or its islands' plans."""
+    """Print a row for each run, given with its plan or its islands' plans; with none where they cannot be read."""
     headings = ("run", "state", "steps", "hosts", "age")
     rows = [_row(stored, plans, now_s) for stored, plans in runs]
     out.print(fitted_table(headings, rows, out.width, unwrapped=("run", "age")))
 
 
+def _plans(stored: StoredRun) -> Sequence[Plan]:
+    """Return the plan of a run, or of each island; none where one cannot be read, which must not hide other runs."""
+    try:
+        return [read_plan(each.folder) for each in stored.islands or (stored,)]
+    except HolmesError:
+        return ()
+
+
 def _row(stored: StoredRun, plans: Sequence[Plan], now_s: float) -> tuple[str, ...]:
     run, hosts = stored.run, format_names([node.host for plan in plans for node in plan.nodes], 4)
-    steps = max(plan.job.steps for plan in plans)
+    steps = max((plan.job.steps for plan in plans), default="?")
     age = format_duration(now_s - run.started_at_s)
-    return run.run_id, state_in_words(stored), f"{stored.steps_done}/{steps}", hosts, age
+    return run.run_id, state_in_words(stored), f"{stored.steps_done}/{steps}", hosts or "plan.json cannot be read", age

@@ -194,7 +194,7 @@ def read_index(checkpoint: Path) -> PieceIndex:
         index: PieceIndex = decode(PieceIndex, said["index"], "index")
         is_whole = said["digest"] == digest_of(to_json(index).encode())
     except FileNotFoundError:
-        raise DamagedPiece(f"{path} is missing: {checkpoint} is no checkpoint that this Holmes reads") from None
+        raise DamagedPiece(f"{path} is missing: {checkpoint} is no checkpoint, or of a Holmes before 0.1.0") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedPiece(f"{path} is not as it was written: {error}") from None
     if not is_whole:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from holmes_runtime.config.checks import check, check_counts
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import LATEST_FILE, names_in, newest_in
 from holmes_runtime.node.checkpoint_files.checkpoint_names import CheckpointName, PieceName, SaveId
-from holmes_runtime.node.checkpoint_files.description import DESCRIPTION_FILE, MAX_DESCRIPTION_BYTES
+from holmes_runtime.node.checkpoint_files.description import DESCRIPTION_FILE, MAX_DESCRIPTION_BYTES, Description
 from holmes_runtime.node.checkpoint_files.piece_index import (
     MAX_COUNT,
     DamagedPiece,
@@ -104,7 +104,10 @@ def _offer(folder: Path, name: CheckpointName) -> FolderCheckpoint:
     if not checkpoint.is_dir():
         raise DamagedPiece(f"{checkpoint}, which {LATEST_FILE} there names, is missing")
     index = read_index(checkpoint)
-    read_description(checkpoint, index)
+    try:
+        Description.parse(read_description(checkpoint, index), checkpoint / DESCRIPTION_FILE)
+    except ValueError as error:
+        raise DamagedPiece(str(error)) from None
     lacking = {file.name: fault for file in index.files if (fault := lacks(checkpoint, file)) is not None}
     held = tuple(file.name for file in index.files if file.name not in lacking)
     said = (index.save_id, index.begun_by, index.generation, index.steps)
