@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar, get_origin
 
 from pydantic import BaseModel
 
@@ -154,7 +154,8 @@ def _fields(cls: type[FileRecord], first: bytes, lines: Iterable[bytes]) -> dict
     Raises:
         ValueError: A line is at fault, or the layout is another.
     """
-    items = {name: record_in(field.annotation) for name, field in cls.model_fields.items()}
+    annotations = {name: field.annotation for name, field in cls.model_fields.items()}
+    items = {name: record_in(kind) for name, kind in annotations.items() if get_origin(kind) is tuple}
     arrays = {f' "{name}": [\n'.encode(): (name, item) for name, item in items.items() if item}
     rest, last, records = bytearray(first), first, dict[str, list[BaseModel]]()
     for line in lines:
@@ -162,19 +163,21 @@ def _fields(cls: type[FileRecord], first: bytes, lines: Iterable[bytes]) -> dict
             name, item = arrays[last]
             if line.count(b",") + line.count(b"[") > MAX_VALUES:  # each could be an error of the parser
                 raise ValueError(f"more values than a record of {name} has")
-            records.setdefault(name, []).append(item.model_validate_json(line.rstrip(b",\n")))
+            record, comma, _ = line.rpartition(b",\n") if line.endswith(b",\n") else (line, b"", b"")
+            records.setdefault(name, []).append(item.model_validate_json(record))
+            rest += b"0" + comma.rstrip(b"\n") + b"\n"  # in its place, so that commas and brackets are checked
         else:
             rest += line
             last = line
     fields: dict[str, Any] = json_values(rest.decode(), MAX_OTHER_VALUES)
-    if any(fields.get(name) != [] for name in records):
+    if any(fields.get(name) != [0] * len(found) for name, found in records.items()):
         raise ValueError("records that have no line of their own")
     return fields | {name: tuple(found) for name, found in records.items()}
 
 
 def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
     """Yield the lines of a file, which may grow meanwhile, up to `max_bytes`."""
-    while line := file.readline(max_bytes):
+    while line := file.readline(max(0, max_bytes)):
         max_bytes -= len(line)
         yield line
 

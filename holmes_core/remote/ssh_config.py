@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -11,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from holmes_core.errors import HolmesError
+from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.access import Access
 
 USER_FILE = "~/.ssh/config"
@@ -39,11 +40,12 @@ class SshConfig:
         return next((value for value in self.all(key) if value.lower() != "none"), None)
 
 
-def read_ssh_config(name: str, access: Access) -> SshConfig:
-    """Return what `ssh` uses for the host `name`, which it would take on its command line, reached by `access`.
+def read_ssh_config(host: str, name: str, access: Access) -> SshConfig:
+    """Return what `ssh` uses for `host` by the `name` that it would take on its command line, reached by `access`.
 
     Raises:
         HolmesError: ssh refuses the configuration, with its words; or a file is named and there is no `ssh`.
+        HostError: ssh does not answer in time.
     """
     file = str(Path(access.ssh_config).expanduser()) if access.ssh_config else None
     if shutil.which("ssh") is None:
@@ -58,18 +60,30 @@ def read_ssh_config(name: str, access: Access) -> SshConfig:
         command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
     ) as process:
         try:
-            if sys.platform == "linux":  # elsewhere the time limit alone bounds it
-                resource.prlimit(process.pid, resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+            _limit_memory(process.pid)
             stdout, stderr = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with the command that ssh waits for
-            raise not_read(file or USER_FILE, f"`ssh -G {name}` does not end within {TIMEOUT_S:g} s") from None
+            what = f"`ssh -G {name}` does not end within {TIMEOUT_S:g} s"
+            hint = f"see what {file or USER_FILE} waits for, such as a command of `Match exec`; then try again"
+            raise HostError(host, "unreachable", what, hint) from None
     if process.returncode != 0:
         said = stderr.decode(errors="replace").strip().splitlines()
-        raise not_read(file or USER_FILE, said[0] if said else f"`ssh -G {name}` exited with {process.returncode}")
+        raise not_read(
+            file or USER_FILE, "; ".join(said) if said else f"`ssh -G {name}` exited with {process.returncode}"
+        )
     text = stdout.decode(errors="surrogateescape")
     words = (line.partition(" ") for line in text.splitlines())
     return SshConfig(tuple((key, value) for key, _, value in words if value))
+
+
+def _limit_memory(pid: int) -> None:
+    """Bound the memory of a process just started, which may have ended; elsewhere than on Linux its time alone is."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            most = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
+            resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))
 
 
 def not_read(file: str, why: object) -> HolmesError:

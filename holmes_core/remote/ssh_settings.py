@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import re
 import shlex
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ KNOWN_HOSTS = {
     "globalknownhostsfile": "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",
 }
 CERTIFICATE = "-cert-v01@openssh.com"
+_ME = pwd.getpwuid(os.getuid())
 CERTIFIED = tuple(name + CERTIFICATE for name in ALGORITHMS)
 
 
@@ -94,25 +96,29 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
     """Return the settings of `host`. Raises HolmesError where `ssh` refuses the configuration."""
     name = access.address or host
     check_login(host, name, access.user)  # before `Match exec` gets them
-    said = read_ssh_config(name, access)
-    address, user = said.one("hostname") or name, access.user or said.one("user") or getpass.getuser()
+    said = read_ssh_config(host, name, access)
+    address, user = said.one("hostname") or name, access.user or said.one("user") or _ME.pw_name
     check_login(host, address, access.user)  # a `User` of the configuration is the operator's own: ssh takes any
     port = access.port or int(said.one("port") or SSH_PORT)
     alias = next(iter(said.all("hostkeyalias")), None)
-    words = {"%%": "%", "%h": address, "%p": str(port), "%r": user, "%n": name, "%u": getpass.getuser()}
-    words |= {"%d": str(Path.home()), "%k": alias or name}
-    proxy_command = said.one("proxycommand")
+    words = {"%%": "%", "%h": address, "%p": str(port), "%r": user, "%n": name, "%k": alias or name}
+    words |= {"%u": _ME.pw_name, "%d": _ME.pw_dir, "%i": str(_ME.pw_uid)}
+    words |= {"%l": socket.gethostname(), "%L": socket.gethostname().partition(".")[0]}
+    keys = _files(said.all("identityfile"), words)
+    if access.identity_file:
+        keys = (str(Path(access.identity_file).expanduser()),)
+    proxy_command, proxy_jump = said.one("proxycommand"), said.one("proxyjump")
     key_algorithms = _ours(said.one("hostkeyalgorithms"), (*CERTIFIED, *ALGORITHMS))
     known = [path for key, usual in KNOWN_HOSTS.items() for path in _paths(next(iter(said.all(key)), usual))]
     return SshSettings(
         address=address,
         port=port,
         user=user,
-        key_files=_files([access.identity_file] if access.identity_file else said.all("identityfile"), words),
+        key_files=keys,
         use_agent=said.one("identitiesonly") != "yes",
         known_hosts=tuple(known) or (Path(os.devnull),),
         proxy_command=proxy_command and _written_out(proxy_command, words),
-        proxy_jump=said.one("proxyjump"),
+        proxy_jump=proxy_jump and _written_out(proxy_jump, words),
         key_alias=alias,
         key_algorithms=key_algorithms,
         keeps_order=key_algorithms != tuple(each for each in (*CERTIFIED, *ALGORITHMS) if each in key_algorithms),
@@ -120,7 +126,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         least_rsa_bits=int(said.one("requiredrsasize") or MIN_RSA_BITS),
         known_hosts_command=_command(said.one("knownhostscommand"), words),
         certificate_files=_files(said.all("certificatefile"), words),
-        revoked=_paths(said.one("revokedhostkeys") or "none"),
+        revoked=_paths(_written_out(said.one("revokedhostkeys") or "none", words)),
         checks_address=said.one("checkhostip") == "yes",
         is_configured=said.is_known,
     )
@@ -142,7 +148,14 @@ def _written_out(text: str, words: dict[str, str]) -> str:
 
 
 def _files(names: Sequence[str], words: dict[str, str]) -> tuple[str, ...]:
-    return tuple(str(Path(_written_out(name, words)).expanduser()) for name in names if name.lower() != "none")
+    """Return files of the user, with ssh's words and `${VARIABLE}` expanded."""
+    texts = (_written_out(name, words) for name in names if name.lower() != "none")
+    return tuple(_at_home(re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], ""), text)) for text in texts)
+
+
+def _at_home(path: str) -> str:
+    """Expand `~` as ssh does, which asks the user database and not HOME."""
+    return f"{_ME.pw_dir}/{path[2:]}" if path.startswith("~/") else str(Path(path).expanduser())
 
 
 def _paths(value: str) -> tuple[Path, ...]:
@@ -150,10 +163,10 @@ def _paths(value: str) -> tuple[Path, ...]:
     words, found = value.split(" "), []
     while words:
         joined = (" ".join(words[:count]) for count in range(len(words), 1, -1))
-        name = next((each for each in joined if Path(each).exists()), words[0])
+        name = next((each for each in joined if os.path.exists(_at_home(each))), words[0])  # noqa: PTH110  # never raises
         found.append(name)
         words = words[name.count(" ") + 1 :]
-    return tuple(Path(each).expanduser() for each in found if each.lower() != "none")
+    return tuple(Path(_at_home(each)) for each in found if each.lower() != "none")
 
 
 def _command(value: str | None, words: dict[str, str]) -> tuple[str, ...]:

@@ -38,7 +38,9 @@ class UserKeys:
 
     def _keys(self) -> Iterator[paramiko.PKey]:
         settings = self._settings
-        files = [Path(name).expanduser() for name in settings.key_files or USUAL_FILES]
+        files = [
+            Path(name).expanduser() for name in settings.key_files or (() if settings.is_configured else USUAL_FILES)
+        ]
         for file in files:
             key = self._read_key(file)
             if key is not None:

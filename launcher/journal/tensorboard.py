@@ -17,7 +17,7 @@ def require_tensorboard() -> None:
     """Raise HolmesError unless the package is installed here."""
     try:
         import tensorboard.summary.writer.record_writer  # noqa: F401
-    except ImportError as error:
+    except Exception as error:  # also of a protobuf that does not fit the package
         raise HolmesError(
             f"an event file needs the Python package tensorboard: {error}", "install it here: `pip install tensorboard`"
         ) from None

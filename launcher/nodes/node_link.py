@@ -222,7 +222,7 @@ class NodeLink:
         """Find the agent again and return True. An attached one is tried no longer than it would wait."""
         deadline = time.monotonic() + SILENCE_LIMIT_S
         while self._detached or time.monotonic() < deadline:
-            with contextlib.suppress(HostError, OSError, EOFError):
+            with contextlib.suppress(HolmesError, OSError, EOFError):
                 connection = connect(self.bundle.node.host, self.bundle.node.access)
                 stream = connection.open(self.bundle.follow_command(self._seen))
                 if self._connection is not None:

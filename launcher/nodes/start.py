@@ -207,10 +207,10 @@ def _check_network(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Ready]
 def follow(nodes: RunningNodes, messages_seen: Mapping[int, int]) -> None:
     """Reconnect to running agents. Raises HolmesError if none of them is reached."""
 
-    def come_back(link: NodeLink) -> HostError | None:
+    def come_back(link: NodeLink) -> HolmesError | None:
         try:
             link.follow(messages_seen.get(link.bundle.node.node_rank, 0))
-        except HostError as error:
+        except HolmesError as error:
             return error
         return None
 

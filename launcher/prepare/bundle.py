@@ -100,7 +100,7 @@ class NodeBundle:
 
         Print the parcels that the node lacks, then UNPACKED. Remove the folder when the archive is cut short, or the
         input ends before the files were taken: the sender is gone. Whichever of both commands makes TAKEN first has
-        the folder, and removes it in the end.
+        the folder. It is renamed before it is emptied, so that no TAKEN can be made in it once more.
         """
         links = " ".join(f'"{parcel.folder}/{entry}"' for parcel in self.parcels for entry in parcel.entries)
         folders = " ".join(f'"{parcel.folder}"' for parcel in self.parcels)
@@ -112,13 +112,14 @@ class NodeBundle:
             f'test -d "$parcel" || echo "{MISSING} ${{parcel##*/}}"; done; '
             f'echo "{UNPACKED}"; cat >/dev/null; else failed=1; fi; '
             f'if mkdir "{self.folder}/{TAKEN}" 2>/dev/null || ! test -d "{self.folder}/{TAKEN}"; then cd /; '
-            f'rm -rf -- "{self.folder}"; rmdir -- "{CACHE}/runs/{self.run_id}" 2>/dev/null; fi; exit "${{failed-0}}"'
+            f'mv -T -- "{self.folder}" "{self.folder}.gone" 2>/dev/null; rm -rf -- "{self.folder}.gone"; '
+            f'rmdir -- "{CACHE}/runs/{self.run_id}" 2>/dev/null; fi; exit "${{failed-0}}"'
         )
 
     @property
     def start_command(self) -> str:
         """Take the folder and become the node agent, which starts torchrun on command and removes the folder."""
-        return self._in_folder(f"mkdir {TAKEN} && exec {self._python('agent', start=True)}")
+        return self._in_folder(f'mkdir "{self.folder}/{TAKEN}" && exec {self._python("agent", start=True)}')
 
     def follow_command(self, messages_seen: int) -> str:
         """Become another relay to a running agent, which leaves out the messages already seen.

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from holmes_core.errors import HostError
+from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Node
 from holmes_core.remote.connect import connect
 
@@ -17,7 +17,7 @@ def answers(node: Node) -> bool:
     """Return True if the node's host can be logged in to."""
     try:
         connect(node.host, node.access).close()
-    except HostError:
+    except HolmesError:
         return False
     return True
 

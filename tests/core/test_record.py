@@ -335,7 +335,10 @@ def test_file_is_read_in_any_layout(tmp_path: Path, indent: int | None) -> None:
         ("},\n  {", "},\n  {},\n  {", r"hosts\.1\.name: missing"),
         ('  {"name":"b"', '  {"name":7', r"hosts\.1\.name: "),
         ('  {"name":"b"', '  {"name":"c"', "changed since it was written"),
+        ("},\n  {", "}\n  {", "line 5, column 3: not JSON"),
+        ("},\n  {", "},,\n  {", "line 4, column [0-9]+: not JSON"),
         ("\n ],", "", "line 6, column 2: not JSON"),
+        ("},\n  {", '}\n ],\n "hosts": [\n  {', "changed since it was written"),  # JSON has the last of two alone
         ("\n}\n", "\n", "line 17, column 1: not JSON"),
     ],
 )

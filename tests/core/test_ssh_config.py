@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -187,7 +189,6 @@ HOSTILE = {
     "long line": ("x" * 1_000_000, "{file} line 2: no argument after keyword"),
     "device": ("Include /dev/zero", "Bad owner or permissions on /dev/zero"),
     "link to itself": ("Include {folder}/loop", "Too many levels of symbolic links"),
-    "command that goes on": ('Match exec "sleep 60"', "`ssh -G a1` does not end within 10 s"),
 }
 TAKEN = {
     "names without a domain": "CanonicalizeHostname yes",
@@ -208,9 +209,7 @@ def odd_files(tmp_path: Path) -> dict[str, str]:
     return {"file": f"{tmp_path}/config", "folder": str(tmp_path)}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=pytest.mark.slow if "goes on" in each else ()) for each in HOSTILE]
-)
+@pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_configuration_is_refused_in_the_words_of_ssh(
     tmp_path: Path, odd_files: dict[str, str], name: str
 ) -> None:
@@ -224,6 +223,42 @@ def test_hostile_configuration_is_refused_in_the_words_of_ssh(
     assert str(tmp_path) in raised.value.what
     assert len(raised.value.what) < 2000
     assert raised.value.exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_command_of_the_configuration_that_goes_on_is_the_trouble_of_its_host(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="`ssh -G a1` does not end within 10 s") as raised:
+        settings(tmp_path, 'Match exec "sleep 60"')
+    assert raised.value.kind == "unreachable"
+
+
+def test_words_and_variables_in_hops_and_files_are_expanded_but_not_in_hosts_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYS", "/keys")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    lines = ("User bob", "ProxyJump %r@gw-%h:23", "IdentityFile ${KEYS}/%r-%%", "IdentityFile ~/k")
+    found = settings(tmp_path, *lines, "RevokedHostKeys /gone/%h")
+    home = pwd.getpwuid(os.getuid()).pw_dir  # as for ssh, whatever HOME is
+
+    assert (found.proxy_jump, found.revoked) == ("bob@gw-a1:23", (Path("/gone/a1"),))
+    assert found.key_files == ("/keys/bob-%", f"{home}/k")
+    access = Access(ssh_config=str(tmp_path / "config"), identity_file="/data/50%done/key")
+    assert ssh_settings("a1", access).key_files == ("/data/50%done/key",)
+    assert settings(tmp_path, "IdentityFile none").key_files == ()
+
+
+def test_a_lower_limit_of_this_process_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.touch()
+    program = (
+        "from holmes_core.records.access import Access\n"
+        "from holmes_core.remote.ssh_settings import ssh_settings\n"
+        f"print(ssh_settings('a1', Access(ssh_config={str(file)!r})).address)"
+    )
+    command = ["/bin/sh", "-c", 'ulimit -d 500000; exec "$@"', "sh", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "a1\n"), done.stderr
 
 
 @pytest.mark.parametrize("name", TAKEN)
