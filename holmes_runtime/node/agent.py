@@ -51,7 +51,7 @@ from holmes_runtime.config.rendezvous_messages import FromMeeting
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.admission.gpu_claims import GpuClaims
 from holmes_runtime.node.admission.keyed_frames import rank_key
-from holmes_runtime.node.admission.rendezvous_gate import MeetingGate
+from holmes_runtime.node.admission.rendezvous_gate import RendezvousGate
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.node.admission.tunnel import Tunnel, take_down
 from holmes_runtime.node.left_behind import hold, remove_memory, remove_unstarted
@@ -82,7 +82,7 @@ class Agent:
         self._report = self._messages.report
         self._listeners = Listeners(config)
         self._tunnel = Tunnel(config, config.tunnel, folder) if config.tunnel is not None else None
-        self._meeting: MeetingGate | None = None
+        self._meeting: RendezvousGate | None = None
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._gpu_claims = GpuClaims()
@@ -163,7 +163,7 @@ class Agent:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
         try:
             gate = StoreGate(nodes, self._config.node_rank, go.master_port, secret, self._listeners.rendezvous)
-            self._meeting = MeetingGate(self._report_at_once) if self._config.meets else None
+            self._meeting = RendezvousGate(self._report_at_once) if self._config.meets else None
         except OSError as error:
             words = f"nothing can listen at {GATE_ADDRESS} here ({error.strerror}): give interface lo 127.0.0.1/8"
             self._report(RankFailed(None, 1, words, time.time()))

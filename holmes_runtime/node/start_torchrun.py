@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holmes_runtime.config.node_config import KEY_VARIABLE, MEMORY_VARIABLE, NodeConfig, memory_folder
 from holmes_runtime.config.rendezvous_messages import MEETING
-from holmes_runtime.node.admission.rendezvous_gate import MeetingGate
+from holmes_runtime.node.admission.rendezvous_gate import RendezvousGate
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.node.process_tree import die_with_parent
 
@@ -28,7 +28,7 @@ TORCHRUN_LOG = "torchrun.log"
 
 
 def start_torchrun(
-    config: NodeConfig, folder: Path, gate: StoreGate, meeting: MeetingGate | None, key: bytes
+    config: NodeConfig, folder: Path, gate: StoreGate, meeting: RendezvousGate | None, key: bytes
 ) -> subprocess.Popen[bytes]:
     """The process. It and the ranks reach the store through `gate`; on node 0 it serves the store there.
 

@@ -24,7 +24,7 @@ from holmes_runtime.outer.outer_step import arrived, digest_of, outer_step
 from holmes_runtime.outer.rendezvous import LOOK_S
 from holmes_runtime.outer.roster import Arrival, Roster
 from holmes_runtime.outer.state_transfer import StateReceiver
-from holmes_runtime.outer.sync_tags import TAGS_BYTES, ExchangeTags
+from holmes_runtime.outer.sync_tags import TAGS_BYTES, SyncTags
 
 FP32_BYTES = 4
 
@@ -35,7 +35,7 @@ class ReplayedSync(NamedTuple):
     Its roster was agreed on at `decided_s` of this rank's clock.
     """
 
-    decision: Roster
+    roster: Roster
     decided_s: float
     lanes: list[Lane]
     cells: list[list[Cell]]
@@ -49,7 +49,7 @@ class CatchUp:
     def __init__(
         self,
         maker: LaneMaker,
-        decision: Roster,
+        roster: Roster,
         decided_s: float,
         newcomer: Arrival,
         state: OuterState,
@@ -57,79 +57,79 @@ class CatchUp:
         fragments: Fragments,
     ) -> None:
         self._maker, self._state, self._sync, self._fragments = maker, state, sync, fragments
-        self._giver, self._num_ranks = decision.giver(newcomer), newcomer.num_ranks
-        self._given = Future[StateReceiver]()
+        self._giver, self._num_ranks = roster.giver(newcomer), newcomer.num_ranks
+        self._receiver = Future[StateReceiver]()
         self._is_given_up = Event()
         self._followed: list[ReplayedSync] = []
         anchor, momentum = ({name: torch.empty_like(each) for name, each in state.anchor.items()} for _ in range(2))
-        self.outcome = Outcome.of(decision, decided_s, has_joined=True)._replace(anchor=anchor, momentum=momentum)
+        self.outcome = Outcome.of(roster, decided_s, has_joined=True)._replace(anchor=anchor, momentum=momentum)
         self._has_state = False
-        Thread(target=self._get, args=(decision, newcomer), name="islands' state", daemon=True).start()
+        Thread(target=self._get, args=(roster, newcomer), name="islands' state", daemon=True).start()
 
-    def _get(self, decision: Roster, newcomer: Arrival) -> None:
+    def _get(self, roster: Roster, newcomer: Arrival) -> None:
         try:
-            given = StateReceiver(self._maker, decision, newcomer)
-            given.wait(self._is_given_up)
-            self._given.set_result(given)
+            receiver = StateReceiver(self._maker, roster, newcomer)
+            receiver.wait(self._is_given_up)
+            self._receiver.set_result(receiver)
         except Exception as error:
-            self._given.set_exception(error)
+            self._receiver.set_exception(error)
 
     def give_up(self) -> None:
         """Give up the transfer."""
         self._is_given_up.set()
 
-    def listen(self, decision: Roster, decided_s: float, lanes: Sequence[LaneCells]) -> ReplayedSync:
+    def listen(self, roster: Roster, decided_s: float, lanes: Sequence[LaneCells]) -> ReplayedSync:
         """Receive on these lanes, each with its cells of the fragment, the messages of an outer sync's members.
 
         Raises FrameAltered if the first member's tags show that its message was altered.
         """
-        positions = [decision.participants.index(each) for each in decision.members]
+        positions = [roster.participants.index(each) for each in roster.members]
         codec, streams = self._sync.codec, self._sync.streams
-        parcels, tags = [], []
+        messages, tags = [], []
         for lane, cells in lanes:
             size = packed_bytes(codec, sum(cell.elements for cell in cells), FP32_BYTES, OUTER_BLOCK)
             gets = {each: torch.empty(size, dtype=torch.uint8) for each in positions}
-            parcels.append(LaneMessage(lane, None, (), gets))
+            messages.append(LaneMessage(lane, None, (), gets))
             tags.append(torch.empty(TAGS_BYTES, dtype=torch.uint8))
-        carry(parcels, streams)
+        carry(messages, streams)
         first = positions[0]
         carry([LaneMessage(lane, None, (), {first: each}) for (lane, _), each in zip(lanes, tags, strict=True)], 1)
-        exchange_tags = ExchangeTags(self._maker, decision)
-        for parcel, each in zip(parcels, tags, strict=True):
-            exchange_tags.check(parcel.lane.lane, first, parcel.gets[first], each)
-        packed = [[parcel.gets[each] for each in positions] for parcel in parcels]
+        exchange_tags = SyncTags(self._maker, roster)
+        for message, each in zip(messages, tags, strict=True):
+            exchange_tags.check(message.lane.lane, first, message.gets[first], each)
+        packed = [[message.gets[each] for each in positions] for message in messages]
         on = [lane.lane for lane, _ in lanes]
-        return ReplayedSync(decision, decided_s, on, [cells for _, cells in lanes], packed, tags)
+        return ReplayedSync(roster, decided_s, on, [cells for _, cells in lanes], packed, tags)
 
     def follow(self, followed: ReplayedSync) -> None:
         """Keep an outer sync that has taken place, to be replayed."""
         before = self.outcome
         self._followed.append(followed)
         bytes_more = sum(each.nbytes for of_lane in followed.packed for each in of_lane)
-        self.outcome = Outcome.of(followed.decision, followed.decided_s, has_joined=True)._replace(
+        self.outcome = Outcome.of(followed.roster, followed.decided_s, has_joined=True)._replace(
             anchor=before.anchor, momentum=before.momentum, received_bytes=before.received_bytes + bytes_more
         )
 
-    def turn(self, slot: int) -> str:
+    def turn(self, round_id: int) -> str:
         """Return the turn all ranks of the island take, after that round: DONE, FOLLOW, or FAILED and why."""
-        meeting, has_told = self._maker.meeting, False
+        rendezvous, has_told = self._maker.rendezvous, False
         while True:
             if not has_told:
-                if wait([self._given], LOOK_S).done:
-                    meeting.tell_of_state(slot, self._num_ranks, self._catch_up())
+                if wait([self._receiver], LOOK_S).done:
+                    rendezvous.tell_of_state(round_id, self._num_ranks, self._catch_up())
                     has_told = True
-                elif lost := meeting.loss([self._giver]):
-                    meeting.tell_of_state(slot, self._num_ranks, lost)
+                elif lost := rendezvous.loss([self._giver]):
+                    rendezvous.tell_of_state(round_id, self._num_ranks, lost)
                     has_told = True
-            meeting.follow_if_held(slot)
-            if turn := meeting.turn(slot, LOOK_S if has_told else 0.0):
+            rendezvous.follow_if_held(round_id)
+            if turn := rendezvous.turn(round_id, LOOK_S if has_told else 0.0):
                 return turn
 
     def _catch_up(self) -> str | None:
         """Replay the outer syncs on the received state; return the error, if any."""
         try:
             if not self._has_state:
-                self._take(self._given.result())
+                self._take(self._receiver.result())
             for each in self._followed:
                 self._step(each)
         except (RuntimeError, ValueError) as error:
@@ -137,28 +137,28 @@ class CatchUp:
         self._followed = []
         return None
 
-    def _take(self, given: StateReceiver) -> None:
-        for lane, state in zip(given.lanes, given.states, strict=True):
+    def _take(self, receiver: StateReceiver) -> None:
+        for lane, state in zip(receiver.lanes, receiver.states, strict=True):
             for values, numbers in zip((self.outcome.anchor, self.outcome.momentum), state.chunk(2), strict=True):
                 self._state.scatter(numbers, values, lane.cells)
-        received_bytes = self.outcome.received_bytes + sum(each.nbytes for each in given.states)
+        received_bytes = self.outcome.received_bytes + sum(each.nbytes for each in receiver.states)
         self.outcome = self.outcome._replace(received_bytes=received_bytes)
-        given.states.clear()
+        receiver.states.clear()
         self._has_state = True
 
     def _step(self, followed: ReplayedSync) -> None:
         """Replay one outer step."""
         state, sync, (anchor, momentum) = self._state, self._sync, (self.outcome.anchor, self.outcome.momentum)
-        tokens = [each.tokens for each in followed.decision.members]
-        rate, factor = self._fragments.rule(followed.decision.exchange, sync)
-        tags = ExchangeTags(self._maker, followed.decision)
-        first = followed.decision.participants.index(followed.decision.members[0])
+        tokens = [each.tokens for each in followed.roster.members]
+        rate, factor = self._fragments.rule(followed.roster.exchange, sync)
+        tags = SyncTags(self._maker, followed.roster)
+        first = followed.roster.participants.index(followed.roster.members[0])
         by_lane = zip(followed.lanes, followed.cells, followed.packed, followed.tags, strict=True)
         for lane, cells, packed, theirs in by_lane:
             before = state.gather(anchor, cells), state.gather(momentum, cells)
             parts = [arrived(each, sync.codec, len(before[0])) for each in packed]
             stepped = outer_step(*before, parts, tokens, sync.codec, rate, factor)
             if not tags.agree(lane, first, digest_of(stepped), theirs):
-                raise RuntimeError(f"exchange {followed.decision.exchange} leads to another state here: begins anew")
+                raise RuntimeError(f"exchange {followed.roster.exchange} leads to another state here: begins anew")
             state.scatter(stepped.anchor, anchor, cells)
             state.scatter(stepped.momentum, momentum, cells)

@@ -25,7 +25,7 @@ from holmes_runtime.outer.outer_step import OutgoingGradient, arrived, digest_of
 from holmes_runtime.outer.rendezvous import DONE, FOLLOW, LOOK_S, WATCH_S, Rendezvous
 from holmes_runtime.outer.roster import ANEW, Arrival, Patience, Roster
 from holmes_runtime.outer.state_transfer import StateSender
-from holmes_runtime.outer.sync_tags import ExchangeTags
+from holmes_runtime.outer.sync_tags import SyncTags
 
 MAX_FAILURES = 5  # of one exchange, each after islands agreed to hold it
 
@@ -40,7 +40,7 @@ class NotGivenError(RuntimeError):
     """The reason why an island that is behind has not received the others' state."""
 
 
-class IslandExchange:
+class IslandSync:
     """The outer syncs of one rank. `start` numbers this start of its island; `fragments` assigns parameters."""
 
     def __init__(
@@ -48,24 +48,24 @@ class IslandExchange:
         config: RunConfig,
         rank: int,
         state: OuterState,
-        meeting: Rendezvous,
+        rendezvous: Rendezvous,
         store: Store,
         start: int,
         fragments: Fragments,
     ) -> None:
         assert config.outer_sync is not None
         self._sync, self._rank, self._state = config.outer_sync, rank, state
-        self._meeting, self._fragments = meeting, fragments
+        self._rendezvous, self._fragments = rendezvous, fragments
         self._start, self._num_ranks, self._limit_s = start, config.world_size, config.timeout_s
         limit, interface = timedelta(seconds=config.timeout_s), self._sync.interfaces[rank]
-        self._maker = LaneMaker(meeting, store, rank, limit, interface, self._sync.streams)
+        self._maker = LaneMaker(rendezvous, store, rank, limit, interface, self._sync.streams)
         self._lanes: list[OpenLane] = []
-        self._opened, self._islands = -1, 0  # the slot for which groups were made, and of how many islands
-        self._givings: list[StateSender] = []
+        self._opened, self._islands = -1, 0  # the round for which groups were made, and of how many islands
+        self._senders: list[StateSender] = []
         self._is_free = Event()  # no exchange is under way, for which others may be waiting
         self._is_free.set()
 
-    def hold(self, offer: Contribution) -> Outcome:
+    def hold(self, contribution: Contribution) -> Outcome:
         """Take part in one outer sync; an island that is behind repeats it until it has the others' state.
 
         Raises:
@@ -73,18 +73,18 @@ class IslandExchange:
         """
         began_s = time.monotonic()
         # A called island arrives after the step it is in.
-        grace_s = max(self._sync.grace_s, 2 * (offer.step_s + LOOK_S))
-        ahead_s = grace_s + self._limit_s + 2 * offer.interval_s
+        grace_s = max(self._sync.grace_s, 2 * (contribution.step_s + LOOK_S))
+        ahead_s = grace_s + self._limit_s + 2 * contribution.interval_s
         patience = Patience(grace_s, ahead_s)
-        if offer.exchange >= self._fragments.last:  # an island that misses it ends with another model
+        if contribution.exchange >= self._fragments.last:  # an island that misses it ends with another model
             patience = Patience(ahead_s, ahead_s, lost_s=grace_s)
         follows, trouble = "", ""
         for _ in range(MAX_FAILURES):
             self._is_free.clear()
             try:
-                outcome = self._hold_once(offer, patience, follows)
+                outcome = self._hold_once(contribution, patience, follows)
             except NotHeldError as error:
-                trouble = f"exchange {offer.exchange} of islands is held again: {error}"
+                trouble = f"exchange {contribution.exchange} of islands is held again: {error}"
             except NotGivenError as error:
                 follows, trouble = ANEW, f"the state of the other islands has not come, and is asked for again: {error}"
             else:
@@ -93,25 +93,27 @@ class IslandExchange:
                 self._is_free.set()
             if self._rank == 0:
                 print(trouble, flush=True)
-        raise RuntimeError(f"islands: exchange {offer.exchange} failed {MAX_FAILURES} times; the last time: {trouble}")
+        raise RuntimeError(
+            f"islands: exchange {contribution.exchange} failed {MAX_FAILURES} times; the last time: {trouble}"
+        )
 
-    def _hold_once(self, offer: Contribution, patience: Patience, follows: str) -> Outcome:
+    def _hold_once(self, contribution: Contribution, patience: Patience, follows: str) -> Outcome:
         """Take part in rounds until one has an outcome. Raises NotHeldError or NotGivenError if one fails."""
         joining: CatchUp | None = None
         try:
             while True:
-                decision = self._meeting.meet(self._coming(offer, follows), patience)
+                roster = self._rendezvous.meet(self._arrival(contribution, follows), patience)
                 decided_s = time.monotonic()
-                me = next(each for each in decision.all if each.island == self._sync.island)
-                if me in decision.members:
-                    return self._hold_as_member(decision, decided_s, offer)
-                if joining is not None and me in decision.followers:
-                    self._follow(joining, decision, decided_s)
+                me = next(each for each in roster.all if each.island == self._sync.island)
+                if me in roster.members:
+                    return self._hold_as_member(roster, decided_s, contribution)
+                if joining is not None and me in roster.followers:
+                    self._follow(joining, roster, decided_s)
                 else:
                     if joining is not None:
                         joining.give_up()
-                    joining = self._join(decision, decided_s, me)
-                turn = joining.turn(decision.slot)
+                    joining = self._join(roster, decided_s, me)
+                turn = joining.turn(roster.round_id)
                 if turn == DONE:
                     return joining.outcome
                 if turn != FOLLOW:
@@ -121,61 +123,59 @@ class IslandExchange:
             if joining is not None:
                 joining.give_up()
 
-    def _join(self, decision: Roster, decided_s: float, me: Arrival) -> CatchUp:
+    def _join(self, roster: Roster, decided_s: float, me: Arrival) -> CatchUp:
         """Start to receive the state after an outer sync that this island is not in. Raises NotGivenError."""
-        if trouble := self._meeting.hear(decision):
+        if trouble := self._rendezvous.hear(roster):
             raise NotGivenError(trouble)
-        return CatchUp(self._maker, decision, decided_s, me, self._state, self._sync, self._fragments)
+        return CatchUp(self._maker, roster, decided_s, me, self._state, self._sync, self._fragments)
 
-    def _follow(self, joining: CatchUp, decision: Roster, decided_s: float) -> None:
+    def _follow(self, joining: CatchUp, roster: Roster, decided_s: float) -> None:
         """Receive the messages of an outer sync of other islands. Raises NotGivenError if it has not taken place."""
         try:
-            followed = self._take_part(
-                decision, lambda: joining.listen(decision, decided_s, self._lane_cells(decision))
-            )
+            followed = self._take_part(roster, lambda: joining.listen(roster, decided_s, self._lane_cells(roster)))
         except NotHeldError as error:
             raise NotGivenError(str(error)) from error
         joining.follow(followed)
 
-    def _coming(self, offer: Contribution, follows: str) -> Arrival:
+    def _arrival(self, contribution: Contribution, follows: str) -> Arrival:
         return Arrival(
             self._sync.island,
             self._start,
             self._num_ranks,
-            offer.exchange,
-            offer.lineage,
-            offer.is_behind or follows != "",
-            offer.tokens,
-            offer.early,
-            offer.interval_s,
+            contribution.exchange,
+            contribution.lineage,
+            contribution.is_behind or follows != "",
+            contribution.tokens,
+            contribution.early,
+            contribution.interval_s,
             self._opened,
             follows,
         )
 
-    def _hold_as_member(self, decision: Roster, decided_s: float, offer: Contribution) -> Outcome:
-        before = Outcome.of(decision, decided_s, has_joined=False)
-        outcome = self._take_part(decision, partial(self._step, before, decision, offer))
-        over = [each for each in self._givings if each.is_over(0.0)]
-        self._givings = [each for each in self._givings if each not in over]
-        self._give(decision, outcome)
+    def _hold_as_member(self, roster: Roster, decided_s: float, contribution: Contribution) -> Outcome:
+        before = Outcome.of(roster, decided_s, has_joined=False)
+        outcome = self._take_part(roster, partial(self._step, before, roster, contribution))
+        over = [each for each in self._senders if each.is_over(0.0)]
+        self._senders = [each for each in self._senders if each not in over]
+        self._give(roster, outcome)
         return outcome._replace(sent_bytes=outcome.sent_bytes + sum(each.sent_bytes for each in over))
 
-    def _take_part(self, decision: Roster, act: Callable[[], Done]) -> Done:
+    def _take_part(self, roster: Roster, act: Callable[[], Done]) -> Done:
         """Return the result of `act` once all participants are done. Raises NotHeldError if the outer sync failed."""
         result: Done | None = None
         try:
-            self._open(decision)
-            result, fault = self._watched(decision, act), None
+            self._open(roster)
+            result, fault = self._watched(roster, act), None
         except (RuntimeError, ValueError) as error:
             fault = str(error)
-        trouble = self._meeting.conclude(decision, fault)
+        trouble = self._rendezvous.conclude(roster, fault)
         if trouble is not None:
             self._lanes, self._opened = [], -1
             raise NotHeldError(trouble)
         assert result is not None
         return result
 
-    def _watched(self, decision: Roster, act: Callable[[], Done]) -> Done:
+    def _watched(self, roster: Roster, act: Callable[[], Done]) -> Done:
         """Return the result of `act`. Raises RuntimeError as soon as it is known that the outer sync fails.
 
         Nothing ends a wait in Gloo early, so `act` runs in a thread, and its result is dropped then.
@@ -195,59 +195,59 @@ class IslandExchange:
             except TimeoutError:
                 if done.done():
                     raise
-            if trouble := self._meeting.trouble(decision):
+            if trouble := self._rendezvous.trouble(roster):
                 raise RuntimeError(trouble)
 
-    def _open(self, decision: Roster) -> None:
+    def _open(self, roster: Roster) -> None:
         """Make the lanes' groups, unless all participants have the same ones from an earlier outer sync."""
-        islands = decision.participants
+        islands = roster.participants
         made = {each.groups for each in islands}
         if len(made) == 1 and self._opened >= 0 and self._islands == len(islands):
             return
         self._lanes = []
         position = self._position(islands)
         lanes = self._maker.lanes(islands, position)
-        self._lanes = self._watched(decision, partial(self._maker.open, lanes, position, f"lanes/{decision.slot}"))
-        self._opened, self._islands = decision.slot, len(islands)
+        self._lanes = self._watched(roster, partial(self._maker.open, lanes, position, f"lanes/{roster.round_id}"))
+        self._opened, self._islands = roster.round_id, len(islands)
 
     def _position(self, islands: Sequence[Arrival]) -> int:
         return [each.island for each in islands].index(self._sync.island)
 
-    def _lane_cells(self, decision: Roster) -> list[LaneCells]:
+    def _lane_cells(self, roster: Roster) -> list[LaneCells]:
         """Return the lanes that carry a part of the fragment, with their cells."""
-        of_all = (LaneCells(lane, self._cells(lane, decision.exchange)) for lane in self._lanes)
+        of_all = (LaneCells(lane, self._cells(lane, roster.exchange)) for lane in self._lanes)
         return [each for each in of_all if each.cells]
 
     def _cells(self, lane: OpenLane, exchange: int) -> list[Cell]:
         return [cell for cell in lane.lane.cells if self._fragments.has(cell.name, exchange)]
 
-    def _step(self, outcome: Outcome, decision: Roster, offer: Contribution) -> Outcome:
+    def _step(self, outcome: Outcome, roster: Roster, contribution: Contribution) -> Outcome:
         """Take the outer step of this rank's part of the fragment; followers receive its pseudo-gradient too."""
-        state, sync, islands = self._state, self._sync, decision.participants
+        state, sync, islands = self._state, self._sync, roster.participants
         codec: Codec = sync.codec if len(islands) > 1 else "none"  # alone there is nothing to save
-        position, members = self._position(islands), [islands.index(each) for each in decision.members]
+        position, members = self._position(islands), [islands.index(each) for each in roster.members]
         others = tuple(each for each in range(len(islands)) if each != position)
         peers = tuple(each for each in members if each != position)
-        lanes = self._lane_cells(decision)
-        own = [self._outgoing(cells, offer.parameters, codec) for _, cells in lanes]
-        parcels = [
+        lanes = self._lane_cells(roster)
+        own = [self._outgoing(cells, contribution.parameters, codec) for _, cells in lanes]
+        messages = [
             LaneMessage(lane, each.packed, others, {peer: torch.empty_like(each.packed) for peer in peers})
             for (lane, _), each in zip(lanes, own, strict=True)
         ]
-        sent_bytes = carry(parcels, sync.streams)
-        values = {name: torch.empty_like(piece) for name, piece in offer.parameters.items()}
+        sent_bytes = carry(messages, sync.streams)
+        values = {name: torch.empty_like(piece) for name, piece in contribution.parameters.items()}
         outcome = outcome._replace(anchor=values, momentum={name: each.clone() for name, each in values.items()})
         if state.error is not None:
             outcome = outcome._replace(error={name: torch.empty_like(each) for name, each in values.items()})
-        tokens = [each.tokens for each in decision.members]
+        tokens = [each.tokens for each in roster.members]
         digests = []
-        for (_, cells), mine, parcel in zip(lanes, own, parcels, strict=True):
+        for (_, cells), mine, message in zip(lanes, own, messages, strict=True):
             parts = [
-                mine.arrives if each == position else arrived(parcel.gets[each], codec, len(mine.arrives))
+                mine.arrives if each == position else arrived(message.gets[each], codec, len(mine.arrives))
                 for each in members
             ]
             anchor, momentum = state.gather(state.anchor, cells), state.gather(state.momentum, cells)
-            rate, factor = self._fragments.rule(decision.exchange, sync)
+            rate, factor = self._fragments.rule(roster.exchange, sync)
             stepped = outer_step(anchor, momentum, parts, tokens, codec, rate, factor)
             digests.append(digest_of(stepped))
             state.scatter(stepped.anchor, outcome.anchor, cells)
@@ -256,8 +256,8 @@ class IslandExchange:
                 state.scatter(mine.error, outcome.error, cells)
         tells = others if position == members[0] else peers
         if tells:
-            self._compare(parcels, digests, position, tells, decision)
-        received_bytes = sum(got.nbytes for parcel in parcels for got in parcel.gets.values())
+            self._compare(messages, digests, position, tells, roster)
+        received_bytes = sum(got.nbytes for message in messages for got in message.gets.values())
         return outcome._replace(sent_bytes=sent_bytes, received_bytes=received_bytes, digest=sum_of(digests))
 
     def _outgoing(self, cells: Sequence[Cell], parameters: Values, codec: Codec) -> OutgoingGradient:
@@ -267,50 +267,50 @@ class IslandExchange:
 
     def _compare(
         self,
-        parcels: Sequence[LaneMessage],
+        messages: Sequence[LaneMessage],
         digests: Sequence[Tensor],
         position: int,
         tells: tuple[int, ...],
-        decision: Roster,
+        roster: Roster,
     ) -> None:
         """Send tags of this rank's message and its new state to some positions, and check the members' tags.
 
         Raises:
             RuntimeError: a message was altered on the way, or the states of members differ.
         """
-        tags = ExchangeTags(self._maker, decision)
+        tags = SyncTags(self._maker, roster)
         comparing = []
-        for (opened, sends, _, gets), digest in zip(parcels, digests, strict=True):
+        for (opened, sends, _, gets), digest in zip(messages, digests, strict=True):
             assert sends is not None
             mine = tags.tags(opened.lane, position, sends, digest)
             comparing.append(LaneMessage(opened, mine, tells, {peer: torch.empty_like(mine) for peer in gets}))
         carry(comparing, 1)
-        for ((lane, _), _, _, came), compared, digest in zip(parcels, comparing, digests, strict=True):
+        for ((lane, _), _, _, came), compared, digest in zip(messages, comparing, digests, strict=True):
             for peer, theirs in compared.gets.items():
                 tags.check(lane, peer, came[peer], theirs)
                 if not tags.agree(lane, peer, digest, theirs):
                     raise RuntimeError(
-                        f"exchange {decision.exchange}: what rank {lane.owners[peer]} of island "
-                        f"{decision.participants[peer].island} has is not what this rank has: their states differ"
+                        f"exchange {roster.exchange}: what rank {lane.owners[peer]} of island "
+                        f"{roster.participants[peer].island} has is not what this rank has: their states differ"
                     )
 
-    def _give(self, decision: Roster, outcome: Outcome) -> None:
+    def _give(self, roster: Roster, outcome: Outcome) -> None:
         """Start to send the state after this outer sync, all fragments, to the newcomers assigned to this island."""
         state = self._state
         after = {**state.anchor, **outcome.anchor}, {**state.momentum, **outcome.momentum}
-        for newcomer in decision.newcomers:
-            if decision.giver(newcomer).island == self._sync.island:
+        for newcomer in roster.newcomers:
+            if roster.giver(newcomer).island == self._sync.island:
                 try:
-                    giving = StateSender(self._maker, decision, newcomer, state, after, self._is_free)
+                    sender = StateSender(self._maker, roster, newcomer, state, after, self._is_free)
                 except (RuntimeError, ValueError) as error:  # the newcomer's loss, and not this island's
                     print(f"island {newcomer.island} is not given the state: {error}", flush=True)
                 else:
-                    self._givings.append(giving)
+                    self._senders.append(sender)
 
     def finish(self) -> None:
         """Wait until the islands that are receiving the state have it, or are lost."""
-        for each in self._givings:
+        for each in self._senders:
             if self._rank == 0 and not each.is_over(0.0):
                 print(f"gives island {each.newcomer.island} the state before it ends", flush=True)
-            while not each.is_over(WATCH_S) and not self._meeting.loss([each.newcomer]):
+            while not each.is_over(WATCH_S) and not self._rendezvous.loss([each.newcomer]):
                 pass

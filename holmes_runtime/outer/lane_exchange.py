@@ -37,7 +37,7 @@ class LaneCells(NamedTuple):
 class LaneMaker(NamedTuple):
     """Makes the lanes of rank `rank` of an island, on one interface of its host."""
 
-    meeting: Rendezvous
+    rendezvous: Rendezvous
     store: Store
     rank: int
     timeout: timedelta
@@ -50,7 +50,7 @@ class LaneMaker(NamedTuple):
         Raises:
             ValueError: the islands do not train one model.
         """
-        layouts = [self.meeting.layout(each.island, each.start, each.num_ranks) for each in islands]
+        layouts = [self.rendezvous.layout(each.island, each.start, each.num_ranks) for each in islands]
         return lanes_of(layouts, position, self.rank)
 
     def tag(self, lane: Lane, name: str, position: int, *parts: Tensor) -> Tensor:
@@ -59,7 +59,9 @@ class LaneMaker(NamedTuple):
         Both ends know the length of all parts.
         """
         where = json.dumps([name, lane.owners, position]).encode() + b"\0"
-        return torch.frombuffer(bytearray(tag_of(self.meeting.key, where, *map(_bytes_of, parts))), dtype=torch.uint8)
+        return torch.frombuffer(
+            bytearray(tag_of(self.rendezvous.key, where, *map(_bytes_of, parts))), dtype=torch.uint8
+        )
 
     def open(self, lanes: Sequence[Lane], position: int, name: str) -> list[OpenLane]:
         """Make the groups of the lanes under `name`, which no earlier groups have.
@@ -94,19 +96,19 @@ class PendingTransfers(NamedTuple):
     """Transfers in progress; keeps their buffers alive."""
 
     works: list[Any]
-    parcels: Sequence[LaneMessage]
+    messages: Sequence[LaneMessage]
 
     def wait(self) -> int:
         """Wait until all is sent and received; return the bytes received. Raises RuntimeError if a peer is gone."""
         for work in self.works:
             work.wait()
-        return sum(target.nbytes for parcel in self.parcels for target in parcel.gets.values())
+        return sum(target.nbytes for message in self.messages for target in message.gets.values())
 
 
-def post(parcels: Iterable[LaneMessage], streams: int) -> PendingTransfers:
+def post(messages: Iterable[LaneMessage], streams: int) -> PendingTransfers:
     """Start to send and to receive all parcels at once."""
-    posted = PendingTransfers([], list(parcels))
-    for (_, group), sends, to, gets in posted.parcels:
+    posted = PendingTransfers([], list(messages))
+    for (_, group), sends, to, gets in posted.messages:
         for position, target in gets.items():
             posted.works.extend(group.recv([part], position, tag) for tag, part in enumerate(_parts(target, streams)))
         if sends is not None:
@@ -115,10 +117,10 @@ def post(parcels: Iterable[LaneMessage], streams: int) -> PendingTransfers:
     return posted
 
 
-def carry(parcels: Sequence[LaneMessage], streams: int) -> int:
+def carry(messages: Sequence[LaneMessage], streams: int) -> int:
     """Send and receive all parcels at once; return the bytes sent. Raises RuntimeError if a peer is gone."""
-    post(parcels, streams).wait()
-    return sum(len(each.to) * each.sends.nbytes for each in parcels if each.sends is not None)
+    post(messages, streams).wait()
+    return sum(len(each.to) * each.sends.nbytes for each in messages if each.sends is not None)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -89,25 +89,25 @@ def lanes_of(layouts: Sequence[ShardLayout], island: int, rank: int) -> list[Lan
     held = [_by_name(layout, names) for layout in layouts]
     found: dict[tuple[int, ...], list[Cell]] = {}
     for piece in layouts[island].ranks[rank]:
-        meeting: list[tuple[tuple[int, ...], Cell]] = [((), cell) for cell in cells_of(piece)]
+        rendezvous: list[tuple[tuple[int, ...], Cell]] = [((), cell) for cell in cells_of(piece)]
         for position, by_name in enumerate(held):
             theirs = by_name.get(piece.name, [])
             if position == island:
-                meeting = [((*owners, rank), cell) for owners, cell in meeting]
+                rendezvous = [((*owners, rank), cell) for owners, cell in rendezvous]
             else:
-                meeting = [
+                rendezvous = [
                     ((*owners, owner), both)
-                    for owners, cell in meeting
+                    for owners, cell in rendezvous
                     for owner, other in theirs
                     if (both := _intersection(cell, other)) is not None
                 ]
-            if sum(cell.elements for _, cell in meeting) != piece.stop - piece.start:
+            if sum(cell.elements for _, cell in rendezvous) != piece.stop - piece.start:
                 raise ValueError(
                     f"parameter {piece.name} of shape {piece.global_shape} is not in all islands, or is another there: "
                     f"of {piece.stop - piece.start} elements on rank {rank} the island at position {position} lacks "
                     "some: islands must train one model"
                 )
-        for owners, cell in meeting:
+        for owners, cell in rendezvous:
             found.setdefault(owners, []).append(cell)
     return [Lane(owners, tuple(sorted(cells))) for owners, cells in sorted(found.items())]
 

@@ -56,18 +56,18 @@ class Outcome(NamedTuple):
     interval_s: float
 
     @classmethod
-    def of(cls, decision: Roster, decided_s: float, has_joined: bool) -> Outcome:
+    def of(cls, roster: Roster, decided_s: float, has_joined: bool) -> Outcome:
         """Return the outcome before any values are known."""
-        furthest = min(decision.members, key=lambda each: each.early)
+        furthest = min(roster.members, key=lambda each: each.early)
         return cls(
-            exchange=decision.exchange,
-            lineage=decision.lineage,
+            exchange=roster.exchange,
+            lineage=roster.lineage,
             has_joined=has_joined,
             anchor={},
             momentum={},
             error=None,
-            islands=tuple(each.island for each in decision.members),
-            tokens=sum(each.tokens for each in decision.members),
+            islands=tuple(each.island for each in roster.members),
+            tokens=sum(each.tokens for each in roster.members),
             sent_bytes=0,
             received_bytes=0,
             digest=0,

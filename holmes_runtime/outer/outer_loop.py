@@ -26,7 +26,7 @@ from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.node.checkpoint_files.description import OuterCounters
 from holmes_runtime.outer.change_weights import change_weights
-from holmes_runtime.outer.island_sync import IslandExchange
+from holmes_runtime.outer.island_sync import IslandSync
 from holmes_runtime.outer.lanes import Fragments, fragments_of
 from holmes_runtime.outer.outcome import Contribution, InFlightSync, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
@@ -62,10 +62,10 @@ class OuterLoop:
         self._call = call
         self._state = OuterState(zero1.shards(), me.tp_rank, self._sync)
         store = islands_store(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
-        self._meeting = Rendezvous(store, self._sync, me.rank, config.timeout_s)
-        self._exchanges = partial(IslandExchange, config, me.rank, self._state, self._meeting, store)
+        self._rendezvous = Rendezvous(store, self._sync, me.rank, config.timeout_s)
+        self._exchanges = partial(IslandSync, config, me.rank, self._state, self._rendezvous, store)
         self._rounds = Rounds(config.steps, self._sync.inner_steps, self._sync.fragments)
-        self._under_way: InFlightSync | None = None
+        self._in_flight: InFlightSync | None = None
         self._unapplied: int | None = None  # the steps of the last send with an outcome that is not applied yet
         self._fragments = Fragments({}, self._sync.fragments, self._rounds.last)
         self._changed: set[str] = set()  # parameters whose masters are not published yet
@@ -88,10 +88,10 @@ class OuterLoop:
             self._state.start_from_masters()
         else:
             self._go_on_from(counters, steps)
-        started = broadcast_record(self._meeting.start(self.counters.exchange, self.counters.lineage))
-        self._meeting.slot = started.slot
-        self._meeting.show(started.start, self._state.pieces())
-        layout = self._meeting.layout(self._sync.island, started.start, self._config.world_size)
+        started = broadcast_record(self._rendezvous.start(self.counters.exchange, self.counters.lineage))
+        self._rendezvous.round_id = started.round_id
+        self._rendezvous.show(started.start, self._state.pieces())
+        layout = self._rendezvous.layout(self._sync.island, started.start, self._config.world_size)
         self._fragments = self._fragments._replace(by_name=fragments_of(layout, self._sync.fragments))
         self._exchange = self._exchanges(started.start, self._fragments)
         self._pace = StepPace(steps, time.monotonic(), steps)
@@ -113,7 +113,7 @@ class OuterLoop:
 
     def before_step(self, step: int) -> None:
         """Delay the publication of that step's weights if an outer step is known to change them after it."""
-        acts = [self._due_steps if self._under_way is None else self._under_way.sent_steps + self._sync.delay_steps]
+        acts = [self._due_steps if self._in_flight is None else self._in_flight.sent_steps + self._sync.delay_steps]
         if self._unapplied is not None:
             acts.append(self._unapplied + self._sync.delay_steps)
         if step + 1 >= min(acts):
@@ -126,12 +126,12 @@ class OuterLoop:
         """
         delay = self._sync.delay_steps
         self._pace = self._pace._replace(steps=steps)
-        is_called = 0 < called == self.counters.exchange + (self._under_way is not None)
-        if self._under_way is not None and (is_called or steps >= self._under_way.sent_steps + delay):
+        is_called = 0 < called == self.counters.exchange + (self._in_flight is not None)
+        if self._in_flight is not None and (is_called or steps >= self._in_flight.sent_steps + delay):
             steps = self._receive(steps)
         if self._unapplied is not None and (is_called or steps >= self._unapplied + delay):
             steps = self._apply(steps)
-        if self._under_way is None and steps < self._config.steps and (is_called or steps >= self._due_steps):
+        if self._in_flight is None and steps < self._config.steps and (is_called or steps >= self._due_steps):
             sent = self._send(steps, is_behind=False)
             if delay:
                 self._go_ahead(sent)
@@ -159,8 +159,8 @@ class OuterLoop:
 
     def settle(self) -> None:
         """Wait for the outer sync in flight, so that a checkpoint has it; it is applied when it is due."""
-        if self._under_way is not None and not self._under_way.outcome.result().has_joined:
-            self._take(self._under_way)
+        if self._in_flight is not None and not self._in_flight.outcome.result().has_joined:
+            self._take(self._in_flight)
 
     def _finish(self, steps: int) -> int:
         """End this start of the run; at the end of the run, bring all islands to the same weights."""
@@ -171,13 +171,13 @@ class OuterLoop:
             self._exchange.finish()
         self.settle()
         if self._me.rank == 0:
-            self._meeting.leave(is_over)
+            self._rendezvous.leave(is_over)
         return steps
 
     def _hold_the_last(self, steps: int) -> int:
         """Hold the outer syncs that are left, the last with all parameters, which become the anchor."""
         while True:
-            if self._under_way is not None:
+            if self._in_flight is not None:
                 steps = self._receive(steps)
             if self._unapplied is not None:
                 steps = self._apply(steps)
@@ -194,7 +194,7 @@ class OuterLoop:
     def _due_steps(self) -> int:
         """The steps after which the next outer sync is due; one of this run is due at its end at the latest."""
         number, due = self.counters.exchange, next_due(self.counters, self._sync.inner_steps)
-        if (sent := self._under_way) is not None:
+        if (sent := self._in_flight) is not None:
             number, due = number + 1, sent.sent_steps + sent.early_steps + self._rounds.interval(number + 1)
         return min(due, self._config.steps) if number <= self._rounds.last else due
 
@@ -207,21 +207,21 @@ class OuterLoop:
         early_steps = 0 if is_behind else max(0, self._due_steps - steps)
         interval, step_s = self._rounds.interval(number), self._pace.step_s()
         early = early_steps / interval
-        offer = Contribution(number, lineage, is_behind, sent, max(tokens, 1), early, interval * step_s, step_s)
-        self._under_way = InFlightSync(steps, early_steps, Future())
-        self._watched = self._under_way.outcome
+        contribution = Contribution(number, lineage, is_behind, sent, max(tokens, 1), early, interval * step_s, step_s)
+        self._in_flight = InFlightSync(steps, early_steps, Future())
+        self._watched = self._in_flight.outcome
         # A daemon: when the run fails elsewhere, it must not wait for islands that are gone.
-        Thread(target=self._run, args=(self._under_way.outcome, offer), name="islands", daemon=True).start()
+        Thread(target=self._run, args=(self._in_flight.outcome, contribution), name="islands", daemon=True).start()
         return sent
 
-    def _run(self, outcome: Future[Outcome], offer: Contribution) -> None:
+    def _run(self, outcome: Future[Outcome], contribution: Contribution) -> None:
         try:
-            outcome.set_result(self._exchange.hold(offer))
+            outcome.set_result(self._exchange.hold(contribution))
         except Exception as error:  # raised again in the training thread
             outcome.set_exception(error)
         else:
             with contextlib.suppress(RuntimeError):  # the rendezvous may be gone by now
-                self._meeting.tidy_up()
+                self._rendezvous.tidy_up()
                 self._watch(outcome)
 
     def _watch(self, before: Future[Outcome]) -> None:
@@ -230,7 +230,7 @@ class OuterLoop:
             number = before.result().exchange + 1
             left_s = (self._due_steps - self._pace.steps) * self._pace.step_s()
             is_last = number >= self._rounds.last
-            if is_awaited(self._meeting.waiting(), left_s, self._sync.grace_s, is_last) and self._watched is before:
+            if is_awaited(self._rendezvous.waiting(), left_s, self._sync.grace_s, is_last) and self._watched is before:
                 self._call(number)
                 break
             time.sleep(LOOK_S)
@@ -241,9 +241,9 @@ class OuterLoop:
 
     def _receive(self, steps: int) -> int:
         """Wait for the outer sync in flight and apply it; return the steps to go on from."""
-        assert self._under_way is not None
+        assert self._in_flight is not None
         waited_s = time.monotonic()
-        outcome = self._under_way.outcome.result()
+        outcome = self._in_flight.outcome.result()
         waited_s = time.monotonic() - waited_s
         if outcome.has_joined:
             came = self._rounds.planned(outcome.exchange) - round(
@@ -255,25 +255,25 @@ class OuterLoop:
                 joined = f"has joined the other islands, which had gone on: goes on after {steps} steps"
                 print(f"{joined}, from {weights}", flush=True)
         else:
-            self._take(self._under_way)
+            self._take(self._in_flight)
             steps = self._apply(steps)
-        self._under_way = None
+        self._in_flight = None
         self._said.append(outcome.said(waited_s))
         return steps
 
-    def _take(self, under_way: InFlightSync) -> None:
+    def _take(self, in_flight: InFlightSync) -> None:
         """Take over an outcome into this rank's state, all but the parameters."""
-        outcome, state = under_way.outcome.result(), self._state
+        outcome, state = in_flight.outcome.result(), self._state
         state.take(outcome.anchor, outcome.momentum, outcome.error)
         if state.correction is not None:
             for name, anchor in outcome.anchor.items():
                 state.correction[name] += anchor
         synced = list(self.counters.synced_steps)
-        synced[outcome.exchange % self._sync.fragments] = under_way.sent_steps
+        synced[outcome.exchange % self._sync.fragments] = in_flight.sent_steps
         self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced), outcome.islands)
-        self._under_way, self._unapplied = None, under_way.sent_steps
+        self._in_flight, self._unapplied = None, in_flight.sent_steps
         furthest_steps = round(outcome.early * self._rounds.interval(outcome.exchange))
-        self._behind_steps = max(0, under_way.early_steps - furthest_steps)
+        self._behind_steps = max(0, in_flight.early_steps - furthest_steps)
 
     def _join(self, outcome: Outcome, steps: int) -> int:
         """Take over the state of the others, parameters included; return the steps to go on from.

@@ -32,27 +32,27 @@ WATCH_S = 2.0  # between two checks that the participants are still alive
 DONE, FOLLOW, FAILED = "done", "follow", "failed"
 KEY_BYTES = 32
 MAX_LAYOUT_BYTES = 1 << 26  # of the pieces of one rank, unpacked
-SLOTS_KEPT = 8  # for ranks that are slow to read them
+ROUNDS_KEPT = 8  # for ranks that are slow to read them
 
 
 class IslandStart(NamedTuple):
     """The start of an island: its number, the next round, and if others have gone on without it."""
 
     start: int
-    slot: int
+    round_id: int
     is_behind: bool
 
 
 class Rendezvous:
     """The rendezvous of islands as seen by rank `rank` of one; rank 0 arrives for all ranks of its island.
 
-    `slot` is the next round. `limit_s` bounds the wait for islands that have arrived.
+    `round_id` is the next round. `limit_s` bounds the wait for islands that have arrived.
     """
 
     def __init__(self, store: Store, sync: OuterSync, rank: int, limit_s: float) -> None:
         self._store, self._island, self._rank, self._limit_s = store, sync.island, rank, limit_s
         self._num_islands, self._quorum = sync.num_islands, sync.quorum
-        self.slot = 0
+        self.round_id = 0
         self._last: Roster | None = None
 
     @cached_property
@@ -66,7 +66,7 @@ class Rendezvous:
             return IslandStart(0, 0, False)
         reached = self.reached()
         is_behind = reached is not None and reached.is_past(exchange, lineage)
-        return IslandStart(self.begin(), reached.slot + 1 if reached else 0, is_behind)
+        return IslandStart(self.begin(), reached.round_id + 1 if reached else 0, is_behind)
 
     def begin(self) -> int:
         """Announce a start of the island and return its number; called by one rank."""
@@ -127,30 +127,32 @@ class Rendezvous:
         while True:
             if mine.is_behind:
                 patience = patience.with_interval_of(self._before())
-            decision = self._lead(mine, patience) if self._rank == 0 else self._follow(patience)
-            self.slot, self._last = decision.slot + 1, decision
-            there = next((each for each in decision.all if each.island == self._island), None)
+            roster = self._lead(mine, patience) if self._rank == 0 else self._follow(patience)
+            self.round_id, self._last = roster.round_id + 1, roster
+            there = next((each for each in roster.all if each.island == self._island), None)
             if there is not None and there.start == mine.start:  # else it lists ranks of an earlier start
-                return decision
+                return roster
             mine = replace(mine, is_behind=True)
 
     def _follow(self, patience: Patience) -> Roster:
         most_s = 2 * patience.ahead_s + self._limit_s
         try:
-            self._store.wait([f"decision/{self.slot}"], timedelta(seconds=most_s))
+            self._store.wait([f"roster/{self.round_id}"], timedelta(seconds=most_s))
         except RuntimeError as error:
             raise RuntimeError(f"islands: nothing was agreed on within {most_s:.0f} s: {error}") from None
         return self._decided()
 
     def _decided(self) -> Roster:
-        return parse(Roster, self._store.get(f"decision/{self.slot}").decode())
+        return parse(Roster, self._store.get(f"roster/{self.round_id}").decode())
 
     def _lead(self, mine: Arrival, patience: Patience) -> Roster:
-        key = f"decision/{self.slot}"
+        key = f"roster/{self.round_id}"
         if self._store.check([key]):
             return self._decided()
-        self._store.set(self._came(self.slot)[self._island], to_json(mine))
-        if self.slot == 0:  # some start more slowly; a late one would receive all of the state, and a lost one has left
+        self._store.set(self._came(self.round_id)[self._island], to_json(mine))
+        if (
+            self.round_id == 0
+        ):  # some start more slowly; a late one would receive all of the state, and a lost one has left
             patience = patience._replace(grace_s=patience.ahead_s)
         everyone = set(range(self._num_islands))
         expected = everyone if patience.lost_s else self._expected()
@@ -158,20 +160,20 @@ class Rendezvous:
         while True:
             came = sorted([mine, *self.waiting()])
             losses = self._losses(came)
-            coming = [each for each in came if each.island not in losses]
+            arrivals = [each for each in came if each.island not in losses]
             waited_s = time.monotonic() - came_s
-            missing = everyone - {each.island for each in coming}
+            missing = everyone - {each.island for each in arrivals}
             left = {each for each in missing if self._has_left(each)}
             ended = {each for each in left if self._store.check([self._ended(each)])}
             possible = everyone - (ended if waited_s < patience.lost_s else left)
             quorum = min(self._quorum, self._num_islands - len(ended))
-            decision = decide(self.slot, coming, expected & possible, possible, mine, waited_s, patience, quorum)
-            if decision is not None and mine in coming:  # a silent island leaves it to the others
-                return parse(Roster, self._store.compare_set(key, "", to_json(decision)).decode())
+            roster = decide(self.round_id, arrivals, expected & possible, possible, mine, waited_s, patience, quorum)
+            if roster is not None and mine in arrivals:  # a silent island leaves it to the others
+                return parse(Roster, self._store.compare_set(key, "", to_json(roster)).decode())
             if waited_s > 2 * patience.ahead_s:
                 raise RuntimeError(
-                    f"islands: {len(coming)} of at least {quorum} have come to exchange {mine.exchange} within "
-                    f"{waited_s:.0f} s; islands that are there: {', '.join(str(each.island) for each in coming)}"
+                    f"islands: {len(arrivals)} of at least {quorum} have come to exchange {mine.exchange} within "
+                    f"{waited_s:.0f} s; islands that are there: {', '.join(str(each.island) for each in arrivals)}"
                 )
             rest_s = (patience.ahead_s if mine.is_behind else patience.grace_s) - waited_s
             if self._is_there(key, min(LOOK_S, rest_s)):
@@ -179,7 +181,7 @@ class Rendezvous:
 
     def waiting(self) -> list[Arrival]:
         """Return the other islands that have arrived at the next round."""
-        keys = [key for island, key in enumerate(self._came(self.slot)) if island != self._island]
+        keys = [key for island, key in enumerate(self._came(self.round_id)) if island != self._island]
         return [parse(Arrival, self._store.get(key).decode()) for key in keys if self._store.check([key])]
 
     def _is_there(self, key: str, limit_s: float) -> bool:
@@ -193,20 +195,20 @@ class Rendezvous:
             return False
         return True
 
-    def _came(self, slot: int) -> list[str]:
+    def _came(self, round_id: int) -> list[str]:
         """Return the keys of the arrivals, by island."""
-        return [f"coming/{slot}/{island}" for island in range(self._num_islands)]
+        return [f"arrival/{round_id}/{island}" for island in range(self._num_islands)]
 
     def tidy_up(self) -> None:
         """Delete the keys of an old round; one member of the last outer sync does so.
 
         Rosters stay, for islands that have been away.
         """
-        slot = self.slot - 1 - SLOTS_KEPT
-        if self._rank == 0 and slot >= 0 and self._last and self._last.members[0].island == self._island:
-            decision = parse(Roster, self._store.get(f"decision/{slot}").decode())
-            turns = [key for each in decision.joiners for key in _turn_keys(slot, each.island)]
-            for key in (*self._came(slot), f"done/{slot}", f"verdict/{slot}", *turns):
+        round_id = self.round_id - 1 - ROUNDS_KEPT
+        if self._rank == 0 and round_id >= 0 and self._last and self._last.members[0].island == self._island:
+            roster = parse(Roster, self._store.get(f"roster/{round_id}").decode())
+            turns = [key for each in roster.joiners for key in _turn_keys(round_id, each.island)]
+            for key in (*self._came(round_id), f"done/{round_id}", f"verdict/{round_id}", *turns):
                 self._store.delete_key(key)
 
     def _expected(self) -> set[int]:
@@ -218,70 +220,70 @@ class Rendezvous:
         """Return the roster of the round before, if there was one."""
         if self._last is not None:
             return self._last
-        key = f"decision/{self.slot - 1}"
-        if self.slot == 0 or not self._store.check([key]):
+        key = f"roster/{self.round_id - 1}"
+        if self.round_id == 0 or not self._store.check([key]):
             return None
         return parse(Roster, self._store.get(key).decode())
 
-    def conclude(self, decision: Roster, trouble: str | None) -> str | None:
+    def conclude(self, roster: Roster, trouble: str | None) -> str | None:
         """Report that this rank is done, or its `trouble`, and wait for all others; return why the sync failed."""
-        key = f"verdict/{decision.slot}"
+        key = f"verdict/{roster.round_id}"
         if trouble is None:
-            total = sum(each.num_ranks for each in decision.participants)
-            if self._store.add(f"done/{decision.slot}", 1) == total:
+            total = sum(each.num_ranks for each in roster.participants)
+            if self._store.add(f"done/{roster.round_id}", 1) == total:
                 said = self._store.compare_set(key, "", DONE)
                 if said.decode() == DONE:
-                    reached = SyncPoint(decision.slot, decision.exchange, decision.lineage)
+                    reached = SyncPoint(roster.round_id, roster.exchange, roster.lineage)
                     self._store.set("reached", to_json(reached))
-            trouble = self._wait_for_verdict(decision, key)
+            trouble = self._wait_for_verdict(roster, key)
         if trouble is not None:
             self._store.compare_set(key, "", f"island {self._island}, rank {self._rank}: {trouble}")
         return self._verdict(key)
 
-    def hear(self, decision: Roster) -> str | None:
+    def hear(self, roster: Roster) -> str | None:
         """Wait, as a newcomer, for the verdict of the participants; return why the outer sync failed."""
-        key = f"verdict/{decision.slot}"
-        return self._wait_for_verdict(decision, key) or self._verdict(key)
+        key = f"verdict/{roster.round_id}"
+        return self._wait_for_verdict(roster, key) or self._verdict(key)
 
-    def trouble(self, decision: Roster) -> str | None:
+    def trouble(self, roster: Roster) -> str | None:
         """Return why this outer sync will fail, if that is known before this rank is done."""
-        key = f"verdict/{decision.slot}"
-        return self._verdict(key) if self._store.check([key]) else self.loss(decision.participants)
+        key = f"verdict/{roster.round_id}"
+        return self._verdict(key) if self._store.check([key]) else self.loss(roster.participants)
 
     def _verdict(self, key: str) -> str | None:
         """Return why the outer sync failed by the verdict at `key`; None if it took place."""
         verdict = self._store.get(key).decode()
         return None if verdict == DONE else str(verdict)
 
-    def _wait_for_verdict(self, decision: Roster, key: str) -> str | None:
+    def _wait_for_verdict(self, roster: Roster, key: str) -> str | None:
         """Wait for a verdict; return why none came, if none came."""
         ends_s = time.monotonic() + self._limit_s
         while (rest_s := ends_s - time.monotonic()) > 0:
             if self._is_there(key, min(WATCH_S, rest_s)):
                 return None
-            if rest_s > WATCH_S and (loss := self.loss(decision.participants)):
+            if rest_s > WATCH_S and (loss := self.loss(roster.participants)):
                 return loss
         return f"the others were not done within {self._limit_s:.0f} s"
 
-    def tell_of_state(self, slot: int, num_ranks: int, trouble: str | None) -> None:
+    def tell_of_state(self, round_id: int, num_ranks: int, trouble: str | None) -> None:
         """Report that this rank has all of the state after that round, or its `trouble`, which sets the turn."""
-        turn, told = _turn_keys(slot, self._island)
+        turn, told = _turn_keys(round_id, self._island)
         if trouble is not None:
             self._store.compare_set(turn, "", f"{FAILED}: rank {self._rank}: {trouble}")
         elif self._store.add(told, 1) == num_ranks:
             self._store.compare_set(turn, "", DONE)
 
-    def turn(self, slot: int, limit_s: float) -> str | None:
+    def turn(self, round_id: int, limit_s: float) -> str | None:
         """Return the turn of this island's ranks, which have waited since that round; None if none is set in time."""
-        turn, _ = _turn_keys(slot, self._island)
+        turn, _ = _turn_keys(round_id, self._island)
         return self._store.get(turn).decode() if self._is_there(turn, limit_s) else None
 
-    def follow_if_held(self, slot: int) -> None:
+    def follow_if_held(self, round_id: int) -> None:
         """On rank 0, let all ranks follow as soon as an up-to-date island has arrived at the next round."""
         if self._rank == 0 and (
-            any(not each.is_behind for each in self.waiting()) or self._store.check([f"decision/{self.slot}"])
+            any(not each.is_behind for each in self.waiting()) or self._store.check([f"roster/{self.round_id}"])
         ):
-            self._store.compare_set(_turn_keys(slot, self._island)[0], "", FOLLOW)
+            self._store.compare_set(_turn_keys(round_id, self._island)[0], "", FOLLOW)
 
 
 def _pieces_in(packed: bytes) -> tuple[FlatSlice, ...]:
@@ -297,6 +299,6 @@ def _pieces_in(packed: bytes) -> tuple[FlatSlice, ...]:
     return pieces
 
 
-def _turn_keys(slot: int, island: int) -> tuple[str, str]:
+def _turn_keys(round_id: int, island: int) -> tuple[str, str]:
     """Return the keys of the turn of an island's ranks, and of the number of ranks that have all of the state."""
-    return f"turn/{slot}/{island}", f"told/{slot}/{island}"
+    return f"turn/{round_id}/{island}", f"told/{round_id}/{island}"

@@ -20,15 +20,15 @@ from holmes_runtime.config.rendezvous_messages import MEETING, PLACE, Answer, As
 from holmes_runtime.config.strict_json import parse, to_json
 
 LIMIT_S = 300.0  # as torch's own stores, where no other is given
-_KEPT: list[MeetingStore] = []  # a PrefixStore or a group of it keeps the part of torch alone
+_KEPT: list[RendezvousStore] = []  # a PrefixStore or a group of it keeps the part of torch alone
 TOKEN_BYTES = 8
 TRIES = 5  # the controller may be making its connection to this host anew
 
 
-def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> MeetingStore | None:
+def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> RendezvousStore | None:
     """Return the rendezvous of this process's island, with a limit on each wait; None without islands."""
     address, _, port = environ.get(MEETING, "").rpartition(":")
-    return MeetingStore(address, int(port), limit_s) if port else None
+    return RendezvousStore(address, int(port), limit_s) if port else None
 
 
 def islands_store(environ: Mapping[str, str], limit_s: float) -> Store:
@@ -62,7 +62,7 @@ class _Connection:
         self._socket.close()
 
 
-class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
+class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
     """The store at `address`. Values are bytes. Threads that ask at the same time have a connection each."""
 
     def __init__(self, address: str, port: int, limit_s: float = LIMIT_S) -> None:

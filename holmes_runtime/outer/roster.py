@@ -43,7 +43,7 @@ class Arrival:
     def __post_init__(self) -> None:
         check_counts(self, MAX_COUNT, "island", "start", "num_ranks", "exchange", "tokens")
         check("num_ranks", self.num_ranks, f"must be 1 to {MAX_RANKS}", 1 <= self.num_ranks <= MAX_RANKS)
-        check("groups", self.groups, "must be a slot, or -1", -1 <= self.groups <= MAX_COUNT)
+        check("groups", self.groups, "must be a round, or -1", -1 <= self.groups <= MAX_COUNT)
         check("early", self.early, f"must be 0 to {MAX_EARLY}", 0 <= self.early <= MAX_EARLY)
         check("interval_s", self.interval_s, f"must be 0 to {MAX_INTERVAL_S}", 0 <= self.interval_s <= MAX_INTERVAL_S)
 
@@ -61,13 +61,13 @@ class Roster:
     receive the pseudo-gradients too.
     """
 
-    slot: int
+    round_id: int
     exchange: int
     members: tuple[Arrival, ...]
     joiners: tuple[Arrival, ...]
 
     def __post_init__(self) -> None:
-        check_counts(self, MAX_COUNT, "slot", "exchange")
+        check_counts(self, MAX_COUNT, "round_id", "exchange")
         check("members", self.members, "must be one at least", bool(self.members))
         islands = [each.island for each in (*self.members, *self.joiners)]
         check("islands", islands, "must each be there once", len(set(islands)) == len(islands))
@@ -99,7 +99,7 @@ class Roster:
     @property
     def lineage(self) -> str:
         """The identifier of the state after the outer sync."""
-        taken = to_json(replace(self, slot=0, joiners=()))
+        taken = to_json(replace(self, round_id=0, joiners=()))
         return hashlib.blake2b(f"{self.members[0].lineage}/{taken}".encode(), digest_size=16).hexdigest()
 
 
@@ -107,12 +107,12 @@ class Roster:
 class SyncPoint:
     """The last outer sync that took place, its round, and the lineage of the state after it."""
 
-    slot: int
+    round_id: int
     exchange: int
     lineage: str
 
     def __post_init__(self) -> None:
-        check_counts(self, MAX_COUNT, "slot", "exchange")
+        check_counts(self, MAX_COUNT, "round_id", "exchange")
 
     def is_past(self, exchange: int, lineage: str) -> bool:
         """Return True if an island in state `lineage`, next due at `exchange`, has missed this outer sync."""
@@ -136,8 +136,8 @@ class Patience(NamedTuple):
 
 
 def decide(
-    slot: int,
-    coming: Sequence[Arrival],
+    round_id: int,
+    arrivals: Sequence[Arrival],
     expected: Collection[int],
     possible: Collection[int],
     mine: Arrival,
@@ -151,16 +151,16 @@ def decide(
     the state that most of them have. If every arrival is behind the last outer step, as after a loss of all islands,
     they go on from the state they have.
     """
-    able = [each for each in coming if not each.is_behind]
-    if len(coming) < quorum:
+    able = [each for each in arrivals if not each.is_behind]
+    if len(arrivals) < quorum:
         return None
-    here = {each.island for each in coming}
+    here = {each.island for each in arrivals}
     limit_s = patience.ahead_s if mine.is_behind else patience.grace_s
     if not (here >= set(expected if able else possible) or waited_s >= limit_s):
         return None
-    furthest = max(each.exchange for each in able or coming)
-    candidates = [each for each in able or coming if each.exchange == furthest]
+    furthest = max(each.exchange for each in able or arrivals)
+    candidates = [each for each in able or arrivals if each.exchange == furthest]
     states = [each.lineage for each in candidates]
     state = max(states, key=lambda each: (states.count(each), -states.index(each)))
     members = tuple(each for each in candidates if each.lineage == state)
-    return Roster(slot, furthest, members, tuple(each for each in coming if each not in members))
+    return Roster(round_id, furthest, members, tuple(each for each in arrivals if each not in members))

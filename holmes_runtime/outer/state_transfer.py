@@ -36,15 +36,15 @@ class StateSender:
     def __init__(
         self,
         maker: LaneMaker,
-        decision: Roster,
+        roster: Roster,
         newcomer: Arrival,
         state: OuterState,
         after: Sequence[Values],
         is_free: Event,
     ) -> None:
         self._maker, self._is_free = maker, is_free
-        self._name, self.newcomer = _name(decision, newcomer), newcomer
-        self._lanes = maker.lanes([decision.giver(newcomer), newcomer], GIVER)
+        self._name, self.newcomer = _name(roster, newcomer), newcomer
+        self._lanes = maker.lanes([roster.giver(newcomer), newcomer], GIVER)
         self._states = [torch.cat([state.gather(values, lane.cells) for values in after]) for lane in self._lanes]
         self.sent_bytes = 0
         self._thread = Thread(target=self._run, name="islands' state", daemon=True)
@@ -56,8 +56,8 @@ class StateSender:
             opened = self._maker.open(self._lanes, GIVER, self._name)
             for pieces in _pieces(opened, states):
                 self._is_free.wait(MIN_SHARE_S)
-                parcels = [LaneMessage(lane, piece, (NEWCOMER,), {}) for lane, piece in pieces]
-                self.sent_bytes += carry(parcels, self._maker.streams)
+                messages = [LaneMessage(lane, piece, (NEWCOMER,), {}) for lane, piece in pieces]
+                self.sent_bytes += carry(messages, self._maker.streams)
             _compare(self._maker, opened, states, GIVER, self._name)
         except RuntimeError as error:
             print(f"island {self.newcomer.island} has not got the whole state: {error}", flush=True)
@@ -74,9 +74,9 @@ class StateReceiver:
     Raises ValueError if the islands do not train one model.
     """
 
-    def __init__(self, maker: LaneMaker, decision: Roster, newcomer: Arrival) -> None:
-        self._maker, self._name = maker, _name(decision, newcomer)
-        self.lanes = maker.lanes([decision.giver(newcomer), newcomer], NEWCOMER)
+    def __init__(self, maker: LaneMaker, roster: Roster, newcomer: Arrival) -> None:
+        self._maker, self._name = maker, _name(roster, newcomer)
+        self.lanes = maker.lanes([roster.giver(newcomer), newcomer], NEWCOMER)
         self.states = [torch.empty(2 * lane.elements) for lane in self.lanes]
 
     def wait(self, is_given_up: Event) -> None:
@@ -96,9 +96,9 @@ class StateReceiver:
         _compare(self._maker, opened, self.states, NEWCOMER, self._name)
 
 
-def _name(decision: Roster, newcomer: Arrival) -> str:
+def _name(roster: Roster, newcomer: Arrival) -> str:
     """Return the prefix under which both ends make their groups."""
-    return f"state/{decision.slot}/{newcomer.island}"
+    return f"state/{roster.round_id}/{newcomer.island}"
 
 
 def _pieces(opened: Sequence[OpenLane], states: Sequence[Tensor]) -> Pieces:

@@ -14,11 +14,11 @@ from holmes_runtime.outer.roster import Roster
 TAGS_BYTES = 2 * TAG_BYTES
 
 
-class ExchangeTags:
+class SyncTags:
     """Tags of one outer sync. Members are identified by their positions in it."""
 
-    def __init__(self, maker: LaneMaker, decision: Roster) -> None:
-        self._maker, self._decision = maker, decision
+    def __init__(self, maker: LaneMaker, roster: Roster) -> None:
+        self._maker, self._roster = maker, roster
 
     def tags(self, lane: Lane, position: int, packed: Tensor, digest: Tensor) -> Tensor:
         """Return two tags, of what a member sent and of its state afterwards, uint8 (TAGS_BYTES,)."""
@@ -33,7 +33,7 @@ class ExchangeTags:
         """
         of_state, of_packed = tags[:TAG_BYTES], tags[TAG_BYTES:]
         if not torch.equal(self._of_packed(lane, position, packed, of_state), of_packed):
-            island = self._decision.participants[position].island
+            island = self._roster.participants[position].island
             rank, mine = lane.owners[position], self._maker.rank
             raise FrameAltered(f"what rank {rank} of island {island} sent to rank {mine} of another {CHANGED}")
 
@@ -42,7 +42,7 @@ class ExchangeTags:
         return torch.equal(self._of_state(lane, position, digest), tags[:TAG_BYTES])
 
     def _of_state(self, lane: Lane, position: int, digest: Tensor) -> Tensor:
-        return self._maker.tag(lane, f"state after {self._decision.slot}", position, digest)
+        return self._maker.tag(lane, f"state after {self._roster.round_id}", position, digest)
 
     def _of_packed(self, lane: Lane, position: int, packed: Tensor, of_state: Tensor) -> Tensor:
-        return self._maker.tag(lane, f"changes for {self._decision.slot}", position, packed, of_state)
+        return self._maker.tag(lane, f"changes for {self._roster.round_id}", position, packed, of_state)

@@ -257,7 +257,7 @@ def test_after_whatever_one_island_asks_the_others_meet() -> None:
         for is_heard in (False, True):
             meeting.hear(0, is_heard)
         first, second = Node(meeting), Node(meeting)
-        key = f"islands/decision/{number}"
+        key = f"islands/roster/{number}"
         second.ask(1, Ask("get", (key,)))
         first.ask(1, Ask("add", ("islands/starts/1",), amount=1))
         first.ask(1, Ask("compare_set", (key,), ("", text("both"))))

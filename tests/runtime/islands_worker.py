@@ -404,7 +404,7 @@ def until_decided(after: int) -> Callable[[], None]:
     stores: list[Store] = []
 
     def decided(slot: int) -> bool:
-        return stores[0].check([f"decision/{slot}"])
+        return stores[0].check([f"roster/{slot}"])
 
     def wait() -> None:
         if not stores:
@@ -437,7 +437,7 @@ def until_it_has_come(island: int, start: int = 1, slot: int = 0) -> Callable[[]
             opened.append(islands_store(os.environ, LIMIT_S))
         (store,) = opened
         for number in range(slot, slot + 20):
-            key = f"coming/{number}/{island}"
+            key = f"arrival/{number}/{island}"
             if store.check([key]) and json.loads(store.get(key))["start"] >= start:
                 return True
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes_runtime.config.rendezvous_messages import ToMeeting
-from holmes_runtime.node.admission.rendezvous_gate import MeetingGate
+from holmes_runtime.node.admission.rendezvous_gate import RendezvousGate
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS
 from launcher.islands.rendezvous_server import RendezvousServer
 
@@ -20,8 +20,8 @@ class MeetingPlace:
     def addresses(self) -> list[str]:
         return [f"{GATE_ADDRESS}:{gate.port}" for gate in self.gates]
 
-    def _gate(self, node: int) -> MeetingGate:
+    def _gate(self, node: int) -> RendezvousGate:
         def report(message: ToMeeting) -> None:
             assert self.meeting.take(self._sends[node], message) is None
 
-        return MeetingGate(report)
+        return RendezvousGate(report)

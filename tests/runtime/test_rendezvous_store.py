@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistStoreError, ProcessGroupGloo
 
 from holmes_runtime.config.rendezvous_messages import EVERY_CONNECTION, MEETING, FromMeeting
-from holmes_runtime.outer.rendezvous_store import MeetingStore, open_meeting
+from holmes_runtime.outer.rendezvous_store import RendezvousStore, open_meeting
 from tests.runtime.meeting_place import MeetingPlace
 
 
@@ -20,7 +20,7 @@ def place() -> MeetingPlace:
     return MeetingPlace(nodes=2)
 
 
-def store(place: MeetingPlace, node: int) -> MeetingStore:
+def store(place: MeetingPlace, node: int) -> RendezvousStore:
     found = open_meeting({MEETING: place.addresses[node]})
     assert found is not None
     return found

@@ -23,7 +23,7 @@ from holmes_runtime.outer.outer_step import digest_of
 from holmes_runtime.outer.rendezvous import Rendezvous
 from holmes_runtime.outer.roster import Arrival, Roster
 from holmes_runtime.outer.state_transfer import GIVER, NEWCOMER, StateReceiver, StateSender
-from holmes_runtime.outer.sync_tags import ExchangeTags
+from holmes_runtime.outer.sync_tags import SyncTags
 
 from .launched_runs import ONE_ISLAND
 
@@ -37,12 +37,12 @@ def coming(island: int) -> Arrival:
 DECISION = Roster(7, 4, (coming(0), coming(1)), ())
 
 
-def tags_of(store: HashStore, island: int, decision: Roster = DECISION) -> ExchangeTags:
+def tags_of(store: HashStore, island: int, decision: Roster = DECISION) -> SyncTags:
     """Those that a rank of an island makes in an exchange."""
     sync = replace(ONE_ISLAND, island=island, num_islands=2)
     meeting = Rendezvous(store, sync, LANE.owners[island], 60.0)
     maker = LaneMaker(meeting, store, LANE.owners[island], timedelta(seconds=60), "lo", 1)
-    return ExchangeTags(maker, decision)
+    return SyncTags(maker, decision)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_member_is_not_shown_its_own_tags_as_those_of_another(store: HashStore
 
 
 def test_tags_of_an_exchange_before_are_not_those_of_this_one(store: HashStore) -> None:
-    before, packed, digest = tags_of(store, 0, replace(DECISION, slot=6)), numbers(1), digest_of([numbers(2)])
+    before, packed, digest = tags_of(store, 0, replace(DECISION, round_id=6)), numbers(1), digest_of([numbers(2)])
     with pytest.raises(FrameAltered):
         tags_of(store, 1).check(LANE, 0, packed, before.tags(LANE, 0, packed, digest))
 

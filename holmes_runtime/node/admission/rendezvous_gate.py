@@ -22,7 +22,7 @@ PAUSE_S = 0.1
 SEND_S = 5
 
 
-class MeetingGate:
+class RendezvousGate:
     """One node's gate. `report` passes lines to the controller, and is called from any thread."""
 
     def __init__(self, report: Callable[[ToMeeting], None]) -> None:

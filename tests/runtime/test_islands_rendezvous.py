@@ -89,13 +89,13 @@ def test_those_who_wait_for_the_state_follow_the_next_exchange_until_all_of_them
     sync = replace(ONE_ISLAND, num_islands=2, island=1)
     ranks = [Rendezvous(store, sync, rank, 5.0) for rank in range(2)]
     for rank in ranks:
-        rank.slot = 8
+        rank.round_id = 8
 
     ranks[0].follow_if_held(7)
     assert ranks[1].turn(7, 0.0) is None
     ranks[1].tell_of_state(7, 2, None)
     assert ranks[0].turn(7, 0.0) is None
-    store.set("coming/8/0", to_json(coming(0, 4)))
+    store.set("arrival/8/0", to_json(coming(0, 4)))
     ranks[1].follow_if_held(7)
     assert ranks[1].turn(7, 0.0) is None  # one rank looks for all
     ranks[0].follow_if_held(7)
@@ -213,7 +213,7 @@ def test_of_an_island_that_is_not_heard_others_decide_though_some_of_its_ranks_h
 
     with ThreadPoolExecutor() as pool:
         silent = pool.submit(second.meet, coming(1), SOON)
-        while not store.check(["coming/0/1"]):
+        while not store.check(["arrival/0/1"]):
             pass
         assert first.meet(coming(0), PATIENCE).all == (coming(0),)
         with pytest.raises(RuntimeError, match="0 of at least 1"):
@@ -223,7 +223,7 @@ def test_of_an_island_that_is_not_heard_others_decide_though_some_of_its_ranks_h
 def test_who_came_before_its_island_was_lost_is_not_met() -> None:
     store = hash_store()
     first, _ = meetings(store)
-    store.set("coming/0/1", to_json(coming(1)))
+    store.set("arrival/0/1", to_json(coming(1)))
     store.set(here_key(1), LOST)
 
     assert first.meet(coming(0), PATIENCE).all == (coming(0),)
@@ -236,7 +236,7 @@ def test_an_island_that_came_too_late_comes_to_the_next_slot_as_one_that_is_behi
 
     with ThreadPoolExecutor() as pool:
         late = pool.submit(second.meet, coming(1), PATIENCE)
-        while not store.check(["coming/1/1"]):
+        while not store.check(["arrival/1/1"]):
             pass
         decision = first.meet(coming(0, 4, "z"), SOON)
         assert late.result() == decision
@@ -253,7 +253,7 @@ def test_what_was_agreed_on_with_ranks_that_are_no_more_is_not_for_those_who_com
 
     with ThreadPoolExecutor() as pool:
         late = pool.submit(again.meet, replace(coming(1), start=2, num_ranks=3), PATIENCE)
-        while not store.check(["coming/1/1"]):
+        while not store.check(["arrival/1/1"]):
             pass
         decision = first.meet(coming(0), PATIENCE)
         assert late.result() == decision
@@ -305,7 +305,7 @@ def test_who_is_behind_waits_as_long_as_the_others_are_from_one_exchange_to_the_
 
     assert SOON.with_interval_of(decision).ahead_s == pytest.approx(100.2)
     assert SOON.with_interval_of(None) == SOON
-    second.slot = 1
+    second.round_id = 1
     with ThreadPoolExecutor() as pool:
         late = pool.submit(second.meet, coming(1, is_behind=True), SOON)
         assert not wait([late], timeout=1.5).done
@@ -368,6 +368,6 @@ def test_what_was_said_long_ago_is_taken_away_but_for_decisions() -> None:
         assert meeting.conclude(decision, None) is None
         meeting.tidy_up()
 
-    assert not any(store.check([key]) for key in ("coming/1/0", "done/1", "verdict/1"))
-    assert store.check(["decision/1"])
+    assert not any(store.check([key]) for key in ("arrival/1/0", "done/1", "verdict/1"))
+    assert store.check(["roster/1"])
     assert store.check(["verdict/2"])
