@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from holmes_runtime.node.checkpoint_files.description import Counters
 from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.outer.outer_loop import OuterLoop
+from holmes_runtime.rank_errors import WholeErrorFile
 from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.run_steps import run_steps
 from holmes_runtime.trace import StepProfiler
@@ -192,7 +194,7 @@ def _stop_in_order(trainer: Trainer) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-@record
+@partial(record, error_handler=WholeErrorFile())
 def main() -> None:
     """Read the command line and the environment, and train."""
     parser = argparse.ArgumentParser(prog="python -m holmes_runtime.train", description="Train one rank of a run.")

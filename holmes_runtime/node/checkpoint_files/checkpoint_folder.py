@@ -108,12 +108,6 @@ def newest_in(folder: Path) -> Path | None:
         raise ValueError(f"{latest} names no checkpoint: it {error}") from None
 
 
-def before(checkpoint: Path) -> Path | None:
-    """Return the newest checkpoint older than `checkpoint` in the same folder, None without one."""
-    older = [name for name in names_in(checkpoint.parent) if name.steps < steps_of(checkpoint)]
-    return checkpoint.parent / older[-1] if older else None
-
-
 def steps_of(checkpoint: Path) -> int:
     """Return the steps in the name of a checkpoint. Raise ValueError for another name."""
     return CheckpointName(checkpoint.name).steps
