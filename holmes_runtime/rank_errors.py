@@ -20,8 +20,6 @@ class WholeErrorFile(ErrorHandler):
             super().record_exception(e)
             return
         os.environ[ERROR_FILE] = f"{path}.partial"
-        try:
-            super().record_exception(e)
-        finally:
-            os.environ[ERROR_FILE] = path
+        super().record_exception(e)
+        os.environ[ERROR_FILE] = path
         Path(f"{path}.partial").replace(path)

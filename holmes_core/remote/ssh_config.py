@@ -68,12 +68,9 @@ def read_ssh_config(host: str, name: str, access: Access) -> SshConfig:
             hint = f"see what {file or USER_FILE} waits for, such as a command of `Match exec`; then try again"
             raise HostError(host, "unreachable", what, hint) from None
     if process.returncode != 0:
-        said = stderr.decode(errors="replace").strip().splitlines()
-        raise not_read(
-            file or USER_FILE, "; ".join(said) if said else f"`ssh -G {name}` exited with {process.returncode}"
-        )
-    text = stdout.decode(errors="surrogateescape")
-    words = (line.partition(" ") for line in text.splitlines())
+        said = "; ".join(stderr.decode(errors="replace").strip().splitlines())
+        raise not_read(file or USER_FILE, said or f"`ssh -G {name}` exited with {process.returncode}")
+    words = (line.partition(" ") for line in stdout.decode(errors="surrogateescape").splitlines())
     return SshConfig(tuple((key, value) for key, _, value in words if value))
 
 

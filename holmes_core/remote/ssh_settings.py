@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 import re
@@ -31,9 +32,10 @@ KNOWN_HOSTS = {
     "userknownhostsfile": "~/.ssh/known_hosts ~/.ssh/known_hosts2",
     "globalknownhostsfile": "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",
 }
+USUAL_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 CERTIFICATE = "-cert-v01@openssh.com"
-_ME = pwd.getpwuid(os.getuid())
 CERTIFIED = tuple(name + CERTIFICATE for name in ALGORITHMS)
+HOST_KEY_ALGORITHMS = (*CERTIFIED, *ALGORITHMS)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class SshSettings:
     """HostKeyAlias: the name in known-hosts files where that is not the address."""
     revoked: tuple[Path, ...] = ()
     """RevokedHostKeys: files of keys that prove no host."""
-    key_algorithms: tuple[str, ...] = (*CERTIFIED, *ALGORITHMS)
+    key_algorithms: tuple[str, ...] = HOST_KEY_ALGORITHMS
     """HostKeyAlgorithms in order of preference."""
     keeps_order: bool = False
     """True if HostKeyAlgorithms fixes the order; else algorithms of the host's known keys come first."""
@@ -97,18 +99,17 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
     name = access.address or host
     check_login(host, name, access.user)  # before `Match exec` gets them
     said = read_ssh_config(host, name, access)
-    address, user = said.one("hostname") or name, access.user or said.one("user") or _ME.pw_name
+    address, user = said.one("hostname") or name, access.user or said.one("user") or _me().pw_name
     check_login(host, address, access.user)  # a `User` of the configuration is the operator's own: ssh takes any
     port = access.port or int(said.one("port") or SSH_PORT)
     alias = next(iter(said.all("hostkeyalias")), None)
     words = {"%%": "%", "%h": address, "%p": str(port), "%r": user, "%n": name, "%k": alias or name}
-    words |= {"%u": _ME.pw_name, "%d": _ME.pw_dir, "%i": str(_ME.pw_uid)}
-    words |= {"%l": socket.gethostname(), "%L": socket.gethostname().partition(".")[0]}
-    keys = _files(said.all("identityfile"), words)
+    me, here = _me(), socket.gethostname()
+    words |= {"%u": me.pw_name, "%d": me.pw_dir, "%i": str(me.pw_uid), "%l": here, "%L": here.partition(".")[0]}
+    keys = _files(said.all("identityfile") if said.is_known else USUAL_KEYS, words)
     if access.identity_file:
         keys = (str(Path(access.identity_file).expanduser()),)
-    proxy_command, proxy_jump = said.one("proxycommand"), said.one("proxyjump")
-    key_algorithms = _ours(said.one("hostkeyalgorithms"), (*CERTIFIED, *ALGORITHMS))
+    key_algorithms = _ours(said.one("hostkeyalgorithms"), HOST_KEY_ALGORITHMS)
     known = [path for key, usual in KNOWN_HOSTS.items() for path in _paths(next(iter(said.all(key)), usual))]
     return SshSettings(
         address=address,
@@ -117,11 +118,11 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
         key_files=keys,
         use_agent=said.one("identitiesonly") != "yes",
         known_hosts=tuple(known) or (Path(os.devnull),),
-        proxy_command=proxy_command and _written_out(proxy_command, words),
-        proxy_jump=proxy_jump and _written_out(proxy_jump, words),
+        proxy_command=_written_out(said.one("proxycommand") or "", words) or None,
+        proxy_jump=_written_out(said.one("proxyjump") or "", words) or None,
         key_alias=alias,
         key_algorithms=key_algorithms,
-        keeps_order=key_algorithms != tuple(each for each in (*CERTIFIED, *ALGORITHMS) if each in key_algorithms),
+        keeps_order=key_algorithms != tuple(each for each in HOST_KEY_ALGORITHMS if each in key_algorithms),
         authority_algorithms=_ours(said.one("casignaturealgorithms"), ALGORITHMS),
         least_rsa_bits=int(said.one("requiredrsasize") or MIN_RSA_BITS),
         known_hosts_command=_command(said.one("knownhostscommand"), words),
@@ -142,6 +143,15 @@ def check_login(host: str, address: str, user: str | None) -> None:
         raise HolmesError(f"host {host[:MAX_SHOWN]}: {error}", hint) from None
 
 
+@functools.cache
+def _me() -> pwd.struct_passwd:
+    """Return this user's entry. Raises HolmesError without one, as in a container with a number for a user."""
+    try:
+        return pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise HolmesError(f"no user has the uid {os.getuid()}", "SSH needs one: add it to /etc/passwd") from None
+
+
 def _written_out(text: str, words: dict[str, str]) -> str:
     """Expand ssh's `%` words; unknown ones stay as they are."""
     return re.sub("%.", lambda match: words.get(match.group(), match.group()), text)
@@ -155,7 +165,7 @@ def _files(names: Sequence[str], words: dict[str, str]) -> tuple[str, ...]:
 
 def _at_home(path: str) -> str:
     """Expand `~` as ssh does, which asks the user database and not HOME."""
-    return f"{_ME.pw_dir}/{path[2:]}" if path.startswith("~/") else str(Path(path).expanduser())
+    return f"{_me().pw_dir}/{path[2:]}" if path.startswith("~/") else str(Path(path).expanduser())
 
 
 def _paths(value: str) -> tuple[Path, ...]:

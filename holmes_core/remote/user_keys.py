@@ -11,7 +11,6 @@ from paramiko.pkey import PublicBlob
 
 from holmes_core.remote.ssh_settings import CERTIFICATE, SshSettings
 
-USUAL_FILES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 _CLASSES = (paramiko.RSAKey, paramiko.ECDSAKey, paramiko.Ed25519Key)
 
 
@@ -38,9 +37,7 @@ class UserKeys:
 
     def _keys(self) -> Iterator[paramiko.PKey]:
         settings = self._settings
-        files = [
-            Path(name).expanduser() for name in settings.key_files or (() if settings.is_configured else USUAL_FILES)
-        ]
+        files = [Path(name) for name in settings.key_files]
         for file in files:
             key = self._read_key(file)
             if key is not None:

@@ -197,7 +197,7 @@ TAKEN = {
     "terabyte": "Include {folder}/terabyte",
     "no text": "Include {folder}/bytes",
 }
-"""What ssh passes over, in bounded memory."""
+"""Lines that ssh ignores, in bounded memory."""
 
 
 @pytest.fixture
