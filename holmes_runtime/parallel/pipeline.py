@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,12 +16,11 @@ from holmes_runtime.comm.wire import Direction
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import action_name
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.schedule import gradients_arrived
+from holmes_runtime.config.schedule import Action, ActionKind, gradients_arrived
 from holmes_runtime.model.build_stage import LossFunction, StageModule
-from holmes_runtime.model.decoder import DTYPES
-from holmes_runtime.parallel.edge_messages import EdgeMessages, wait_for
-from holmes_runtime.parallel.edge_stage import EdgeStage, GradientAdded, ListedSchedule, own_errors
+from holmes_runtime.parallel.edge_messages import EdgeMessages, Receiving, wait_for
 from holmes_runtime.parallel.loss_scale import LossScale
+from holmes_runtime.parallel.stage_run import GradientAdded, StageRun
 
 
 def beside_inputs(positions: Tensor | None, num_microbatches: int) -> list[tuple[Tensor, ...]]:
@@ -31,7 +31,11 @@ def beside_inputs(positions: Tensor | None, num_microbatches: int) -> list[tuple
 
 
 class Pipeline:
-    """One rank's part of its replica's pipeline: its stages, first layers first, and the edges to its neighbours."""
+    """One rank's part of its replica's pipeline: its stages, first layers first, and the edges to its neighbours.
+
+    It runs the actions that the schedule lists, in order. Receives start one ahead of the action that needs them, and
+    a send is awaited only once the schedule proves that it has arrived, so messages travel while the rank computes.
+    """
 
     def __init__(
         self,
@@ -54,26 +58,20 @@ class Pipeline:
         self._stopwatch = stopwatch
         self._ranks = config.grid.pipeline(me.dp_rank, me.tp_rank)
         self._me, self._groups = me, groups
-        self._indices = [stage.stage.index for stage in stages]
         self._modules = [stage.module for stage in stages]
         self._loss_function, self._loss_scale = loss_function, loss_scale
         self._num_microbatches = config.microbatches[me.dp_rank]
-        last = len(config.stages) - 1
-        self._num_fed = sum(index > 0 for index in self._indices)  # stages that get activations
-        self._receives = {
-            Direction.FORWARD: self._num_microbatches * self._num_fed,
-            Direction.BACKWARD: self._num_microbatches * sum(index < last for index in self._indices),
+        self._last = len(config.stages) - 1
+        self._stages = {
+            stage.stage.index: StageRun(
+                stage, self._scaled_loss if stage.stage.index == self._last else None, gradient_added
+            )
+            for stage in stages
         }
+        self._num_fed = sum(index > 0 for index in self._stages)  # stages that get activations
         self._messages = EdgeMessages(config, me, groups, device)
-        self._stages: list[EdgeStage] = []
-        if config.pp > 1:
-            hidden = torch.empty(config.message_shape, dtype=DTYPES[config.value_type], device="meta")
-            for stage in stages:
-                edge_stage = EdgeStage(stage, config, self._ranks, groups, device, hidden)
-                edge_stage.connect(self._stages, self._messages, gradient_added, stopwatch)
-                self._stages.append(edge_stage)
-            self._runtime = ListedSchedule(self._stages, self._num_microbatches, self._scaled_loss)
-            self.follow(config)
+        self._sends: dict[Action, Transfer] = {}  # under way, by the action whose result they carry
+        self.follow(config)
 
     def follow(self, config: RunConfig) -> None:
         """Use the codecs and `extra_in_flight` of `config` from the next step on; it differs in nothing else.
@@ -81,12 +79,11 @@ class Pipeline:
         Called between steps, on all ranks between the same two.
         """
         self._messages.follow(config)
-        if self._stages:
-            schedule = config.schedule_of(self._me.dp_rank)
-            arrived = gradients_arrived(schedule, self._me.pp_rank)
-            self._runtime.follow(schedule)
-            for stage in self._stages:
-                stage.follow(arrived)
+        schedule = config.schedule_of(self._me.dp_rank)
+        self._actions = schedule[self._me.pp_rank]
+        directions = map(self._comes_by, self._actions)
+        self._arrivals = [direction for direction in directions if direction is not None]
+        self._arrived = gradients_arrived(schedule, self._me.pp_rank)
 
     def step(self, tokens: Tensor | None, step: int, positions: Tensor | None = None) -> list[Tensor]:
         """Run forward and backward of every micro-batch, adding to `.grad`. Return losses, scalars, on the last rank.
@@ -95,48 +92,120 @@ class Pipeline:
         return an empty list. positions: in documents, int64 (samples of the replica, seq_length), on all ranks where
         documents are separate. Gradients are sums over micro-batches, not means.
         """
-        self._messages.begin(step, self._receives)
+        self._messages.begin(step, Counter(self._arrivals))
+        microbatches = [None] * self._num_microbatches if tokens is None else tokens.chunk(self._num_microbatches)
+        beside = beside_inputs(positions, self._num_microbatches)
+        for stage in self._stages.values():
+            stage.extremes.clear()
+        incoming = self._incoming()
+        losses: list[Tensor] = []
+        for action in self._actions:
+            if action.kind is ActionKind.FORWARD:
+                self._forward(action, microbatches[action.microbatch], beside[action.microbatch], incoming, losses)
+            else:
+                self._backward(action, incoming)
+        for action in list(self._sends):
+            self._finish_send(action)
         scale = self._loss_scale.scale if self._loss_scale else 1.0
-        return [loss.detach() / scale for loss in self._scaled_step(tokens, positions)]
+        return [loss / scale for loss in losses]
 
     def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss whose gradients 16-bit floats can hold."""
         loss = self._loss_function(outputs, targets)
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
-    def _scaled_step(self, tokens: Tensor | None, positions: Tensor | None) -> list[Tensor]:
-        losses: list[Tensor] = []
-        more = beside_inputs(positions, self._num_microbatches)
-        if not self._stages:
-            assert tokens is not None
-            microbatches = zip(tokens.chunk(self._num_microbatches), more, strict=True)
-            for number, (microbatch, beside) in enumerate(microbatches):
-                with self._stopwatch.lap("forward"), named_range(action_name("forward", number, 0)):
-                    outputs = self._modules[0](microbatch[:, :-1], *beside)
-                    losses.append(self._scaled_loss(outputs, microbatch[:, 1:]))
-                with self._stopwatch.lap("backward"), named_range(action_name("backward", number, 0)):
-                    losses[-1].backward()  # type: ignore[no-untyped-call]
-                losses[-1].detach_()
-            return losses
-        inputs = (tokens[:, :-1].contiguous(),) if self.is_first and tokens is not None else ()
-        targets = tokens[:, 1:].contiguous() if self.is_last and tokens is not None else None
-        for stage in self._stages:
-            stage.beside_inputs = more
-            stage.extremes.clear()
-        with own_errors():
-            self._runtime.step(*inputs, target=targets, losses=losses, return_outputs=False)
-        for stage in self._stages:
-            stage.finish_sends()
-        return losses
+    def _comes_by(self, action: Action) -> Direction | None:
+        """Return the direction of the message that `action` needs from another rank."""
+        if action.kind is ActionKind.FORWARD:
+            return Direction.FORWARD if action.stage > 0 else None
+        if action.kind is ActionKind.BACKWARD_WEIGHT or action.stage == self._last:
+            return None
+        return Direction.BACKWARD
+
+    def _incoming(self) -> Iterator[Receiving]:
+        """Yield the receives of a step in the order of its actions, each started when the one before it is needed."""
+        ready: Receiving | None = None
+        for direction in self._arrivals:
+            following = self._messages.receive(direction)
+            if ready is not None:
+                yield ready
+            ready = following
+        if ready is not None:
+            yield ready
+
+    def _receive(self, action: Action, incoming: Iterator[Receiving]) -> Tensor:
+        """Wait for the message that `action` needs. Return hidden states or gradients (b, s / tp, h)."""
+        receive = next(incoming)
+        forward = action.kind is ActionKind.FORWARD
+        with (
+            self._stopwatch.lap("pp_forward" if forward else "pp_backward"),
+            named_range(f"receive {'forward' if forward else 'backward'} {action.microbatch}"),
+        ):
+            receive.wait()
+        return receive.values()
+
+    def _send(self, action: Action, direction: Direction, values: Tensor) -> None:
+        self._sends[action] = self._messages.send(direction, action.stage, action.microbatch, values)
+
+    def _finish_send(self, action: Action) -> None:
+        """Wait until the result of `action` has left, if it was sent."""
+        transfer = self._sends.pop(action, None)
+        if transfer is not None:
+            with self._stopwatch.lap("pp_forward" if action.kind is ActionKind.FORWARD else "pp_backward"):
+                transfer.wait()
+
+    def _forward(
+        self,
+        action: Action,
+        microbatch: Tensor | None,
+        beside: Sequence[Tensor],
+        incoming: Iterator[Receiving],
+        losses: list[Tensor],
+    ) -> None:
+        """Run a forward; its input proves that some gradients sent earlier have arrived."""
+        tokens = None if microbatch is None else microbatch[:, :-1]
+        inputs = tokens if action.stage == 0 else self._receive(action, incoming)
+        assert inputs is not None
+        for backward in self._arrived.get(action, []):
+            self._finish_send(backward)
+        targets = microbatch[:, 1:] if microbatch is not None and action.stage == self._last else None
+        with (
+            self._stopwatch.lap("forward"),
+            named_range(action_name(action.kind.value, action.microbatch, action.stage)),
+        ):
+            output = self._stages[action.stage].forward(action.microbatch, inputs, beside, targets)
+        if action.stage == self._last:
+            losses.append(output)
+        else:
+            self._send(action, Direction.FORWARD, output)
+
+    def _backward(self, action: Action, incoming: Iterator[Receiving]) -> None:
+        """Run a backward or a half of one; its gradient proves that the activations sent for it have arrived."""
+        stage = self._stages[action.stage]
+        gradient = None if self._comes_by(action) is None else self._receive(action, incoming)
+        self._finish_send(Action(action.stage, ActionKind.FORWARD, action.microbatch))
+        wanted = None
+        with (
+            self._stopwatch.lap("backward"),
+            named_range(action_name(action.kind.value, action.microbatch, action.stage)),
+        ):
+            if action.kind is ActionKind.BACKWARD:
+                wanted = stage.backward(action.microbatch, gradient)
+            elif action.kind is ActionKind.BACKWARD_INPUT:
+                wanted = stage.backward_input(action.microbatch, gradient)
+            else:
+                stage.backward_weight(action.microbatch)
+        if wanted is not None:
+            self._send(action, Direction.BACKWARD, wanted)
 
     def first_not_finite(self, losses: Sequence[Tensor]) -> int | None:
         """Return this rank's first stage with a forward that gave a number that is not finite in the last step.
 
         losses: the ones that step returned.
         """
-        gave = {stage.stage_index: stage.extremes for stage in self._stages if stage.extremes}
+        gave = {index: stage.extremes for index, stage in self._stages.items() if stage.extremes}
         if self.is_last:
-            gave[self._indices[-1]] = list(losses)
+            gave[self._last] = list(losses)
         bad = [index for index, values in gave.items() if not torch.stack(values).isfinite().all()]
         return min(bad, default=None)
 
@@ -188,7 +257,7 @@ class Pipeline:
             assert microbatch is not None
             losses.append(self._loss_function(hidden, microbatch[:, 1:]))
         else:
-            sends.append(self._messages.send(Direction.EVALUATION, self._indices[chunk], number, hidden))
+            sends.append(self._messages.send(Direction.EVALUATION, list(self._stages)[chunk], number, hidden))
 
     def _neighbour(self, distance: int) -> int:
         """Return the global rank `distance` further in the pipeline, which closes to a ring."""

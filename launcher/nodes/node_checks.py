@@ -22,7 +22,7 @@ NOTHING_TO_RESUME = (
     "correct `checkpoint: {path: ...}` in job.yaml, or mount the folder that it names; to begin at step 1 where there "
     "is no checkpoint, add `--from-scratch`"
 )
-TORCH_FROM, TORCH_BELOW = (2, 13), (2, 15)
+TORCH_FROM, TORCH_BELOW = (2, 11), (2, 16)
 # The first driver that runs programs of a CUDA major version. Source: NVIDIA, CUDA Compatibility, table "CUDA Toolkit
 # Driver Version Ranges" (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
 MIN_DRIVER = {11: 450, 12: 525, 13: 580}

@@ -1,0 +1,89 @@
+"""One stage of a rank as a schedule runs it: a forward, a backward or a half of one, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holmes_runtime.model.build_stage import LossFunction, StageModule
+from holmes_runtime.parallel.split_backward import WeightGroup, backward_input, backward_weight
+
+GradientAdded = Callable[[torch.nn.Parameter], None]
+
+
+class Forward(NamedTuple):
+    """A micro-batch in flight: `inputs` are tokens or hidden states, `output` hidden states or the loss."""
+
+    inputs: Tensor
+    output: Tensor
+
+
+class LaterBackward(NamedTuple):
+    """A micro-batch whose weight half is still to come. `output` keeps its graph alive."""
+
+    output: Tensor
+    gradient: Tensor | None
+    groups: Sequence[WeightGroup]
+
+
+class StageRun:
+    """A stage's module, and its micro-batches between forward and backward. Gradients add to `.grad`."""
+
+    def __init__(self, built: StageModule, loss_function: LossFunction | None, gradient_added: GradientAdded) -> None:
+        """loss_function: on the model's last stage, None elsewhere."""
+        self.index = built.stage.index
+        self._module, self._loss_function, self._gradient_added = built.module, loss_function, gradient_added
+        self._in_flight: dict[int, Forward] = {}
+        self._later: dict[int, LaterBackward] = {}
+        self.extremes: list[Tensor] = []  # least and greatest output of each micro-batch's forward, if it is sent on
+
+    def forward(self, microbatch: int, inputs: Tensor, beside: Sequence[Tensor], targets: Tensor | None) -> Tensor:
+        """Return the hidden states of one micro-batch, detached, or on the last stage its loss.
+
+        inputs: tokens int64 (b, s) on the first stage, elsewhere hidden states (b, s / tp, h).
+        """
+        if self.index > 0:
+            inputs = inputs.detach().requires_grad_()
+        output: Tensor = self._module(inputs, *beside)
+        if self._loss_function is not None:
+            assert targets is not None
+            output = self._loss_function(output, targets)
+        else:
+            self.extremes.append(torch.stack(output.detach().aminmax()))
+        self._in_flight[microbatch] = Forward(inputs, output)
+        return output.detach()
+
+    def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """Run a whole backward. Return the gradient of the hidden states it got, None on the first stage.
+
+        gradient: of the output, as the stage after sent it; None for a loss.
+        """
+        inputs, output = self._in_flight.pop(microbatch)
+        torch.autograd.backward(output, gradient)
+        return inputs.grad
+
+    def backward_input(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """Return what `backward` does, and leave the parameters' gradients to `backward_weight`.
+
+        The first stage has no input to compute a gradient for and runs its whole backward as the weight half.
+        """
+        inputs, output = self._in_flight.pop(microbatch)
+        if self.index == 0:
+            self._later[microbatch] = LaterBackward(output, gradient, ())
+            return None
+        wanted, groups = backward_input(output, gradient, inputs, self._module.parameters())
+        self._later[microbatch] = LaterBackward(output, None, groups)
+        return wanted
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Run the weight half, last layers first. Hooks of parameters fire on the first stage alone."""
+        output, gradient, groups = self._later.pop(microbatch)
+        if self.index == 0:
+            torch.autograd.backward(output, gradient)
+        for group in reversed(groups):
+            backward_weight(group)
+            for parameter in group.parameters:
+                self._gradient_added(parameter)
