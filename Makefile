@@ -63,9 +63,10 @@ test-cuda-build: $(READY)
 	$(BIN)/python -m pytest -q $(OPTIONS) -m cuda_build
 
 # What only GPUs show, as far as the GPUs of this machine go, and a report in gpu-report/; fails where there is none.
-# OPTIONS="--device cpu" runs the same steps on processes, with tiny shapes.
-test-gpu: $(READY)
-	$(BIN)/python -m benchmarks.on_gpus $(OPTIONS)
+# OPTIONS="--device cpu" runs the same steps on processes, with tiny shapes. With `PYTHON=python3 VENV=` that interpreter
+# and its torch are used: no environment is made, and no network is needed.
+test-gpu: $(if $(VENV),$(READY))
+	$(if $(VENV),$(BIN)/python,$(PYTHON)) -m benchmarks.on_gpus $(OPTIONS)
 
 # Tests on network-namespace beds, two side by side, as each mostly waits; needs root, iproute2 and openssh-server. The
 # tests of a file share a bed.

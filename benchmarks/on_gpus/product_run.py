@@ -1,4 +1,4 @@
-"""A job of this machine alone by `holmes probe`, `plan` and `launch`, and what was predicted and measured of it."""
+"""A job of this machine alone by `holmes probe`, `plan` and `launch`: its predictions and its measurements."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from typing import Any
 import yaml
 
 from benchmarks.on_gpus.report import Failed
+from holmes_cli.demo.demo_run import only_run
+from holmes_cli.demo.demo_site import DemoSite
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
-from tests.testbed.rehearsal import Site, only_run
 
 MAX_SECONDS = 3600.0  # of one command
 
 
 @dataclass(frozen=True)
 class ProductRun:
-    """A finished run: the plan, and of every step what was measured. Seconds and memory are the slowest rank's."""
+    """A finished run: the plan, and the measurements of every step. Seconds and memory are the slowest rank's."""
 
     plan: Plan
     losses: tuple[float, ...]
@@ -45,17 +46,27 @@ def largest_difference(losses: Sequence[float], others: Sequence[float]) -> floa
     return max(found, key=lambda each: math.inf if math.isnan(each) else each)
 
 
-def run_product(folder: Path, job: dict[str, Any]) -> ProductRun:
-    """Trains `job` in `folder`, which is made. Raises Failed with what the command that failed said last."""
-    folder.mkdir(parents=True)
+def probe_here(folder: Path) -> Path:
+    """Probe this machine, and return the path of its inventory. Raises Failed with the last lines of the probe."""
+    folder.mkdir(parents=True, exist_ok=True)
     hosts = {"transport": "local", "python": sys.executable, "speeds_gbps": {"lo": 20}, "hosts": [{"name": "here"}]}
-    hosts_yaml = folder / "hosts.yaml"
+    hosts_yaml, inventory = folder / "hosts.yaml", folder / "inventory.json"
     hosts_yaml.write_text(yaml.safe_dump(hosts, sort_keys=False), encoding="utf-8")
-    site = Site(folder, hosts_yaml, (), None)
-    inventory, plan = folder / "inventory.json", folder / "plan.json"
-    _holmes(site, "probe", str(hosts_yaml), "-o", str(inventory), may_say_no=inventory)
-    _holmes(site, "plan", str(site.write_job("job", job)), "-i", str(inventory), "-o", str(plan))
-    _holmes(site, "launch", str(plan), "--runs", str(folder / "runs"))
+    output = last_words(
+        DemoSite(folder, hosts_yaml).command("probe", str(hosts_yaml), "-o", str(inventory)), may_say_no=True
+    )
+    if not inventory.exists():
+        raise Failed(f"holmes probe: {output}")
+    return inventory
+
+
+def run_product(folder: Path, inventory: Path, job: dict[str, Any]) -> ProductRun:
+    """Train `job` in `folder`, which is made. Raises Failed with the last lines of the command that failed."""
+    folder.mkdir(parents=True)
+    site = DemoSite(folder, inventory.with_name("hosts.yaml"))
+    plan = folder / "plan.json"
+    last_words(site.command("plan", str(site.write_job("job", job)), "-i", str(inventory), "-o", str(plan)))
+    last_words(site.command("launch", str(plan), "--runs", str(folder / "runs")))
     return read_product(only_run(folder / "runs"))
 
 
@@ -71,13 +82,6 @@ def read_product(run: Path) -> ProductRun:
         mfu=statistics.median(line["mfu"] for line in second_half),
         memory_bytes=max(line["memory_bytes"] for line in lines),
     )
-
-
-def _holmes(site: Site, *arguments: str, may_say_no: Path | None = None) -> None:
-    """Runs the command; a probe whose findings are the answer no goes on, if it has written `may_say_no`."""
-    output = last_words(site.command(*arguments), may_say_no is not None)
-    if may_say_no is not None and not may_say_no.exists():
-        raise Failed(f"holmes {arguments[0]}: {output}")
 
 
 def last_words(command: list[str], may_say_no: bool = False) -> str:

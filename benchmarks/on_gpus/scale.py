@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,33 @@ LLAMA_1_3B = {
     "ffn_hidden_size": 5504,
     "vocab_size": 32000,
     "seq_length": 2048,
+}
+LLAMA_BF16 = {"family": "llama", "rope_theta": 500000.0}
+# No constant of the cost model was fitted to a run of one of these.
+SHAPES: Mapping[str, Job] = {
+    "gpt-1.3b": {
+        "model": {"num_layers": 24, "hidden_size": 2048, "num_heads": 16, "seq_length": 2048, "vocab_size": 51200},
+        "global_batch_size": 16,
+    },
+    "llama-3-8b-8-layers": {"model": {"preset": "llama-3-8b", "num_layers": 8}, "global_batch_size": 4},
+    "qwen-like": {
+        "model": {
+            **LLAMA_BF16,
+            **{"num_layers": 12, "hidden_size": 2560, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+            **{"ffn_hidden_size": 9728, "vocab_size": 151936, "seq_length": 4096, "qk_norm": True},
+        },
+        "global_batch_size": 8,
+    },
+    "long-32k": {
+        "model": {
+            **LLAMA_BF16,
+            **{"num_layers": 16, "hidden_size": 2048, "num_heads": 16, "num_kv_heads": 8, "ffn_hidden_size": 8192},
+            **{"vocab_size": 32000, "seq_length": 32768},
+        },
+        "global_batch_size": 1,
+    },
+    "small-batch": {"model": LLAMA_1_3B, "global_batch_size": 1},
+    "tied-head": {"model": {"preset": "llama-3.2-1b"}, "global_batch_size": 4},
 }
 TWO: Mapping[str, Job] = {
     "pp2-1f1b": {"pp": 2, "schedule": "1f1b"},
@@ -39,6 +67,11 @@ EIGHT: Mapping[str, Job] = {
 }
 
 
+def small_text() -> str:
+    """Return the text of the small job: counted numbers."""
+    return json.dumps(list(range(60_000)))
+
+
 @dataclass(frozen=True)
 class Scale:
     """The small job of all comparisons, the layouts it is trained in, and what the large jobs change of it."""
@@ -51,6 +84,9 @@ class Scale:
     large: Job
     largest: Job
     calibrate_s: float
+    shapes: Mapping[str, Job]
+    shape_steps: int
+    shape_changes: Job
 
     def job(self, corpus: str, device: Device) -> Job:
         """The small job on `corpus`, in fp32."""
@@ -61,10 +97,15 @@ class Scale:
             "steps": self.steps,
             "device": device,
             "precision": "fp32",
-            "optimizer": {"learning_rate": 1e-3},
+            "optimizer": {"learning_rate": 3e-4, "warmup_steps": self.steps},  # so that rounding is not amplified
             "timeout_s": 600,
             "compute": {"flops_per_s": 1e10},  # of fp32 nothing is known on GPUs; times are not judged
         }
+
+    def shape_job(self, name: str, corpus: str, device: Device, compiles: bool) -> Job:
+        """Return the job of one of `shapes`, on one rank."""
+        changes = {"steps": self.shape_steps, "parallel": ONE_RANK, "compile": compiles, **self.shape_changes}
+        return {**self.job(corpus, device), **changes, **self.shapes[name]}
 
     def layouts(self, ranks: int) -> dict[str, Job]:
         """`parallel:` of job.yaml by name, every degree fixed, for so many ranks."""
@@ -78,12 +119,12 @@ ON_GPUS = Scale(
     model={
         "family": "llama",
         "num_layers": 8,
-        "hidden_size": 1024,
+        "hidden_size": 512,
         "num_heads": 8,
-        "ffn_hidden_size": 2816,
+        "ffn_hidden_size": 1408,
         "seq_length": 256,
     },
-    steps=20,
+    steps=10,
     global_batch_size=16,
     two=TWO,
     eight=EIGHT,
@@ -95,9 +136,20 @@ ON_GPUS = Scale(
         "parallel": ONE_RANK,
     },
     largest={"model": {"preset": "llama-3-8b"}, "precision": "bf16", "global_batch_size": 64, "compute": {}},
-    calibrate_s=10.0,
+    calibrate_s=4.0,
+    shapes=SHAPES,
+    shape_steps=8,
+    shape_changes={"precision": "bf16", "compute": {}},
 )
 TINY_MODEL = {"family": "llama", "num_layers": 2, "hidden_size": 32, "num_heads": 2, "seq_length": 16}
+TINY_SHAPES: Mapping[str, Job] = {
+    "gpt-1.3b": {"model": {**TINY_MODEL, "family": "gpt"}},
+    "llama-3-8b-8-layers": {"model": {**TINY_MODEL, "num_kv_heads": 1}},
+    "qwen-like": {"model": {**TINY_MODEL, "num_kv_heads": 1, "head_dim": 32, "qk_norm": True}},
+    "long-32k": {"model": {**TINY_MODEL, "seq_length": 64}, "global_batch_size": 1},
+    "small-batch": {"model": TINY_MODEL, "global_batch_size": 1},
+    "tied-head": {"model": {**TINY_MODEL, "tied_embeddings": True}},
+}
 TINY = Scale(
     model=TINY_MODEL,
     steps=3,
@@ -107,5 +159,8 @@ TINY = Scale(
     large={"model": {**TINY_MODEL, "vocab_size": 300}, "parallel": ONE_RANK},
     largest={"model": TINY_MODEL, "parallel": ONE_RANK},
     calibrate_s=0.05,
+    shapes=TINY_SHAPES,
+    shape_steps=4,
+    shape_changes={},
 )
 SCALES: Mapping[Device, Scale] = {"cuda": ON_GPUS, "cpu": TINY}

@@ -1,7 +1,7 @@
-"""The steps of `make test-gpu`, in order: what each runs, what it measures, and when it has failed.
+"""The steps of `make test-gpu`, in the order in which they are of use: the runs, the measurements, the bars.
 
-Each trains by Holmes' own three commands on this machine. On CPUs the same steps run with tiny shapes, and what only a
-GPU can show is not judged.
+The small ones train by Holmes' own three commands on this machine, the shapes by its trainer in one process. On CPUs
+the same steps run with tiny shapes, and nothing is judged that only a GPU can show.
 """
 
 from __future__ import annotations
@@ -11,73 +11,55 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import yaml
 
+from benchmarks.on_gpus.bench import Bench
 from benchmarks.on_gpus.machine import Device
 from benchmarks.on_gpus.one_rank_group import settings
-from benchmarks.on_gpus.product_run import ProductRun, largest_difference, last_words, run_product
-from benchmarks.on_gpus.report import Failed, Figure
-from benchmarks.on_gpus.scale import ONE_RANK, Scale
-from holmes_runtime.config.gpu_peaks import peak_flops_per_s
-from holmes_runtime.config.model_shape import step_flops
+from benchmarks.on_gpus.product_run import ProductRun, largest_difference, last_words
+from benchmarks.on_gpus.report import Failed, Figure, Seen, Skipped
+from benchmarks.on_gpus.scale import ONE_RANK
+from benchmarks.on_gpus.shape_steps import (
+    MAX_OFF,
+    PROFILED,
+    compared_with_calibration,
+    offload,
+    plain_torch,
+    profiled,
+    shape_plan,
+    shapes,
+)
+from holmes_runtime.config.model_shape import attention_flops
 from launcher.prepare.prepare import run_config_of
 
 FP32_TOLERANCE, BF16_TOLERANCE = 1e-3, 1e-2  # of losses, relative: kernels and orders of sums differ
-MAX_OFF = 2.0  # by which a measured step may differ from its prediction before planning by it is no use
-
-
-@dataclass
-class Bench:
-    """Where steps run, and the runs of earlier steps that later ones compare with."""
-
-    folder: Path
-    device: Device
-    scale: Scale
-    gpus: Sequence[str]
-    runs: dict[str, ProductRun] = field(default_factory=dict)
-
-    def train(self, name: str, **changes: Any) -> ProductRun:
-        """The run of the scale's small job with `changes`, kept under `name`."""
-        job = {**self.scale.job(self._corpus(), self.device), **changes}
-        self.runs[name] = run_product(self.folder / name, job)
-        return self.runs[name]
-
-    def agree(self, names: Sequence[str], with_: str, tolerance: float) -> list[Figure]:
-        """The largest relative difference between each run's losses and those of another. Raises Failed beyond."""
-        losses = {name: self.runs[name].losses for name in (with_, *names)}
-        found = [
-            Figure(f"{name}: loss differs by", largest_difference(losses[name], losses[with_]), "") for name in names
-        ]
-        wrong = [f"{each.name} {each.value:.2g}" for each in found if not each.value <= tolerance]
-        if wrong:
-            raise Failed(f"{'; '.join(wrong)} from {with_}, {tolerance:g} are allowed", found)
-        return found
-
-    def _corpus(self) -> str:
-        path = self.folder / "corpus.txt"
-        if not path.exists():
-            path.write_text(json.dumps(list(range(60_000))), encoding="utf-8")
-        return str(path)
 
 
 def single(bench: Bench) -> list[Figure]:
-    """fp32 and bf16, eager and compiled, against the same job in fp32 on this machine's CPUs."""
-    bench.train("reference", device="cpu", threads_per_slot=len(os.sched_getaffinity(0)), parallel=ONE_RANK)
+    """Train in fp32 and bf16, eager and compiled, against the same job in fp32 on this machine's CPUs."""
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    bench.train("reference", device="cpu", threads_per_slot=threads, parallel=ONE_RANK)
     bench.train("fp32", compile=False, parallel=ONE_RANK)
     bench.train("bf16", precision="bf16", compile=False, parallel=ONE_RANK)
-    bench.train("bf16-compiled", precision="bf16", compile=bench.device == "cuda", parallel=ONE_RANK)
+    names, notes = ["bf16"], []
+    if bench.compiles:
+        bench.train("bf16-compiled", precision="bf16", compile=bench.device == "cuda", parallel=ONE_RANK)
+        names.append("bf16-compiled")
+    else:
+        notes.append("bf16-compiled: skipped, see the machine's not_compiled")
     exact = bench.agree(["fp32"], "reference", FP32_TOLERANCE)
-    return exact + bench.agree(["bf16", "bf16-compiled"], "reference", BF16_TOLERANCE)
+    return Seen([*exact, *bench.agree(names, "reference", BF16_TOLERANCE)], notes)
 
 
-def utilisation(bench: Bench) -> list[Figure]:
-    """A Llama of 1.3 B as Holmes trains it by itself: step against its prediction, memory against the plan's."""
-    return _against_plan(bench, bench.train("llama-1.3b", **bench.scale.large))
+def memory(bench: Bench) -> list[Figure]:
+    """Launch a Llama of 1.3 B as Holmes trains it by itself: memory and step against the plan's."""
+    changes = dict(bench.scale.large)
+    if not bench.compiles:
+        changes["compile"] = False
+    return _against_plan(bench, bench.train("llama-1.3b", **changes))
 
 
 def _against_plan(bench: Bench, run: ProductRun) -> list[Figure]:
@@ -87,70 +69,74 @@ def _against_plan(bench: Bench, run: ProductRun) -> list[Figure]:
         Figure("compute a rank", run.tflops_per_s, "TFLOP/s"),
         Figure("step", run.step_s, "s"),
         Figure("step over its prediction", run.step_s / predicted_s, ""),
-        Figure("peak memory", run.memory_bytes / 2**30, "GiB"),
-        Figure("peak memory over the plan's", run.memory_bytes / planned_bytes, ""),
+        Figure("reserved memory", run.memory_bytes / 2**30, "GiB"),
+        Figure("reserved memory over the plan's", run.memory_bytes / planned_bytes, ""),
     ]
     if bench.device == "cuda" and run.memory_bytes > planned_bytes:
-        raise Failed(f"{run.memory_bytes} bytes were allocated, the plan counts {planned_bytes}", figures)
+        raise Failed(f"{run.memory_bytes} bytes were reserved, the plan counts {planned_bytes}", figures)
     if bench.device == "cuda" and not 1 / MAX_OFF < run.step_s / predicted_s < MAX_OFF:
         raise Failed(f"a step takes {run.step_s:.3g} s, {predicted_s:.3g} s were predicted", figures)
     return figures
 
 
-def plain_torch(bench: Bench) -> list[Figure]:
-    """The same model by a plain torch loop, with as many samples a micro-batch."""
-    run = bench.runs.get("llama-1.3b")
-    if run is None:
-        raise Failed("the run to compare with has not come about")
-    config = run_config_of(run.plan, "plain")
-    model = bench.folder / "model.json"
-    model.write_text(json.dumps(asdict(config.model)), encoding="utf-8")
-    numbers = {
-        "--micro-batch-size": config.micro_batch_size,
-        "--microbatches": config.total_microbatches,
-        "--steps": config.steps,
-    }
-    options = [str(word) for option in numbers.items() for word in option]
-    said = _module("benchmarks.on_gpus.plain_loop", str(model), "--device", bench.device, *options)
-    plain = json.loads(said.splitlines()[-1])
-    flops_per_s = step_flops(config.model, config.global_batch_size) / plain["step_s"]
-    peak = peak_flops_per_s(bench.gpus[0], "bf16") if bench.gpus else None
-    return [
-        Figure("step of plain torch", plain["step_s"], "s"),
-        Figure("MFU of plain torch", flops_per_s / peak if peak else 0.0, ""),
-        Figure("peak memory of plain torch", plain["memory_bytes"] / 2**30, "GiB"),
-        Figure("Holmes is x times as fast", plain["step_s"] / run.step_s, ""),
-    ]
-
-
 def calibrated(bench: Bench) -> list[Figure]:
-    """What calibrate finds for that model against what its run did."""
-    run = bench.runs.get("llama-1.3b")
-    if run is None:
-        raise Failed("the run to compare with has not come about")
-    model = run_config_of(run.plan, "calibrate").model
+    """Measure the speed for one of the shapes by `holmes_runtime.calibrate`, and predict its step by that."""
+    plan = shape_plan(bench, PROFILED)
+    model = run_config_of(plan, "calibrate").model
     numbers = {
         "--hidden-size": model.hidden_size,
         "--num-heads": model.num_heads,
         "--ffn-hidden-size": model.ffn_hidden_size,
         "--seq-length": model.seq_length,
         "--vocab-size": model.vocab_size,
-        "--micro-batch-size": run.plan.micro_batch_size,
+        "--micro-batch-size": plan.micro_batch_size,
         "--rounds": 1,
         "--seconds": bench.scale.calibrate_s,
     }
     options = [str(word) for option in numbers.items() for word in option]
-    said = _module("holmes_runtime.calibrate", "--family", "llama", "--device", bench.device, *options)
-    found = float(yaml.safe_load(said)["compute"]["flops_per_s"]) / 1e12
-    return [Figure("calibrate", found, "TFLOP/s"), Figure("the run over calibrate", run.tflops_per_s / found, "")]
+    compiles = "--compile" if plan.job.compiles else "--no-compile"
+    output = _module("holmes_runtime.calibrate", "--family", model.family, "--device", bench.device, compiles, *options)
+    flops_per_s = float(yaml.safe_load(output)["compute"]["flops_per_s"])
+    figures = [Figure("calibrate", flops_per_s / 1e12, "TFLOP/s")]
+    try:
+        return figures + compared_with_calibration(bench, flops_per_s)
+    except Skipped as error:
+        return Seen(figures, [str(error)])
+
+
+def attention(bench: Bench) -> list[Figure]:
+    """Time each backend of attention at the sizes of the shapes, forward and backward."""
+    sizes, flops, notes = {}, {}, []
+    for name in bench.scale.shapes:
+        plan = shape_plan(bench, name)
+        model = plan.job.model
+        sizes[name] = (plan.micro_batch_size, model.num_heads, model.kv_heads, model.seq_length, model.head_size)
+        flops[name] = 3 * attention_flops(model, plan.micro_batch_size)
+    file = bench.folder / "attention.json"
+    file.write_text(json.dumps(sizes), encoding="utf-8")
+    figures = []
+    for line in map(
+        json.loads, _module("benchmarks.on_gpus.attention_backends", str(file), "--device", bench.device).splitlines()
+    ):
+        name = f"{line['name']}: {line['backend']}"
+        if "error" in line:
+            notes.append(f"{name}: {line['error']}")
+        else:
+            figures.append(Figure(name, flops[line["name"]] / line["seconds"] / 1e12, "TFLOP/s"))
+    notes.append("the count is 12 b s^2 q, also above the diagonal, as in the plan")
+    return Seen(figures, notes)
 
 
 def nccl_settings(bench: Bench) -> list[Figure]:
-    """A communicator of one rank under every variable and option that a plan may set."""
-    said = json.loads(_module("benchmarks.on_gpus.one_rank_group", "--device", bench.device).splitlines()[-1])
-    if said["mean"] != 1.0 or said["warnings"]:
-        raise Failed(f"the sum over the group is off ({said['mean']}), or NCCL warns: {said['warnings']}")
-    return [Figure("variables set", len(settings()), ""), Figure("of them named by NCCL's log", len(said["named"]), "")]
+    """Open a communicator of one rank under every variable and option that a plan may set."""
+    seen = json.loads(_module("benchmarks.on_gpus.one_rank_group", "--device", bench.device).splitlines()[-1])
+    figures = [Figure("variables set", len(settings()), ""), Figure("named by NCCL's log", len(seen["named"]), "")]
+    refused = [line for line in seen["warnings"] if any(name in line for name in settings())]
+    if seen["mean"] != 1.0:
+        raise Failed(f"the sum over the group is off: {seen['mean']}", figures, seen["warnings"])
+    if refused:
+        raise Failed(f"NCCL refuses a variable: {'; '.join(refused)}", figures, seen["warnings"])
+    return Seen(figures, [f"NCCL warns: {line}" for line in seen["warnings"]])
 
 
 def shared_gpu(bench: Bench) -> list[Figure]:
@@ -214,24 +200,34 @@ def _module(name: str, *arguments: str) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the list: what it shows, and how many GPUs it needs."""
+    """One step of the list: what it shows, and what it needs.
+
+    `needs`: steps whose results it compares with. `shares_gpu`: two processes use one GPU. `compiled`: it is of no use
+    without compiled layers.
+    """
 
     name: str
     shows: str
     least_gpus: int
     run: Callable[[Bench], list[Figure]]
+    needs: tuple[str, ...] = ()
+    shares_gpu: bool = False
 
 
 STEPS = (
     Step("single", "losses of one GPU against CPUs, fp32, bf16, compiled", 1, single),
-    Step("utilisation", "MFU, peak memory and step of 1.3 B against the plan", 1, utilisation),
-    Step("plain-torch", "the same model by a plain torch loop", 1, plain_torch),
-    Step("calibrate", "measured FLOP/s against the run's", 1, calibrated),
+    Step("memory", "memory, step and MFU of 1.3 B, launched, against the plan", 1, memory),
+    Step("shapes", "step, tokens/s, MFU and memory of six shapes against their plans, eager and compiled", 1, shapes),
+    Step("plain-torch", "the same shapes by a plain torch loop", 1, plain_torch),
+    Step("calibrate", "measured FLOP/s, and a step predicted by them", 1, calibrated, ("shapes",)),
+    Step("offload", "optimizer states in host memory against the plan", 1, offload),
+    Step("attention", "TFLOP/s of each backend of attention at the shapes' sizes", 1, attention),
+    Step("shared-gpu", "two ranks of a pipeline on one GPU against one rank", 1, shared_gpu, shares_gpu=True),
+    Step("profile", "seconds of kernels by kind against the plan", 1, profiled),
     Step("nccl-settings", "NCCL takes every setting that plans make", 1, nccl_settings),
-    Step("shared-gpu", "two ranks of a pipeline on one GPU against one rank", 1, shared_gpu),
     Step("two", "pp under every schedule, tp and dp on two GPUs against one", 2, degrees(2)),
     Step("eight", "degrees of eight GPUs against one", 8, degrees(8)),
-    Step("eight-b", "MFU, peak memory and step of 8 B against the plan", 8, eight_b),
+    Step("eight-b", "MFU, memory and step of 8 B against the plan", 8, eight_b),
 )
 """What this machine can run."""
 

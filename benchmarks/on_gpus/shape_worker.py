@@ -1,0 +1,189 @@
+"""`python -m benchmarks.on_gpus.shape_worker TASKS.json RESULTS.jsonl --device cuda`: short trainings in one process.
+
+Each task trains one model for a few steps, by Holmes' trainer or by the loop of plain torch. A task that fails leaves
+its error; the others go on. The memory of one is given back before the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.on_gpus import plain_loop
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.trainer import Trainer
+from holmes_runtime.trial import random_corpus
+
+PROFILED_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training: `config` is a RunConfig in JSON. `profiled`: the last steps are recorded."""
+
+    name: str
+    loop: Literal["holmes", "plain"]
+    config: str
+    profiled: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """The measurements of one task; `error` is None unless it failed.
+
+    `laps_s`: the trainer's seconds by lap, medians over steps. `kernels_s`: seconds a step on the device, by kernel.
+    """
+
+    name: str
+    error: str | None = None
+    steps_s: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    memory_bytes: int = 0
+    reserved_bytes: int = 0
+    before_bytes: int = 0
+    build_s: float = 0.0
+    laps_s: dict[str, float] = field(default_factory=dict)
+    kernels_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def step_s(self) -> float:
+        """The median of the second half, when nothing is compiled any more."""
+        return statistics.median(self.steps_s[len(self.steps_s) // 2 :])
+
+
+def read_result(line: str) -> Result:
+    """Return the result in one line of JSON."""
+    data = json.loads(line)
+    return Result(**{**data, "steps_s": tuple(data["steps_s"]), "losses": tuple(data["losses"])})
+
+
+def run_task(task: Task, device: torch.device) -> Result:
+    """Train, and return what was measured."""
+    before_bytes = _free_memory(device)
+    try:
+        made = _by_holmes(task, device) if task.loop == "holmes" else _by_plain_loop(task, device)
+    except Exception as error:  # whatever it is, it is the result of this task, and the others are run
+        return Result(task.name, f"{type(error).__name__}: {str(error)[:1500]}", before_bytes=before_bytes)
+    if device.type == "cuda":
+        made["memory_bytes"] = torch.cuda.max_memory_allocated(device)
+        made["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+    return Result(task.name, before_bytes=before_bytes, **made)
+
+
+def _free_memory(device: torch.device) -> int:
+    """Give back what the task before held, and return the bytes that are still allocated."""
+    gc.collect()
+    torch._dynamo.reset()
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _by_holmes(task: Task, device: torch.device) -> dict[str, Any]:
+    config = RunConfig.from_json(task.config)
+    began_s = time.monotonic()
+    trainer = Trainer(config, config.grid.rank(0), random_corpus(config.model), RankGroups(), device)
+    _wait_for(device)
+    build_s = time.monotonic() - began_s
+    losses, steps_s, laps_s = [], [], []
+    recorded = profile(activities=_activities(device)) if task.profiled else None
+    for step in range(config.steps):
+        if recorded is not None and step == config.steps - PROFILED_STEPS:
+            _wait_for(device)
+            recorded.start()
+        began_s = time.monotonic()
+        losses.append(trainer.step(step).loss or 0.0)
+        laps_s.append(trainer.stopwatch.read_s())
+        steps_s.append(time.monotonic() - began_s)
+    trainer.zero1.wait()
+    _wait_for(device)
+    kernels_s = {}
+    if recorded is not None:
+        recorded.stop()
+        kernels_s = _kernel_seconds(recorded, device)
+    return {
+        "losses": tuple(losses),
+        "steps_s": tuple(steps_s),
+        "build_s": build_s,
+        "laps_s": _medians(laps_s[len(laps_s) // 2 :]),
+        "kernels_s": kernels_s,
+    }
+
+
+def _by_plain_loop(task: Task, device: torch.device) -> dict[str, Any]:
+    config = RunConfig.from_json(task.config)
+    steps_s = plain_loop.train(
+        config.model,
+        device,
+        config.micro_batch_size,
+        config.total_microbatches,
+        config.steps,
+        config.compile,
+        config.recompute == "full",
+    )
+    return {"steps_s": tuple(steps_s)}
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _medians(laps_s: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for laps in laps_s for name in laps)
+    return {name: statistics.median(laps.get(name, 0.0) for laps in laps_s) for name in names}
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    return [ProfilerActivity.CPU, *gpu]
+
+
+def _kernel_seconds(recorded: profile, device: torch.device) -> dict[str, float]:
+    """Return seconds a step by name of kernel; of operator on CPUs."""
+    seconds: Counter[str] = Counter()
+    for event in recorded.events() or ():  # type: ignore[no-untyped-call]
+        if event.is_user_annotation:
+            continue
+        if device.type == "cpu":
+            seconds[event.name] += event.self_cpu_time_total / 1e6 / PROFILED_STEPS
+        elif event.device_type == DeviceType.CUDA:
+            seconds[event.name] += event.time_range.elapsed_us() / 1e6 / PROFILED_STEPS
+    return dict(seconds.most_common(200))
+
+
+def main() -> None:
+    """Run the tasks, and write a line for each as soon as it ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tasks", type=Path)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
+    given = parser.parse_args()
+    device = torch.device("cuda", 0) if given.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    tasks = [Task(**task) for task in json.loads(given.tasks.read_text(encoding="utf-8"))]
+    with open(given.results, "a", encoding="utf-8") as results:
+        for task in tasks:
+            results.write(json.dumps(asdict(run_task(task, device))) + "\n")
+            results.flush()
+
+
+if __name__ == "__main__":
+    main()
