@@ -12,6 +12,10 @@ from torch.distributed import ProcessGroup
 from holmes_runtime.comm.streams import Transfer, start_receive, start_send
 from holmes_runtime.comm.travel_digests import GroupDigests
 
+# torch 2.13 renamed both.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def start_reduce_scatter(
     flat: Tensor, group: ProcessGroup, digests: GroupDigests | None = None
@@ -25,7 +29,7 @@ def start_reduce_scatter(
     size, me = group.size(), group.rank()
     if dist.get_backend(group) == "nccl":
         part = flat.new_empty(flat.numel() // size)
-        scatter = dist.reduce_scatter_single(part, flat, group=group, async_op=True)
+        scatter = _reduce_scatter(part, flat, group=group, async_op=True)
         return lambda: _after([scatter], lambda: part)
     parts, received = flat.view(size, -1), torch.empty_like(flat).view(size, -1)
     received[me] = parts[me]
@@ -39,7 +43,7 @@ def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
     size, me = group.size(), group.rank()
     parts = flat.view(size, -1)
     if dist.get_backend(group) == "nccl" or size > 2:
-        gather = dist.all_gather_single(flat, parts[me], group=group, async_op=True)
+        gather = _all_gather(flat, parts[me], group=group, async_op=True)
         return lambda: _after([gather], lambda: flat)
     works = _exchange(parts[me].expand_as(parts), parts, group)
     return lambda: _after(works, lambda: flat)
