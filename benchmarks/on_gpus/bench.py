@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,10 @@ class Bench:
         """Return the plan of `job` on this machine, made in this process."""
         return make_plan(read_file(Inventory, self.inventory()), JobRecord.model_validate(job), *SOURCES)
 
-    def run_tasks(self, name: str, tasks: Sequence[Task]) -> Mapping[str, Result]:
-        """Return the results of short trainings in one process."""
-        return run_tasks(self.folder / name, self.device, tasks, TASK_LIMIT_S, self.end_s)
+    def run_tasks(self, name: str, tasks: Sequence[Task], plans: Iterable[Plan]) -> Mapping[str, Result]:
+        """Return the results of short trainings in one process, under the variables that their plans set for a node."""
+        environment = {each.name: each.value for plan in plans for each in plan.nodes[0].environment}
+        return run_tasks(self.folder / name, self.device, tasks, TASK_LIMIT_S, self.end_s, environment)
 
     def agree(self, names: Sequence[str], with_: str, tolerance: float) -> list[Figure]:
         """Return the largest relative difference between each run's losses and those of another.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,15 +18,22 @@ POLL_S = 0.1
 START_S = 60.0  # to import torch and open the GPU, on top of the first task's limit
 
 
-def run_tasks(folder: Path, device: Device, tasks: Sequence[Task], limit_s: float, end_s: float) -> dict[str, Result]:
-    """Return the result of each task by name, and print it as it comes.
+def run_tasks(
+    folder: Path,
+    device: Device,
+    tasks: Sequence[Task],
+    limit_s: float,
+    end_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Result]:
+    """Return the result of each task by name, and print it as it comes. `environment` is added to this process's.
 
     No task takes longer than `limit_s`, and none runs beyond `end_s` of the monotonic clock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     left, results = list(tasks), {}
     while left and time.monotonic() < end_s:
-        for result in _in_one_worker(folder, device, left, limit_s, end_s):
+        for result in _in_one_worker(folder, device, left, limit_s, end_s, environment or {}):
             results[result.name] = result
             left = [task for task in left if task.name != result.name]
     for task in left:
@@ -33,14 +41,23 @@ def run_tasks(folder: Path, device: Device, tasks: Sequence[Task], limit_s: floa
     return results
 
 
-def _in_one_worker(folder: Path, device: Device, tasks: Sequence[Task], limit_s: float, end_s: float) -> list[Result]:
+def _in_one_worker(
+    folder: Path,
+    device: Device,
+    tasks: Sequence[Task],
+    limit_s: float,
+    end_s: float,
+    environment: Mapping[str, str],
+) -> list[Result]:
     """Return the results of the first tasks, up to all: the last one's is an error if the worker was ended or died."""
     tasks_file, results_file, errors_file = (folder / name for name in ("tasks.json", "results.jsonl", "errors.txt"))
     tasks_file.write_text(json.dumps([asdict(task) for task in tasks]), encoding="utf-8")
     results_file.write_text("", encoding="utf-8")
     command = [sys.executable, "-m", "benchmarks.on_gpus.shape_worker", str(tasks_file), str(results_file)]
     with open(errors_file, "w", encoding="utf-8") as errors:
-        process = subprocess.Popen([*command, "--device", device], stdout=errors, stderr=errors)
+        process = subprocess.Popen(
+            [*command, "--device", device], stdout=errors, stderr=errors, env={**os.environ, **environment}
+        )
     results: list[Result] = []
     due_s = time.monotonic() + START_S + limit_s
     why = None

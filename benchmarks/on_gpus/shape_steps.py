@@ -14,6 +14,7 @@ from holmes_runtime.config.gpu_peaks import peak_flops_per_s
 from holmes_runtime.config.model_shape import attention_flops, head_flops, matrix_flops, step_flops
 from launcher.prepare.prepare import run_config_of
 from planner.cost.gpu_speeds import gpu_speed
+from planner.cost.memory_margin import reserve_bytes, training_margin
 
 MAX_OFF = 2.0  # by which a measured step may differ from its prediction before planning by it is no use
 GIB = 2**30
@@ -61,7 +62,7 @@ def plain_torch(bench: Bench) -> list[Figure]:
     plans, notes = _plans(bench, jobs)
     tasks = [Task(name, "plain", _config(plan)) for name, plan in plans.items()]
     figures = []
-    for name, result in bench.run_tasks("plain-torch", tasks).items():
+    for name, result in bench.run_tasks("plain-torch", tasks, plans.values()).items():
         if result.error is not None:
             notes.append(f"{name}: {result.error}")
             continue
@@ -80,7 +81,9 @@ def profiled(bench: Bench) -> list[Figure]:
     plans, notes = _plans(bench, {name: _job(bench, PROFILED, bench.compiles)})
     if name not in plans:
         raise Failed(notes[0])
-    result = bench.run_tasks("profile", [Task(name, "holmes", _config(plans[name]), profiled=True)])[name]
+    result = bench.run_tasks("profile", [Task(name, "holmes", _config(plans[name]), profiled=True)], plans.values())[
+        name
+    ]
     if result.error is not None:
         raise Failed(result.error)
     seconds: dict[str, float] = {}
@@ -141,7 +144,8 @@ def _measured(bench: Bench, step: str, plans: dict[str, Plan], notes: list[str])
     """Train `plans`, and return the figures and what is wrong with them. Adds how each was trained to `notes`."""
     wrong = list(notes)
     figures: list[Figure] = []
-    results = bench.run_tasks(step, [Task(name, "holmes", _config(plan)) for name, plan in plans.items()])
+    tasks = [Task(name, "holmes", _config(plan)) for name, plan in plans.items()]
+    results = bench.run_tasks(step, tasks, plans.values())
     for name, plan in plans.items():
         result = results[name]
         notes.append(_in_words(name, plan, result))
@@ -169,6 +173,7 @@ def _beside_plan(bench: Bench, name: str, plan: Plan, result: Result) -> list[Fi
     planned = plan.prediction
     parts = {"compute": planned.compute_s, "update": planned.optimizer_s}
     memory_bytes = max(planned.memory_bytes)
+    counted_bytes = (memory_bytes - reserve_bytes(plan.job, 1, 1, 1)) / (1 + training_margin(plan.job))
     return [
         *_speed(bench, name, plan, result),
         Figure(f"{name}: planned step", planned.step_s, "s"),
@@ -176,6 +181,7 @@ def _beside_plan(bench: Bench, name: str, plan: Plan, result: Result) -> list[Fi
         Figure(f"{name}: step over its prediction", result.step_s / planned.step_s, ""),
         Figure(f"{name}: planned memory", memory_bytes / GIB, "GiB"),
         Figure(f"{name}: peak memory over the plan's", result.memory_bytes / memory_bytes, ""),
+        Figure(f"{name}: peak memory over the plan's without its margin", result.memory_bytes / counted_bytes, ""),
         Figure(f"{name}: reserved memory", result.reserved_bytes / GIB, "GiB"),
     ]
 
