@@ -35,7 +35,10 @@ from benchmarks.on_gpus.shape_steps import (
 from holmes_runtime.config.model_shape import attention_flops
 from launcher.prepare.prepare import run_config_of
 
-FP32_TOLERANCE, BF16_TOLERANCE = 1e-3, 1e-2  # of losses, relative: kernels and orders of sums differ
+FP32_TOLERANCE = 1e-3  # of losses, relative: kernels and orders of sums differ
+# Three to four times what bf16 makes of the small job's losses on CPUs, against fp32: 2.1e-3 to 2.8e-3 over four seeds.
+# Measured by benchmarks/on_gpus/loss_spread.py on 2026-11-26 with torch 2.13.
+BF16_TOLERANCE = 1e-2
 
 
 def single(bench: Bench) -> list[Figure]:
