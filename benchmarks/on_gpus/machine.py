@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
 import subprocess
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,7 +60,12 @@ class Machine:
 
 
 def read_machine() -> Machine:
-    """Return the description of this machine."""
+    """Return the description of this machine, read in a process of its own: one that asks CUDA stays on the GPU."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as reader:
+        return reader.submit(_read_here).result()
+
+
+def _read_here() -> Machine:
     count = torch.cuda.device_count()
     memory = [torch.cuda.mem_get_info(index) for index in range(count)]
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else None  # type: ignore[no-untyped-call]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,7 +58,11 @@ def _in_one_worker(
     command = [sys.executable, "-m", "benchmarks.on_gpus.shape_worker", str(tasks_file), str(results_file)]
     with open(errors_file, "w", encoding="utf-8") as errors:
         process = subprocess.Popen(
-            [*command, "--device", device], stdout=errors, stderr=errors, env={**os.environ, **environment}
+            [*command, "--device", device],
+            stdout=errors,
+            stderr=errors,
+            env={**os.environ, **environment},
+            start_new_session=True,
         )
     results: list[Result] = []
     due_s = time.monotonic() + START_S + limit_s
@@ -76,7 +82,8 @@ def _in_one_worker(
             why = f"not done within {limit_s:g} s" if due_s < end_s else "the time for this call was over"
         else:
             time.sleep(POLL_S)
-    process.kill()  # also where all is done: it has nothing to put away
+    with suppress(ProcessLookupError):  # also where all is done: it has nothing to put away
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     if why is not None:
         failed = Result(tasks[len(results)].name, why)

@@ -165,7 +165,7 @@ def _in_words(name: str, plan: Plan, result: Result) -> str:
     return (
         f"{name}: {job.value_type}, {'compiled' if job.compiles else 'eager'}, recompute {plan.recompute}, "
         f"micro-batch {plan.micro_batch_size} x {plan.microbatches[0]}, states {kept}; "
-        f"built in {result.build_s:.1f} s; steps {steps}; laps {laps}; before it {result.before_bytes} bytes were held"
+        f"built in {result.build_s:.1f} s; steps {steps}; laps {laps}"
     )
 
 

@@ -1,14 +1,15 @@
-"""`python -m benchmarks.on_gpus.shape_worker TASKS.json RESULTS.jsonl --device cuda`: short trainings in one process.
+"""`python -m benchmarks.on_gpus.shape_worker TASKS.json RESULTS.jsonl --device cuda`: short trainings, one by one.
 
 Each task trains one model for a few steps, by Holmes' trainer or by the loop of plain torch. A task that fails leaves
-its error; the others go on. The memory of one is given back before the next.
+its error; the others go on. Each runs in a copy of this process, which has imported torch and not opened the GPU, so
+none finds memory that another kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
+import multiprocessing
 import statistics
 import time
 from collections import Counter
@@ -53,7 +54,6 @@ class Result:
     losses: tuple[float, ...] = ()
     memory_bytes: int = 0
     reserved_bytes: int = 0
-    before_bytes: int = 0
     build_s: float = 0.0
     laps_s: dict[str, float] = field(default_factory=dict)
     kernels_s: dict[str, float] = field(default_factory=dict)
@@ -72,27 +72,22 @@ def read_result(line: str) -> Result:
 
 def run_task(task: Task, device: torch.device) -> Result:
     """Train, and return what was measured."""
-    before_bytes = _free_memory(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     try:
         made = _by_holmes(task, device) if task.loop == "holmes" else _by_plain_loop(task, device)
     except Exception as error:  # whatever it is, it is the result of this task, and the others are run
-        return Result(task.name, f"{type(error).__name__}: {str(error)[:1500]}", before_bytes=before_bytes)
+        return Result(task.name, f"{type(error).__name__}: {str(error)[:1500]}")
     if device.type == "cuda":
         made["memory_bytes"] = torch.cuda.max_memory_allocated(device)
         made["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
-    return Result(task.name, before_bytes=before_bytes, **made)
+    return Result(task.name, **made)
 
 
-def _free_memory(device: torch.device) -> int:
-    """Give back what the task before held, and return the bytes that are still allocated."""
-    gc.collect()
-    torch._dynamo.reset()
-    if device.type != "cuda":
-        return 0
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
+def _run_and_write(task: Task, device: torch.device, results: Path) -> None:
+    line = json.dumps(asdict(run_task(task, device))) + "\n"
+    with open(results, "a", encoding="utf-8") as file:
+        file.write(line)
 
 
 def _by_holmes(task: Task, device: torch.device) -> dict[str, Any]:
@@ -176,13 +171,13 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
     given = parser.parse_args()
     device = torch.device("cuda", 0) if given.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     tasks = [Task(**task) for task in json.loads(given.tasks.read_text(encoding="utf-8"))]
-    with open(given.results, "a", encoding="utf-8") as results:
-        for task in tasks:
-            results.write(json.dumps(asdict(run_task(task, device))) + "\n")
-            results.flush()
+    for task in tasks:
+        copy = multiprocessing.get_context("fork").Process(target=_run_and_write, args=(task, device, given.results))
+        copy.start()
+        copy.join()
+        if copy.exitcode != 0:
+            raise SystemExit(f"{task.name}: its process ended with {copy.exitcode}")
 
 
 if __name__ == "__main__":
