@@ -97,7 +97,7 @@ _HALVES = _BackwardHalves()
 
 @contextmanager
 def backward_half(kind: str) -> Iterator[None]:
-    """Run a backward inside as torch.distributed.pipelining's "input" half, its "weight" half, or "full".
+    """Run a backward inside as the "input" half, the "weight" half, or "full": see `split_backward.py`.
 
     To autograd a custom function is one node that either half runs whole, so the function reads the half here.
     """

@@ -1,4 +1,4 @@
-"""A backward in two halves: the gradient of a stage's input at once, those of its parameters later.
+"""A backward in two halves: the gradient of a stage's input at once, the gradients of its parameters later.
 
 The input half runs autograd from the output to the input and keeps the gradients that pass the nodes where branches to
 parameters leave that path. The weight half continues on those branches. Source of the split: Qi et al., Zero Bubble

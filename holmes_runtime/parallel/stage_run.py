@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,21 +13,6 @@ from holmes_runtime.parallel.split_backward import WeightGroup, backward_input, 
 GradientAdded = Callable[[torch.nn.Parameter], None]
 
 
-class Forward(NamedTuple):
-    """A micro-batch in flight: `inputs` are tokens or hidden states, `output` hidden states or the loss."""
-
-    inputs: Tensor
-    output: Tensor
-
-
-class LaterBackward(NamedTuple):
-    """A micro-batch whose weight half is still to come. `output` keeps its graph alive."""
-
-    output: Tensor
-    gradient: Tensor | None
-    groups: Sequence[WeightGroup]
-
-
 class StageRun:
     """A stage's module, and its micro-batches between forward and backward. Gradients add to `.grad`."""
 
@@ -36,8 +20,9 @@ class StageRun:
         """loss_function: on the model's last stage, None elsewhere."""
         self.index = built.stage.index
         self._module, self._loss_function, self._gradient_added = built.module, loss_function, gradient_added
-        self._in_flight: dict[int, Forward] = {}
-        self._later: dict[int, LaterBackward] = {}
+        self._in_flight: dict[int, tuple[Tensor, Tensor]] = {}  # inputs, and output or loss
+        # Of the weight half: the output, which keeps the graph alive, its gradient on the first stage, and groups.
+        self._later: dict[int, tuple[Tensor, Tensor | None, Sequence[WeightGroup]]] = {}
         self.extremes: list[Tensor] = []  # least and greatest output of each micro-batch's forward, if it is sent on
 
     def forward(self, microbatch: int, inputs: Tensor, beside: Sequence[Tensor], targets: Tensor | None) -> Tensor:
@@ -53,7 +38,7 @@ class StageRun:
             output = self._loss_function(output, targets)
         else:
             self.extremes.append(torch.stack(output.detach().aminmax()))
-        self._in_flight[microbatch] = Forward(inputs, output)
+        self._in_flight[microbatch] = (inputs, output)
         return output.detach()
 
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
@@ -72,10 +57,10 @@ class StageRun:
         """
         inputs, output = self._in_flight.pop(microbatch)
         if self.index == 0:
-            self._later[microbatch] = LaterBackward(output, gradient, ())
+            self._later[microbatch] = (output, gradient, ())
             return None
         wanted, groups = backward_input(output, gradient, inputs, self._module.parameters())
-        self._later[microbatch] = LaterBackward(output, None, groups)
+        self._later[microbatch] = (output, None, groups)
         return wanted
 
     def backward_weight(self, microbatch: int) -> None:

@@ -30,10 +30,9 @@ SCORE_PASSES = 6
 LOGIT_BYTES = 18  # apart from the logits themselves, a third of what the fp32 loss and its gradient move
 SUM_BYTES = 8  # a backward reads and writes the fp32 sum of each gradient; it also reads the gradient
 UPDATE_BYTES = 28  # AdamW reads and writes master and moments (24), reads the gradient (4); the weight is extra
-# A backward in two halves (torch.distributed.pipelining's stage_backward_input and stage_backward_weight) against the
-# whole one: 1.1 to 1.5, least for large matrices. Measured on 2026-11-21 with torch 2.13 on one CPU thread of a busy
-# machine: CPU seconds of four layers of seven GPTs and Llamas, hidden size 256 and 512, each the median of six or ten;
-# this is the median of all. On GPUs it was not measured.
+# A backward in two halves (split_backward.py) against the whole one: 1.1 to 1.5, least for large matrices. Measured on
+# 2026-11-21 with torch 2.13 on one CPU thread of a busy machine: CPU seconds of four layers of seven GPTs and Llamas,
+# hidden size 256 and 512, each the median of six or ten; this is the median of all. On GPUs it was not measured.
 SPLIT_FACTOR = 1.2
 
 

@@ -113,13 +113,16 @@ def layer_activation_bytes(model: Model, execution: Execution) -> int:
     both norms, of q, k and v and of the MLP (4 h), attention's result (q), q, k and v (q + 2 k, a Llama's after
     rotation; with `qk_norm` queries and keys before it, too, q + k), and the MLP's inside (2 f; SwiGLU 4 f). Selective
     recomputation keeps what matrices and attention make: not what norms make of their inputs (2 h less) and half of the
-    MLP's inside. Full recomputation keeps the layer's input alone (h). Without sequence parallelism the inputs of norms
-    and matrices are whole on every shard. With a mask k and v are kept once for every query head (2 q - 2 k more).
+    MLP's inside. Full recomputation keeps the layer's input alone (h). A compiled SwiGLU keeps f less, as five compiled
+    Llamas did to the byte (H200, torch 2.11). Without sequence parallelism inputs of norms and matrices are whole on
+    every shard. With a mask k and v are kept once for every query head (2 q - 2 k more).
     """
     h, f, q, k = model.hidden_size, model.ffn_size, model.query_size, model.kv_size
     inputs, inside = 4 * h, 4 * f if model.family == "llama" else 2 * f
     if keeps_selectively(execution):
         inputs, inside = inputs // 2, inside // 2
+    elif execution.fused_operators and execution.tp == 1 and model.family == "llama":
+        inside -= f
     inside += 2 * q + 2 * k + (q + k) * model.qk_norm + 2 * (q - k) * execution.masked
     whole, sharded = (0, inputs + inside) if execution.sequence_parallel else (inputs, inside)
     if execution.recompute == "full":

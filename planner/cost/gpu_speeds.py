@@ -47,16 +47,18 @@ class Speed:
 MEMORY_PART = 0.81
 A100 = Speed(272e12, half_size=4.6e5, attention_flops_per_s=79.5e12, memory_bytes_per_s=1.66e12, launch_s=2.0e-3)
 H100 = Speed(559e12, half_size=3e5, attention_flops_per_s=400e12, memory_bytes_per_s=2.7e12, launch_s=4e-4)
+# Fitted to every second of twelve steps of our own trainer on one H200, torch 2.11: docs/cost-model.md, "On one GPU".
+H200 = Speed(687e12, half_size=5.3e5, attention_flops_per_s=963e12, memory_bytes_per_s=2.63e12, launch_s=5e-4)
 GH200_FP32 = Speed(125e12, half_size=2.37e6, memory_bytes_per_s=3.25e12, launch_s=6e-4)
 
-# By product as in gpu_peaks.py, and bytes of a value. H200 and GH200 are H100's chip with other memory.
+# By product as in gpu_peaks.py, and bytes of a value. GH200 is H100's chip with other memory.
 PUBLISHED: dict[tuple[str, int], Speed] = {
     ("A100", 2): A100,
     ("A100 40GB", 2): replace(A100, memory_bytes_per_s=MEMORY_PART * 1.555e12),
     ("A800", 2): A100,
     ("H100", 2): H100,
     ("H800", 2): H100,
-    ("H200", 2): replace(H100, memory_bytes_per_s=MEMORY_PART * 4.8e12),
+    ("H200", 2): H200,
     ("GH200", 2): replace(H100, memory_bytes_per_s=MEMORY_PART * 4.0e12),
     ("GH200", 4): GH200_FP32,
 }

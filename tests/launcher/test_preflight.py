@@ -60,8 +60,8 @@ def test_healthy_nodes_have_no_fault(plan: Plan) -> None:
     ("check", "evidence", "facts"),
     [
         ("torch", "/usr/bin/python3 has no torch", {"torch": None}),
-        ("torch-build", "torch 2.12.1+cu126, the runtime needs 2.13 or later", {"torch": "2.12.1+cu126"}),
-        ("torch-build", "torch 2.15.0, the runtime needs 2.13 or later, and earlier than 2.15", {"torch": "2.15.0"}),
+        ("torch-build", "torch 2.10.0+cu126, the runtime needs 2.11 or later", {"torch": "2.10.0+cu126"}),
+        ("torch-build", "torch 2.16.0, the runtime needs 2.11 or later, and earlier than 2.16", {"torch": "2.16.0"}),
         ("torch-build", "is built without CUDA, and the plan trains on GPUs", {"torch_cuda": None}),
         ("torch-build", "CUDA 13.0, which needs driver 580 or later; it is 575.57.08", {"driver": "575.57.08"}),
         ("torch-build", "CUDA 12.6, which needs driver 525", {"torch_cuda": "12.6", "driver": "470.82.01"}),
