@@ -57,15 +57,16 @@ class Bench:
         environment = {each.name: each.value for plan in plans for each in plan.nodes[0].environment}
         return run_tasks(self.folder / name, self.device, tasks, TASK_LIMIT_S, self.end_s, environment)
 
-    def agree(self, names: Sequence[str], with_: str, tolerance: float, steps: int | None = None) -> list[Figure]:
-        """Return the largest relative difference between each run's losses and those of another, in the first `steps`.
+    def agree(self, names: Sequence[str], with_: str, tolerance: float) -> list[Figure]:
+        """Return the largest relative difference between each run's losses and those of another.
 
         Raises:
             Failed: A difference is above `tolerance`.
         """
-        losses = {name: self.runs[name].losses[:steps] for name in (with_, *names)}
-        what = "loss differs by" if steps is None else f"loss of the first {steps} differs by"
-        figures = [Figure(f"{name}: {what}", largest_difference(losses[name], losses[with_]), "") for name in names]
+        losses = {name: self.runs[name].losses for name in (with_, *names)}
+        figures = [
+            Figure(f"{name}: loss differs by", largest_difference(losses[name], losses[with_]), "") for name in names
+        ]
         wrong = [f"{figure.name} {figure.value:.2g}" for figure in figures if not figure.value <= tolerance]
         if wrong:
             raise Failed(f"{'; '.join(wrong)} from {with_}, {tolerance:g} are allowed", figures)

@@ -205,8 +205,7 @@ def _module(name: str, *arguments: str) -> str:
 class Step:
     """One step of the list: what it shows, and what it needs.
 
-    `needs`: steps whose results it compares with. `shares_gpu`: two processes use one GPU. `compiled`: it is of no use
-    without compiled layers.
+    `needs`: steps whose results it compares with. `shares_gpu`: two processes use one GPU.
     """
 
     name: str
