@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import time
 from collections import Counter
@@ -25,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.on_gpus import plain_loop
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.train import num_threads
 from holmes_runtime.trainer import Trainer
 from holmes_runtime.trial import random_corpus
 
@@ -92,6 +94,7 @@ def _run_and_write(task: Task, device: torch.device, results: Path) -> None:
 
 def _by_holmes(task: Task, device: torch.device) -> dict[str, Any]:
     config = RunConfig.from_json(task.config)
+    torch.set_num_threads(num_threads(config, os.environ, len(os.sched_getaffinity(0))))
     began_s = time.monotonic()
     trainer = Trainer(config, config.grid.rank(0), random_corpus(config.model), RankGroups(), device)
     _wait_for(device)

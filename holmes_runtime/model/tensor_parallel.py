@@ -47,23 +47,22 @@ class TensorParallel:
         if self.group is None:
             return tuple(linear(hidden) for linear in linears)
         weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
-        made: tuple[Tensor, ...] = _GatherLinear.apply(hidden, self, *weights, *biases)  # type: ignore[no-untyped-call]
-        return made
+        products: tuple[Tensor, ...] = _gather_linear(hidden, self, *weights, *biases)
+        return products
 
     def gather_product(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Return `gather_linear` of one `weight` (own rows, channels) that has no bias."""
         if self.group is None:
             return functional.linear(hidden, weight)
-        (made,) = _GatherLinear.apply(hidden, self, weight, None)  # type: ignore[no-untyped-call]
-        result: Tensor = made
-        return result
+        product: Tensor = _gather_linear(hidden, self, weight, None)[0]
+        return product
 
     def scatter_sum(self, partial: Tensor) -> Tensor:
         """Add `partial` (batch, seq, channels) up over ranks. Return this rank's (batch, seq / tp, channels)."""
         if self.group is None:
             return partial
-        scattered: Tensor = _ScatterSum.apply(partial, self)  # type: ignore[no-untyped-call]
-        return scattered
+        stretch: Tensor = _scatter_sum(partial, self)
+        return stretch
 
     def embed(self, tokens: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
         """Return embeddings (batch, seq / tp, channels) of int64 tokens (batch, seq); weight: this rank's rows."""
@@ -138,16 +137,17 @@ def _start_scatter_sum(whole: Tensor, tp: TensorParallel) -> Callable[[], Tensor
     return wait
 
 
+# A compiler stops at collectives, and torch 2.11 fails where it stops inside a custom function: both stay outside.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _gather(part: Tensor, tp: TensorParallel) -> Tensor:
-    """Return all stretches (batch, seq / tp, channels) of a sequence joined: (batch, seq, channels)."""
-    return _start_gather(part, tp)()
+def _gather_linear(part: Tensor, tp: TensorParallel, *weights_and_biases: Tensor | None) -> tuple[Tensor, ...]:
+    products: tuple[Tensor, ...] = _GatherLinear.apply(part, tp, *weights_and_biases)  # type: ignore[no-untyped-call]
+    return products
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _scatter_sum(whole: Tensor, tp: TensorParallel) -> Tensor:
-    """Add `whole` (batch, seq, channels) up over the group. Return the own stretch (batch, seq / tp, channels)."""
-    return _start_scatter_sum(whole, tp)()
+def _scatter_sum(partial: Tensor, tp: TensorParallel) -> Tensor:
+    stretch: Tensor = _ScatterSum.apply(partial, tp)  # type: ignore[no-untyped-call]
+    return stretch
 
 
 class _GatherLinear(torch.autograd.Function):
@@ -160,11 +160,10 @@ class _GatherLinear(torch.autograd.Function):
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
         ctx.save_for_backward(part, *weights)
         ctx.has_bias = [bias is not None for bias in biases]
-        whole = _gather(part, tp)
+        whole = _start_gather(part, tp)()
         return tuple(functional.linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
     @staticmethod
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of stretch, weights and biases. Transfers for one overlap computing another."""
         part, *weights = ctx.saved_tensors
@@ -193,10 +192,9 @@ class _ScatterSum(torch.autograd.Function):
     def forward(ctx: Any, partial: Tensor, tp: TensorParallel) -> Tensor:
         """partial: (batch, seq, channels); result: (batch, seq / tp, channels)."""
         ctx.tp = tp
-        stretch: Tensor = _scatter_sum(partial, tp)
-        return stretch
+        return _start_scatter_sum(partial, tp)()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Return the gradients of all stretches (batch, seq, channels)."""
-        return _gather(gradients[0], ctx.tp), None
+        return _start_gather(gradients[0], ctx.tp)(), None
