@@ -116,22 +116,19 @@ class Pipeline:
 
     def _comes_by(self, action: Action) -> Direction | None:
         """Return the direction of the message that `action` needs from another rank."""
-        if action.kind is ActionKind.FORWARD:
-            return Direction.FORWARD if action.stage > 0 else None
-        if action.kind is ActionKind.BACKWARD_WEIGHT or action.stage == self._last:
+        is_forward = action.kind is ActionKind.FORWARD
+        if action.kind is ActionKind.BACKWARD_WEIGHT or action.stage == (0 if is_forward else self._last):
             return None
-        return Direction.BACKWARD
+        return Direction.FORWARD if is_forward else Direction.BACKWARD
 
     def _incoming(self) -> Iterator[Receiving]:
         """Yield the receives of a step in the order of its actions, each started when the one before it is needed."""
         ready: Receiving | None = None
-        for direction in self._arrivals:
-            following = self._messages.receive(direction)
+        for direction in (*self._arrivals, None):
+            following = None if direction is None else self._messages.receive(direction)
             if ready is not None:
                 yield ready
             ready = following
-        if ready is not None:
-            yield ready
 
     def _receive(self, action: Action, incoming: Iterator[Receiving]) -> Tensor:
         """Wait for the message that `action` needs. Return hidden states or gradients (b, s / tp, h)."""
@@ -143,9 +140,6 @@ class Pipeline:
         ):
             receive.wait()
         return receive.values()
-
-    def _send(self, action: Action, direction: Direction, values: Tensor) -> None:
-        self._sends[action] = self._messages.send(direction, action.stage, action.microbatch, values)
 
     def _finish_send(self, action: Action) -> None:
         """Wait until the result of `action` has left, if it was sent."""
@@ -177,7 +171,7 @@ class Pipeline:
         if action.stage == self._last:
             losses.append(output)
         else:
-            self._send(action, Direction.FORWARD, output)
+            self._sends[action] = self._messages.send(Direction.FORWARD, action.stage, action.microbatch, output)
 
     def _backward(self, action: Action, incoming: Iterator[Receiving]) -> None:
         """Run a backward or a half of one; its gradient proves that the activations sent for it have arrived."""
@@ -196,7 +190,7 @@ class Pipeline:
             else:
                 stage.backward_weight(action.microbatch)
         if wanted is not None:
-            self._send(action, Direction.BACKWARD, wanted)
+            self._sends[action] = self._messages.send(Direction.BACKWARD, action.stage, action.microbatch, wanted)
 
     def first_not_finite(self, losses: Sequence[Tensor]) -> int | None:
         """Return this rank's first stage with a forward that gave a number that is not finite in the last step.
