@@ -6,7 +6,7 @@ may be split in two: its input's gradient, which the stage before waits for, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from enum import Enum
 from typing import Literal, NamedTuple
 
@@ -232,6 +232,49 @@ def gradients_arrived(schedule: Schedule, pp_rank: int) -> dict[Action, list[Act
         arrived[forward] = [backwards[key] for key in keys if key in backwards]
         position = until
     return arrived
+
+
+def receive_positions(schedule: Schedule, pp_rank: int) -> dict[int, list[Action]]:
+    """Return by position in the list of `pp_rank` the actions whose messages it starts to receive just before.
+
+    That is as the rank needs the message before, so that one travels while it computes; but not before the rank has
+    issued all that the message depends on, else a receive that holds up a GPU would wait for work behind it.
+    """
+    last = max(action.stage for actions in schedule.values() for action in actions)
+    issued: dict[Action, int] = {}  # own actions that each action depends on: so many from the start of the list
+    done = dict.fromkeys(schedule, 0)
+    while any(done[rank] < len(schedule[rank]) for rank in schedule):
+        for rank, actions in schedule.items():
+            for index in range(done[rank], len(actions)):
+                sender = sender_of(actions[index], last, issued)
+                if sender is not None and sender not in issued:
+                    break
+                earlier = issued[actions[index - 1]] if index else 0
+                needed = max(earlier, issued[sender] if sender is not None else 0)
+                issued[actions[index]] = index + 1 if rank == pp_rank else needed
+                done[rank] = index + 1
+    starts: dict[int, list[Action]] = {}
+    before = 0
+    for index, action in enumerate(schedule[pp_rank]):
+        sender = sender_of(action, last, issued)
+        if sender is not None:
+            starts.setdefault(max(before, issued[sender]), []).append(action)
+            before = index
+    return starts
+
+
+def sender_of(action: Action, last: int, known: Container[Action]) -> Action | None:
+    """Return the action whose result `action` needs as a message, None if it needs none; `last` is the last stage.
+
+    A gradient comes from a whole backward or from its input half, whichever is `known`.
+    """
+    stage, kind, microbatch = action
+    if kind is ActionKind.FORWARD:
+        return Action(stage - 1, kind, microbatch) if stage > 0 else None
+    if kind is ActionKind.BACKWARD_WEIGHT or stage == last:
+        return None
+    whole = Action(stage + 1, ActionKind.BACKWARD, microbatch)
+    return whole if whole in known else Action(stage + 1, ActionKind.BACKWARD_INPUT, microbatch)
 
 
 def _gives_gradient(action: Action) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from holmes_runtime.comm.wire import Direction
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import action_name
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.schedule import Action, ActionKind, gradients_arrived
+from holmes_runtime.config.schedule import Action, ActionKind, gradients_arrived, receive_positions
 from holmes_runtime.model.build_stage import LossFunction, StageModule
 from holmes_runtime.parallel.edge_messages import EdgeMessages, Receiving, wait_for
 from holmes_runtime.parallel.loss_scale import LossScale
@@ -30,11 +31,17 @@ def beside_inputs(positions: Tensor | None, num_microbatches: int) -> list[tuple
     return [(part,) for part in positions.chunk(num_microbatches)]
 
 
+def _direction(action: Action) -> Direction:
+    """Return the direction of the message that `action` needs."""
+    return Direction.FORWARD if action.kind is ActionKind.FORWARD else Direction.BACKWARD
+
+
 class Pipeline:
     """One rank's part of its replica's pipeline: its stages, first layers first, and the edges to its neighbours.
 
-    It runs the actions that the schedule lists, in order. Receives start one ahead of the action that needs them, and
-    a send is awaited only once the schedule proves that it has arrived, so messages travel while the rank computes.
+    It runs the actions that the schedule lists, in order. Receives start one ahead of the action that needs them where
+    that is safe, and a send is awaited only once the schedule proves that it has arrived, so messages travel while the
+    rank computes.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class Pipeline:
         }
         self._num_fed = sum(index > 0 for index in self._stages)  # stages that get activations
         self._messages = EdgeMessages(config, me, groups, device)
+        self._receives: dict[Action, Receiving] = {}  # under way, by the action that needs them
         self._sends: dict[Action, Transfer] = {}  # under way, by the action whose result they carry
         self.follow(config)
 
@@ -81,8 +89,7 @@ class Pipeline:
         self._messages.follow(config)
         schedule = config.schedule_of(self._me.dp_rank)
         self._actions = schedule[self._me.pp_rank]
-        directions = map(self._comes_by, self._actions)
-        self._arrivals = [direction for direction in directions if direction is not None]
+        self._starts = receive_positions(schedule, self._me.pp_rank)
         self._arrived = gradients_arrived(schedule, self._me.pp_rank)
 
     def step(self, tokens: Tensor | None, step: int, positions: Tensor | None = None) -> list[Tensor]:
@@ -92,18 +99,19 @@ class Pipeline:
         return an empty list. positions: in documents, int64 (samples of the replica, seq_length), on all ranks where
         documents are separate. Gradients are sums over micro-batches, not means.
         """
-        self._messages.begin(step, Counter(self._arrivals))
+        self._messages.begin(step, Counter(map(_direction, chain.from_iterable(self._starts.values()))))
         microbatches = [None] * self._num_microbatches if tokens is None else tokens.chunk(self._num_microbatches)
         beside = beside_inputs(positions, self._num_microbatches)
         for stage in self._stages.values():
             stage.extremes.clear()
-        incoming = self._incoming()
         losses: list[Tensor] = []
-        for action in self._actions:
+        for position, action in enumerate(self._actions):
+            for later in self._starts.get(position, ()):
+                self._receives[later] = self._messages.receive(_direction(later))
             if action.kind is ActionKind.FORWARD:
-                self._forward(action, microbatches[action.microbatch], beside[action.microbatch], incoming, losses)
+                self._forward(action, microbatches[action.microbatch], beside[action.microbatch], losses)
             else:
-                self._backward(action, incoming)
+                self._backward(action)
         for action in list(self._sends):
             self._finish_send(action)
         scale = self._loss_scale.scale if self._loss_scale else 1.0
@@ -114,25 +122,11 @@ class Pipeline:
         loss = self._loss_function(outputs, targets)
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
-    def _comes_by(self, action: Action) -> Direction | None:
-        """Return the direction of the message that `action` needs from another rank."""
-        is_forward = action.kind is ActionKind.FORWARD
-        if action.kind is ActionKind.BACKWARD_WEIGHT or action.stage == (0 if is_forward else self._last):
+    def _receive(self, action: Action) -> Tensor | None:
+        """Wait for the message that `action` needs, if any. Return hidden states or gradients (b, s / tp, h)."""
+        receive = self._receives.pop(action, None)
+        if receive is None:
             return None
-        return Direction.FORWARD if is_forward else Direction.BACKWARD
-
-    def _incoming(self) -> Iterator[Receiving]:
-        """Yield the receives of a step in the order of its actions, each started when the one before it is needed."""
-        ready: Receiving | None = None
-        for direction in (*self._arrivals, None):
-            following = None if direction is None else self._messages.receive(direction)
-            if ready is not None:
-                yield ready
-            ready = following
-
-    def _receive(self, action: Action, incoming: Iterator[Receiving]) -> Tensor:
-        """Wait for the message that `action` needs. Return hidden states or gradients (b, s / tp, h)."""
-        receive = next(incoming)
         forward = action.kind is ActionKind.FORWARD
         with (
             self._stopwatch.lap("pp_forward" if forward else "pp_backward"),
@@ -153,16 +147,16 @@ class Pipeline:
         action: Action,
         microbatch: Tensor | None,
         beside: Sequence[Tensor],
-        incoming: Iterator[Receiving],
         losses: list[Tensor],
     ) -> None:
         """Run a forward; its input proves that some gradients sent earlier have arrived."""
-        tokens = None if microbatch is None else microbatch[:, :-1]
-        inputs = tokens if action.stage == 0 else self._receive(action, incoming)
-        assert inputs is not None
+        inputs = self._receive(action)
+        if inputs is None:
+            assert microbatch is not None
+            inputs = microbatch[:, :-1].contiguous()
         for backward in self._arrived.get(action, []):
             self._finish_send(backward)
-        targets = microbatch[:, 1:] if microbatch is not None and action.stage == self._last else None
+        targets = microbatch[:, 1:].contiguous() if microbatch is not None and action.stage == self._last else None
         with (
             self._stopwatch.lap("forward"),
             named_range(action_name(action.kind.value, action.microbatch, action.stage)),
@@ -173,10 +167,10 @@ class Pipeline:
         else:
             self._sends[action] = self._messages.send(Direction.FORWARD, action.stage, action.microbatch, output)
 
-    def _backward(self, action: Action, incoming: Iterator[Receiving]) -> None:
+    def _backward(self, action: Action) -> None:
         """Run a backward or a half of one; its gradient proves that the activations sent for it have arrived."""
         stage = self._stages[action.stage]
-        gradient = None if self._comes_by(action) is None else self._receive(action, incoming)
+        gradient = self._receive(action)
         self._finish_send(Action(action.stage, ActionKind.FORWARD, action.microbatch))
         wanted = None
         with (

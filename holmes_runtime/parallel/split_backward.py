@@ -84,7 +84,7 @@ def _weight_groups(output: Tensor, hidden: Tensor, parameters: Iterable[nn.Param
     users = _users(get_gradient_edge(output).node)
     on_path = _dependents(get_gradient_edge(hidden).node, users, set())[0]
     groups: list[WeightGroup] = []
-    for parameter in parameters:
+    for parameter in filter(lambda each: each.requires_grad, parameters):
         _, nodes = _dependents(get_gradient_edge(parameter).node, users, on_path)
         if not nodes:
             continue

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from holmes_runtime.model.build_stage import LossFunction, StageModule
 from holmes_runtime.parallel.split_backward import WeightGroup, backward_input, backward_weight
@@ -20,9 +21,10 @@ class StageRun:
         """loss_function: on the model's last stage, None elsewhere."""
         self.index = built.stage.index
         self._module, self._loss_function, self._gradient_added = built.module, loss_function, gradient_added
-        self._in_flight: dict[int, tuple[Tensor, Tensor]] = {}  # inputs, and output or loss
-        # Of the weight half: the output, which keeps the graph alive, its gradient on the first stage, and groups.
-        self._later: dict[int, tuple[Tensor, Tensor | None, Sequence[WeightGroup]]] = {}
+        # Inputs, output or loss, and the edge of the output, which keeps its graph alive without the loss.
+        self._in_flight: dict[int, tuple[Tensor, Tensor, GradientEdge]] = {}
+        # Of the weight half: what keeps the graph alive, its gradient on the first stage, and groups.
+        self._later: dict[int, tuple[Tensor | GradientEdge, Tensor | None, Sequence[WeightGroup]]] = {}
         self.extremes: list[Tensor] = []  # least and greatest output of each micro-batch's forward, if it is sent on
 
     def forward(self, microbatch: int, inputs: Tensor, beside: Sequence[Tensor], targets: Tensor | None) -> Tensor:
@@ -33,12 +35,13 @@ class StageRun:
         if self.index > 0:
             inputs = inputs.detach().requires_grad_()
         output: Tensor = self._module(inputs, *beside)
+        edge = get_gradient_edge(output)
         if self._loss_function is not None:
             assert targets is not None
             output = self._loss_function(output, targets)
         else:
             self.extremes.append(torch.stack(output.detach().aminmax()))
-        self._in_flight[microbatch] = (inputs, output)
+        self._in_flight[microbatch] = (inputs, output, edge)
         return output.detach()
 
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
@@ -46,7 +49,7 @@ class StageRun:
 
         gradient: of the output, as the stage after sent it; None for a loss.
         """
-        inputs, output = self._in_flight.pop(microbatch)
+        inputs, output, _ = self._in_flight.pop(microbatch)
         torch.autograd.backward(output, gradient)
         return inputs.grad
 
@@ -55,19 +58,19 @@ class StageRun:
 
         The first stage has no input to compute a gradient for and runs its whole backward as the weight half.
         """
-        inputs, output = self._in_flight.pop(microbatch)
+        inputs, output, edge = self._in_flight.pop(microbatch)
         if self.index == 0:
             self._later[microbatch] = (output, gradient, ())
             return None
         wanted, groups = backward_input(output, gradient, inputs, self._module.parameters())
-        self._later[microbatch] = (output, None, groups)
+        self._later[microbatch] = (edge, None, groups)
         return wanted
 
     def backward_weight(self, microbatch: int) -> None:
         """Run the weight half, last layers first. Hooks of parameters fire on the first stage alone."""
-        output, gradient, groups = self._later.pop(microbatch)
-        if self.index == 0:
-            torch.autograd.backward(output, gradient)
+        kept, gradient, groups = self._later.pop(microbatch)
+        if isinstance(kept, Tensor):
+            torch.autograd.backward(kept, gradient)
         for group in reversed(groups):
             backward_weight(group)
             for parameter in group.parameters:

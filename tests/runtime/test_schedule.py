@@ -18,6 +18,8 @@ from holmes_runtime.config.schedule import (
     microbatches_in_flight,
     most_in_flight,
     one_f_one_b,
+    receive_positions,
+    sender_of,
 )
 
 SIZES = {"num_stages": st.integers(1, 12), "num_microbatches": st.integers(1, 24)}
@@ -137,3 +139,54 @@ def test_in_flight_is_what_the_schedules_hold(pp: int, num_microbatches: int) ->
         for rank, actions in make_schedule(name, pp, num_microbatches, chunks, more).items():
             held = microbatches_in_flight(name, pp, num_microbatches, rank, chunks, more)
             assert dict(zip(range(rank, pp * chunks, pp), held, strict=True)) == most_in_flight(actions)
+
+
+SHAPES = [
+    *(
+        (name, pp, count, 1, ())
+        for name in ("gpipe", "1f1b", "zero-bubble")
+        for pp in range(1, 6)
+        for count in range(1, 9)
+    ),
+    *(("eager", pp, count, 1, tuple(range(pp - 1))) for pp in range(2, 6) for count in range(1, 9)),
+    *(("interleaved", pp, 2 * pp, chunks, ()) for pp in range(2, 5) for chunks in (2, 3)),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_receive_starts_one_message_ahead_unless_it_depends_on_work_that_is_not_issued(
+    shape: tuple[ScheduleName, int, int, int, tuple[int, ...]],
+) -> None:
+    schedule = make_schedule(*shape)
+    places = {action: (rank, index) for rank, actions in schedule.items() for index, action in enumerate(actions)}
+    last = max(action.stage for action in places)
+    for rank, actions in schedule.items():
+        starts = receive_positions(schedule, rank)
+        order = [action for position in sorted(starts) for action in starts[position]]
+        assert order == [action for action in actions if sender_of(action, last, places) is not None]
+        start_of = {action: position for position, started in starts.items() for action in started}
+        before = 0
+        for action in order:
+            sender = sender_of(action, last, places)
+            assert sender is not None
+            own = [index for place, index in needed_by(sender, schedule, places, last) if place == rank]
+            assert start_of[action] == max(before, *(index + 1 for index in own), 0)
+            assert start_of[action] <= places[action][1]
+            before = places[action][1]
+
+
+def needed_by(
+    action: Action, schedule: Schedule, places: dict[Action, tuple[int, int]], last: int
+) -> set[tuple[int, int]]:
+    """The places of all actions that must have been issued before the result of `action` can be there."""
+    reached: set[tuple[int, int]] = set()
+    waiting = [action]
+    while waiting:
+        rank, index = places[waiting.pop()]
+        for earlier in range(index, -1, -1):
+            if (rank, earlier) in reached:
+                break
+            reached.add((rank, earlier))
+            sender = sender_of(schedule[rank][earlier], last, places)
+            waiting += [sender] if sender is not None else []
+    return reached
