@@ -34,7 +34,7 @@ def mode_name(name: str, compiles: bool) -> str:
 
 
 def shapes(bench: Bench) -> list[Figure]:
-    """Train each shape by Holmes' trainer, eager and then compiled, and set it beside its plan."""
+    """Train each shape by Holmes' trainer, eager and then compiled, and compare it with its plan."""
     modes = (False, True) if bench.compiles else (False,)
     plans, notes = _plans(bench, {mode_name(n, c): _job(bench, n, c) for n in bench.scale.shapes for c in modes})
     figures, wrong = _measured(bench, "shapes", plans, notes)
@@ -46,7 +46,7 @@ def shapes(bench: Bench) -> list[Figure]:
 
 
 def offload(bench: Bench) -> list[Figure]:
-    """Train one shape with optimizer states in host memory, and set it beside its plan."""
+    """Train one shape with optimizer states in host memory, and compare it with its plan."""
     job = _job(bench, PROFILED, bench.compiles)
     job["parallel"] = {**job["parallel"], "optimizer_offload": True}
     plans, notes = _plans(bench, {"offload": job})
@@ -76,7 +76,7 @@ def plain_torch(bench: Bench) -> list[Figure]:
 
 
 def profiled(bench: Bench) -> list[Figure]:
-    """Record the kernels of one shape, and set their seconds by kind beside the plan's."""
+    """Record the kernels of one shape, and compare their seconds by kind with the plan's."""
     name = mode_name(PROFILED, bench.compiles)
     plans, notes = _plans(bench, {name: _job(bench, PROFILED, bench.compiles)})
     if name not in plans:

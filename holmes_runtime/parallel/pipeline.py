@@ -90,6 +90,7 @@ class Pipeline:
         schedule = config.schedule_of(self._me.dp_rank)
         self._actions = schedule[self._me.pp_rank]
         self._starts = receive_positions(schedule, self._me.pp_rank)
+        self._expected = Counter(map(_direction, chain.from_iterable(self._starts.values())))
         self._arrived = gradients_arrived(schedule, self._me.pp_rank)
 
     def step(self, tokens: Tensor | None, step: int, positions: Tensor | None = None) -> list[Tensor]:
@@ -99,7 +100,7 @@ class Pipeline:
         return an empty list. positions: in documents, int64 (samples of the replica, seq_length), on all ranks where
         documents are separate. Gradients are sums over micro-batches, not means.
         """
-        self._messages.begin(step, Counter(map(_direction, chain.from_iterable(self._starts.values()))))
+        self._messages.begin(step, self._expected)
         microbatches = [None] * self._num_microbatches if tokens is None else tokens.chunk(self._num_microbatches)
         beside = beside_inputs(positions, self._num_microbatches)
         for stage in self._stages.values():

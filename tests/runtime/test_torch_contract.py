@@ -1,4 +1,4 @@
-"""What the runtime relies on of torch beyond its documents: a torch that changes it fails here first."""
+"""Behaviour of torch that the runtime relies on and no page of torch promises: a torch that changes it fails here."""
 
 from __future__ import annotations
 
