@@ -183,7 +183,9 @@ def launch(
     forced: frozenset[str] = frozenset(),
     view: View | None = None,
 ) -> Run:
-    """Run `plan` to its end, and return how it ended; its folder is `runs` / `run_id`. Ctrl-C ends it everywhere.
+    """Run `plan` to its end, and return how it ended; its folder is `runs` / `run_id`.
+
+    Ctrl-C, SIGTERM and SIGHUP end it everywhere; after a second one it is not waited for a checkpoint.
 
     Checks compare the hosts with `inventory`, and a new plan is made from it when a host is lost or slow. `job_folder`
     is the base of file names in the job. `forced` checks do not refuse the start. `view` receives all events. A
@@ -195,6 +197,7 @@ def launch(
     from launcher.journal.run_events import Silent
     from launcher.journal.run_folder import new_folder
     from launcher.launch import Launch
+    from launcher.nodes.interrupts import Interrupts, signals_call
     from launcher.prepare.user_variables import read_user_variables
 
     settings = settings or Settings()
@@ -205,11 +208,13 @@ def launch(
     variables = read_user_variables(plan.job, os.environ, job_folder)
     exports, folder = exports_folder(os.environ), new_folder(runs)
     planner = Replanner(inventory) if inventory is not None else None
-    run = Launch(folder, plan, settings, variables, view or Silent(), planner, exports)
-    run.start(inventory, forced)
-    if settings.detached:
-        return _left(run)
-    ended = run.run_to_end()
+    interrupts = Interrupts()
+    with signals_call(interrupts.take_signal):
+        run = Launch(folder, plan, settings, variables, view or Silent(), interrupts, planner, exports)
+        run.start(inventory, forced)
+        if settings.detached:
+            return _left(run)
+        ended = run.run_to_end()
     if plan.job.profile is not None:
         from holmes_cli.pages.profile_trace import keep_profile  # slow to import: it brings the planner
 
@@ -230,14 +235,16 @@ def launch_islands(
     from launcher.journal.prometheus import exports_folder
     from launcher.journal.run_folder import new_folder
     from launcher.launch_islands import LaunchIslands
+    from launcher.nodes.interrupts import signals_call
     from launcher.prepare.user_variables import read_user_variables
 
     _refuse_detached_steps(settings, [node for island in plan.islands for node in island.nodes])
     _refuse_missing_commands(plan.job)
     variables = read_user_variables(plan.job, os.environ, job_folder)
     run = LaunchIslands(new_folder(runs), plan, settings, variables, view, exports_folder(os.environ))
-    run.start(inventory, forced)
-    return _left(run) if settings.detached else run.run_to_end()
+    with signals_call(run.take_signal):
+        run.start(inventory, forced)
+        return _left(run) if settings.detached else run.run_to_end()
 
 
 def _left(run: Launch | LaunchIslands) -> Run:

@@ -21,6 +21,7 @@ from launcher.journal.run_events import Silent
 from launcher.journal.run_folder import INVENTORY_FILE, RUN_FILE, RunFolder, island_folders, read_own, read_own_plan
 from launcher.launch import Launch
 from launcher.launch_islands import LaunchIslands, SilentIslands
+from launcher.nodes.interrupts import Interrupts, signals_call
 from launcher.prepare.user_variables import UserVariables, read_user_variables
 
 
@@ -37,9 +38,12 @@ def _control_run(folder: Path, stored: Run, plan: Plan) -> None:
     inventory = read_own(Inventory, folder, INVENTORY_FILE) if (folder / INVENTORY_FILE).exists() else None
     variables = read_user_variables(plan.job, os.environ, folder, stored=True)
     replanner, exports = Replanner(inventory) if inventory else None, exports_folder(os.environ)
-    run = Launch(RunFolder(folder), plan, stored.settings, variables, Silent(), replanner, exports)
-    run.take_over(stored)
-    show_run(read_plan(folder), _with_profile(folder, plan, run.run_to_end()), folder)
+    interrupts = Interrupts()
+    run = Launch(RunFolder(folder), plan, stored.settings, variables, Silent(), interrupts, replanner, exports)
+    with signals_call(interrupts.take_signal):
+        run.take_over(stored)
+        ended = _with_profile(folder, plan, run.run_to_end())
+    show_run(read_plan(folder), ended, folder)
 
 
 def stop_unwatched(folder: Path, stored: Run, plan: Plan) -> Run | None:
@@ -47,13 +51,15 @@ def stop_unwatched(folder: Path, stored: Run, plan: Plan) -> Run | None:
 
     Return None if no node is reached. Raises HolmesError if another process watches it.
     """
-    run = Launch(RunFolder(folder), plan, stored.settings, UserVariables({}, {}), Silent())
-    try:
-        run.take_over(stored)
-    except HolmesError:
-        run.leave()
-        return None
-    return _with_profile(folder, plan, run.stop_unwatched())
+    interrupts = Interrupts()
+    run = Launch(RunFolder(folder), plan, stored.settings, UserVariables({}, {}), Silent(), interrupts)
+    with signals_call(interrupts.take_signal):
+        try:
+            run.take_over(stored)
+        except HolmesError:
+            run.leave()
+            return None
+        return _with_profile(folder, plan, run.stop_unwatched())
 
 
 def _with_profile(folder: Path, plan: Plan, ended: Run) -> Run:
@@ -69,5 +75,7 @@ def _control_islands(folder: Path, stored: Run, plan: IslandsPlan) -> None:
     variables = read_user_variables(plan.job, os.environ, island_folders(folder)[0], stored=True)
     exports = exports_folder(os.environ)
     run = LaunchIslands(RunFolder(folder), plan, stored.settings, variables, SilentIslands(), exports)
-    run.take_over(stored)
-    show_islands(run.run_to_end(), folder)
+    with signals_call(run.take_signal):
+        run.take_over(stored)
+        ended = run.run_to_end()
+    show_islands(ended, folder)

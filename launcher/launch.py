@@ -23,6 +23,7 @@ from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RunFolder, re
 from launcher.journal.run_record import RunRecord
 from launcher.journal.run_store import remember
 from launcher.journal.step_metrics import FinishedStep, StepTotals
+from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.preflight import Preflight, PreflightFailed
 from launcher.nodes.start import RunningNodes, follow, start
 from launcher.nodes.stop import forget_states, stop
@@ -30,7 +31,6 @@ from launcher.prepare.bundle import NODE_CONFIG_FILE, NodeBundle
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.attempt_state import AttemptState
-from launcher.supervise.ctrl_c import ctrl_c_ignored
 from launcher.supervise.failure import shell_exit_code
 from launcher.supervise.hook_command import HookCommand
 from launcher.supervise.lost_hosts import LostHosts
@@ -45,8 +45,8 @@ MAX_CATCH_UP_S, CATCH_UP_S = 30.0, 3.0  # to hear of each node, and then to rece
 class Launch:
     """One run: its folder and its present attempt.
 
-    `planner` makes plans on the remaining hosts; None without the inventory. `exports`: a folder for Prometheus' file
-    of the run. `island`: the run is one of several that `launch_islands.py` manages.
+    `interrupts` asks it to end. `planner` makes plans on the remaining hosts; None without the inventory. `exports`: a
+    folder for Prometheus' file of the run. `island`: the run is one of several that `launch_islands.py` manages.
     """
 
     def __init__(
@@ -56,18 +56,19 @@ class Launch:
         settings: Settings,
         variables: UserVariables,
         view: View,
+        interrupts: Interrupts,
         planner: Planner | None = None,
         exports: Path | None = None,
         island: IslandPart | None = None,
     ) -> None:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
-        self._view, self._island = view, island
+        self._view, self._interrupts, self._island = view, interrupts, island
         code = variables.code.sent if variables.code else None
         self._record = RunRecord(folder, view, settings, exports, code, is_island=island is not None)
         self._replanning: Replanning | IslandReturn = (
-            IslandReturn(island.tries, island.told, self._record.say)
+            IslandReturn(island.tries, interrupts, self._record.say)
             if island is not None
-            else Replanning(plan, settings, planner, self._record.say, LostHosts())
+            else Replanning(plan, settings, planner, self._record.say, LostHosts(), interrupts)
         )
         outer = island.outer_sync if island is not None else None
         self._attempt = Attempt(
@@ -78,7 +79,7 @@ class Launch:
             resume_step=settings.resume_step,
             outer_sync=outer,
         )
-        self._nodes = RunningNodes((), settings.detached)
+        self._nodes = RunningNodes((), settings.detached, interrupts)
         self._remembering: dict[str, NodeBundle] = {}  # by host; ranks may keep a checkpoint in memory there
         self._stuck: tuple[str, ...] = ()
         self._seen_written_s = 0.0
@@ -87,9 +88,9 @@ class Launch:
         self._at_end, self._for_verdicts = (HookCommand(each, folder.path) for each in (end, told.on_verdict))
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
-        """Start the first attempt. Raises as `check`."""
-        self.check(inventory, forced)
+        """Start the first attempt. Raises as `check`; then nothing is left anywhere."""
         try:
+            self.check(inventory, forced)
             remember(self.folder.path)
             self.go()
         except BaseException:
@@ -97,26 +98,22 @@ class Launch:
             raise
 
     def check(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
-        """Bring the nodes up and check them. Raises PreflightFailed, or HolmesError; then nothing is left anywhere."""
+        """Bring the nodes up and check them. Raises PreflightFailed, HolmesError or KeyboardInterrupt; then call
+        `discard`."""
         self._view.take_run(self.folder.run_id, time.time())
-        try:
-            if inventory is not None:
-                self.folder.write_record(INVENTORY_FILE, inventory)
-            preflight = self._start_nodes(inventory, forced)
-            if not preflight.passed:
-                raise PreflightFailed(preflight)
-            for fault in preflight.faults:
-                self._record.say(f"forced: host {fault.host}: {fault.check}: {fault.evidence}")
-        except BaseException:
-            self.discard()
-            raise
+        if inventory is not None:
+            self.folder.write_record(INVENTORY_FILE, inventory)
+        preflight = self._start_nodes(inventory, forced)
+        if not preflight.passed:
+            raise PreflightFailed(preflight)
+        for fault in preflight.faults:
+            self._record.say(f"forced: host {fault.host}: {fault.check}: {fault.evidence}")
 
     def discard(self) -> None:
         """End all that was started, and remove every trace of it."""
-        with ctrl_c_ignored():
-            stop(self._nodes)
-            self.folder.close()
-            shutil.rmtree(self.folder.path, ignore_errors=True)
+        stop(self._nodes)
+        self.folder.close()
+        shutil.rmtree(self.folder.path, ignore_errors=True)
 
     @property
     def is_living(self) -> bool:
@@ -124,7 +121,8 @@ class Launch:
         return not isinstance(self._replanning, IslandReturn) or self._replanning.is_living
 
     def go(self) -> None:
-        """Start the ranks after the checks have passed."""
+        """Start the ranks after the checks have passed. Raises KeyboardInterrupt."""
+        self._interrupts.heed()
         self._nodes.go()
 
     def leave(self) -> None:
@@ -171,14 +169,13 @@ class Launch:
             with contextlib.suppress(KeyboardInterrupt):
                 self._save_once_more(state)
         finally:
-            with ctrl_c_ignored():
-                if self._island is not None:
-                    self._island.meeting.lose(self._island.outer_sync.island)
-                if interrupted:
-                    self._record.say("ending all ranks")
-                self._stop_nodes()
-                if not interrupted:
-                    self._ask_slurm(state)
+            if self._island is not None:
+                self._island.meeting.lose(self._island.outer_sync.island)
+            if interrupted:
+                self._record.say("ending all ranks")
+            self._stop_nodes()
+            if not interrupted:
+                self._ask_slurm(state)
         return state, interrupted
 
     def _ask_slurm(self, state: AttemptState) -> None:
@@ -193,11 +190,10 @@ class Launch:
         if self._plan.job.checkpoint is not None and state.has_stepped and not state.failures:
             self._record.say("the ranks finish this step and save; Ctrl-C or `holmes stop` again ends them at once")
             self._nodes.save()
-            watch(state, self._nodes, self._take, lambda _: self._heed())
+            watch(state, self._nodes, self._take, lambda _: None)
 
     def _stop_nodes(self) -> None:
-        with ctrl_c_ignored():
-            self._stuck = stop(self._nodes)
+        self._stuck = stop(self._nodes)
 
     def _take(self, event: RunEvent | FinishedStep | FilePart) -> None:
         """Take an event of the attempt. A slow host or link may lead to another plan."""
@@ -239,7 +235,6 @@ class Launch:
 
     def _tick(self, state: AttemptState, now_s: float) -> None:
         """Do the periodic work of an attempt."""
-        self._heed()
         self._stop_when_heard(state, now_s)
         if self._island is not None:
             self._island.take_silence(state.unheard_s(now_s))
@@ -248,11 +243,6 @@ class Launch:
             self.folder.write_seen(self._attempt.number, state.seen)
             self._replanning.look_for_lost_hosts(self._plan)
             self._save_for_next_plan()
-
-    def _heed(self) -> None:
-        """Raise KeyboardInterrupt if the island was asked to end."""
-        if self._island is not None:
-            self._island.told.heed()
 
     def _stop_when_heard(self, state: AttemptState, now_s: float) -> None:
         """Raise KeyboardInterrupt in a run that is to be stopped, once its nodes have sent the messages they kept."""
@@ -326,7 +316,8 @@ class Launch:
     def _running(self, bundles: Sequence[NodeBundle]) -> RunningNodes:
         if self._plan.job.checkpoint is not None:
             self._remembering.update((bundle.node.host, bundle) for bundle in bundles)
-        return RunningNodes(bundles, self._settings.detached, self._island.meeting if self._island else None)
+        meeting = self._island.meeting if self._island else None
+        return RunningNodes(bundles, self._settings.detached, self._interrupts, meeting)
 
     def _forget_states(self, state: State) -> None:
         """Remove the checkpoints that ranks kept in memory. Ranks that took the last step have removed theirs."""
@@ -334,7 +325,6 @@ class Launch:
         forget_states(bundle for host, bundle in self._remembering.items() if host not in clean)
 
     def _on_state(self, host: str, state: str) -> None:
-        self._heed()
         cluster = next(node.cluster for node in self._plan.nodes if node.host == host)
         self._record.take(NodeState(host, cluster, state))
 
@@ -344,10 +334,9 @@ class Launch:
             ended = ("stopped", tuple(state.failures), 130)
         elif state.cause is not None:
             ended = ("failed", tuple(state.failures), shell_exit_code(state.cause.exit_code))
-        with ctrl_c_ignored():
-            self._forget_states(ended[0])
-            run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
-            self.folder.close()
-            told = {"cause": state.cause and state.cause.model_dump(mode="json"), "run": run.model_dump(mode="json")}
-            self._at_end.tell({"event": "end", **self._time_and_place(), **told})
+        self._forget_states(ended[0])
+        run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
+        self.folder.close()
+        told = {"cause": state.cause and state.cause.model_dump(mode="json"), "run": run.model_dump(mode="json")}
+        self._at_end.tell({"event": "end", **self._time_and_place(), **told})
         return run

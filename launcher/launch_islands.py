@@ -19,13 +19,12 @@ from launcher.islands.island_part import IslandPart
 from launcher.islands.island_return import TRIES
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.islands.rendezvous_server import RendezvousServer
-from launcher.islands.thread_interrupt import ThreadInterrupt
 from launcher.journal.run_events import NodeState, Notice, RunEvent
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_own
 from launcher.journal.run_store import remember, this_process
 from launcher.launch import Launch
+from launcher.nodes.interrupts import Interrupts
 from launcher.prepare.user_variables import UserVariables
-from launcher.supervise.ctrl_c import ctrl_c_ignored
 from launcher.supervise.hook_command import HookCommand
 
 POLL_S = 0.2
@@ -56,7 +55,7 @@ class SilentIslands:
 @dataclass
 class _Island:
     launch: Launch
-    told: ThreadInterrupt
+    interrupts: Interrupts
     is_straggler: bool = False  # asked to end, as no island is left to join
     run: Run | None = None  # once it has ended
     error: BaseException | None = None
@@ -82,20 +81,22 @@ class LaunchIslands:
         self._view, self._exports = view, exports
         self._meeting, self._lock = RendezvousServer(), threading.Lock()
         self._islands: list[_Island] = []
+        self._interrupts, self._signals = [Interrupts() for _ in plan.islands], 0
         self._digests: dict[int, tuple[int, str]] = {}  # by outer sync, of the island that reported first
         self._last: dict[int, AppliedOuterSync] = {}  # the latest by island
         self._started_at_s = time.time()
         self._at_end = HookCommand(plan.job.launch.on_end, folder.path)
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
-        """Check all hosts, then start all islands. After PreflightFailed or HolmesError nothing is left."""
+        """Check all hosts, then start all islands. After PreflightFailed, HolmesError or KeyboardInterrupt nothing is
+        left."""
         self._view.take_run(self.folder.run_id, self._started_at_s)
         try:
             self.folder.write_record(PLAN_FILE, self._plan)
             for number in range(len(self._plan.islands)):
                 island = self._make(number)
-                island.launch.check(inventory, forced)
                 self._islands.append(island)
+                island.launch.check(inventory, forced)
             self._write("running")
             remember(self.folder.path)
             for island in self._islands:
@@ -128,29 +129,28 @@ class LaunchIslands:
         threads = [threading.Thread(target=_run, args=(island,), daemon=True) for island in self._islands]
         for thread in threads:
             thread.start()
-        interrupts = 0
         while any(thread.is_alive() for thread in threads):
-            try:
-                time.sleep(POLL_S)
-                self._end_stragglers()
-            except KeyboardInterrupt:
-                interrupts += 1
-                if interrupts <= SAVING_AND_AT_ONCE:
-                    for island in self._islands:
-                        island.told.tell()
-        with ctrl_c_ignored():
-            return self._end(interrupts > 0)
+            time.sleep(POLL_S)
+            self._end_stragglers()
+        return self._end(self._signals > 0)
+
+    def take_signal(self) -> None:
+        """Ask all islands to end, at the first signal and the second."""
+        self._signals += 1
+        if self._signals <= SAVING_AND_AT_ONCE:
+            for interrupts in self._interrupts:
+                interrupts.tell()
 
     def _make(self, number: int) -> _Island:
-        name, told = island_name(number), ThreadInterrupt()
+        name, interrupts = island_name(number), self._interrupts[number]
         folder = RunFolder(self.folder.path / name, f"{self.folder.run_id}-{name}")
         tries = self._settings.restarts or TRIES
-        part = IslandPart(outer_sync_of(self._plan, number), self._meeting, told, tries)
+        part = IslandPart(outer_sync_of(self._plan, number), self._meeting, tries)
         view = _View(lambda event: self._take(number, event))
         plan = self._plan.islands[number]
         settings = self._settings.model_copy(update={"detached": False})  # ranks end with the controller that they ask
-        launch = Launch(folder, plan, settings, self._variables, view, None, self._exports, part)
-        return _Island(launch, told)
+        launch = Launch(folder, plan, settings, self._variables, view, interrupts, None, self._exports, part)
+        return _Island(launch, interrupts)
 
     def _take(self, number: int, event: RunEvent) -> None:
         """Show an event, and write down notices and node states for the whole run."""
@@ -190,7 +190,7 @@ class LaunchIslands:
         if any(run.state == "done" for run in ended) and not any(island.launch.is_living for island in left):
             for island in left:
                 island.is_straggler = True
-                island.told.tell()
+                island.interrupts.tell()
 
     def _write(self, state: State, exit_code: int | None = None) -> Run:
         runs = [island.run for island in self._islands if island.run is not None]

@@ -24,10 +24,10 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import OnLoss, Run, Settings
 from launcher.journal.follow_folder import read_plan
+from launcher.nodes.interrupts import ctrl_c_ignored
 from launcher.nodes.preflight import CHECKS, PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
-from launcher.supervise.ctrl_c import ctrl_c_ignored
 
 LOOK_AGAIN_S = 15.0
 

@@ -19,10 +19,10 @@ from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import Run, Settings
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.journal.run_folder import island_name
+from launcher.nodes.interrupts import ctrl_c_ignored
 from launcher.nodes.preflight import PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
-from launcher.supervise.ctrl_c import ctrl_c_ignored
 
 
 def refuse_settings(settings: Settings) -> None:

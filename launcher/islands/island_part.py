@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from holmes_runtime.config.run_settings import OuterSync
 from launcher.islands.rendezvous_server import RendezvousServer
-from launcher.islands.thread_interrupt import ThreadInterrupt
 
 MIN_SILENCE_S = 5.0  # nodes speak every 2 s
 
@@ -15,12 +14,11 @@ MIN_SILENCE_S = 5.0  # nodes speak every 2 s
 class IslandPart:
     """The place of a launch among the islands. It is lost after `tries` starts without a step.
 
-    `meeting` is shared by all islands; `told` ends this one. `outer_sync`: what its ranks need to know of the others.
+    `meeting` is shared by all islands. `outer_sync`: what its ranks need to know of the others.
     """
 
     outer_sync: OuterSync
     meeting: RendezvousServer
-    told: ThreadInterrupt
     tries: int
 
     def take_silence(self, unheard_s: float) -> None:

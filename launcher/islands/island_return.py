@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
 from holmes_runtime.config.verdicts import Verdict
-from launcher.islands.thread_interrupt import ThreadInterrupt
+from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.preflight import Fault
 from launcher.supervise.lost_hosts import PAUSE_S, answers
 from launcher.supervise.new_verdicts import NewVerdicts
@@ -18,7 +18,7 @@ TRIES = 5
 class IslandReturn:
     """Replaces `Replanning` in an island: restart it, unless it has restarted too often without a step between.
 
-    `say` gets a line when the island is lost and when it comes back; `told` ends the waiting.
+    `say` gets a line when the island is lost and when it comes back; `interrupts` ends the waiting.
     """
 
     next_plan = None  # an island keeps its plan: the others count on its shapes
@@ -26,12 +26,12 @@ class IslandReturn:
     def __init__(
         self,
         tries: int,
-        told: ThreadInterrupt,
+        interrupts: Interrupts,
         say: Callable[[str], None],
         answers: Callable[[Node], bool] = answers,
         pause_s: float = PAUSE_S,
     ) -> None:
-        self._most, self._told, self._say, self._answers, self._pause_s = tries, told, say, answers, pause_s
+        self._most, self._interrupts, self._say, self._answers, self._pause_s = tries, interrupts, say, answers, pause_s
         self._tries = 0
         self._new = NewVerdicts()
 
@@ -62,7 +62,7 @@ class IslandReturn:
 
     def after_refusal(self, plan: Plan, faults: Sequence[Fault]) -> Plan | None:
         """Return the same after checks that refused the start."""
-        self._told.pause(self._pause_s)  # what was there before may end yet
+        self._interrupts.pause(self._pause_s)  # what was there before may end yet
         return self._again(plan, f"host {faults[0].host}: preflight check {faults[0].check} failed")
 
     def _again(self, plan: Plan, why: str) -> Plan | None:
@@ -72,6 +72,6 @@ class IslandReturn:
             return None
         self._say(f"lost: {why}; it starts again when its hosts answer, try {self._tries} of {self._most}")
         while not all(self._answers(node) for node in plan.nodes):
-            self._told.pause(self._pause_s)
+            self._interrupts.pause(self._pause_s)
         self._say("its hosts answer; it starts again")
         return plan

@@ -9,6 +9,7 @@ from holmes_core.records.record_file import write_signed
 from holmes_core.records.run import Run
 from launcher.journal.run_folder import RUN_FILE
 from launcher.journal.run_store import StoredRun
+from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.node_link import NodeLink
 from launcher.nodes.start import RunningNodes
 from launcher.nodes.stop import forget_states
@@ -19,7 +20,7 @@ from launcher.prepare.user_variables import UserVariables
 def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
     """End the run everywhere and record it as stopped. Return a line for each host with processes left."""
     attempt = Attempt(stored.run.run_id, stored.run.attempt, stored.run.settings.detached)
-    nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), detached=True)
+    nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), True, Interrupts())
     left = nodes.each(_end)
     forget_states(link.bundle for link in nodes.links)
     nodes.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import secrets
 import time
@@ -28,6 +29,7 @@ from holmes_runtime.config.messages import (
 )
 from holmes_runtime.config.node_config import TunnelEnd
 from holmes_runtime.config.rendezvous_messages import FromMeeting, ToMeeting
+from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.node_link import LinkClosed, LinkState, NodeLink, NodeMessage, Unreadable
 from launcher.nodes.preflight import Fault, Preflight, host_fault, unreadable_fault
@@ -36,6 +38,7 @@ from launcher.prepare.bundle import NodeBundle
 from launcher.prepare.prepare import Attempt
 
 READY_TIMEOUT_S = 60.0
+POLL_S = 0.1
 AT_ONCE = 32
 SHOWN_LINES = 3  # of a shell's output; docker's last line is often "See 'docker run --help'"
 PREPARED = "make `activate:` and `container:` of hosts.yaml work there in a shell without a terminal; then launch again"
@@ -57,7 +60,14 @@ class RankRendezvous(Protocol):
 class RunningNodes:
     """The agents of one attempt, and one queue of all their messages. An island's ranks meet at `meeting`."""
 
-    def __init__(self, bundles: Sequence[NodeBundle], detached: bool, meeting: RankRendezvous | None = None) -> None:
+    def __init__(
+        self,
+        bundles: Sequence[NodeBundle],
+        detached: bool,
+        interrupts: Interrupts,
+        meeting: RankRendezvous | None = None,
+    ) -> None:
+        self.interrupts = interrupts
         self.heard: queue.Queue[NodeMessage] = queue.Queue()
         self.master_port: int | None = None  # of the rendezvous, once the first node has found one
         self.links = tuple(NodeLink(bundle, self.heard, detached) for bundle in bundles)
@@ -67,6 +77,17 @@ class RunningNodes:
     def host(self, node_rank: int) -> str:
         """Return the name of that node's host."""
         return self.links[node_rank].bundle.node.host
+
+    def hear(self, within_s: float) -> NodeMessage | None:
+        """Return the next message, or None if there is none within `within_s`. Raises KeyboardInterrupt."""
+        until_s = time.monotonic() + within_s
+        while True:
+            self.interrupts.heed()
+            left_s = max(until_s - time.monotonic(), 0.0)
+            with contextlib.suppress(queue.Empty):
+                return self.heard.get(timeout=min(left_s, POLL_S))
+            if left_s == 0.0:
+                return None
 
     def send(self, command: Command) -> None:
         """Send the same command to every agent."""
@@ -108,7 +129,10 @@ def start(
     forced: frozenset[str],
     on_state: OnState,
 ) -> Preflight:
-    """Start every agent and check the nodes. Ranks start at `nodes.go()`, if all checks have passed."""
+    """Start every agent and check the nodes. Ranks start at `nodes.go()`, if all checks have passed.
+
+    Raises KeyboardInterrupt.
+    """
     faults = _open_all(nodes, on_state)
     answers, silent = _await(nodes, Ready, on_state)
     faults += silent
@@ -125,7 +149,8 @@ def _open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
     """Start all agents; return a fault for each host that failed. One failure hides no other."""
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         jobs: list[Future[None]] = [pool.submit(link.start) for link in nodes.links]
-        while wait_for(jobs, timeout=0.1).not_done:
+        while wait_for(jobs, timeout=POLL_S).not_done:
+            nodes.interrupts.heed()
             _show_states(nodes, on_state)
     errors = [job.exception() for job in jobs]
     for error in errors:
@@ -151,9 +176,8 @@ def _await(nodes: RunningNodes, kind: type[Answer], on_state: OnState) -> tuple[
     faults: dict[int, Fault] = {}
     deadline = time.monotonic() + READY_TIMEOUT_S
     while waiting := opened - set(answers) - set(faults):
-        try:
-            heard = nodes.heard.get(timeout=max(deadline - time.monotonic(), 0.0))
-        except queue.Empty:
+        heard = nodes.hear(max(deadline - time.monotonic(), 0.0))
+        if heard is None:
             late = f"not ready after {READY_TIMEOUT_S:g} s"
             return answers, [*faults.values(), *(Fault("agent", nodes.host(rank), late) for rank in sorted(waiting))]
         rank, message, host = heard.node_rank, heard.message, nodes.host(heard.node_rank)

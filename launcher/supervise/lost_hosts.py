@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Node
 from holmes_core.remote.connect import connect
+from launcher.nodes.interrupts import Interrupts
 
 PAUSE_S = 5.0
 
@@ -66,10 +67,10 @@ class LostHosts:
         self._nodes = tuple(node for node in self._nodes if node.host not in found)
         return found
 
-    def wait_for(self, nodes: Sequence[Node]) -> None:
-        """Return when all of them answer."""
+    def wait_for(self, nodes: Sequence[Node], interrupts: Interrupts) -> None:
+        """Return when all of them answer. Raises KeyboardInterrupt."""
         while not all(self._answers(node) for node in nodes):
-            time.sleep(PAUSE_S)
+            interrupts.pause(PAUSE_S)
 
     def _find(self) -> None:
         try:

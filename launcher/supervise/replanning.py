@@ -9,6 +9,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Settings
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
+from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.preflight import Fault
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.new_verdicts import NewVerdicts
@@ -35,12 +36,18 @@ class Replanning:
     """
 
     def __init__(
-        self, first_plan: Plan, settings: Settings, planner: Planner | None, say: Callable[[str], None], lost: LostHosts
+        self,
+        first_plan: Plan,
+        settings: Settings,
+        planner: Planner | None,
+        say: Callable[[str], None],
+        lost: LostHosts,
+        interrupts: Interrupts,
     ) -> None:
         self.next_plan: Plan | None = None
         self._first_plan, self._settings, self._planner, self._say = first_plan, settings, planner, say
         self._saves = first_plan.job.checkpoint is not None
-        self._lost = lost
+        self._lost, self._interrupts = lost, interrupts
         self._restarts = 0
         self._new = NewVerdicts()
 
@@ -50,7 +57,10 @@ class Replanning:
         return plan
 
     def after_failure(self, plan: Plan, cause: Failure, lost_hosts: tuple[str, ...]) -> Plan | None:
-        """Return the next attempt's plan as the settings ask, None to end the run. May wait for lost hosts."""
+        """Return the next attempt's plan as the settings ask, None to end the run. May wait for lost hosts.
+
+        Raises KeyboardInterrupt.
+        """
         self.next_plan = None
         step = next_step(self._settings, self._restarts, lost_hosts)
         if step == "end":
@@ -62,7 +72,7 @@ class Replanning:
             return self._without(plan, lost_hosts)
         if step == "wait":
             self._say(f"waiting for {', '.join(lost_hosts)}")
-            self._lost.wait_for([node for node in plan.nodes if node.host in lost_hosts])
+            self._lost.wait_for([node for node in plan.nodes if node.host in lost_hosts], self._interrupts)
         else:
             self._restarts += 1
             self._say(f"restart {self._restarts} of {self._settings.restarts} on the same hosts")
@@ -129,11 +139,12 @@ class Replanning:
             self._say("the ranks save after this step, and go on with the new plan")
 
     def _plan(self, why: str, make: Callable[[Planner], Plan]) -> Plan | None:
-        if self._planner is None:
+        planner = self._planner
+        if planner is None:
             self._say(f"no plan {why}: the inventory the plan was made from is not beside it")
             return None
         try:
-            plan = make(self._planner)
+            plan = self._interrupts.raised_during(lambda: make(planner))
         except HolmesError as error:
             self._say(f"no plan {why}: {error.what}")
             return None

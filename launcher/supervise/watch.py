@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable
 
 from launcher.journal.rank_files import FilePart
 from launcher.journal.run_events import RunEvent
 from launcher.journal.step_metrics import FinishedStep
-from launcher.nodes.start import RunningNodes
+from launcher.nodes.start import POLL_S, RunningNodes
 from launcher.supervise.attempt_state import AttemptState, Effect, ForMeeting, GiveUp, NotifyAll, Reconnect
 
-POLL_S = 0.1
 Happened = RunEvent | FinishedStep | FilePart
 
 
@@ -20,6 +18,7 @@ def watch(
     state: AttemptState, nodes: RunningNodes, take: Callable[[Happened], None], tick: Callable[[float], None]
 ) -> None:
     """Return when the attempt is over. `take` is given what happens, and `tick` is called now and then with the time.
+    Raises KeyboardInterrupt.
 
     The time is that at which a message came, however late it is taken: behind many lines of one node, another is not
     to seem silent.
@@ -27,12 +26,12 @@ def watch(
     now_s = time.monotonic()
     while not state.is_over(now_s):
         effects: list[Effect] = []
-        try:
-            heard = nodes.heard.get(timeout=POLL_S)
+        heard = nodes.hear(POLL_S)
+        if heard is None:
+            now_s = time.monotonic()
+        else:
             now_s = max(now_s, heard.heard_s)
             effects = state.take(heard, now_s)
-        except queue.Empty:
-            now_s = time.monotonic()
         for effect in (*effects, *state.tick(now_s)):
             _carry_out(effect, nodes, take)
             if isinstance(effect, ForMeeting) and (why := nodes.meet(effect.node_rank, effect.message)) is not None:

@@ -10,6 +10,7 @@ import pytest
 from holmes_core.records.access import Access
 from holmes_runtime.config.messages import AgentEnded, encode
 from launcher.nodes import start as start_module
+from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.preflight import Fault, Preflight, remedy_of
 from launcher.nodes.start import PREPARED, RunningNodes, start
 from launcher.nodes.stop import stop
@@ -41,7 +42,7 @@ def started(
     if first is not None:
         plan = plan.model_copy(update={"nodes": (plan.nodes[0].model_copy(update={"access": first}), *plan.nodes[1:])})
     attempt = Attempt(RUN)
-    nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), detached=False)
+    nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), False, Interrupts())
     preflight = start(nodes, plan, attempt, None, frozenset(), lambda host, state: None)  # noqa: ARG005
     stop(nodes)
     return preflight

@@ -8,6 +8,7 @@ import pytest
 
 from holmes_core.records.access import Access
 from holmes_runtime.config.messages import Alive, encode
+from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.preflight import Preflight, remedy_of
 from launcher.nodes.start import RunningNodes, start
 from launcher.nodes.stop import stop
@@ -33,7 +34,7 @@ def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> tuple[
     monkeypatch.setenv("HOME", str(folder))
     plan = with_access(PLAN, Access(transport="local", python=str(python)))
     attempt = Attempt("20260101-000000-abcd")
-    nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), detached=False)
+    nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), False, Interrupts())
     preflight = start(nodes, plan, attempt, None, frozenset(), lambda host, state: None)  # noqa: ARG005
     return preflight, stop(nodes)
 

@@ -7,7 +7,7 @@ import pytest
 from holmes_core.records.plan import Node
 from holmes_core.records.run import Failure
 from launcher.islands.island_return import IslandReturn
-from launcher.islands.thread_interrupt import ThreadInterrupt
+from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.preflight import Fault
 from tests.launcher.plans import cpu_plan
 
@@ -16,7 +16,7 @@ LOST = Failure(host="a1", cluster="a", rank=None, exit_code=1, message="gone", l
 
 
 def coming_back(
-    answering: list[bool], tries: int = 2, told: ThreadInterrupt | None = None
+    answering: list[bool], tries: int = 2, interrupts: Interrupts | None = None
 ) -> tuple[IslandReturn, list[str]]:
     """One whose hosts answer so, one after the other, and what it says."""
     said: list[str] = []
@@ -24,7 +24,7 @@ def coming_back(
     def answers(_: Node) -> bool:
         return answering.pop(0) if answering else True
 
-    return IslandReturn(tries, told or ThreadInterrupt(), said.append, answers, pause_s=0.0), said
+    return IslandReturn(tries, interrupts or Interrupts(), said.append, answers, pause_s=0.0), said
 
 
 def test_it_starts_again_with_the_same_plan_once_its_hosts_answer() -> None:
@@ -54,9 +54,9 @@ def test_a_step_forgives_what_was_before() -> None:
 
 
 def test_waiting_for_hosts_ends_when_it_is_told() -> None:
-    told = ThreadInterrupt()
-    island, _ = coming_back([False] * 1000, told=told)
-    told.tell()
+    interrupts = Interrupts()
+    island, _ = coming_back([False] * 1000, interrupts=interrupts)
+    interrupts.tell()
     with pytest.raises(KeyboardInterrupt):
         island.after_failure(PLAN, LOST, ())
-    told.heed()  # each time it is told ends one thing
+    interrupts.heed()  # each time it is told ends one thing

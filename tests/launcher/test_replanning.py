@@ -11,6 +11,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Settings
 from holmes_runtime.config.codec import EdgeSettings
 from holmes_runtime.config.verdicts import AllHostsSlow, EdgeAdapted, HostIsSlow, LinkIsSlow, SlowPart, Verdict
+from launcher.nodes.interrupts import Interrupts
 from launcher.supervise.lost_hosts import LostHosts
 from launcher.supervise.replanning import Replanning, next_step
 from tests.launcher.plans import cpu_plan
@@ -57,7 +58,7 @@ class Run:
 
     def __post_init__(self) -> None:
         lost = LostHosts(answers=lambda node: True, in_background=lambda work: work())  # noqa: ARG005
-        self.decides = Replanning(self.plan, self.settings, self.planner, self.said.append, lost)
+        self.decides = Replanning(self.plan, self.settings, self.planner, self.said.append, lost, Interrupts())
 
     def fails(self, *lost: str, message: str = "Traceback\nbad") -> Plan | None:
         cause = Failure(host="b2", cluster="b", rank=3, exit_code=1, message=message, last_lines=(), time_s=0)

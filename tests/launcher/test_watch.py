@@ -5,6 +5,7 @@ from __future__ import annotations
 from holmes_runtime.config.messages import Alive, Exited
 from holmes_runtime.config.rendezvous_messages import ToMeeting
 from launcher.journal.run_events import NodeState
+from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.node_link import LinkClosed, NodeMessage
 from launcher.nodes.start import RunningNodes
 from launcher.prepare.prepare import Attempt, prepare
@@ -26,7 +27,7 @@ class Refusing:
 def watched(heard: list[NodeMessage]) -> tuple[AttemptState, list[Happened]]:
     """The state when all that was heard has been taken, and what was told of it. No node can be sent anything."""
     bundles = prepare(PLAN, Attempt("20260101-000000-abcd"), UserVariables({}, {}))
-    nodes, told = RunningNodes(bundles, detached=False, meeting=Refusing()), list[Happened]()
+    nodes, told = RunningNodes(bundles, False, Interrupts(), meeting=Refusing()), list[Happened]()
     for each in heard:
         nodes.heard.put(each)
     state = AttemptState(PLAN, False, started_s=0.0, unix_offset_s=0.0)

@@ -357,7 +357,8 @@ def end_so(way: Way, ending: Ending, folder: Path, inventory: Path, full_disk: P
         plan = _plan(way.site, job_of(ending, folder, full_disk), inventory)
         before = {host.name: way.guest_pids(host.name) for host in way.bed.hosts}
         command = way.site.command("launch", str(plan), "--runs", str(folder / "runs"), *way.options, *ending.options)
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        stacks = {**os.environ, "PYTHONFAULTHANDLER": "1"}  # of its threads, should it have to be aborted
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=stacks)
         run = Running(way, folder, process, limited)
         said = ""
         begun_s: float | None = None
@@ -372,8 +373,9 @@ def end_so(way: Way, ending: Ending, folder: Path, inventory: Path, full_disk: P
         except EOFError as error:
             wrong = [str(error)]
         except subprocess.TimeoutExpired:
-            wrong = [f"it did not end within {ENDS_WITHIN_S:g} s; it said:\n{said[-3000:]}"]
-            process.kill()
+            process.send_signal(signal.SIGABRT)
+            said += process.communicate(timeout=ENDS_WITHIN_S)[1]
+            wrong = [f"it did not end within {ENDS_WITHIN_S:g} s; it said:\n{said[-8000:]}"]
         finally:
             away_s = 0.0
             if ending.undo is not None and begun_s is not None:

@@ -1,0 +1,80 @@
+"""Ctrl-C in a launch: noted whenever it comes, raised only where the launch looks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Result = TypeVar("Result")
+
+
+class Interrupts:
+    """Requests to end a launch. Each is raised once: the first means "save and end", the second "at once".
+
+    Python would raise KeyboardInterrupt at any instruction. Raised just after a thread took a lock, nothing releases
+    that lock, and the ending itself waits for it for ever.
+    """
+
+    def __init__(self) -> None:
+        self._noted: SimpleQueue[None] = SimpleQueue()  # a signal handler may `put` while the same thread is in `get`
+        self._raises_now = False
+
+    def tell(self) -> None:
+        """Note a request to end, from any thread or signal handler."""
+        self._noted.put(None)
+
+    def heed(self) -> None:
+        """Raise KeyboardInterrupt if a request was noted."""
+        with contextlib.suppress(Empty):
+            self._noted.get_nowait()
+            raise KeyboardInterrupt
+
+    def pause(self, limit_s: float) -> None:
+        """Wait `limit_s`. Raises KeyboardInterrupt as soon as a request is noted."""
+        with contextlib.suppress(Empty):
+            self._noted.get(timeout=limit_s)
+            raise KeyboardInterrupt
+
+    def raised_during(self, work: Callable[[], Result]) -> Result:
+        """Return the result of `work`, which a signal interrupts at any instruction: long work without locks."""
+        self.heed()
+        self._raises_now = True
+        try:
+            return work()
+        finally:
+            self._raises_now = False
+
+    def take_signal(self) -> None:
+        """Note a signal to this process."""
+        self.tell()
+        if self._raises_now:
+            self.heed()
+
+
+@contextlib.contextmanager
+def signals_call(take: Callable[[], None]) -> Iterator[None]:
+    """Within, have `take` called when a signal asks this process to end, and nothing else happen. Ignored signals
+    stay ignored."""
+    before = {}
+    try:
+        if threading.current_thread() is threading.main_thread():  # the others get no signals
+            for number in SIGNALS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    before[number] = signal.signal(number, lambda *_: take())
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ctrl_c_ignored() -> Iterator[None]:
+    """Ignore requests to end this process."""
+    with signals_call(lambda: None):
+        yield
