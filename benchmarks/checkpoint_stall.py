@@ -30,7 +30,9 @@ from holmes_runtime.trainer import Trainer
 from holmes_runtime.trial import Trial
 
 STEPS, ROUNDS = 10, 3
-SHAPE = ModelShape("gpt", 8, 544, 8, 8, 2176, 256, 128, 10000.0, None, 1e-5, None, False, False, False, None, False)
+SHAPE = ModelShape(
+    num_layers=8, hidden_size=544, num_heads=8, num_kv_heads=8, ffn_hidden_size=2176, vocab_size=256, seq_length=128
+)
 
 
 def take_steps(trainer: Trainer, checkpoints: Checkpoints | None, first: int) -> float:

@@ -30,7 +30,7 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import DataSettings, Optimizer
+from holmes_runtime.config.run_settings import DataSettings, OptimizerSettings
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.trainer import Trainer
 from tests.runtime.launched_runs import make_config
@@ -38,7 +38,16 @@ from tests.runtime.packed_cuts import PackedCuts
 
 CODECS: tuple[Codec, ...] = ("int8", "int4")
 BOUNDS = {1: (0, 3, 5), 2: (0, 2, 4, 5), 4: (0, 1, 2, 3, 4, 5)}  # of stages, by number of cuts
-SHAPE = ModelShape("llama", 5, 128, 4, 2, 384, 256, 128, 10000.0, None, 1e-5, None, False, False, False, None, False)
+SHAPE = ModelShape(
+    family="llama",
+    num_layers=5,
+    hidden_size=128,
+    num_heads=4,
+    num_kv_heads=2,
+    ffn_hidden_size=384,
+    vocab_size=256,
+    seq_length=128,
+)
 EVALUATION_BATCHES = 32
 
 
@@ -63,8 +72,8 @@ def make_run(text: Path, pattern: str, steps: int, case: Case, bounds: Sequence[
         micro_batch_size=4,
         codecs={"pp_forward": case.codec, "pp_backward": case.codec},
     )
-    optimizer = Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0)
-    data = DataSettings(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0)
+    optimizer = OptimizerSettings(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0)
+    data = DataSettings(str(text.absolute()), pattern, validation_fraction=0.05)
     return replace(config, seed=case.seed, data=data, optimizer=optimizer)
 
 

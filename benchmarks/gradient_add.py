@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.figure import print_figure
 from holmes_runtime.comm.process_groups import RankGroups
-from holmes_runtime.config.run_settings import Optimizer
+from holmes_runtime.config.run_settings import OptimizerSettings
 from holmes_runtime.parallel.zero1 import Zero1
 
 INPUTS, OUTPUTS = 256, 128
-SETTINGS = Optimizer(1e-4, 0.0, 0, "constant", 0.0, 0.9, 0.95, None)
+SETTINGS = OptimizerSettings(1e-4, 0.0, 0, "constant", 0.0, 0.9, 0.95, None)
 
 
 class MovedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -25,13 +25,15 @@ from benchmarks.figure import print_figure
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import DataSettings, Optimizer
+from holmes_runtime.config.run_settings import DataSettings, OptimizerSettings
 from holmes_runtime.data.corpus import Corpus, load_corpus
 from holmes_runtime.trainer import Trainer
 from tests.runtime.islands_in_process import IslandsInProcess
 from tests.runtime.launched_runs import ONE_ISLAND, make_config
 
-SHAPE = ModelShape("gpt", 2, 64, 4, 4, 256, 256, 64, 10000.0, None, 1e-5, None, False, False, False, None, False)
+SHAPE = ModelShape(
+    num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=4, ffn_hidden_size=256, vocab_size=256, seq_length=64
+)
 ISLANDS, MICRO_BATCH_SIZE, INNER_STEPS = 2, 4, 50
 PLAIN: dict[str, Any] = {"codec": "none", "fragments": 1, "delay_steps": 0}
 STREAMING: dict[str, Any] = {"codec": "int4", "fragments": 4, "delay_steps": 6}
@@ -54,8 +56,8 @@ def trainer(
     config = replace(
         config,
         seed=seed,
-        data=DataSettings(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0),
-        optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
+        data=DataSettings(str(text.absolute()), pattern, validation_fraction=0.05),
+        optimizer=OptimizerSettings(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
         outer_sync=replace(ONE_ISLAND, num_islands=ISLANDS, **outer) if outer else None,
     )
     return Trainer(config, config.grid.rank(0), read_corpus(config.data), RankGroups(), torch.device("cpu"))

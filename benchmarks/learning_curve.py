@@ -25,12 +25,14 @@ from benchmarks.figure import print_figure
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
-from holmes_runtime.config.run_settings import CheckpointSettings, DataSettings, EvaluationSettings, Optimizer
+from holmes_runtime.config.run_settings import CheckpointSettings, DataSettings, EvaluationSettings, OptimizerSettings
 from holmes_runtime.data.corpus import load_corpus
 
 ROOT = Path(__file__).parent.parent
 RANKS = 2
-SHAPE = ModelShape("gpt", 4, 128, 4, 4, 512, 256, 128, 10000.0, None, 1e-5, None, False, False, False, None, False)
+SHAPE = ModelShape(
+    num_layers=4, hidden_size=128, num_heads=4, num_kv_heads=4, ffn_hidden_size=512, vocab_size=256, seq_length=128
+)
 WIDTH, HEIGHT, MARGIN = 720, 360, 56  # pixels
 Curve = Sequence[tuple[int, float]]  # (step, loss in nats per byte)
 
@@ -39,7 +41,6 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
     """Two replicas of the whole model on one host."""
     checkpoints = folder / "checkpoints"
     return RunConfig(
-        schema_version=1,
         run_id="learning-curve",
         device="cpu",
         seed=1,
@@ -49,30 +50,18 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         microbatches=(1,) * RANKS,
         pp=1,
         dp=RANKS,
-        tp=1,
-        data_parallel="flat",
-        zero=1,
         schedule="1f1b",
-        chunks=1,
-        extra_in_flight=(),
-        room_in_flight=(),
         lossiest_codec="none",
-        recompute="none",
-        optimizer_offload=False,
         value_type="fp32",
         compile=False,
         model=SHAPE,
-        weights=None,
         emulation=None,
-        data=DataSettings(str(text.absolute()), pattern, None, "joined", 0.05, False, None, 0),
+        data=DataSettings(str(text.absolute()), pattern, validation_fraction=0.05),
+        expected_tokenizer=None,
         evaluation=EvaluationSettings(50, 4),
         checkpoint=CheckpointSettings(str(checkpoints.absolute()), 100, 2, 2),
-        profile=None,
         resume=True,
-        from_scratch=False,
-        resume_step=None,
-        optimizer=Optimizer(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
-        outer_sync=None,
+        optimizer=OptimizerSettings(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
         stages=(Stage(0, 0, SHAPE.num_layers),),
         ranks=tuple(Rank(rank, "here", "here", 0, rank, 0) for rank in range(RANKS)),
         groups=(Group("dp", "dp", tuple(range(RANKS)), ("lo",) * RANKS, None, 1, "none"),),
@@ -121,9 +110,7 @@ def read_curves(folder: Path) -> tuple[Curve, Curve]:
 
 def unigram_entropy(text: Path, pattern: str) -> float:
     """Nats per byte of a text that is drawn byte by byte at the frequencies of this one."""
-    corpus = load_corpus(
-        DataSettings(str(text), pattern, None, "joined", 0.0, False, None, 0), "here", 1, SHAPE.vocab_size
-    )
+    corpus = load_corpus(DataSettings(str(text), pattern), "here", 1, SHAPE.vocab_size)
     (tokens,) = corpus.training
     counts = torch.bincount(tokens.read(0, len(tokens)), minlength=SHAPE.vocab_size)
     shares = counts[counts > 0] / counts.sum()

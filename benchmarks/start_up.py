@@ -123,15 +123,13 @@ def draw_weights() -> None:
     """Seconds by the clock that the weights of llama-2-7b take, whole and one of eight tensor shards, in bf16."""
     import torch
 
-    from holmes_core.records.job import Model
+    from holmes_core.records.model import PRESETS
     from holmes_runtime.config.model_shape import ModelShape
     from holmes_runtime.config.run_config import Stage
     from holmes_runtime.model.decoder import DecoderStage
     from holmes_runtime.model.tensor_parallel import TensorParallel
 
-    model = Model.model_validate({"preset": "llama-2-7b"})
-    names = {name: getattr(model, name) for name in ModelShape.__dataclass_fields__}
-    shape = ModelShape(**{**names, "num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size})
+    shape = ModelShape(**PRESETS["llama-2-7b"])
     stage = Stage(0, 0, shape.num_layers // 8)  # an eighth, for the memory of small machines
     for name, tp, draws in (("whole", 1, True), ("shard", 8, True), ("resume", 1, False)):
         started_s = time.monotonic()

@@ -148,16 +148,14 @@ def _refuse_other_weights(job: Job) -> None:
         return
     from holmes_runtime.node.published_files.architectures import CONFIG_FILE
     from holmes_runtime.node.published_files.check_published import check_config, read_tensors
-    from launcher.prepare.prepare import shape_of
 
     folder = Path(job.weights).expanduser()
     if not os.access(folder / CONFIG_FILE, os.R_OK):
         return
     try:
-        shape = shape_of(job.model)
-        check_config(folder, shape)
+        check_config(folder, job.model)
         with contextlib.suppress(FileNotFoundError):  # config.json alone may lie here
-            read_tensors(folder, shape)
+            read_tensors(folder, job.model)
     except (OSError, ValueError) as error:
         raise HolmesError(
             f"job.yaml: weights: {error}",

@@ -145,23 +145,15 @@ def trial_of(arguments: argparse.Namespace) -> Trial:
     on_gpu = arguments.device == "cuda"
     compiles = arguments.compile if arguments.compile is not None else on_gpu and arguments.factory is None
     shape = ModelShape(
-        arguments.family,
+        family=arguments.family,
         num_layers=arguments.num_layers,
         hidden_size=arguments.hidden_size,
         num_heads=arguments.num_heads,
-        num_kv_heads=arguments.num_kv_heads or arguments.num_heads,
-        ffn_hidden_size=arguments.ffn_hidden_size or 4 * arguments.hidden_size,
+        num_kv_heads=arguments.num_kv_heads,
+        ffn_hidden_size=arguments.ffn_hidden_size,
         vocab_size=arguments.vocab_size,
         seq_length=arguments.seq_length,
-        rope_theta=10000.0,
-        rope_scaling=None,
-        norm_eps=1e-5,
-        head_dim=None,
-        qkv_bias=False,
-        qk_norm=False,
-        tied_embeddings=False,
         factory=arguments.factory,
-        tanh_gelu=False,
     )
     precision: Precision = arguments.precision or ("bf16" if on_gpu else "fp32")
     return Trial(shape, arguments.device, precision, arguments.threads, arguments.micro_batch_size, compiles)

@@ -52,7 +52,7 @@ def export(checkpoint: Path, output: Path, published: Path | None = None, tell: 
         raise ValueError(f"{output} exists")
     folder = newest_in(checkpoint) or checkpoint
     description = Description.read(folder)
-    shape: ModelShape = decode(ModelShape, description.shape, "shape")
+    shape: ModelShape = decode(ModelShape, {"preset": None, **description.shape}, "shape")
     origin = description.origin
     model = read_carried(published, shape) if published is not None else None
     if published is None and origin.weights is not None:

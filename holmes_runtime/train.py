@@ -116,7 +116,8 @@ def train(config: RunConfig, launched: Launched) -> None:
 def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: Rank, where: PositionReport) -> None:
     process_groups.check_interfaces(config, me.rank)
     where.now("reading the data", alone=True)
-    corpus = load_corpus(config.data, me.host, config.model.seq_length, config.model.vocab_size)
+    shape = config.model
+    corpus = load_corpus(config.data, me.host, shape.seq_length, shape.vocab_size, config.expected_tokenizer)
 
     where.now("meeting the other ranks")
     process_groups.connect(config, me.rank, launched.world_size)

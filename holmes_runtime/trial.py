@@ -22,8 +22,8 @@ from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group, Rank
-from holmes_runtime.config.run_config import SCHEMA_VERSION, RunConfig, Stage
-from holmes_runtime.config.run_settings import DataSettings, Optimizer, Precision
+from holmes_runtime.config.run_config import RunConfig, Stage
+from holmes_runtime.config.run_settings import DataSettings, OptimizerSettings, Precision
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.data.corpus import Corpus
 from holmes_runtime.data.tokens import TokenPart, Tokens
@@ -69,7 +69,6 @@ class Trial:
         ]
         samples = self.micro_batch_size * self.num_microbatches * self.dp
         return RunConfig(
-            schema_version=SCHEMA_VERSION,
             run_id="trial",
             device=self.device,
             seed=0,
@@ -79,30 +78,15 @@ class Trial:
             microbatches=(self.num_microbatches,) * self.dp,
             pp=self.pp,
             dp=self.dp,
-            tp=1,
-            data_parallel="flat",
-            zero=1,
             schedule=self.schedule,
-            chunks=1,
-            extra_in_flight=(),
-            room_in_flight=(),
             lossiest_codec="none",
-            recompute="none",
-            optimizer_offload=False,
             value_type=self.value_type,
             compile=self.compile,
             model=self.model,
-            weights=None,
             emulation=None,
-            data=DataSettings("none.bin", "*", None, "joined", 0.0, False, None, 0),
-            evaluation=None,
-            checkpoint=None,
-            profile=None,
-            resume=False,
-            from_scratch=False,
-            resume_step=None,
-            optimizer=Optimizer(1e-4, 0.0, 0, "constant", 0.1, 0.9, 0.95, 1.0),
-            outer_sync=None,
+            data=DataSettings("/none.bin"),
+            expected_tokenizer=None,
+            optimizer=OptimizerSettings(learning_rate=1e-4),
             stages=self._stages(),
             ranks=tuple(ranks),
             groups=tuple(self._groups()),

@@ -65,7 +65,7 @@ def test_commands_of_the_data_page_make_what_its_job_trains_on(tmp_path: Path) -
         assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
 
     said = read_user_file(Job, tmp_path / "job.yaml").data
-    data = DataSettings(str(tmp_path), "*", None, said.documents, said.validation_fraction, False, None, 0)
+    data = DataSettings(str(tmp_path), documents=said.documents, validation_fraction=said.validation_fraction)
     assert not isinstance(said.path, str)
     sources = tuple(DataSource(source.path, source.weight) for source in said.path)
     corpus = load_corpus(replace(data, path=sources), "here", 64, 256)

@@ -13,10 +13,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("holmes", "holmes_cli", "holmes_core", "prober", "planner", "launcher", "holmes_runtime", "templates")
 ALLOWED: dict[str, set[str]] = {
     "holmes": {"holmes_cli.api", "holmes_cli.app", "holmes_core", "launcher.journal", "launcher.nodes.preflight"},
-    "holmes_core": {"holmes_core"},
+    "holmes_core": {"holmes_core", "holmes_runtime.config"},
     "holmes_runtime": {"holmes_runtime"},
     "templates": set(),
-    "prober": {"prober", "holmes_core", "holmes_runtime.node.admission"},
+    "prober": {"prober", "holmes_core", "holmes_runtime.config", "holmes_runtime.node.admission"},
     "planner": {"planner", "holmes_core", "holmes_runtime.config"},
     "launcher": {"launcher", "holmes_core", "templates", "holmes_runtime.config"},
     "holmes_cli": {

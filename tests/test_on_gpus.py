@@ -25,7 +25,6 @@ from benchmarks.on_gpus.steps import STEPS, Step, degrees, memory
 from holmes_core.node_settings import SETTINGS
 from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import stage_parameters
-from launcher.prepare.prepare import shape_of
 from tests.planner.fleets import gpu_inventory, plan_for
 
 NONE = Machine("2.13.0+cu130", "13.0", "2.29.7", None, ())
@@ -150,7 +149,7 @@ def test_nccl_is_given_every_variable_that_plans_set_for_it() -> None:
 
 @pytest.mark.parametrize("name", TINY.shapes)
 def test_the_plain_loop_trains_the_model_that_holmes_counts(name: str) -> None:
-    shape = shape_of(Job.model_validate(TINY.shape_job(name, "/corpus.txt", "cpu", False)).model)
+    shape = Job.model_validate(TINY.shape_job(name, "/corpus.txt", "cpu", False)).model
     parameters = sum(parameter.numel() for parameter in PlainModel(shape).parameters())
     assert parameters == stage_parameters(shape, shape.num_layers, True, True)
     assert len(train(shape, torch.device("cpu"), micro_batch_size=2, microbatches=2, steps=2, recomputes=True)) == 2

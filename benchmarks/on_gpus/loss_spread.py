@@ -17,22 +17,20 @@ from benchmarks.on_gpus.product_run import largest_difference
 from benchmarks.on_gpus.scale import ON_GPUS, small_text
 from holmes_core.records.job import Job
 from holmes_runtime.comm.process_groups import RankGroups
-from holmes_runtime.config.run_settings import Optimizer, Precision
+from holmes_runtime.config.run_settings import Precision
 from holmes_runtime.data.corpus import Corpus
 from holmes_runtime.data.tokens import TokenPart, Tokens
 from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.stored_bytes import MemoryBytes
 from holmes_runtime.trainer import Trainer
 from holmes_runtime.trial import Trial
-from launcher.prepare.prepare import shape_of
 
 
 def losses_of(precision: Precision, seed: int, threads: int) -> list[float]:
     """Return the losses of the small job, trained in this process in one precision from one seed."""
     job = Job.model_validate(ON_GPUS.job("/corpus.txt", "cpu"))
-    trial = Trial(shape_of(job.model), "cpu", precision, threads, micro_batch_size=job.global_batch_size // 4)
-    optimizer = Optimizer(**job.optimizer.model_dump())
-    config = replace(trial.config(), seed=seed, steps=job.steps, optimizer=optimizer)
+    trial = Trial(job.model, "cpu", precision, threads, micro_batch_size=job.global_batch_size // 4)
+    config = replace(trial.config(), seed=seed, steps=job.steps, optimizer=job.optimizer)
     data = MemoryBytes(array("q", list(small_text().encode())))
     corpus = Corpus((Tokens([TokenPart("text", data, "int64")]),), (), "", BadLines(0))
     trainer = Trainer(config, config.grid.rank(0), corpus, RankGroups(), torch.device("cpu"))

@@ -28,9 +28,9 @@ class Block(nn.Module):
         self.qkv = nn.ModuleList(linear(hidden, size) for size in (shape.query_size, shape.kv_size, shape.kv_size))
         self.qk_norms = nn.ModuleList(nn.RMSNorm(self.head) for _ in range(2)) if shape.qk_norm else None
         self.out = linear(shape.query_size, hidden)
-        self.gate = None if self.is_gpt else linear(hidden, shape.ffn_hidden_size)
-        self.up = linear(hidden, shape.ffn_hidden_size)
-        self.down = linear(shape.ffn_hidden_size, hidden)
+        self.gate = None if self.is_gpt else linear(hidden, shape.ffn_size)
+        self.up = linear(hidden, shape.ffn_size)
+        self.down = linear(shape.ffn_size, hidden)
 
     def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Return the hidden states (b, s, h) of the next layer; `cosine` and `sine` are (s, head / 2)."""

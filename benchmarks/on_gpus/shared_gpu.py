@@ -28,7 +28,16 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.trainer import Trainer
 from holmes_runtime.trial import Trial, random_corpus
 
-SHAPE = ModelShape("llama", 4, 128, 4, 4, 256, 300, 64, 1e4, None, 1e-5, None, False, False, False, None, False)
+SHAPE = ModelShape(
+    family="llama",
+    num_layers=4,
+    hidden_size=128,
+    num_heads=4,
+    num_kv_heads=4,
+    ffn_hidden_size=256,
+    vocab_size=300,
+    seq_length=64,
+)
 STEPS = 5
 BACKEND = "through-host"
 

@@ -89,7 +89,7 @@ def calibrated(bench: Bench) -> list[Figure]:
     numbers = {
         "--hidden-size": model.hidden_size,
         "--num-heads": model.num_heads,
-        "--ffn-hidden-size": model.ffn_hidden_size,
+        "--ffn-hidden-size": model.ffn_size,
         "--seq-length": model.seq_length,
         "--vocab-size": model.vocab_size,
         "--micro-batch-size": plan.micro_batch_size,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from holmes_core.records.job import Model, Recompute
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.run_settings import Recompute
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Measurement:
     table: str
     name: str
     gpu: str
-    model: Model
+    model: ModelShape
     tp: int
     pp: int
     dp: int
@@ -42,9 +43,11 @@ SOURCES = {
 }
 
 
-def gpt(hidden_size: int, num_layers: int, num_heads: int, seq_length: int = 2048, vocab_size: int = 51200) -> Model:
+def gpt(
+    hidden_size: int, num_layers: int, num_heads: int, seq_length: int = 2048, vocab_size: int = 51200
+) -> ModelShape:
     """A GPT of that shape."""
-    return Model(
+    return ModelShape(
         num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
@@ -53,7 +56,7 @@ def gpt(hidden_size: int, num_layers: int, num_heads: int, seq_length: int = 204
     )
 
 
-def published_flops(model: Model, global_batch_size: int, recompute: Recompute) -> float:
+def published_flops(model: ModelShape, global_batch_size: int, recompute: Recompute) -> float:
     """The FLOPs of a step by which publications state TFLOP/s: 72, or 96 with full recomputation, B s L h^2 (...)."""
     h, s, factor = model.hidden_size, model.seq_length, 96 if recompute == "full" else 72
     ends = model.vocab_size / (factor / 6 * model.num_layers * h)

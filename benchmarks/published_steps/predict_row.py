@@ -7,8 +7,8 @@ from dataclasses import replace
 from benchmarks.published_steps.measurements import Measurement, measurements
 from benchmarks.published_steps.row_files import cut, inventory_of, job_of
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import ScheduleName
 from holmes_core.records.plan import Plan, SourceFile
+from holmes_runtime.config.schedule import ScheduleName
 from planner.make_plan import make_plan
 from planner.problem.candidates import Candidate
 from planner.problem.problem import read_problem

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
+from pydantic import TypeAdapter
 
 from benchmarks.published_steps.measurements import Measurement, measurements
 from holmes_core.records.access import Access
@@ -18,6 +19,7 @@ from holmes_core.records.devices import Gpu, Netdev, Nic
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
 from holmes_core.records.job import EngineName, Job
 from holmes_core.records.record_file import write_signed
+from holmes_runtime.config.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def job_data(row: Measurement) -> dict[str, object]:
         **({"micro_batch_size": row.micro_batch_size} if row.micro_batch_size is not None else {}),
     }
     return {
-        "model": row.model.model_dump(exclude_defaults=True),
+        "model": TypeAdapter(ModelShape).dump_python(row.model, exclude_defaults=True),
         "data": {"path": "/data"},
         "steps": 1,
         "global_batch_size": row.global_batch_size,

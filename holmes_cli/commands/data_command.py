@@ -60,9 +60,7 @@ def _sources(source: Path, pattern: str, skip_bad_lines: int) -> list[Path]:
                 raise HolmesError(
                     f"{file} has tokens, not text", "train on it as it is: `data: {path: ...}` in job.yaml"
                 )
-        return check_source(
-            source, DataSettings(str(source), pattern, None, "joined", 0.0, False, None, skip_bad_lines)
-        )
+        return check_source(source, DataSettings(str(source), pattern, skip_bad_lines=skip_bad_lines))
     except FileNotFoundError as error:
         raise HolmesError(str(error), "give a file, or a folder and a --pattern that matches its text") from None
     except (OSError, ValueError, ModuleNotFoundError) as error:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
+from pydantic import TypeAdapter
 
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.job import Model
-from holmes_core.records.parse_record import parse
 from holmes_runtime.config.model_shape import ModelShape, stage_parameters
 from holmes_runtime.node.data_files.document_tokens import TOKENIZER_FILE
 from holmes_runtime.node.data_files.text import FileTokenizer
@@ -33,7 +32,7 @@ def model_command(
         raise HolmesError(str(error), hint) from None
     shape = replace(published, seq_length=min(LONGEST, published.seq_length))
     has_tensors = _has_tensors(folder, published)
-    lines: dict[str, object] = {"model": section_of(shape, f"{folder}/config.json")}
+    lines: dict[str, object] = {"model": section_of(shape)}
     if has_tensors:
         lines["weights"] = str(folder.absolute())
     tokenizer = folder / TOKENIZER_FILE
@@ -82,10 +81,7 @@ def _has_tensors(folder: Path, shape: ModelShape) -> bool:
     return True
 
 
-def section_of(shape: ModelShape, source: str) -> dict[str, object]:
-    """Return the `model:` section of job.yaml for the `shape` in `source`, without keys at their defaults.
-
-    Raises HolmesError for a shape that no job may have.
-    """
-    said: dict[str, object] = parse(Model, asdict(shape), source).model_dump(exclude_defaults=True)
+def section_of(shape: ModelShape) -> dict[str, object]:
+    """Return the `model:` section of job.yaml for `shape`, without keys at their defaults."""
+    said: dict[str, object] = TypeAdapter(ModelShape).dump_python(shape, exclude_defaults=True)
     return {"family": shape.family, **said}

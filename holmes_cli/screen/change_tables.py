@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees
 from holmes_core.errors import HolmesError
 from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes
-from holmes_core.records.job import Codec
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_rate, format_seconds
+from holmes_runtime.config.codec import Codec
 from planner.advice.advise import Advised
 from planner.cost.codec_loss import loss_words
 

@@ -6,8 +6,9 @@ from collections import Counter
 from itertools import groupby
 
 from holmes_cli.screen.plan_tables import AXES, Sheet, count, describe
-from holmes_core.records.plan import Axis, Plan
+from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_memory, format_seconds
+from holmes_runtime.config.rank_grid import Axis
 from planner.advice.explain import ranges, step_parts, tasklets
 
 MAX_MOVED = 12  # hosts named one by one

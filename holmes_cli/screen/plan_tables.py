@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import Axis, Plan, PlanGroup, PlanStage
+from holmes_core.records.plan import Plan, PlanGroup, PlanStage
 from holmes_core.units import format_bytes, format_memory, format_rate, format_seconds
+from holmes_runtime.config.rank_grid import Axis
 from planner.advice.explain import NicLoad, StageMemory, leave_hosts, nic_loads, ranges, stage_memories, step_parts
 
 MAX_ROWS = 16  # a longer table is folded

@@ -18,9 +18,9 @@ from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_sheets
 from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Codec
 from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
+from holmes_runtime.config.codec import Codec
 from planner.advice.across_rails import rails_sentence
 from planner.advice.assumed_speeds import assumed_speed_sentence
 from planner.advice.cluster_spans import cluster_spans

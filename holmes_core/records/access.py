@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from holmes_core.records.record import Record
-from holmes_core.records.rooted_path import RootedPath, checked_rooted_path
 from holmes_core.records.ssh_names import SshHost, SshUser
+from holmes_runtime.config.rooted_path import RootedPath, checked_rooted_path
 
 TransportName = Literal["ssh", "local", "slurm"]
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]

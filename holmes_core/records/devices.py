@@ -9,8 +9,6 @@ from pydantic import Field
 from holmes_core.records.record import Record
 
 NicKind = Literal["InfiniBand", "RoCE", "Ethernet", "Omni-Path", "EFA", "iWARP", "SoftRoCE", "unknown"]
-NetName = Literal["IB", "Socket", "AWS Libfabric", "Libfabric"]
-"""NCCL's names of networks: its own transports ("IB" covers RoCE), and the two names that aws-ofi-nccl has had."""
 GidType = Literal["IB", "RoCE v1", "RoCE v2"]
 NetdevKind = Literal["physical", "virtual function", "bond", "vlan", "bridge", "ipoib", "loopback", "virtual"]
 

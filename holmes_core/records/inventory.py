@@ -8,9 +8,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from holmes_core.records.access import Access
-from holmes_core.records.devices import Gpu, GpuProcess, Netdev, NetName, Nic, PciDevice, Route
+from holmes_core.records.devices import Gpu, GpuProcess, Netdev, Nic, PciDevice, Route
 from holmes_core.records.link import IN_THE_CLEAR, Link, Security, Trunk
 from holmes_core.records.record import FileRecord, Record
+from holmes_runtime.config.rank_grid import NetName
 
 FabricKind = Literal["InfiniBand", "RoCE", "EFA", "Ethernet", "loopback"]
 Severity = Literal["F", "W", "I"]

@@ -2,142 +2,34 @@
 
 from __future__ import annotations
 
-import posixpath
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    Discriminator,
-    Field,
-    SerializerFunctionWrapHandler,
-    Tag,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from holmes_core.records.access import LaunchSettings
-from holmes_core.records.islands import IslandsSection
-from holmes_core.records.model import Model, Positive, RopeScaling
+from holmes_core.records.model import Model
 from holmes_core.records.record import FileRecord, Record
-from holmes_core.records.rooted_path import RootedPath
+from holmes_runtime.config.codec import Codec, Device
+from holmes_runtime.config.field_limits import AboveZero, NotNegative, Positive
+from holmes_runtime.config.rooted_path import RootedPath
+from holmes_runtime.config.run_settings import (
+    CheckpointSettings,
+    DataSettings,
+    EmulationSettings,
+    EvaluationSettings,
+    IslandsSettings,
+    OptimizerSettings,
+    Precision,
+    ProfileSettings,
+    Recompute,
+    Zero,
+)
+from holmes_runtime.config.schedule import ScheduleName
 
-__all__ = ["Model", "RopeScaling"]  # also keys of job.yaml, so that they can be imported from here
-Seconds = Annotated[float, Field(ge=0)]
-Precision = Literal["fp32", "bf16", "fp16"]
-Recompute = Literal["none", "selective", "full"]
-Device = Literal["cuda", "cpu"]
-Codec = Literal["none", "bf16", "int8", "int4"]
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 BYTES_VOCABULARY = 4096
 """The largest vocabulary of bytes with some extra tokens; published tokenizers have several times as many."""
-Zero = Literal[1, 3]
-"""The stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster."""
-ScheduleName = Literal["gpipe", "1f1b", "eager", "interleaved", "zero-bubble"]
 EngineName = Literal["holmes", "megatron-2020", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
-
-
-class Source(Record):
-    """One file or folder of a blend."""
-
-    path: RootedPath
-    """File or folder, as `data.path` names a single one. Example: /data/code.jsonl"""
-    weight: Annotated[float, Field(gt=0)]
-    """Its share of the samples is this over the sum of all weights. Example: 0.3"""
-
-
-class Data(Record):
-    """Text or tokens to train on, at the same path on every host: a file, or a folder and a file pattern.
-
-    Read as: .bin with its .idx in the same folder (Megatron tokens), .jsonl, .jsonl.gz and .jsonl.zst (the field
-    "text"), .parquet (the column "text"), else raw text.
-    """
-
-    path: Annotated[
-        Annotated[RootedPath, Tag("path")] | Annotated[tuple[Source, ...], Tag("blend")],
-        Discriminator(lambda path: "path" if isinstance(path, str) else "blend"),
-    ]
-    """A file or folder, or several to be blended by weight. A blend is the same under every plan: of its first n
-    samples, for any n, each source has its share to within one. Example: /data/text.jsonl"""
-    pattern: str = "*"
-    """Pattern of the names of the files to read in a folder. Example: "*.jsonl\""""
-    tokenizer: RootedPath | None = None
-    """A `tokenizers` JSON file; without one, text becomes bytes. Example: /models/llama/tokenizer.json"""
-    bytes: bool = False
-    """Train on bytes: on files that are not text, such as images, as they are, and on text as its bytes under any
-    vocabulary; false: both are refused. Example: true"""
-    skip_bad_lines: Annotated[int, Field(ge=0)] = 0
-    """Greatest number of lines of JSON and rows of Parquet without text, over all files, that a run skips. The run's
-    record has the number skipped. One more ends the run, with its file and line in the error. Example: 100"""
-    documents: Literal["joined", "separate"] = "joined"
-    """separate: attention stays inside a document, and positions count from the document's start in the sample. A
-    document is one that an .idx lists, a line of a .jsonl, or else a whole file. Example: separate"""
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The last part of each file's tokens, kept for evaluation and not trained on. Example: 0.01"""
-
-    @field_validator("path")
-    @classmethod
-    def _each_once(cls, path: str | tuple[Source, ...]) -> str | tuple[Source, ...]:
-        paths = [path] if isinstance(path, str) else [posixpath.normpath(source.path) for source in path]
-        if not paths:
-            raise ValueError("it names no file or folder")
-        twice = next((each for each in paths if paths.count(each) > 1), None)
-        if twice is not None:
-            raise ValueError(f"{twice} is listed twice: add up its weights")
-        return path
-
-
-class Evaluation(Record):
-    """Evaluation of the loss on the validation split: its interval in steps, and its size in batches."""
-
-    every_steps: Positive
-    """Steps between two evaluations; needs `data.validation_fraction`. Example: 200"""
-    num_batches: Positive = 1
-    """Global batches of the validation split that each evaluation reads. Example: 8"""
-
-
-class OptimizerSettings(Record):
-    """AdamW, its learning rate over the steps, and how gradients are clipped."""
-
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    """Highest learning rate, reached at the end of the warm-up. Example: 3.0e-4"""
-    min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
-    """Learning rate at the last step, unless `decay` is constant. Example: 3.0e-5"""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """First steps, over which the rate rises linearly to `learning_rate`. Example: 100"""
-    decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the rate from the end of the warm-up to the last step. Example: cosine"""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Weight decay of matrices. Vectors, such as biases and norms, have none. Example: 0.1"""
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the running mean of gradients. Example: 0.9"""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay of the running mean of squared gradients. Example: 0.95"""
-    grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
-    """Greatest norm of all gradients together, to which larger gradients are scaled down; null: no limit.
-    Example: 1.0"""
-
-
-class Checkpointing(Record):
-    """Folder and interval of checkpoints. The last step is always saved."""
-
-    path: RootedPath
-    """Folder that all hosts share, or a folder of that name on each host's own disk. Example: /shared/ckpt"""
-    every_steps: Positive
-    """Steps between two checkpoints. Example: 100"""
-    keep_last: Positive = 2
-    """Number of checkpoints to keep. Older ones are deleted. Example: 5"""
-    copies: Positive = 2
-    """Number of hosts that hold each shard, if hosts save on their own disks; in other clusters where there are any.
-    Example: 2"""
-
-
-class Profile(Record):
-    """Steps whose predicted and measured times are laid side by side in runs/ID/profile.json.gz, for Perfetto."""
-
-    steps: Positive = 3
-    """Number of steps that are recorded. Example: 3"""
-    after: Annotated[int, Field(ge=0)] = 5
-    """Steps of an attempt before the recorded ones. The first are slowed by compiling and connecting. Example: 5"""
 
 
 class Parallel(Record):
@@ -178,27 +70,16 @@ class Wire(Record):
     no sample comes twice. Cost of codecs: docs/slow-links.md. Example: int8"""
 
 
-class Emulation(Record):
-    """Rehearsal on the real network without GPUs: a layer's compute is a sleep, in seconds per sample."""
-
-    forward_s_per_layer: Seconds
-    """Seconds of sleep in the forward of one layer and one sample. Example: 0.004"""
-    backward_s_per_layer: Seconds
-    """Seconds of sleep in the backward of one layer and one sample. Example: 0.008"""
-    slowdown: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """Factors on the seconds that hosts sleep, by cluster. Example: {b: 1.5}"""
-
-
 class Calibration(Record):
     """Factors that correct the planner's cost model, as `holmes plan --calibrate` found them in a run."""
 
     run: str
     """Folder of that run. Example: runs/20261125-080000-abcd"""
-    compute_factor: Annotated[float, Field(gt=0)]
+    compute_factor: AboveZero
     """Measured seconds of compute over the seconds that the cost model predicts. Example: 1.1"""
     network_efficiency: Annotated[float, Field(gt=0, le=1)]
     """Fraction of the inventory's bandwidths that traffic gets. Example: 0.9"""
-    memory_margin: Annotated[float, Field(ge=0)] | None = None
+    memory_margin: NotNegative | None = None
     """Memory that a GPU takes beyond the planner's count, as a fraction of that count; not set: the run did not measure
     it. Example: 0.05"""
 
@@ -206,10 +87,10 @@ class Calibration(Record):
 class Overheads(Record):
     """Costs of a step for a slot in addition to FLOPs and bytes on links, as `holmes calibrate` measures them."""
 
-    action_s: Seconds
+    action_s: NotNegative
     """Seconds of each forward and backward of a stage in addition to computing it: the schedule and its messages.
     Example: 0.0002"""
-    update_bytes_per_s: Annotated[float, Field(gt=0)]
+    update_bytes_per_s: AboveZero
     """Rate at which memory is read and written where a step updates the slot's parameters. Example: 8.0e+9"""
     split_factor: Annotated[float, Field(ge=1)] | None = None
     """Seconds of a backward in the two halves of zero-bubble over its seconds in one piece; not set: the planner's own
@@ -219,11 +100,11 @@ class Overheads(Record):
 class Compute(Record):
     """Speed of one training slot: a GPU, or a CPU process that has its threads_per_slot cores to itself."""
 
-    flops_per_s: Annotated[float, Field(gt=0)] | None = None
+    flops_per_s: AboveZero | None = None
     """FLOP/s that a slot achieves, as `holmes calibrate` measures them; not set: the known speed of the GPU, or an
     assumed speed of a CPU. Example: 2.0e+10"""
     overheads: Overheads | None = None
-    emulate: Emulation | None = None
+    emulate: EmulationSettings | None = None
     calibration: Calibration | None = None
 
 
@@ -239,7 +120,7 @@ class Job(FileRecord):
     weights: RootedPath | None = None
     """Folder of a published model (config.json and .safetensors), at the same path on every host. Training starts from
     its weights; not set: from random ones. A run that resumes continues from its checkpoint. Example: /models/llama"""
-    data: Data
+    data: DataSettings
     steps: Positive
     """Optimizer steps of the whole training. Example: 1000"""
     global_batch_size: Annotated[int, Field(ge=1, le=2**20)]
@@ -252,9 +133,9 @@ class Job(FileRecord):
     compile: bool | None = None
     """Compile layers with torch.compile; not set: on GPUs, unless `model.factory` is set. Example: false"""
     optimizer: OptimizerSettings = OptimizerSettings()
-    evaluation: Evaluation | None = None
-    checkpoint: Checkpointing | None = None
-    profile: Profile | None = None
+    evaluation: EvaluationSettings | None = None
+    checkpoint: CheckpointSettings | None = None
+    profile: ProfileSettings | None = None
     engine: EngineName = "holmes"
     """Software that trains: the bundled runtime (holmes), or another. Plans for another are predictions, and are
     not launched; see docs/cost-model.md. Example: holmes"""
@@ -267,13 +148,13 @@ class Job(FileRecord):
     compute: Compute = Compute()
     parallel: Parallel = Parallel()
     wire: Wire = Wire()
-    islands: IslandsSection | None = None
+    islands: IslandsSettings | None = None
     """Clusters may train apart, as islands that exchange pseudo-gradients once a round (DiLoCo). This changes the
     trained model; not set: they do not. The job of a plan is one island's, and has no such section."""
     launch: LaunchSettings = LaunchSettings()
     master_port: Annotated[int, Field(ge=1024, le=65535)] = 29500
     """TCP port of the rendezvous on the first host, or the next free one from there on. Example: 29600"""
-    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    timeout_s: AboveZero = 600.0
     """Seconds a rank waits for another before the run ends. Example: 1200"""
 
     @property

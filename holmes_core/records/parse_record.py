@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, Union
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.plain_data import YamlLines
 from holmes_core.records.record import FileRecord, Record
+from holmes_runtime.config.checks import WrongValue
+from holmes_runtime.config.field_limits import SharedSettings
 
 SCHEMA_VERSION = 1
 MAX_FAULTS = 10  # in one message
@@ -27,7 +31,9 @@ _WORDS = {
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     **dict.fromkeys(("tuple_type", "list_type"), "must be a list, such as [a, b]"),
-    **dict.fromkeys(("dict_type", "model_type", "mapping_type"), "must be keys and values, such as {{key: value}}"),
+    **dict.fromkeys(
+        ("dict_type", "model_type", "dataclass_type", "mapping_type"), "must be keys and values, such as {{key: value}}"
+    ),
     "string_type": "must be text",
     "finite_number": "must be a finite number",
     "literal_error": "must be {expected}",
@@ -75,12 +81,15 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str, lines: Y
     faults, hints = [], []
     found = _without_echoes(error.errors())
     for fault in found[:MAX_FAULTS]:
-        location = list(fault["loc"])
+        location, refused = list(fault["loc"]), fault.get("ctx", {}).get("error")
+        if isinstance(refused, WrongValue):  # by settings, whose keys are inside
+            location += refused.key.split(".")
+            fault["msg"], fault["input"] = refused.rule, refused.value
         path = ".".join(str(part)[:MAX_CHARACTERS] for part in location) or "(whole file)"
         path = lines.where(location) + path if lines and location else path
-        if fault["type"] == "extra_forbidden":
+        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             model = _record_at(cls, location[:-1])
-            near = difflib.get_close_matches(str(location[-1]), list(model.model_fields), n=1, cutoff=0.5)
+            near = difflib.get_close_matches(str(location[-1]), list(fields_of(model)), n=1, cutoff=0.5)
             faults.append(f"{path}: unknown key (value {_shown(fault['input'])})")
             hints.append(f"did you mean `{near[0]}`?" if near else f"known here: {_keys(model)}")
         elif fault["type"] == "missing":
@@ -136,19 +145,28 @@ def _is_float(value: object) -> bool:
     return False
 
 
-def _record_at(cls: type[BaseModel], location: list[int | str]) -> type[BaseModel]:
+def _record_at(cls: type, location: list[int | str]) -> type:
     """Return the model whose keys stand at `location` below `cls`."""
     for part in location:
-        if isinstance(part, str) and part in cls.model_fields:
-            found = record_in(cls.model_fields[part].annotation)
+        if isinstance(part, str) and part in fields_of(cls):
+            found = record_in(fields_of(cls)[part].annotation)
             cls = found or cls
     return cls
 
 
-def record_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the record class inside an annotation such as `tuple[Host, ...]` or `Parallel | None`."""
+def fields_of(cls: type) -> Mapping[str, FieldInfo]:
+    """Return the fields of a record, or of settings, by name."""
+    if issubclass(cls, BaseModel):
+        return cls.model_fields
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return {field.name: FieldInfo.from_annotated_attribute(hints[field.name], field) for field in fields}
+
+
+def record_in(annotation: Any) -> type | None:
+    """Return the class of a record or of settings in an annotation such as `tuple[Host, ...]` or `Parallel | None`."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return annotation if issubclass(annotation, BaseModel) else None
+        return annotation if issubclass(annotation, BaseModel | SharedSettings) else None
     if typing.get_origin(annotation) in (tuple, list, dict, Union, types.UnionType, typing.Annotated):
         for argument in typing.get_args(annotation):
             found = record_in(argument)
@@ -157,8 +175,8 @@ def record_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _keys(cls: type[BaseModel]) -> str:
-    return ", ".join(f"`{name}`" for name in cls.model_fields)
+def _keys(cls: type) -> str:
+    return ", ".join(f"`{name}`" for name in fields_of(cls))
 
 
 def _shown(value: object) -> str:

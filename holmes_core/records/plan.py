@@ -8,14 +8,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from holmes_core.records.access import Access, OneLine
-from holmes_core.records.devices import NetName
 from holmes_core.records.islands import Modes, Round
-from holmes_core.records.job import Codec, Job, Recompute, ScheduleName, Zero
+from holmes_core.records.job import Job
 from holmes_core.records.record import FileRecord, Record
+from holmes_runtime.config.codec import Codec
+from holmes_runtime.config.rank_grid import Axis, DataParallel, NetName
+from holmes_runtime.config.run_settings import Recompute, Zero
+from holmes_runtime.config.schedule import ScheduleName
 
-Axis = Literal["tp", "dp", "dp_across", "tied", "pp_forward", "pp_backward"]
-DataParallel = Literal["flat", "hierarchical"]
-"""Gradients are summed over all replicas at once, or inside clusters and then across them."""
 Order = Literal["holmes", "usual"]
 Crossing = Literal["nothing", "pipeline", "data", "both"]
 """The traffic between clusters: messages between stages, the gradients of replicas."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar, get_origin
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from holmes_core.errors import HolmesError
 from holmes_core.own_key import is_own, signature
@@ -156,15 +156,17 @@ def _fields(cls: type[FileRecord], first: bytes, lines: Iterable[bytes]) -> dict
     """
     annotations = {name: field.annotation for name, field in cls.model_fields.items()}
     items = {name: record_in(kind) for name, kind in annotations.items() if get_origin(kind) is tuple}
-    arrays = {f' "{name}": [\n'.encode(): (name, item) for name, item in items.items() if item}
-    rest, last, records = bytearray(first), first, dict[str, list[BaseModel]]()
+    arrays: dict[bytes, tuple[str, TypeAdapter[Any]]] = {
+        f' "{name}": [\n'.encode(): (name, TypeAdapter(item)) for name, item in items.items() if item
+    }
+    rest, last, records = bytearray(first), first, dict[str, list[Any]]()
     for line in lines:
         if line.startswith(b"  {") and last in arrays:
             name, item = arrays[last]
             if line.count(b",") + line.count(b"[") > MAX_VALUES:  # each could be an error of the parser
                 raise ValueError(f"more values than a record of {name} has")
             record, comma, _ = line.rpartition(b",\n") if line.endswith(b",\n") else (line, b"", b"")
-            records.setdefault(name, []).append(item.model_validate_json(record))
+            records.setdefault(name, []).append(item.validate_json(record))
             rest += b"0" + comma.rstrip(b"\n") + b"\n"  # in its place, so that commas and brackets are checked
         else:
             rest += line

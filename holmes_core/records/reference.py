@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from holmes_core.records.model import MAX_COUNT
-from holmes_core.records.parse_record import record_in
+from holmes_core.records.parse_record import fields_of, record_in
+from holmes_runtime.config.field_limits import MAX_COUNT, SharedSettings
 
 _EXAMPLE = "Example: "
 _SECTIONS = "list of sections"
@@ -63,21 +63,21 @@ def keys_of(cls: type[BaseModel]) -> tuple[Key, ...]:
     return tuple(_keys(cls, schema, schema.get("$defs", {}), ""))
 
 
-def _keys(cls: type[BaseModel], schema: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> Iterator[Key]:
+def _keys(cls: type, schema: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> Iterator[Key]:
     documented = _documented(cls)
-    for field, info in cls.model_fields.items():
+    for field, info in fields_of(cls).items():
         section, words = record_in(info.annotation), _type_words(schema["properties"][field])
         meaning, _, example = documented.get(field, "").partition(_EXAMPLE)
         if section is not None and not meaning:
             meaning = " ".join(inspect.cleandoc(section.__doc__ or "").split())
-        default = "required" if info.is_required() else _default(info.get_default())
+        default = "required" if info.is_required() else _default(info.get_default(call_default_factory=True))
         yield Key(prefix + field, words, default, meaning.strip(), example.strip(), section is not None)
         if section is not None:
             marks = "[]" if _SECTIONS in words else ""
             yield from _keys(section, known[section.__name__], known, f"{prefix}{field}{marks}.")
 
 
-def _documented(cls: type[BaseModel]) -> dict[str, str]:
+def _documented(cls: type) -> dict[str, str]:
     """Return the docstrings below the fields of a record, each on one line."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(body, ast.ClassDef)
@@ -92,7 +92,7 @@ def _documented(cls: type[BaseModel]) -> dict[str, str]:
 def _default(value: object) -> str:
     if value is None:
         return "not set"
-    if isinstance(value, BaseModel):
+    if isinstance(value, BaseModel | SharedSettings):
         return "see its keys"
     plain = list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("...\n").strip()

@@ -16,10 +16,18 @@ def shown(value: object) -> str:
     return _REPR.repr(value)[: 3 * SHOWN_CHARACTERS]
 
 
+class WrongValue(ValueError):
+    """The `value` of `key` breaks a `rule`."""
+
+    def __init__(self, key: str, value: object, rule: str) -> None:
+        super().__init__(f"{key}: {rule}, got {shown(value)}")
+        self.key, self.value, self.rule = key, value, rule
+
+
 def check(key: str, value: object, rule: str, holds: bool) -> None:
-    """Raise ValueError with `key`, `rule` and `value` unless the rule `holds`."""
+    """Raise WrongValue unless the rule `holds`."""
     if not holds:
-        raise ValueError(f"{key}: {rule}, got {shown(value)}")
+        raise WrongValue(key, value, rule)
 
 
 def check_positive(record: object, *keys: str) -> None:

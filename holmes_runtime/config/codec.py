@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 Codec = Literal["none", "bf16", "int8", "int4"]
 """From lossless to lossiest. none: values as they are; bf16: rounded to it; int8, int4: in blocks."""
 
-Device = Literal["cpu", "cuda"]
+Device = Literal["cuda", "cpu"]
 
 CODECS: tuple[Codec, ...] = get_args(Codec)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from holmes_runtime.config.run_settings import Optimizer
+from holmes_runtime.config.run_settings import OptimizerSettings
 
 
-def learning_rate(settings: Optimizer, step: int, num_steps: int) -> float:
+def learning_rate(settings: OptimizerSettings, step: int, num_steps: int) -> float:
     """Return the learning rate of `step`, counted from 0, in a run of `num_steps`.
 
     It rises by equal amounts over the warm-up, whose last step has the full rate. Then it stays, or falls on a line or

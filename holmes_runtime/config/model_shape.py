@@ -8,14 +8,14 @@ shards matrices, and biases of their columns, are split; norms, and biases of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
-from holmes_runtime.config.checks import check, check_positive
+from holmes_runtime.config.checks import check
+from holmes_runtime.config.field_limits import AboveZero, Limits, Positive, SharedSettings
 
 Family = Literal["gpt", "llama"]
 Part = Literal["embedding", "layer", "head"]
-RopeKind = Literal["linear", "llama3"]
 MLP_MATRICES: dict[Family, int] = {"gpt": 2, "llama": 3}  # SwiGLU adds a gate matrix
 LOSS_CHUNK_BYTES = 64 * 2**20  # fp32 logits that the loss works on at a time: enough to fill a GPU
 BUCKET_BYTES = 4 * 2**20  # fp32 gradients: large enough to fill a link, small enough to start early
@@ -24,99 +24,106 @@ MAX_BUCKETS = 64  # in a large model; at most one of them is left to send when t
 NORM_VECTORS: dict[Family, int] = {"gpt": 2, "llama": 1}  # LayerNorm has a bias, RMSNorm none
 
 
-class Sizes(Protocol):
-    """The sizes that counting needs: h, q, k, f, s, V. Both the model of job.yaml and `ModelShape` have them."""
-
-    @property
-    def family(self) -> Family: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def head_size(self) -> int: ...
-    @property
-    def query_size(self) -> int: ...
-    @property
-    def kv_size(self) -> int: ...
-    @property
-    def ffn_size(self) -> int: ...
-    @property
-    def seq_length(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def tied_embeddings(self) -> bool: ...
-    @property
-    def qkv_bias(self) -> bool: ...
-    @property
-    def qk_norm(self) -> bool: ...
-
-
 @dataclass(frozen=True)
-class RopeStretch:
-    """Stretching of rotary frequencies by `factor`, to reach beyond the length they were trained at.
+class RopeScaling(SharedSettings):
+    """Stretching of rotary frequencies, so that positions reach beyond the length the model was trained at.
 
-    linear: all of them (Chen et al., Position Interpolation, 2023). llama3: frequencies that turn less than
-    `low_freq_factor` times in `original_seq_length` tokens. Those that turn more than `high_freq_factor` times stay,
-    with a smooth transition between the two (Grattafiori et al., The Llama 3 Herd of Models, 2024, and Meta's published
-    code).
+    linear: all frequencies by `factor`. llama3: only the slow ones, as in Llama 3.1.
     """
 
-    kind: RopeKind
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_seq_length: int
+    # linear: Chen et al., Position Interpolation, 2023. llama3: Grattafiori et al., The Llama 3 Herd of Models, 2024,
+    # and Meta's published code.
+    kind: Literal["linear", "llama3"]
+    """linear or llama3. Example: llama3"""
+    factor: AboveZero
+    """Length that positions reach over the original length. Example: 8.0"""
+    low_freq_factor: AboveZero = 1.0
+    """For llama3: frequencies that turn less often than this within the original length are stretched. Example: 1.0"""
+    high_freq_factor: AboveZero = 4.0
+    """For llama3: frequencies that turn more often than this are left as they are. Example: 4.0"""
+    original_seq_length: Positive = 8192
+    """For llama3: sequence length in tokens that the model was first trained at. Example: 8192"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "factor", "low_freq_factor", "high_freq_factor", "original_seq_length")
+        super().__post_init__()
         low, high = self.low_freq_factor, self.high_freq_factor
         check("high_freq_factor", high, f"must be above low_freq_factor {low}", high > low)
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """A decoder of one family. Raises ValueError for impossible sizes.
+@dataclass(frozen=True, kw_only=True)
+class ModelShape(SharedSettings):
+    """A decoder of one family: its shape in the field's words, as `holmes model FOLDER` reads it too."""
 
-    gpt: learned positions, LayerNorm, GELU, biases; with `tanh_gelu` GELU is approximated by tanh. llama: rotary
-    positions, RMSNorm, SwiGLU, no biases except, with `qkv_bias`, of queries, keys and values; `qk_norm` has an RMSNorm
-    over each head of queries and keys. `head_dim` is None where heads share out the hidden size. With `tied_embeddings`
-    the head is the table of token vectors. `factory`, FILE.py:FUNCTION, builds a model of the user's own
-    (docs/runtime.md).
-    """
-
-    family: Family
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    ffn_hidden_size: int
-    vocab_size: int
-    seq_length: int
-    rope_theta: float
-    rope_scaling: RopeStretch | None
-    norm_eps: float
-    head_dim: int | None
-    qkv_bias: bool
-    qk_norm: bool
-    tied_embeddings: bool
-    factory: str | None
-    tanh_gelu: bool
+    preset: str | None = None
+    """A published shape, which other keys override. Example: llama-3-8b"""
+    family: Family = "gpt"
+    """gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query
+    attention, no biases; with the keys below also Qwen 2.5, Qwen 3 and Mistral. Example: llama"""
+    num_layers: Annotated[int, Limits(ge=1, le=10_000)]
+    """Transformer layers. Example: 8"""
+    hidden_size: Annotated[int, Limits(ge=1, le=2**20)]
+    """Width of a token's vector between layers. Example: 256"""
+    num_heads: Positive
+    """Attention heads of queries. Example: 8"""
+    num_kv_heads: Positive | None = None
+    """Attention heads of keys and values; not set: as many as `num_heads`. Example: 2"""
+    ffn_hidden_size: Positive | None = None
+    """Width of the feed-forward network; not set: 4 `hidden_size`. Example: 688"""
+    seq_length: Positive
+    """Tokens of a sequence. Example: 1024"""
+    vocab_size: Positive = 256
+    """Different tokens; 256 is enough for bytes. Example: 32000"""
+    rope_theta: AboveZero = 10000.0
+    """Base of a llama's rotary frequencies. Example: 500000.0"""
+    rope_scaling: RopeScaling | None = None
+    norm_eps: AboveZero = 1e-5
+    """Added to the variance in norms. Example: 1.0e-6"""
+    head_dim: Positive | None = None
+    """Width of a head; not set: `hidden_size` / `num_heads`. Example: 64"""
+    qkv_bias: bool = False
+    """A llama's queries, keys and values have biases, as in Qwen 2.5. Example: true"""
+    qk_norm: bool = False
+    """A llama has an RMSNorm over each head of queries and keys, as in Qwen 3. Example: true"""
+    tanh_gelu: bool = False
+    """A gpt's GELU is approximated by tanh, as in OpenAI's GPT-2 (`gelu_new`). Example: true"""
+    tied_embeddings: bool = False
+    """The head is the table of token vectors. Example: true"""
+    factory: Annotated[str, Limits(pattern=r"^(/[^:]*|[^/:]+(/[^/:]+)*)\.py:[A-Za-z_]\w*$")] | None = None
+    """FILE.py:FUNCTION that builds a model of your own. FILE is in the folder of job.yaml, in the folder that
+    `launch.code` names, or, if absolute, on every host. The shape must still describe the model, since the planner
+    prices the shape.
+    Example: my_model.py:build"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size")
-        check_positive(self, "vocab_size", "seq_length", "rope_theta", "norm_eps")
-        h, heads, kv_heads, head_dim = self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim
-        check("num_heads", heads, f"must divide hidden_size {h}", head_dim is not None or h % heads == 0)
-        check("head_dim", head_dim, "must be positive", head_dim is None or head_dim > 0)
-        check("num_kv_heads", kv_heads, f"must divide num_heads {heads}", heads % kv_heads == 0)
-        can_rotate = self.family == "gpt" or self.head_size % 2 == 0
-        check("num_heads", heads, "must make hidden_size / num_heads even, for rotation", can_rotate)
-        of_llama = self.qkv_bias or self.qk_norm or self.rope_scaling is not None
-        rule = "must be llama for qkv_bias, qk_norm and rope_scaling"
-        check("family", self.family, rule, self.family == "llama" or not of_llama)
-        check("family", self.family, "must be gpt for tanh_gelu", self.family == "gpt" or not self.tanh_gelu)
+        super().__post_init__()
+        h, heads, family = self.hidden_size, self.num_heads, self.family
+        check("num_heads", heads, f"must divide hidden_size {h}", self.head_dim is not None or h % heads == 0)
+        check("num_kv_heads", self.kv_heads, f"must divide num_heads {heads}", heads % self.kv_heads == 0)
+        rule = f"must make the size of a head, {self.head_size}, even, for rotation"
+        check("num_heads", heads, rule, family == "gpt" or self.head_size % 2 == 0)
+        rule = f"must be as many as num_heads {heads} in a gpt"
+        check("num_kv_heads", self.kv_heads, rule, family == "llama" or self.kv_heads == heads)
+        rule = "must be false: a model.factory makes its own head, and its copies would drift apart"
+        check("tied_embeddings", self.tied_embeddings, rule, self.factory is None or not self.tied_embeddings)
+        for key in ("rope_scaling", "qkv_bias", "qk_norm"):
+            check(key, getattr(self, key), "must not be set in a gpt", family == "llama" or not getattr(self, key))
+        check("tanh_gelu", self.tanh_gelu, "must be false in a llama", family == "gpt" or not self.tanh_gelu)
+
+    @property
+    def in_full(self) -> ModelShape:
+        """The same shape with every size given, and a size of heads only where it is not the usual one."""
+        return replace(
+            self,
+            preset=None,
+            num_kv_heads=self.kv_heads,
+            ffn_hidden_size=self.ffn_size,
+            head_dim=None if self.query_size == self.hidden_size else self.head_dim,
+        )
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads: as many as query heads unless given."""
+        return self.num_kv_heads or self.num_heads
 
     @property
     def head_size(self) -> int:
@@ -131,21 +138,31 @@ class ModelShape:
     @property
     def kv_size(self) -> int:
         """Width of the keys, and of the values, of all their heads."""
-        return self.head_size * self.num_kv_heads
+        return self.head_size * self.kv_heads
 
     @property
     def ffn_size(self) -> int:
-        """Width of the feed-forward network."""
-        return self.ffn_hidden_size
+        """Width of the feed-forward network: 4 h unless given."""
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def sharded_sizes(self) -> dict[str, int]:
+        """The sizes that the tensor degree must divide, by key in job.yaml."""
+        return {
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.kv_heads,
+            "ffn_hidden_size": self.ffn_size,
+            "seq_length": self.seq_length,
+        }
 
 
-def layer_matrix_parameters(model: Sizes) -> int:
+def layer_matrix_parameters(model: ModelShape) -> int:
     """Return the weights of one layer's matrices: h (2 q + 2 k) of attention, 2 h f of a GPT's MLP, 3 h f of SwiGLU."""
     h = model.hidden_size
     return h * (2 * model.query_size + 2 * model.kv_size) + MLP_MATRICES[model.family] * h * model.ffn_size
 
 
-def layer_parameters(model: Sizes, tp: int = 1) -> int:
+def layer_parameters(model: ModelShape, tp: int = 1) -> int:
     """Return the parameters of one layer on one of `tp` shards: matrices, norms, and biases if it has any.
 
     The biases are q + 2 k of queries, keys and values, and a GPT's h of the projection, f and h of the MLP.
@@ -159,18 +176,18 @@ def layer_parameters(model: Sizes, tp: int = 1) -> int:
     return split // tp + whole
 
 
-def table_parameters(model: Sizes, tp: int = 1) -> int:
+def table_parameters(model: ModelShape, tp: int = 1) -> int:
     """Return the parameters of the table of token vectors, V h, split over the vocabulary."""
     return model.vocab_size * model.hidden_size // tp
 
 
-def embedding_parameters(model: Sizes, tp: int = 1) -> int:
+def embedding_parameters(model: ModelShape, tp: int = 1) -> int:
     """Return the parameters of the embedding: the table, and a GPT's s h positions, whole on each shard."""
     positions = model.seq_length * model.hidden_size if model.family == "gpt" else 0
     return table_parameters(model, tp) + positions
 
 
-def head_parameters(model: Sizes, tp: int = 1, is_first: bool = False) -> int:
+def head_parameters(model: ModelShape, tp: int = 1, is_first: bool = False) -> int:
     """Return the parameters of the head, h V, split over the vocabulary, and of the final norm.
 
     A tied head on a stage that `is_first` too adds only the norm; any other last stage has its own copy of the table.
@@ -179,7 +196,7 @@ def head_parameters(model: Sizes, tp: int = 1, is_first: bool = False) -> int:
     return table + NORM_VECTORS[model.family] * model.hidden_size
 
 
-def stage_parameters(model: Sizes, num_layers: int, is_first: bool, is_last: bool, tp: int = 1) -> int:
+def stage_parameters(model: ModelShape, num_layers: int, is_first: bool, is_last: bool, tp: int = 1) -> int:
     """Return the parameters of a stage of `num_layers` layers on one of `tp` shards."""
     ends = embedding_parameters(model, tp) * is_first + head_parameters(model, tp, is_first) * is_last
     return num_layers * layer_parameters(model, tp) + ends
@@ -200,12 +217,12 @@ def gradient_order(num_layers: int, is_first: bool, is_last: bool) -> tuple[Part
     return tuple(part for part, count in counts for _ in range(count))
 
 
-def matrix_flops(model: Sizes, micro_batch_size: int) -> float:
+def matrix_flops(model: ModelShape, micro_batch_size: int) -> float:
     """Return the FLOPs of the forward of one layer's matrices: 2 b s for every weight."""
     return 2.0 * micro_batch_size * model.seq_length * layer_matrix_parameters(model)
 
 
-def attention_flops(model: Sizes, micro_batch_size: int) -> float:
+def attention_flops(model: ModelShape, micro_batch_size: int) -> float:
     """Return the FLOPs of one layer's attention core forward, queries x keys and scores x values: 4 b s^2 q.
 
     Counted in full, as published formulas do, although a causal kernel may skip the half above the diagonal.
@@ -213,7 +230,7 @@ def attention_flops(model: Sizes, micro_batch_size: int) -> float:
     return 4.0 * micro_batch_size * model.seq_length**2 * model.query_size
 
 
-def layer_flops(model: Sizes, micro_batch_size: int) -> float:
+def layer_flops(model: ModelShape, micro_batch_size: int) -> float:
     """Return the FLOPs of one layer's forward: for a GPT 24 b s h^2 (1 + s / (6 h)).
 
     Source: Narayanan et al., Megatron-LM, SC 2021, equation 2.
@@ -221,12 +238,12 @@ def layer_flops(model: Sizes, micro_batch_size: int) -> float:
     return matrix_flops(model, micro_batch_size) + attention_flops(model, micro_batch_size)
 
 
-def head_flops(model: Sizes, micro_batch_size: int) -> float:
+def head_flops(model: ModelShape, micro_batch_size: int) -> float:
     """Return the FLOPs of the head's forward: 2 b s h V. Source as `layer_flops`."""
     return 2.0 * micro_batch_size * model.seq_length * model.hidden_size * model.vocab_size
 
 
-def step_flops(model: Sizes, batch_size: int) -> float:
+def step_flops(model: ModelShape, batch_size: int) -> float:
     """Return the FLOPs of `batch_size` samples in all layers and the head; a backward takes as many as two forwards.
 
     Recomputation is left out, so that utilisation cannot be raised by wasting work. Source: Chowdhery et al., PaLM,

@@ -17,7 +17,9 @@ from holmes_runtime.config.codec import Codec
 
 Axis = Literal["tp", "dp", "dp_across", "tied", "pp_forward", "pp_backward"]
 DataParallel = Literal["flat", "hierarchical"]
+"""Gradients are summed over all replicas at once, or inside clusters and then across them."""
 NetName = Literal["IB", "Socket", "AWS Libfabric", "Libfabric"]
+"""NCCL's names of networks: its own transports ("IB" covers RoCE), and the two names that aws-ofi-nccl has had."""
 GroupKey = tuple[Axis, tuple[int, ...]]
 EDGE_AXES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
 

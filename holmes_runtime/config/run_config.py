@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from holmes_runtime.config.checks import check, check_positive
-from holmes_runtime.config.codec import BF16_BYTES, CODECS, Codec, EdgeSettings, codecs_up_to, packed_bytes
+from holmes_runtime.config.codec import BF16_BYTES, CODECS, Codec, Device, EdgeSettings, codecs_up_to, packed_bytes
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, DataParallel, Group, Rank, RankGrid, group_key
 from holmes_runtime.config.run_settings import (
@@ -22,7 +21,7 @@ from holmes_runtime.config.run_settings import (
     EmulationSettings,
     EvaluationSettings,
     Expectation,
-    Optimizer,
+    OptimizerSettings,
     OuterSync,
     Precision,
     ProfileSettings,
@@ -48,9 +47,11 @@ class Stage:
         check("stop_layer", self.stop_layer, rule, self.stop_layer > self.first_layer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The configuration of a run, as every rank reads it. Raises ValueError, naming the key, when inconsistent.
+
+    Defaults are of what a run may do without. `from_json` takes none of them: each key must be in the file.
 
     `microbatches[i]` are the micro-batches of replica i per step; `chunks` the stages that a pipeline rank holds;
     `extra_in_flight` one number an edge for the schedule "eager", else empty. With "hierarchical" `data_parallel`,
@@ -59,7 +60,9 @@ class RunConfig:
     for stage 1 only, masters and moments are in host memory, where the CPU updates them. `value_type` is the precision
     of weights, activations and messages between stages; masters, moments and gradient sums are fp32.
 
-    `weights` is a published model's folder, on every host; a run that does not resume starts from it. With
+    `weights` is a published model's folder, on every host; a run that does not resume starts from it.
+    `expected_tokenizer` is the one that text needs where the model's tokens are not bytes; None where they are, or may
+    be. With
     `from_scratch`, a run that resumes begins at step 1 where no folder holds a checkpoint; `resume_step` names the
     checkpoint to go back to. With `outer_sync` the run is an island, which shares progress with other runs.
 
@@ -67,9 +70,9 @@ class RunConfig:
     micro-batches that each pipeline rank has memory for, empty where not known.
     """
 
-    schema_version: int
+    schema_version: int = SCHEMA_VERSION
     run_id: str
-    device: Literal["cpu", "cuda"]
+    device: Device
     seed: int
     steps: int
     global_batch_size: int
@@ -77,30 +80,31 @@ class RunConfig:
     microbatches: tuple[int, ...]
     pp: int
     dp: int
-    tp: int
-    data_parallel: DataParallel
-    zero: Zero
+    tp: int = 1
+    data_parallel: DataParallel = "flat"
+    zero: Zero = 1
     schedule: ScheduleName
-    chunks: int
-    extra_in_flight: tuple[int, ...]
-    room_in_flight: tuple[int, ...]
+    chunks: int = 1
+    extra_in_flight: tuple[int, ...] = ()
+    room_in_flight: tuple[int, ...] = ()
     lossiest_codec: Codec
-    recompute: Recompute
-    optimizer_offload: bool
+    recompute: Recompute = "none"
+    optimizer_offload: bool = False
     value_type: Precision
     compile: bool
     model: ModelShape
-    weights: str | None
+    weights: str | None = None
     emulation: EmulationSettings | None
     data: DataSettings
-    evaluation: EvaluationSettings | None
-    checkpoint: CheckpointSettings | None
-    profile: ProfileSettings | None
-    resume: bool
-    from_scratch: bool
-    resume_step: int | None
-    optimizer: Optimizer
-    outer_sync: OuterSync | None
+    expected_tokenizer: str | None
+    evaluation: EvaluationSettings | None = None
+    checkpoint: CheckpointSettings | None = None
+    profile: ProfileSettings | None = None
+    resume: bool = False
+    from_scratch: bool = False
+    resume_step: int | None = None
+    optimizer: OptimizerSettings
+    outer_sync: OuterSync | None = None
     stages: tuple[Stage, ...]
     ranks: tuple[Rank, ...]
     groups: tuple[Group, ...]
@@ -283,13 +287,10 @@ class RunConfig:
         check("compile", self.compile, rule, self.schedule != "zero-bubble" or not self.compile)
 
     def _check_shards(self) -> None:
-        for key in ("num_heads", "num_kv_heads", "ffn_hidden_size", "seq_length"):
-            size = getattr(self.model, key)
+        for key, size in self.model.sharded_sizes.items():
             check(f"model.{key}", size, f"must be a multiple of tp {self.tp}", size % self.tp == 0)
         factory, emulates = self.model.factory, self.emulation is not None
         check("weights", self.weights, "must be null for a model of one's own", self.weights is None or factory is None)
-        rule = "must be false for a model of one's own"
-        check("model.tied_embeddings", True, rule, factory is None or not self.model.tied_embeddings)
         rule = "must be 1 for emulation and for a model of one's own"
         check("tp", self.tp, rule, self.tp == 1 or (factory is None and not emulates))
         check("model.factory", factory, "must be null in an emulated run", factory is None or not emulates)

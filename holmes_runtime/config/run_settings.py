@@ -1,77 +1,100 @@
-"""Settings of a run other than its model and its ranks: data, optimizer, checkpoints, rehearsal. Free of torch."""
+"""SharedSettings of a run other than its model and its ranks: data, optimizer, checkpoints, rehearsal. Free of torch.
+
+Most are sections of job.yaml too: the text below a field is its meaning in docs/job.md.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import posixpath
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
 
-from holmes_runtime.config.checks import check, check_positive
+from holmes_runtime.config.checks import check
+from holmes_runtime.config.field_limits import AboveZero, Count, Fraction, NotNegative, Positive, SharedSettings
+from holmes_runtime.config.rooted_path import RootedPath
 
 Precision = Literal["fp32", "bf16", "fp16"]
 VALUE_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 Recompute = Literal["none", "selective", "full"]
 Documents = Literal["joined", "separate"]
 Zero = Literal[1, 3]
+"""The stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster."""
 OuterCodec = Literal["none", "int8", "int4"]
 BYTE_VALUES = 256  # text read as bytes needs one vocabulary entry per byte value
 
 
 @dataclass(frozen=True)
-class EmulationSettings:
-    """Seconds one layer sleeps per sample instead of computing; `slowdown` multiplies them by cluster."""
+class EmulationSettings(SharedSettings):
+    """Rehearsal on the real network without GPUs: a layer's compute is a sleep, in seconds per sample."""
 
-    forward_s_per_layer: float
-    backward_s_per_layer: float
-    slowdown: dict[str, float]
-
-    def __post_init__(self) -> None:
-        for key in ("forward_s_per_layer", "backward_s_per_layer"):
-            check(key, getattr(self, key), "must not be negative", getattr(self, key) >= 0)
-        for cluster, factor in self.slowdown.items():
-            check(f"slowdown.{cluster}", factor, "must be positive", factor > 0)
+    forward_s_per_layer: NotNegative
+    """Seconds of sleep in the forward of one layer and one sample. Example: 0.004"""
+    backward_s_per_layer: NotNegative
+    """Seconds of sleep in the backward of one layer and one sample. Example: 0.008"""
+    slowdown: dict[str, AboveZero] = field(default_factory=dict)
+    """Factors on the seconds that hosts sleep, by cluster. Example: {b: 1.5}"""
 
     def on(self, cluster: str, samples: int) -> EmulationSettings:
         """Return the seconds of so many samples on hosts of `cluster`, with its slowdown applied."""
         factor = samples * self.slowdown.get(cluster, 1.0)
-        return EmulationSettings(self.forward_s_per_layer * factor, self.backward_s_per_layer * factor, {})
+        return EmulationSettings(self.forward_s_per_layer * factor, self.backward_s_per_layer * factor)
 
 
 @dataclass(frozen=True)
-class DataSource:
-    """A file or a directory of a blend; its share of the samples is `weight` over the sum of all weights."""
+class DataSource(SharedSettings):
+    """One file or folder of a blend."""
 
-    path: str
-    weight: float
+    path: RootedPath
+    """File or folder, as `data.path` names a single one. Example: /data/code.jsonl"""
+    weight: AboveZero
+    """Its share of the samples is this over the sum of all weights. Example: 0.3"""
 
-    def __post_init__(self) -> None:
-        check_positive(self, "weight")
+
+class _PathOrBlend:
+    """The choice between the two types of `data.path`, by the value's own type, for errors about one of them alone."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
+        path, blend = (handler.generate_schema(kind) for kind in get_args(source))
+        return {
+            "type": "tagged-union",
+            "choices": {"path": path, "blend": blend},
+            "discriminator": lambda value: "path" if isinstance(value, str) else "blend",
+        }
 
 
 @dataclass(frozen=True)
-class DataSettings:
-    """A file, or a directory whose files matching `pattern` (not recursive, by name) are joined; or several, blended.
+class DataSettings(SharedSettings):
+    """Text or tokens to train on, at the same path on every host: a file, or a folder and a file pattern.
 
-    Read by file name: .bin as Megatron tokens, .jsonl and all else as text; text becomes bytes, or the tokens of
-    `tokenizer`, a `tokenizers` file. Where `documents` are separate, attention does not cross their borders. The last
-    `validation_fraction` of each source is for evaluation. With `bytes`, files that are not text are read as they are.
-    Up to `skip_bad_lines` lines or rows of all files may hold no document. `expected_tokenizer` is the one that text
-    needs where the model's tokens are not bytes; None where they are, or may be.
+    Read as: .bin with its .idx in the same folder (Megatron tokens), .jsonl, .jsonl.gz and .jsonl.zst (the field
+    "text"), .parquet (the column "text"), else raw text.
     """
 
-    path: str | tuple[DataSource, ...]
-    pattern: str
-    tokenizer: str | None
-    documents: Documents
-    validation_fraction: float
-    bytes: bool
-    expected_tokenizer: str | None
-    skip_bad_lines: int
+    path: Annotated[RootedPath | tuple[DataSource, ...], _PathOrBlend()]
+    """A file or folder, or several to be blended by weight. A blend is the same under every plan: of its first n
+    samples, for any n, each source has its share to within one. Example: /data/text.jsonl"""
+    pattern: str = "*"
+    """Pattern of the names of the files to read in a folder. Example: "*.jsonl\""""
+    tokenizer: RootedPath | None = None
+    """A `tokenizers` JSON file; without one, text becomes bytes. Example: /models/llama/tokenizer.json"""
+    bytes: bool = False
+    """Train on bytes: on files that are not text, such as images, as they are, and on text as its bytes under any
+    vocabulary; false: both are refused. Example: true"""
+    skip_bad_lines: Count = 0
+    """Greatest number of lines of JSON and rows of Parquet without text, over all files, that a run skips. The run's
+    record has the number skipped. One more ends the run, with its file and line in the error. Example: 100"""
+    documents: Documents = "joined"
+    """separate: attention stays inside a document, and positions count from the document's start in the sample. A
+    document is one that an .idx lists, a line of a .jsonl, or else a whole file. Example: separate"""
+    validation_fraction: Fraction = 0.0
+    """The last part of each file's tokens, kept for evaluation and not trained on. Example: 0.01"""
 
     def __post_init__(self) -> None:
-        fraction, paths = self.validation_fraction, [source.path for source in self.sources]
-        check("validation_fraction", fraction, "must be in [0, 1)", 0 <= fraction < 1)
-        check("path", paths, "must name sources, each once", 0 < len(set(paths)) == len(paths))
-        check("skip_bad_lines", self.skip_bad_lines, "must not be negative", self.skip_bad_lines >= 0)
+        super().__post_init__()
+        paths = [posixpath.normpath(source.path) for source in self.sources]
+        check("path", paths, "must name a file or folder", bool(paths))
+        twice = next((path for path in paths if paths.count(path) > 1), None)
+        check("path", twice, "must name each once: add up the weights", twice is None)
 
     @property
     def sources(self) -> tuple[DataSource, ...]:
@@ -86,113 +109,119 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
-class EvaluationSettings:
-    """Loss on the same `num_batches` global batches of the validation data, after every `every_steps` steps."""
+class EvaluationSettings(SharedSettings):
+    """Evaluation of the loss on the validation split: its interval in steps, and its size in batches."""
 
-    every_steps: int
-    num_batches: int
-
-    def __post_init__(self) -> None:
-        check_positive(self, "every_steps", "num_batches")
-
-
-@dataclass(frozen=True)
-class ProfileSettings:
-    """The steps that are recorded in traces: `steps` steps, after the first `after` of an attempt."""
-
-    steps: int
-    after: int
-
-    def __post_init__(self) -> None:
-        check_positive(self, "steps")
-        check("after", self.after, "must not be negative", self.after >= 0)
+    every_steps: Positive
+    """Steps between two evaluations; needs `data.validation_fraction`. Example: 200"""
+    num_batches: Positive = 1
+    """Global batches of the validation split that each evaluation reads. Example: 8"""
 
 
 @dataclass(frozen=True)
-class CheckpointSettings:
-    """A folder on each host, saved to after every `every_steps` steps and the last; `keep_last` are kept.
+class ProfileSettings(SharedSettings):
+    """Steps whose predicted and measured times are laid side by side in runs/ID/profile.json.gz, for Perfetto."""
 
-    Where hosts do not share one folder, `copies` of them hold each shard.
-    """
-
-    path: str
-    every_steps: int
-    keep_last: int
-    copies: int
-
-    def __post_init__(self) -> None:
-        check_positive(self, "every_steps", "keep_last", "copies")
+    steps: Positive = 3
+    """Number of steps that are recorded. Example: 3"""
+    after: Count = 5
+    """Steps of an attempt before the recorded ones. The first are slowed by compiling and connecting. Example: 5"""
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """AdamW; `grad_clip` is the largest global gradient norm, None clips nothing.
+class CheckpointSettings(SharedSettings):
+    """Folder and interval of checkpoints. The last step is always saved."""
 
-    The learning rate rises over `warmup_steps` and then follows `decay` to `min_learning_rate` (learning_rate.py).
-    """
-
-    learning_rate: float
-    min_learning_rate: float
-    warmup_steps: int
-    decay: Literal["constant", "linear", "cosine"]
-    weight_decay: float
-    beta1: float
-    beta2: float
-    grad_clip: float | None
-
-    def __post_init__(self) -> None:
-        highest, lowest, clip = self.learning_rate, self.min_learning_rate, self.grad_clip
-        check_positive(self, "learning_rate")
-        check("min_learning_rate", lowest, f"must be in [0, learning_rate {highest}]", 0 <= lowest <= highest)
-        check("warmup_steps", self.warmup_steps, "must not be negative", self.warmup_steps >= 0)
-        check("weight_decay", self.weight_decay, "must not be negative", self.weight_decay >= 0)
-        check("beta1", self.beta1, "must be in [0, 1)", 0 <= self.beta1 < 1)
-        check("beta2", self.beta2, "must be in [0, 1)", 0 <= self.beta2 < 1)
-        check("grad_clip", clip, "must be positive", clip is None or clip > 0)
+    path: RootedPath
+    """Folder that all hosts share, or a folder of that name on each host's own disk. Example: /shared/ckpt"""
+    every_steps: Positive
+    """Steps between two checkpoints. Example: 100"""
+    keep_last: Positive = 2
+    """Number of checkpoints to keep. Older ones are deleted. Example: 5"""
+    copies: Positive = 2
+    """Number of hosts that hold each shard, if hosts save on their own disks; in other clusters where there are any.
+    Example: 2"""
 
 
 @dataclass(frozen=True)
-class OuterSync:
-    """The outer syncs of this run, island number `island` of `num_islands`, with the others.
+class OptimizerSettings(SharedSettings):
+    """AdamW, its learning rate over the steps, and how gradients are clipped."""
 
-    In a round of `inner_steps` inner steps, an island exchanges its pseudo-gradient, packed by `codec`, in as many
-    `fragments`, one after the other. The mean is applied `delay_steps` after it was sent, by an outer step with
-    Nesterov `momentum` at `outer_rate`. All islands together take `round_samples` samples in a round; this island's own
-    come after `samples_before` of others. An outer sync closes with the islands that arrived within `grace_s` after the
-    first, and with at least `quorum`. `interfaces` lead from the ranks to the other islands, and `streams` are the
-    connections to each rank there.
-    """
-
-    island: int
-    num_islands: int
-    inner_steps: int
-    samples_before: int
-    round_samples: int
-    codec: OuterCodec
-    fragments: int
-    delay_steps: int
-    outer_rate: float
-    momentum: float
-    grace_s: float
-    quorum: int
-    interfaces: tuple[str, ...]
-    streams: int
+    learning_rate: AboveZero = 3e-4
+    """Highest learning rate, reached at the end of the warm-up. Example: 3.0e-4"""
+    min_learning_rate: NotNegative = 0.0
+    """Learning rate at the last step, unless `decay` is constant. Example: 3.0e-5"""
+    warmup_steps: Count = 0
+    """First steps, over which the rate rises linearly to `learning_rate`. Example: 100"""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the rate from the end of the warm-up to the last step. Example: cosine"""
+    weight_decay: NotNegative = 0.1
+    """Weight decay of matrices. Vectors, such as biases and norms, have none. Example: 0.1"""
+    beta1: Fraction = 0.9
+    """Decay of the running mean of gradients. Example: 0.9"""
+    beta2: Fraction = 0.95
+    """Decay of the running mean of squared gradients. Example: 0.95"""
+    grad_clip: AboveZero | None = 1.0
+    """Greatest norm of all gradients together, to which larger gradients are scaled down; null: no limit.
+    Example: 1.0"""
 
     def __post_init__(self) -> None:
-        check_positive(
-            self, "num_islands", "inner_steps", "round_samples", "fragments", "outer_rate", "grace_s", "streams"
-        )
-        last = self.num_islands - 1
-        check("island", self.island, f"must be in [0, {last}]", 0 <= self.island <= last)
-        check("samples_before", self.samples_before, "must not be negative", self.samples_before >= 0)
+        super().__post_init__()
+        lowest, highest = self.min_learning_rate, self.learning_rate
+        check("min_learning_rate", lowest, f"must be at most learning_rate {highest}", lowest <= highest)
+
+
+@dataclass(frozen=True)
+class IslandsSettings(SharedSettings):
+    """Training of clusters apart, as islands that exchange pseudo-gradients once a round (DiLoCo)."""
+
+    inner_steps: Positive = 50
+    """Steps of the fastest island in a round; others take as many as fit in its time. Example: 100"""
+    codec: OuterCodec = "int4"
+    """Codec of the pseudo-gradients that islands exchange, with error feedback. Example: int8"""
+    fragments: Positive = 4
+    """Number of fragments of the parameters, synchronized one after another; 1: all parameters at the end of the round.
+    Example: 2"""
+    delay_steps: Count = 2
+    """Steps from sending a fragment to applying the mean; 0: wait for it. Example: 5"""
+    outer_rate: AboveZero = 0.7
+    """Learning rate of the outer step. Example: 0.7"""
+    momentum: Fraction = 0.9
+    """Nesterov momentum of the outer step. Example: 0.8"""
+    grace_s: AboveZero = 30.0
+    """Seconds that an outer sync waits for other islands after the first arrival. Example: 60"""
+    quorum: Positive = 1
+    """Fewest islands that may complete an outer sync. Example: 2"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         rule = f"must be at most inner_steps {self.inner_steps}"
         check("fragments", self.fragments, rule, self.fragments <= self.inner_steps)
         apart = self.inner_steps // self.fragments
-        rule = f"must be in [0, {apart}], the steps between two exchanges"
-        check("delay_steps", self.delay_steps, rule, 0 <= self.delay_steps <= apart)
-        check("momentum", self.momentum, "must be in [0, 1)", 0 <= self.momentum < 1)
-        rule = f"must be in [1, {self.num_islands}], as many as there are islands"
-        check("quorum", self.quorum, rule, 1 <= self.quorum <= self.num_islands)
+        rule = f"must be at most {apart}, the steps between two fragments"
+        check("delay_steps", self.delay_steps, rule, self.delay_steps <= apart)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterSync(IslandsSettings):
+    """The outer syncs of this run, island number `island` of `num_islands`, with the others.
+
+    All islands together take `round_samples` samples in a round; this island's own come after `samples_before` of
+    others. `interfaces` lead from the ranks to the other islands, and `streams` are the connections to each rank there.
+    """
+
+    island: Count
+    num_islands: Positive
+    samples_before: Count
+    round_samples: Positive
+    interfaces: tuple[str, ...]
+    streams: Positive
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check("island", self.island, f"must be below {self.num_islands}", self.island < self.num_islands)
+        rule = f"must be at most {self.num_islands}, as many as there are islands"
+        check("quorum", self.quorum, rule, self.quorum <= self.num_islands)
 
 
 @dataclass(frozen=True)

@@ -35,21 +35,24 @@ class Corpus:
         return sum(map(len, (*self.training, *self.validation)))
 
 
-def load_corpus(data: DataSettings, host: str, seq_length: int, vocab_size: int) -> Corpus:
+def load_corpus(
+    data: DataSettings, host: str, seq_length: int, vocab_size: int, expected_tokenizer: str | None = None
+) -> Corpus:
     """Return the tokens of `data`, read from files as they are needed.
 
     Raises OSError or ValueError, naming host and path, if there is nothing to read, a file cannot be read, a part holds
     no whole sample, or a file is known to have a token that the vocabulary does not.
     """
     try:
-        return _load(data, seq_length, vocab_size)
+        return _load(data, seq_length, vocab_size, expected_tokenizer)
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise type(error)(f"host {host}: {error}") from None
 
 
-def _load(data: DataSettings, seq_length: int, vocab_size: int) -> Corpus:
+def _load(data: DataSettings, seq_length: int, vocab_size: int, expected_tokenizer: str | None) -> Corpus:
     bad_lines = BadLines(data.skip_bad_lines)
-    opened = [_open_source(Path(source.path), data, vocab_size, bad_lines) for source in data.sources]
+    files = [check_source(Path(source.path), data, expected_tokenizer) for source in data.sources]
+    opened = [_open_files(of_source, data, vocab_size, bad_lines) for of_source in files]
     training, validation = [], []
     for source, parts in zip(data.sources, opened, strict=True):
         tokens = Tokens(parts)
@@ -71,9 +74,8 @@ def _load(data: DataSettings, seq_length: int, vocab_size: int) -> Corpus:
     return Corpus(tuple(training), tuple(validation), digest, bad_lines)
 
 
-def _open_source(path: Path, data: DataSettings, vocab_size: int, bad_lines: BadLines) -> list[TokenPart]:
-    """Return the files of one source."""
-    files = check_source(path, data)
+def _open_files(files: list[Path], data: DataSettings, vocab_size: int, bad_lines: BadLines) -> list[TokenPart]:
+    """Return the tokens of the files of one source."""
     parts = [_open_file(file, data, vocab_size, bad_lines) for file in files]
     for part in parts:
         if part.largest_token is not None and part.largest_token >= vocab_size:

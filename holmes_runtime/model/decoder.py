@@ -43,8 +43,8 @@ class Attention(nn.Module):
     def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__()
         self.tp, self.head_size = tp, shape.head_size
-        self.queries_per_kv = shape.num_heads // shape.num_kv_heads
-        rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size
+        self.queries_per_kv = shape.num_heads // shape.kv_heads
+        rows = (shape.num_heads + 2 * shape.kv_heads) * shape.head_size
         is_gpt = shape.family == "gpt"
         self.qkv = nn.Linear(shape.hidden_size, rows, bias=is_gpt or shape.qkv_bias)
         self.query_norm = nn.RMSNorm(shape.head_size, eps=shape.norm_eps) if shape.qk_norm else None
@@ -97,9 +97,9 @@ class Mlp(nn.Module):
         self.make: Callable[..., Tensor] = swiglu
         if is_gpt:
             self.make = partial(functional.gelu, approximate="tanh") if shape.tanh_gelu else functional.gelu
-        self.gate = None if is_gpt else nn.Linear(shape.hidden_size, shape.ffn_hidden_size, bias=False)
-        self.up = nn.Linear(shape.hidden_size, shape.ffn_hidden_size, bias=is_gpt)
-        self.down = nn.Linear(shape.ffn_hidden_size, shape.hidden_size, bias=is_gpt)
+        self.gate = None if is_gpt else nn.Linear(shape.hidden_size, shape.ffn_size, bias=False)
+        self.up = nn.Linear(shape.hidden_size, shape.ffn_size, bias=is_gpt)
+        self.down = nn.Linear(shape.ffn_size, shape.hidden_size, bias=is_gpt)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden and result: (micro_batch_size, seq_length / tp, hidden_size)."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from holmes_runtime.config.model_shape import ModelShape, RopeStretch
+from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 
 
 def make_rotation(shape: ModelShape, device: torch.device | None) -> Tensor:
@@ -28,7 +28,7 @@ def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).to(heads.dtype)
 
 
-def _scaled(frequencies: Tensor, scaling: RopeStretch) -> Tensor:
+def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Return `frequencies` (head_size / 2,), radians a position, stretched by `scaling`."""
     slowed = frequencies / scaling.factor
     if scaling.kind == "linear":

@@ -19,7 +19,7 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.replica_exchange import ReplicaExchange
 from holmes_runtime.comm.shard_exchange import start_sum_of_two
 from holmes_runtime.comm.stopwatch import Stopwatch, named_range
-from holmes_runtime.config.run_settings import Optimizer
+from holmes_runtime.config.run_settings import OptimizerSettings
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.gradient_buckets import Bucket, Shard, make_buckets
 from holmes_runtime.parallel.host_states import HostMemory
@@ -40,7 +40,7 @@ class Zero1:
         self,
         modules: Sequence[nn.Module],
         parts: Mapping[str, TensorPart],
-        settings: Optimizer,
+        settings: OptimizerSettings,
         groups: RankGroups,
         num_microbatches: int,
         stopwatch: Stopwatch | None = None,

@@ -12,18 +12,11 @@ def outer_sync_of(plan: IslandsPlan, island: int) -> OuterSync:
     section, netdevs = mine.job.islands, {node.host: node.shared_netdev for node in mine.nodes}
     assert section is not None  # the record holds it
     return OuterSync(
+        **vars(section),
         island=island,
         num_islands=len(plan.islands),
-        inner_steps=section.inner_steps,
         samples_before=sum(plan.round_samples[:island]),
         round_samples=sum(plan.round_samples),
-        codec=section.codec,
-        fragments=section.fragments,
-        delay_steps=section.delay_steps,
-        outer_rate=section.outer_rate,
-        momentum=section.momentum,
-        grace_s=section.grace_s,
-        quorum=section.quorum,
         interfaces=tuple(netdevs[rank.host] for rank in mine.ranks),
         streams=1,
     )

@@ -10,10 +10,9 @@ from holmes_core.records.access import Access
 from holmes_core.records.job import Job
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import last_lines
-from holmes_runtime.config.model_shape import CODE_FOLDER
 from launcher.nodes.ship import SHOWN_LINES
 from launcher.prepare.bundle import RUNTIME_PACKAGE, Parcel, activated
-from launcher.prepare.prepare import code_files, runtime_files
+from launcher.prepare.prepare import code_files, model_file, runtime_files
 from launcher.prepare.user_variables import UserVariables
 
 TIMEOUT_S = 900.0  # layers are compiled first where the job compiles them
@@ -68,8 +67,3 @@ def trial_words(job: Job, slots: int) -> list[str]:
     }
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     return [f"{RUNTIME_PACKAGE}.calibrate", *options, "--compile" if job.compiles else "--no-compile"]
-
-
-def model_file(job: Job) -> str | None:
-    """Return the path of `model.factory` on a host."""
-    return f"{CODE_FOLDER}/{job.model.factory}" if job.launch.code is not None else job.model.factory

@@ -6,39 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
 
 import holmes_runtime
 from holmes_core.errors import HolmesError
 from holmes_core.node_settings import is_fixed
-from holmes_core.records.job import Job, Model
-from holmes_core.records.plan import Node, Plan
-from holmes_core.records.record import Record
-from holmes_runtime.config.model_shape import CODE_FOLDER, ModelShape, RopeStretch
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Node, Plan, PlanGroup, PlanRank
+from holmes_runtime.config.model_shape import CODE_FOLDER
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, hca_ports
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
-from holmes_runtime.config.run_settings import (
-    CheckpointSettings,
-    DataSettings,
-    DataSource,
-    EmulationSettings,
-    EvaluationSettings,
-    Optimizer,
-    OuterSync,
-    ProfileSettings,
-)
+from holmes_runtime.config.run_settings import OuterSync
 from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, NodeBundle, Parcel
 from launcher.prepare.env_file import env_file
 from launcher.prepare.expectation import expectation_of
 from launcher.prepare.user_variables import UserVariables
 
-Translation = TypeVar("Translation")
-
 # Ranks wait so much longer than the controller, which asks where all are and names the one that holds up the others:
 # a rank that gives up first knows only that some other rank did not answer.
 VERDICT_MARGIN_S = 10.0
 SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken for lost; both speak every 2 s
+
+IN_ANOTHER_FORM = {"schema_version", "compile", "model", "stages", "ranks", "groups", "timeout_s"}
+"""Fields that a run configuration has under the same name as the job or the plan, and not as they are."""
 
 
 @dataclass(frozen=True)
@@ -125,47 +115,23 @@ def refuse_other_engine(job: Job) -> None:
 
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
     """Return the plan as the runtime's record. Raises HolmesError if the runtime refuses it."""
-    job, model = plan.job, plan.job.model
+    job = plan.job
     refuse_other_engine(job)
+    names = {field.name for field in fields(RunConfig)} - IN_ANOTHER_FORM
+    same = {name: getattr(record, name) for record in (job, plan) for name in names & set(type(record).model_fields)}
     try:
         return RunConfig(
-            schema_version=1,
+            **same,
             run_id=run_id,
-            device=job.device,
-            seed=job.seed,
-            steps=job.steps,
-            global_batch_size=job.global_batch_size,
-            micro_batch_size=plan.micro_batch_size,
-            microbatches=plan.microbatches,
-            pp=plan.pp,
-            dp=plan.dp,
-            tp=plan.tp,
-            data_parallel=plan.data_parallel,
-            zero=plan.zero,
-            schedule=plan.schedule,
-            chunks=plan.chunks,
-            extra_in_flight=plan.extra_in_flight,
-            room_in_flight=plan.room_in_flight,
             lossiest_codec=job.wire.edges,
-            recompute=plan.recompute,
-            optimizer_offload=plan.optimizer_offload,
             value_type=job.value_type,
             compile=job.compiles,
-            model=shape_of(model, job.launch.code is not None),
-            weights=job.weights,
-            emulation=_translated(EmulationSettings, job.compute.emulate) if job.compute.emulate else None,
-            data=_data(job),
-            evaluation=_translated(EvaluationSettings, job.evaluation) if job.evaluation else None,
-            checkpoint=_translated(CheckpointSettings, job.checkpoint) if job.checkpoint else None,
-            profile=_translated(ProfileSettings, job.profile) if job.profile else None,
-            resume=False,
-            from_scratch=False,
-            resume_step=None,
-            optimizer=_translated(Optimizer, job.optimizer),
-            outer_sync=None,
-            stages=tuple(_translated(Stage, stage) for stage in plan.stages),
-            ranks=tuple(_translated(Rank, rank) for rank in plan.ranks),
-            groups=tuple(_translated(Group, group) for group in plan.groups),
+            model=replace(job.model, factory=model_file(job)),
+            emulation=job.compute.emulate,
+            expected_tokenizer=job.expected_tokenizer,
+            stages=tuple(Stage(each.index, each.first_layer, each.stop_layer) for each in plan.stages),
+            ranks=tuple(map(_rank, plan.ranks)),
+            groups=tuple(map(_group, plan.groups)),
             expectation=expectation_of(plan),
             timeout_s=job.timeout_s + VERDICT_MARGIN_S,
             threads_per_rank=job.threads_per_slot,
@@ -174,34 +140,17 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
         raise HolmesError(f"the runtime refuses the plan: {error}", "correct job.yaml and plan again") from None
 
 
-def shape_of(model: Model, in_code: bool = False) -> ModelShape:
-    """Return the model's shape with every default filled in. `in_code`: its file is in the user's folder."""
-    return _translated(
-        ModelShape,
-        model,
-        num_kv_heads=model.kv_heads,
-        ffn_hidden_size=model.ffn_size,
-        head_dim=None if model.query_size == model.hidden_size else model.head_dim,
-        rope_scaling=_translated(RopeStretch, model.rope_scaling) if model.rope_scaling else None,
-        factory=f"{CODE_FOLDER}/{model.factory}" if in_code else model.factory,
-    )
+def _rank(rank: PlanRank) -> Rank:
+    return Rank(rank.rank, rank.host, rank.cluster, rank.pp_rank, rank.dp_rank, rank.tp_rank)
 
 
-def _translated(kind: type[Translation], record: Record, **filled_in: Any) -> Translation:
-    """Return the runtime's record `kind` with equally named fields of `record`; `filled_in` adds the others."""
-    names = (field.name for field in fields(kind) if field.name not in filled_in)  # type: ignore[arg-type]
-    return kind(**{name: getattr(record, name) for name in names}, **filled_in)
+def _group(group: PlanGroup) -> Group:
+    return Group(group.name, group.axis, group.ranks, group.interfaces, group.net_name, group.streams, group.codec)
 
 
-def _data(job: Job) -> DataSettings:
-    """Return the data as the runtime's record."""
-    path = job.data.path
-    return _translated(
-        DataSettings,
-        job.data,
-        path=path if isinstance(path, str) else tuple(_translated(DataSource, source) for source in path),
-        expected_tokenizer=job.expected_tokenizer,
-    )
+def model_file(job: Job) -> str | None:
+    """Return `model.factory` as it is on a host."""
+    return f"{CODE_FOLDER}/{job.model.factory}" if job.launch.code is not None else job.model.factory
 
 
 def _bundle(

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Codec, Job, Wire
+from holmes_core.records.job import Job, Wire
 from holmes_core.records.plan import Order, Plan
-from holmes_runtime.config.codec import CODECS
+from holmes_runtime.config.codec import CODECS, Codec
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, TrunkRate
 from planner.advice.other_batch import BatchGain, faster_batch
 from planner.background import BackgroundCall

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holmes_core.records.job import Codec
+from holmes_runtime.config.codec import Codec
 
 SOURCE = "docs/slow-links.md"
 LOSS_PERCENT: Mapping[Codec, Mapping[int, float]] = {

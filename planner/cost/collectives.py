@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holmes_core.records.job import Device, Model, Recompute
+from holmes_runtime.config.codec import Device
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.run_settings import Recompute
 from planner.cost.counts import Execution
 
 ETHERNET_MTU_BYTES = 1500
@@ -124,12 +126,12 @@ def all_reduce_s(size_bytes: float, num_ranks: int, path: Path) -> float:
     return 2 * shard_exchange_s(size_bytes, num_ranks, path)
 
 
-def tensor_parallel_bytes(model: Model, execution: Execution) -> int:
+def tensor_parallel_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes of the hidden states that one tensor parallel all-reduce, or its two halves, sums: v b s h."""
     return execution.value_bytes * execution.micro_batch_size * model.seq_length * model.hidden_size
 
 
-def tensor_parallel_s(model: Model, execution: Execution, path: Path) -> PassTimes:
+def tensor_parallel_s(model: ModelShape, execution: Execution, path: Path) -> PassTimes:
     """Return the seconds one layer's tensor parallel collectives take per micro-batch over `path`. One shard: 0."""
     return tensor_parallel_times(
         execution.recompute, all_reduce_s(tensor_parallel_bytes(model, execution), execution.tp, path)

@@ -5,8 +5,9 @@ Matrix products take FLOPs / rate, everything else the bytes it moves / memory b
 
 from __future__ import annotations
 
-from holmes_core.records.job import Job, Model
+from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import (
+    ModelShape,
     attention_flops,
     head_flops,
     head_parameters,
@@ -36,7 +37,7 @@ UPDATE_BYTES = 28  # AdamW reads and writes master and moments (24), reads the g
 SPLIT_FACTOR = 1.2
 
 
-def layer_s(model: Model, execution: Execution, speed: Speed, collectives: PassTimes = NO_TIME) -> PassTimes:
+def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: PassTimes = NO_TIME) -> PassTimes:
     """Return the seconds one shard computes one layer on one micro-batch, without its tensor parallel `collectives`.
 
     No forward, collectives included, is shorter than the launch of its kernels. The backward is twice the forward, and
@@ -55,7 +56,7 @@ def layer_s(model: Model, execution: Execution, speed: Speed, collectives: PassT
     return PassTimes(forward_s, 2 * fused_s + _memory_s(excess.backward, speed) + again_s + sums_s)
 
 
-def head_s(model: Model, execution: Execution, speed: Speed) -> PassTimes:
+def head_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTimes:
     """Seconds one shard computes the head and the loss on one micro-batch; the backward is twice the forward."""
     flops = head_flops(model, execution.micro_batch_size) / execution.tp
     logits = _tokens(model, execution) * model.vocab_size / execution.tp
@@ -91,7 +92,7 @@ def offloaded_update_s(
     return parameters / execution.dp * max(*copies_s, (UPDATE_BYTES + execution.value_bytes) / update_bytes_per_s)
 
 
-def _tokens(model: Model, execution: Execution) -> int:
+def _tokens(model: ModelShape, execution: Execution) -> int:
     return execution.micro_batch_size * model.seq_length
 
 
@@ -104,19 +105,19 @@ def _accumulate_s(parameters: int, execution: Execution, speed: Speed) -> float:
     return _memory_s(parameters * (SUM_BYTES + execution.value_bytes), speed)
 
 
-def _matrix_s(flops: float, model: Model, execution: Execution, speed: Speed) -> float:
+def _matrix_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:
     """Seconds of matrix products whose rate is half of the best at `speed.half_size` tokens x hidden size / tp."""
     size = _tokens(model, execution) * model.hidden_size / execution.tp
     return flops / speed.matrix_flops_per_s * (1 + speed.half_size / size)
 
 
-def _moved_values(model: Model, execution: Execution) -> float:
+def _moved_values(model: ModelShape, execution: Execution) -> float:
     """Return the values that norms, residuals and the activation function of one layer's forward move on one shard."""
     hidden = HIDDEN_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
     return _tokens(model, execution) * (hidden + ACTIVATION_PASSES[model.family] * model.ffn_size / execution.tp)
 
 
-def _made_again_s(model: Model, execution: Execution, speed: Speed) -> float:
+def _made_again_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
     """Return the seconds of one layer's selective recomputation: both norms and the activation.
 
     Software without a fused kernel repeats its attention core instead.
@@ -127,7 +128,7 @@ def _made_again_s(model: Model, execution: Execution, speed: Speed) -> float:
     return values * execution.value_bytes / rate if rate and keeps_selectively(execution) else 0.0
 
 
-def _attention_core_s(model: Model, execution: Execution, speed: Speed) -> float:
+def _attention_core_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
     """Return the seconds of one layer's queries x keys, softmax and scores x values, forward."""
     rate = speed.attention_flops_per_s or speed.matrix_flops_per_s
     core_s = attention_flops(model, execution.micro_batch_size) / execution.tp / rate

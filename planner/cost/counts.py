@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from holmes_core.records.islands import IslandsSection
-from holmes_core.records.job import Job, Model, Recompute
+from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Codec, packed_bytes
 from holmes_runtime.config.model_shape import (
     LOSS_CHUNK_BYTES,
+    ModelShape,
     embedding_parameters,
     head_parameters,
     layer_parameters,
     stage_parameters,
     table_parameters,
 )
+from holmes_runtime.config.run_settings import IslandsSettings, Recompute
 from planner.cost.engines import engine_of
 from planner.cost.memory_margin import reserve_bytes, training_margin
 
@@ -86,7 +87,7 @@ def make_execution(
     )
 
 
-def outer_bytes(islands: IslandsSection) -> int:
+def outer_bytes(islands: IslandsSettings) -> int:
     """Bytes of host memory for each parameter of a rank's 1/dp, in fp32: an island's anchor and momentum, the error
     where a codec makes one, what steps changed since where a fragment is late, and change and mean of one fragment.
 
@@ -96,17 +97,17 @@ def outer_bytes(islands: IslandsSection) -> int:
     return GRADIENT_BYTES * kept + ceil(2 * GRADIENT_BYTES / islands.fragments)
 
 
-def edge_bytes(model: Model, execution: Execution, codec: Codec = "none") -> int:
+def edge_bytes(model: ModelShape, execution: Execution, codec: Codec = "none") -> int:
     """Bytes one shard sends over a pipeline edge per micro-batch, forward or backward: v b s h / t, or packed so."""
     return packed_bytes(codec, edge_values(model, execution), execution.value_bytes)
 
 
-def edge_values(model: Model, execution: Execution) -> int:
+def edge_values(model: ModelShape, execution: Execution) -> int:
     """Return the number of values that cross an edge: b s h / t."""
     return execution.micro_batch_size * model.seq_length * model.hidden_size // execution.tp
 
 
-def layer_activation_bytes(model: Model, execution: Execution) -> int:
+def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes one shard keeps of one layer and micro-batch until its backward.
 
     Values per token, counted on the runtime's model as the storages a forward leaves behind, all sharded: inputs of
@@ -136,7 +137,7 @@ def layer_activation_bytes(model: Model, execution: Execution) -> int:
     )
 
 
-def recomputed_bytes(model: Model, execution: Execution) -> int:
+def recomputed_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes rebuilt at a time: with full recomputation a layer beyond its input, else an MLP's inside."""
     if keeps_selectively(execution):
         inside = model.ffn_size * (2 if model.family == "llama" else 1) // execution.tp
@@ -148,7 +149,7 @@ def recomputed_bytes(model: Model, execution: Execution) -> int:
     )
 
 
-def gathered_bytes(model: Model, execution: Execution) -> int:
+def gathered_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes of the one sequence that is gathered at a time and of its gradient, 2 v b s h; 0 without tensor shards."""
     if execution.tp == 1 or not execution.sequence_parallel:
         return 0
@@ -182,7 +183,7 @@ def state_bytes(parameters: int, execution: Execution) -> int:
     return kept + -(-parameters * sharded // execution.dp)
 
 
-def whole_layers_bytes(model: Model, execution: Execution, is_first: bool, is_last: bool) -> int:
+def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool) -> int:
     """Return the bytes of a rank's two largest layers, weights (v) and gradients (4): ZeRO-3 has two whole at a time.
 
     The embedding and the head are layers of their own; `is_first`, `is_last`: the rank holds them.
@@ -195,7 +196,7 @@ def whole_layers_bytes(model: Model, execution: Execution, is_first: bool, is_la
     return sum(sorted(sizes)[-2:]) * (execution.value_bytes + GRADIENT_BYTES)
 
 
-def tied_bytes(model: Model, execution: Execution) -> int:
+def tied_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes that each rank of a pair of copies of a tied table sends the other in a step: its piece's gradients."""
     return GRADIENT_BYTES * table_parameters(model, execution.tp) // execution.dp
 
@@ -215,7 +216,7 @@ def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -
     return -(-parameters * sharded // execution.dp)
 
 
-def logit_bytes(model: Model, execution: Execution) -> int:
+def logit_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes of the last stage's logits on one shard (v), and of two chunks of them that the loss has in fp32.
 
     Their gradient takes their place, but not in a model of the user's own, which may need them. A loss that takes all
@@ -228,13 +229,18 @@ def logit_bytes(model: Model, execution: Execution) -> int:
     return copies * execution.value_bytes * logits + 2 * min(GRADIENT_BYTES * logits, LOSS_CHUNK_BYTES)
 
 
-def mask_bytes(model: Model, execution: Execution) -> int:
+def mask_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes of the mask that all layers of a stage share for one micro-batch: v b s^2, on every shard; 0 without."""
     return execution.masked * execution.value_bytes * execution.micro_batch_size * model.seq_length**2
 
 
 def memory_bytes(
-    model: Model, execution: Execution, layers: Sequence[int], in_flight: Sequence[int], is_first: bool, is_last: bool
+    model: ModelShape,
+    execution: Execution,
+    layers: Sequence[int],
+    in_flight: Sequence[int],
+    is_first: bool,
+    is_last: bool,
 ) -> int:
     """Bytes one rank needs, margin and reserve included. `layers` and `in_flight` (micro-batches held) are by chunk.
 
@@ -251,7 +257,7 @@ def memory_bytes(
     )
 
 
-def more_layer_bytes(model: Model, execution: Execution) -> int:
+def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes that a second layer adds to a rank that holds one and one micro-batch."""
     one, two = (_states_bytes(count * layer_parameters(model, execution.tp), execution) for count in (1, 2))
     return two - one + _kept_bytes(model, execution)
@@ -262,12 +268,12 @@ def _states_bytes(parameters: int, execution: Execution) -> int:
     return _with_margin(states, execution)
 
 
-def _kept_bytes(model: Model, execution: Execution) -> int:
+def _kept_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes kept for one layer and micro-batch."""
     return _with_margin(int(layer_activation_bytes(model, execution) * execution.activation_factor), execution)
 
 
-def _passing_bytes(model: Model, execution: Execution, is_first: bool, is_last: bool) -> int:
+def _passing_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool) -> int:
     """Return the bytes of buffers that a rank holds one at a time."""
     return (
         whole_layers_bytes(model, execution, is_first, is_last)

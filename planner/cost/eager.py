@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holmes_core.records.job import Model
+from holmes_runtime.config.model_shape import ModelShape
 from planner.cost.counts import Execution
 
 FP32_BYTES = 4
@@ -31,7 +31,7 @@ class EagerBytes(NamedTuple):
     backward: float
 
 
-def eager_bytes(model: Model, execution: Execution) -> EagerBytes:
+def eager_bytes(model: ModelShape, execution: Execution) -> EagerBytes:
     """Return the bytes a layer moves in excess; 0 where operators are fused."""
     if execution.fused_operators:
         return EagerBytes(0.0, 0.0)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from holmes_core.records.job import EngineName, Job, Recompute, ScheduleName
+from holmes_core.records.job import EngineName, Job
+from holmes_runtime.config.run_settings import Recompute
+from holmes_runtime.config.schedule import ScheduleName
 
 EVERY_SCHEDULE: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "eager", "interleaved", "zero-bubble")
 MEGATRON_SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved")

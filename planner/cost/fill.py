@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from holmes_core.records.job import Job, Recompute, ScheduleName
+from holmes_core.records.job import Job
+from holmes_runtime.config.run_settings import Recompute
+from holmes_runtime.config.schedule import ScheduleName
 from planner.cost.collectives import PassTimes
 from planner.cost.compute_time import split_factor
 from planner.cost.engines import engine_of

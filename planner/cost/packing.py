@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holmes_core.records.job import Codec, Job
-from holmes_runtime.config.codec import codecs_up_to
+from holmes_core.records.job import Job
+from holmes_runtime.config.codec import Codec, codecs_up_to
 from holmes_runtime.config.run_settings import VALUE_BYTES
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Host
-from holmes_core.records.job import Device, Job, Overheads
+from holmes_core.records.job import Job, Overheads
+from holmes_runtime.config.codec import Device
 from planner.cost.collectives import PassTimes, Path, tensor_parallel_s
 from planner.cost.compute_time import NO_TIME, head_s, layer_s, offloaded_update_s, optimizer_s
 from planner.cost.counts import Execution

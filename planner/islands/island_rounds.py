@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holmes_core.records.islands import IslandsSection, Round
+from holmes_core.records.islands import Round
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.run_settings import IslandsSettings
 from planner.islands.outer_sync_cost import price_exchange
 from planner.problem.networks import Networks
 from planner.tolerances import ROUNDING
@@ -51,7 +52,7 @@ def make_round(networks: Networks, job: Job, plans: Sequence[Plan], steps_s: Seq
     return IslandRound(tuple(plans), inner_steps, cost)
 
 
-def _too_slow(islands: IslandsSection, steps: int) -> str:
+def _too_slow(islands: IslandsSettings, steps: int) -> str:
     """Return why so few inner steps a round are too few; empty where they are enough."""
     if steps < islands.fragments:
         return f"it takes {steps} steps a round, islands.fragments is {islands.fragments}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from holmes_core.errors import HolmesError
@@ -103,14 +103,14 @@ def _island_job(job: Job, name: str, batch: int, inner_steps: int, rounds: int) 
     warmup = round(job.optimizer.warmup_steps * steps / job.steps)
     checkpoint = job.checkpoint
     if checkpoint is not None:
-        checkpoint = checkpoint.model_copy(update={"path": posixpath.join(checkpoint.path, name)})
+        checkpoint = replace(checkpoint, path=posixpath.join(checkpoint.path, name))
     profile = job.profile if job.profile and job.profile.after + job.profile.steps <= steps else None
     return job.model_copy(
         update={
             "global_batch_size": batch,
             "steps": steps,
-            "islands": job.islands.model_copy(update={"inner_steps": inner_steps}),
-            "optimizer": job.optimizer.model_copy(update={"warmup_steps": warmup}),
+            "islands": replace(job.islands, inner_steps=inner_steps),
+            "optimizer": replace(job.optimizer, warmup_steps=warmup),
             "checkpoint": checkpoint,
             "profile": profile,
         }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holmes_core.records.job import Codec
-from holmes_core.records.plan import Axis
-from holmes_runtime.config.rank_grid import EDGE_AXES
+from holmes_runtime.config.codec import Codec
+from holmes_runtime.config.rank_grid import EDGE_AXES, Axis
 from planner.cost.packing import allowed_codecs
 from planner.layout.layout import EdgeCodecs, Layout
 from planner.layout.predict import predict_step_s

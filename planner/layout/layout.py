@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from holmes_core.records.job import Codec, Model
-from holmes_core.records.plan import Axis, DataParallel, PlanGroup, PlanRank
+from holmes_core.records.plan import PlanGroup, PlanRank
+from holmes_runtime.config.codec import Codec
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.rank_grid import Axis, DataParallel
 from planner.problem.candidates import Candidate
 from planner.problem.exchange_rates import are_even
 from planner.problem.groups import make_groups
@@ -68,7 +70,7 @@ class Layout:
         """Return the stages a pipeline rank holds."""
         return range(pp_rank, len(self.layers), self.candidate.pp)
 
-    def rank_parameters(self, model: Model, pp_rank: int) -> int:
+    def rank_parameters(self, model: ModelShape, pp_rank: int) -> int:
         """Return the parameters of one shard of a pipeline rank."""
         return self.candidate.rank_parameters(model, self.layers, pp_rank)
 

@@ -9,8 +9,8 @@ from functools import cache, cached_property, partial
 from itertools import permutations
 from typing import NamedTuple
 
-from holmes_core.records.job import Device
 from holmes_core.records.plan import PlanGroup
+from holmes_runtime.config.codec import Device
 from holmes_runtime.config.model_shape import head_parameters, layer_parameters
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.cost.collectives import Path, exchange_share, shard_exchange_bytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from holmes_core.records.job import Job, Model
+from holmes_core.records.job import Job
 from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank
-from holmes_runtime.config.model_shape import gradient_order
+from holmes_runtime.config.model_shape import ModelShape, gradient_order
 from holmes_runtime.config.schedule import ActionKind, make_schedule
 from planner.cost.collectives import shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, tied_bytes
@@ -106,7 +106,7 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     return [(i, j, gathered) for i, j in ring] + [(i, i, part * (n - members[host])) for i, host in enumerate(hosts)]
 
 
-def _gathered_parameters(model: Model, layout: Layout, rank: PlanRank) -> int:
+def _gathered_parameters(model: ModelShape, layout: Layout, rank: PlanRank) -> int:
     """Return the number of parameters that `rank` gathers in a step under ZeRO-3, over all its micro-batches.
 
     A layer is gathered for a forward and for a backward, but not again where one follows the other at once. No backward

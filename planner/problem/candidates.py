@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.job import Job, Model, Recompute
+from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.model_shape import ModelShape, stage_parameters
+from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution
 from planner.cost.engines import engine_of
@@ -55,7 +56,7 @@ class Candidate:
         degrees = self.tp, self.pp, self.dp, self.micro_batch_size
         return make_execution(job, *degrees, self.recompute, self.weight_shards, self.optimizer_offload)
 
-    def rank_parameters(self, model: Model, layers: Sequence[int], pp_rank: int) -> int:
+    def rank_parameters(self, model: ModelShape, layers: Sequence[int], pp_rank: int) -> int:
         """Return the parameters of one tensor shard of a pipeline rank; `layers` are by stage."""
         held, is_last = sum(layers[pp_rank :: self.pp]), pp_rank == self.pp - 1
         return stage_parameters(model, held, pp_rank == 0, is_last, self.tp)
@@ -80,7 +81,7 @@ def check_job(job: Job) -> None:
             f"{model.num_layers}: a stage would have no layer",
             f"set parallel.pp to at most {model.num_layers // chunks}, or leave it out",
         )
-    for name, value in _sharded_sizes(job).items():
+    for name, value in job.model.sharded_sizes.items():
         if value % tp:
             raise HolmesError(
                 f"job: parallel.tp {tp} does not divide {name} {value}",
@@ -169,17 +170,6 @@ def _check_engine(job: Job) -> None:
             f"{fixed.dp or 1} x {fixed.micro_batch_size or 1}, and replicas of engine {job.engine} run equally many",
             "choose a dp that divides the batch, or leave engine out",
         )
-
-
-def _sharded_sizes(job: Job) -> dict[str, int]:
-    """Return the sizes that the tensor degree must divide, by key in job.yaml."""
-    model = job.model
-    return {
-        "num_heads": model.num_heads,
-        "num_kv_heads": model.kv_heads,
-        "ffn_hidden_size": model.ffn_size,
-        "seq_length": model.seq_length,
-    }
 
 
 def check_tensor_degree(tp: int, fleet: Fleet) -> None:
@@ -283,7 +273,7 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
         return (fixed,)
     if job.device == "cpu" or job.compute.emulate is not None or job.model.factory is not None:
         return (1,)
-    sizes = _sharded_sizes(job).values()
+    sizes = job.model.sharded_sizes.values()
     return tuple(tp for tp in range(1, largest + 1) if not any(size % tp for size in sizes))
 
 

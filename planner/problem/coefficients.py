@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import combinations, combinations_with_replacement
 
-from holmes_core.records.devices import NetName
-from holmes_core.records.job import Job, Model
-from holmes_runtime.config.model_shape import embedding_parameters, head_parameters, layer_parameters
+from holmes_core.records.job import Job
+from holmes_runtime.config.model_shape import ModelShape, embedding_parameters, head_parameters, layer_parameters
+from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import Execution, edge_bytes, memory_bytes
@@ -281,7 +281,7 @@ class _MemoryParts:
 
 
 @lru_cache(maxsize=4096)
-def _memory_parts(model: Model, execution: Execution, checkpoints: bool) -> _MemoryParts:
+def _memory_parts(model: ModelShape, execution: Execution, checkpoints: bool) -> _MemoryParts:
     """Return the parts of `memory_bytes`, which are the same for all pipeline degrees."""
 
     def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.devices import NetName
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.records.job import Job
+from holmes_runtime.config.rank_grid import NetName
 from planner.cost.slot import Slot, read_slot
 from planner.problem.host_memory import usable_host_bytes
 from planner.problem.networks import Networks

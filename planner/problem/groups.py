@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
-from holmes_core.records.plan import Axis, DataParallel, PlanGroup, PlanRank
-from holmes_runtime.config.rank_grid import EDGE_AXES, Rank, RankGrid
+from holmes_core.records.plan import PlanGroup, PlanRank
+from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, DataParallel, Rank, RankGrid
 from planner.cost.collectives import times_as_long
 from planner.problem.networks import NetworkRoute, Networks, require_bandwidth
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
-from holmes_core.records.job import Job, Model
-from holmes_runtime.config.model_shape import stage_parameters
+from holmes_core.records.job import Job
+from holmes_runtime.config.model_shape import ModelShape, stage_parameters
 from planner.cost.counts import Execution, host_state_bytes
 
 USABLE_SHARE = 0.8  # assumption: the rest is the system's, the data's page cache and each process's own
@@ -18,7 +18,7 @@ def usable_host_bytes(host: Host) -> int | None:
 
 
 def host_bytes(
-    model: Model, execution: Execution, checkpoints: bool, num_layers: int, is_first: bool, is_last: bool
+    model: ModelShape, execution: Execution, checkpoints: bool, num_layers: int, is_first: bool, is_last: bool
 ) -> int:
     """Return one rank's bytes of host memory; 0 where states are on the device, and it is no island's."""
     parameters = stage_parameters(model, num_layers, is_first, is_last, execution.tp)

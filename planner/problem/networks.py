@@ -8,11 +8,11 @@ from functools import cached_property, partial
 from itertools import combinations_with_replacement
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.devices import NetName
 from holmes_core.records.inventory import Cluster, Inventory, Network, NetworkPort
 from holmes_core.records.job import Job
 from holmes_core.records.link import Link
 from holmes_core.units import bytes_per_s_from_gbps
+from holmes_runtime.config.rank_grid import NetName
 from planner.cost.collectives import tcp_payload_share
 from planner.problem.connections import NOT_MEASURED, MeasuredLink, read_connections, through_tunnel, tunnel_network
 from planner.problem.nvlink import hosts_without_imex, nvlink_rates

@@ -22,8 +22,8 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
-from holmes_core.records.job import Recompute
 from holmes_runtime.config.model_shape import layer_parameters
+from holmes_runtime.config.run_settings import Recompute
 from planner.cost.fill import splits_backwards
 from planner.cost.slot import Slot, update_s
 from planner.problem.candidates import Candidate

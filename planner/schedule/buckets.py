@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holmes_core.records.job import Device, Model
-from holmes_runtime.config.model_shape import Part, embedding_parameters, head_parameters, layer_parameters
+from holmes_runtime.config.codec import Device
+from holmes_runtime.config.model_shape import ModelShape, Part, embedding_parameters, head_parameters, layer_parameters
 from planner.cost.collectives import exchange_hops
 from planner.cost.counts import GRADIENT_BYTES
 
@@ -55,7 +55,7 @@ def exchange_among(
     )
 
 
-def part_parameters(model: Model, tp: int, is_first: bool) -> dict[Part, int]:
+def part_parameters(model: ModelShape, tp: int, is_first: bool) -> dict[Part, int]:
     """Parameters of each part of a stage on one of `tp` shards; the first stage's head, if tied, has no table."""
     return {
         "head": head_parameters(model, tp, is_first),
@@ -65,7 +65,7 @@ def part_parameters(model: Model, tp: int, is_first: bool) -> dict[Part, int]:
 
 
 def make_buckets(
-    model: Model,
+    model: ModelShape,
     tp: int,
     parts: Iterable[Part],
     backward_s: Mapping[Part, float],

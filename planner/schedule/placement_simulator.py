@@ -9,7 +9,8 @@ from functools import cache, cached_property
 from itertools import pairwise
 from math import ceil
 
-from holmes_core.records.job import Codec, Job
+from holmes_core.records.job import Job
+from holmes_runtime.config.codec import Codec
 from planner.cost.collectives import exchange_share
 from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from holmes_core.records.job import Model, ScheduleName
-from holmes_runtime.config.schedule import microbatches_in_flight
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.schedule import ScheduleName, microbatches_in_flight
 from planner.cost.counts import Execution, memory_bytes
 from planner.schedule.simulate import ScheduleOrder
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -28,7 +28,9 @@ class RunMode:
         """Return the order in which a replica of `pp` ranks runs so many micro-batches."""
         return ScheduleOrder(self.schedule, pp, num_microbatches, self.chunks, self.extra_in_flight)
 
-    def rank_memory_bytes(self, model: Model, execution: Execution, pp: int, num_microbatches: int) -> Iterator[int]:
+    def rank_memory_bytes(
+        self, model: ModelShape, execution: Execution, pp: int, num_microbatches: int
+    ) -> Iterator[int]:
         """Yield the bytes that each of `pp` ranks needs if the busiest replica runs so many micro-batches."""
         for rank in range(pp):
             held = microbatches_in_flight(self.schedule, pp, num_microbatches, rank, self.chunks, self.extra_in_flight)

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from holmes_core.records.job import Codec
 from holmes_core.records.plan import PlanRank
+from holmes_runtime.config.codec import Codec
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, crossings_of, joined_s
 from planner.problem.exchange_rates import Site, are_even, rings_on_nic, sync_s_per_byte, trunk_slowdowns

@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
-from holmes_core.records.job import Recompute
 from holmes_runtime.config.model_shape import layer_parameters
+from holmes_runtime.config.run_settings import Recompute
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import more_layer_bytes, whole_layers_bytes
 from planner.cost.engines import engine_of

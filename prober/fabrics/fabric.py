@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from holmes_core.records.devices import Netdev, NetName, Nic
+from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import FabricKind, Host
+from holmes_runtime.config.rank_grid import NetName
 from prober.rails.choose_rails import rails_of
 from prober.rails.efa import efa_plugin
 from prober.rails.port_groups import PKEY_MEMBERSHIP

@@ -31,10 +31,10 @@ from holmes_cli.screen.show_run import show_run
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import LaunchSettings
 from holmes_core.records.inventory import Finding, Inventory
-from holmes_core.records.islands import IslandsSection
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Controller, Failure, MeasuredTraffic, Run, Settings
 from holmes_runtime.config.node_config import GpuClaim
+from holmes_runtime.config.run_settings import IslandsSettings
 from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, StepTraffic, by_interface
@@ -131,7 +131,7 @@ def _far() -> Inventory:
 @cache
 def islands_plan() -> IslandsPlan:
     """The bed's clusters at 2 Mbit/s."""
-    plan = planned_mode(_far(), bed_job(parallel={}, steps=100, islands=IslandsSection(inner_steps=20)))
+    plan = planned_mode(_far(), bed_job(parallel={}, steps=100, islands=IslandsSettings(inner_steps=20)))
     assert isinstance(plan, IslandsPlan)
     return plan
 

@@ -56,7 +56,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tokens(path: Path) -> list[int]:
-    corpus = load_corpus(DataSettings(str(path), "*", None, "joined", 0.0, False, None, 0), "here", 1, 70000)
+    corpus = load_corpus(DataSettings(str(path)), "here", 1, 70000)
     return corpus.training[0].read(0, corpus.num_tokens).tolist()
 
 

@@ -45,10 +45,10 @@ def islands_plan(hosts: tuple[str, str] = ("a", "b")) -> IslandsPlan:
 @pytest.mark.parametrize(
     ("islands", "said"),
     [
-        ({"fragments": 60}, "fragments 60 is more than inner_steps 50"),
-        ({"delay_steps": 50}, "delay_steps 50 is more than the 12 steps between two fragments"),
+        ({"fragments": 60}, "islands.fragments: must be at most inner_steps 50 (value 60)"),
+        ({"delay_steps": 50}, "islands.delay_steps: must be at most 12, the steps between two fragments (value 50)"),
         ({"inner_steps": 200}, "islands.inner_steps is 200, the job has only 100 steps"),
-        ({"inner_steps": "50"}, "islands.inner_steps"),
+        ({"inner_steps": "many"}, "islands.inner_steps"),
         ({"inner_steps": 0}, "islands.inner_steps"),
         ({"codec": "bf16"}, "islands.codec"),
         ({"momentum": 1.0}, "islands.momentum"),

@@ -16,11 +16,12 @@ from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
 from holmes_core.records.access import Access
 from holmes_core.records.devices import Gpu, Netdev, Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, NetworkPort
-from holmes_core.records.job import Job, Source
+from holmes_core.records.job import Job
 from holmes_core.records.parse_record import parse
 from holmes_core.records.plain_data import MAX_JSON_BYTES
 from holmes_core.records.record_file import read_file, read_user_file, write_atomically, write_signed
 from holmes_core.records.run import Failure, MeasuredTraffic, Run
+from holmes_runtime.config.run_settings import DataSource
 
 JOB_TEXT = """
 model: {num_layers: 4, hidden_size: 32, num_heads: 2, seq_length: 16}
@@ -130,7 +131,7 @@ def test_data_is_one_path_or_several_by_weight() -> None:
     one, several = (parse(Job, yaml.safe_load(text), "job.yaml").data for text in (JOB_TEXT, blended(BLEND)))
 
     assert one.path == "/data/text"
-    assert several.path == (Source(path="/a", weight=3), Source(path="/b", weight=0.5))
+    assert several.path == (DataSource(path="/a", weight=3), DataSource(path="/b", weight=0.5))
 
 
 def blended(data: str) -> str:
@@ -144,8 +145,12 @@ def blended(data: str) -> str:
         ("weight: 3", "weight: 0", "data.path.blend.0.weight: must be above 0 (value 0)"),
         ("weight: 3", "weight: .nan", "data.path.blend.0.weight: must be a finite number (value nan)"),
         ("weight: 3", "weight: .inf", "data.path.blend.0.weight: must be a finite number (value inf)"),
-        ("/b", "/a/", "data.path: /a is listed twice: add up its weights"),
-        ("[{path: /a, weight: 3}, {path: /b, weight: 0.5}]", "[]", "data.path: it names no file or folder (value [])"),
+        ("/b", "/a/", "line 3: data.path: must name each once: add up the weights (value '/a')"),
+        (
+            "[{path: /a, weight: 3}, {path: /b, weight: 0.5}]",
+            "[]",
+            "line 3: data.path: must name a file or folder (value [])",
+        ),
         ("]}", "], documents: apart}", "data.documents: must be 'joined' or 'separate' (value 'apart')"),
     ],
 )

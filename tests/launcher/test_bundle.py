@@ -278,7 +278,7 @@ def test_files_have_the_forms_their_readers_want() -> None:
 
 
 def test_model_of_ones_own_is_read_beside_the_job_and_sent(tmp_path: Path) -> None:
-    plan = cpu_plan(model={**bed_job().model.model_dump(), "factory": "mine.py:build"})
+    plan = cpu_plan(model={**vars(bed_job().model), "factory": "mine.py:build"})
     (tmp_path / "mine.py").write_text("def build(layers, job): ...", encoding="utf-8")
     one = prepare(plan, Attempt("r"), read_user_variables(plan.job, {}, tmp_path))[0]
     assert one.parcels[1].files["mine.py"] == "def build(layers, job): ..."
@@ -297,7 +297,7 @@ def test_model_of_ones_own_is_read_beside_the_job_and_sent(tmp_path: Path) -> No
 def test_a_model_that_is_not_python_is_refused_where_it_is_read(
     tmp_path: Path, text: str, said: str, recwarn: pytest.WarningsRecorder
 ) -> None:
-    plan = cpu_plan(model={**bed_job().model.model_dump(), "factory": "mine.py:build"})
+    plan = cpu_plan(model={**vars(bed_job().model), "factory": "mine.py:build"})
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
     with pytest.raises(HolmesError, match=said) as refused:
         read_user_variables(plan.job, {}, tmp_path)
@@ -308,7 +308,7 @@ def test_a_model_that_is_not_python_is_refused_where_it_is_read(
 
 
 def test_model_at_an_absolute_path_is_on_the_hosts_already(tmp_path: Path) -> None:
-    plan = cpu_plan(model={**bed_job().model.model_dump(), "factory": "/shared/mine.py:build"})
+    plan = cpu_plan(model={**vars(bed_job().model), "factory": "/shared/mine.py:build"})
     assert read_user_variables(plan.job, {}, tmp_path).files == {}
 
 

@@ -34,7 +34,7 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def plan_with_code(code: str = "src", factory: str = "net/mine.py:build") -> Plan:
-    model = {**bed_job().model.model_dump(), "factory": factory}
+    model = {**vars(bed_job().model), "factory": factory}
     return cpu_plan(model=model, launch={"code": code})
 
 

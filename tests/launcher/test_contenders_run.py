@@ -20,7 +20,7 @@ JOBS: dict[str, Job] = {
     "a batch that does not divide": bed_job(parallel={}, global_batch_size=7),
     "emulated": bed_job(parallel={}, compute=EMULATED),
     "emulated on GPUs": gpt_7b(global_batch_size=64, compute=EMULATED),
-    "own model": bed_job(parallel={}, model={**bed_job().model.model_dump(), "factory": "own.py:make"}),
+    "own model": bed_job(parallel={}, model={**vars(bed_job().model), "factory": "own.py:make"}),
     "blend of separate documents": gpt_7b(global_batch_size=64, model={"preset": "llama-3-8b"}, data=BLEND),
     "few kv heads": gpt_7b(global_batch_size=64, model={"preset": "llama-3-8b"}),
     "full recomputation": gpt_7b(global_batch_size=64, parallel={"recompute": "full"}),
@@ -58,7 +58,7 @@ def test_the_runtime_blends_and_separates_as_the_job_says() -> None:
     plan = plan_for(cpu_inventory([2, 2]), bed_job(data=BLEND))
 
     sources = (DataSource("/a", 3.0), DataSource("/b", 1.0))
-    assert run_config_of(plan, "run").data == DataSettings(sources, "*", None, "separate", 0.0, False, None, 0)
+    assert run_config_of(plan, "run").data == DataSettings(sources, documents="separate")
 
 
 def test_the_mask_of_separate_documents_takes_memory() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from holmes_core.errors import HostError
 from holmes_core.records.access import Access, Container, LaunchSettings
-from holmes_core.records.job import Checkpointing, Source
 from holmes_core.records.plan import EnvironmentVariable, Plan
 from holmes_runtime.config.messages import (
     NodeCheckpointFolder,
@@ -20,6 +19,7 @@ from holmes_runtime.config.messages import (
     NodeNcclSetting,
 )
 from holmes_runtime.config.node_config import GpuClaim
+from holmes_runtime.config.run_settings import CheckpointSettings, DataSource
 from launcher.nodes.node_checks import TORCH_BELOW, TORCH_FROM, check_facts
 from launcher.nodes.preflight import CHECKS, Fault, Preflight, PreflightFailed, host_fault, remedy_of
 from launcher.prepare.prepare import Attempt, inputs_of, node_environment
@@ -29,13 +29,13 @@ from tests.test_layers import ROOT
 
 PLAN = gpu_plan()
 HOST = PLAN.nodes[1].host
-OWN = PLAN.job.model.model_copy(update={"factory": "/own.py:build"})
+OWN = replace(PLAN.job.model, factory="/own.py:build")
 UP = NodeInterface(up=True, address=None)
 EMPTY = NodeCheckpointFolder("/data", True, 1 << 40, newest=None, in_cache=False, mount_point="/")
 READ_ONLY = EMPTY._replace(writable=False, free_bytes=1)
 OTHERS = EMPTY._replace(newest="step-00000040")
 FIRST, RESUMING = Attempt("r"), Attempt("r", resume=True)
-SAVING = Checkpointing(path="/data/ck", every_steps=10)
+SAVING = CheckpointSettings(path="/data/ck", every_steps=10)
 NET_IB = NodeNcclSetting("~/.bashrc", "NCCL_NET", "IB")
 DOCKER0 = NodeNcclSetting("/etc/nccl.conf", "NCCL_SOCKET_IFNAME", "docker0")
 LOST = "Unable to determine the device handle for GPU0000:03:00.0: Unknown Error"
@@ -117,9 +117,9 @@ def test_a_host_that_cannot_compile_is_found_where_layers_are_compiled() -> None
 
 
 def test_inputs_are_data_tokenizer_weights_and_a_model_that_lies_on_the_hosts() -> None:
-    blend = (Source(path="/a", weight=1.0), Source(path="/b", weight=2.0))
-    one, two = (PLAN.job.data.model_copy(update={"path": path, "tokenizer": "/t.json"}) for path in ("/d", blend))
-    travels = PLAN.job.model.model_copy(update={"factory": "own.py:build"})
+    blend = (DataSource(path="/a", weight=1.0), DataSource(path="/b", weight=2.0))
+    one, two = (replace(PLAN.job.data, path=path, tokenizer="/t.json") for path in ("/d", blend))
+    travels = replace(PLAN.job.model, factory="own.py:build")
     assert inputs_of(PLAN.job.model_copy(update={"data": one, "model": travels})) == ("/d", "/t.json")
     assert inputs_of(PLAN.job.model_copy(update={"data": one, "weights": "/w"})) == ("/d", "/t.json", "/w")
     assert inputs_of(PLAN.job.model_copy(update={"data": two, "model": OWN})) == ("/a", "/b", "/t.json", "/own.py")

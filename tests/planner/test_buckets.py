@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.records.job import Model
 from holmes_runtime.config.model_shape import (
+    ModelShape,
     bucket_bytes,
     embedding_parameters,
     gradient_order,
@@ -18,7 +18,6 @@ from holmes_runtime.parallel.gradient_buckets import make_buckets as make_runtim
 from holmes_runtime.parallel.zero1 import units
 from planner.schedule.buckets import BucketExchange, BucketSeconds, make_buckets
 from tests.planner.fleets import bed_job
-from tests.runtime.test_model_shape import shape_of
 
 MODEL = bed_job().model
 
@@ -49,9 +48,9 @@ def test_parts_travel_together_until_a_bucket_is_half_full() -> None:
 def test_planned_buckets_are_those_of_the_runtime_where_layers_are_small(
     hidden_size: int, is_first: bool, is_last: bool
 ) -> None:
-    model = Model(num_layers=9, hidden_size=hidden_size, num_heads=4, seq_length=64)
+    model = ModelShape(num_layers=9, hidden_size=hidden_size, num_heads=4, seq_length=64)
     layers = range(7) if is_first else range(2, 9) if is_last else range(1, 8)
-    stage = DecoderStage(shape_of(model), Stage(0, layers.start, layers.stop), 7, draws=False)
+    stage = DecoderStage(model, Stage(0, layers.start, layers.stop), 7, draws=False)
     named = {parameter: name for name, parameter in stage.named_parameters()}
     layer_by_layer = [{named[each]: each for each in parameters} for _, parameters in units(stage)]
     theirs = [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from holmes_core.records.job import Model
+from holmes_runtime.config.model_shape import ModelShape
 from planner.cost.collectives import (
     Path,
     all_reduce_s,
@@ -19,7 +19,7 @@ from planner.cost.collectives import (
 )
 from planner.cost.counts import Execution
 
-TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
+TINY = ModelShape(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
 
 
 def test_tcp_gets_what_ethernet_and_its_own_headers_leave() -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from holmes_core.records.job import Model
 from holmes_runtime.config.gpu_peaks import PEAK_FLOPS_PER_S
+from holmes_runtime.config.model_shape import ModelShape
 from planner.cost.collectives import PassTimes
 from planner.cost.compute_time import SPLIT_FACTOR, head_s, layer_s, optimizer_s, split_factor
 from planner.cost.counts import Execution
@@ -26,7 +26,7 @@ from planner.cost.gpu_speeds import (
 )
 from tests.planner.fleets import bed_job
 
-TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
+TINY = ModelShape(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
 HOW = Execution(tp=1, dp=1, micro_batch_size=2, value_bytes=4, recompute="none")
 # One layer's forward: 12 tokens through 192 weights, 2 x 12 x 192 = 4,608 FLOPs, and attention, 4 x 2 x 36 x 4 = 1,152.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,37 +13,42 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from holmes_core.records.job import Model, Recompute
-from holmes_runtime.config.model_shape import layer_flops, stage_parameters
+from holmes_runtime.config.model_shape import ModelShape, layer_flops, stage_parameters
 from holmes_runtime.config.run_config import Stage
+from holmes_runtime.config.run_settings import Recompute
 from holmes_runtime.model.decoder import Block, DecoderStage
 from holmes_runtime.model.rotary import make_rotation
 from holmes_runtime.model.tensor_parallel import ALONE
 from planner.cost import counts as cost
 from tests.runtime.storages_made import StoragesMade
-from tests.runtime.test_model_shape import shape_of
 
-GPT = Model(num_layers=3, hidden_size=256, num_heads=4, seq_length=64, vocab_size=100)
-LLAMA = Model(
-    family="llama", num_layers=3, hidden_size=256, num_heads=4, num_kv_heads=2, ffn_hidden_size=672, seq_length=64,
+GPT = ModelShape(num_layers=3, hidden_size=256, num_heads=4, seq_length=64, vocab_size=100)
+LLAMA = ModelShape(
+    family="llama",
+    num_layers=3,
+    hidden_size=256,
+    num_heads=4,
+    num_kv_heads=2,
+    ffn_hidden_size=672,
+    seq_length=64,
     vocab_size=100,
-)  # fmt: skip
+)
 
-TIED = GPT.model_copy(update={"tied_embeddings": True})
-QWEN = LLAMA.model_copy(update={"tied_embeddings": True, "qkv_bias": True, "qk_norm": True, "head_dim": 96})
-WIDE_HEADS = LLAMA.model_copy(update={"head_dim": 96})
+TIED = replace(GPT, tied_embeddings=True)
+QWEN = replace(LLAMA, tied_embeddings=True, qkv_bias=True, qk_norm=True, head_dim=96)
+WIDE_HEADS = replace(LLAMA, head_dim=96)
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, TIED, QWEN], ids=["gpt", "llama", "tied gpt", "qwen"])
 @pytest.mark.parametrize(("first", "stop"), [(0, 1), (1, 2), (1, 3), (0, 3)])
-def test_parameters_are_the_runtime_s(model: Model, first: int, stop: int) -> None:
-    stage = DecoderStage(shape_of(model), Stage(0, first, stop), seed=0)
+def test_parameters_are_the_runtime_s(model: ModelShape, first: int, stop: int) -> None:
+    stage = DecoderStage(model, Stage(0, first, stop), seed=0)
     counted = sum(parameter.numel() for parameter in stage.parameters())
     assert counted == stage_parameters(model, stop - first, first == 0, stop == model.num_layers)
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
-def test_forward_flops_are_those_torch_counts(model: Model) -> None:
+def test_forward_flops_are_those_torch_counts(model: ModelShape) -> None:
     block, rotation = block_of(model, "none")
     # The fused CPU kernel of attention is one the counter does not know.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -52,7 +58,7 @@ def test_forward_flops_are_those_torch_counts(model: Model) -> None:
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, WIDE_HEADS, QWEN], ids=["gpt", "llama", "wide heads", "qwen"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_kept_activations_are_those_torch_saves(model: Model, recompute: Recompute) -> None:
+def test_kept_activations_are_those_torch_saves(model: ModelShape, recompute: Recompute) -> None:
     """Within 3 %: norms and attention also keep a number or two a token; RMSNorm's CPU kernel keeps its result too."""
     kept = kept_bytes(model, recompute)
     if model.family == "llama" and recompute != "full":
@@ -65,7 +71,7 @@ def test_kept_activations_are_those_torch_saves(model: Model, recompute: Recompu
 @pytest.mark.torch
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling on CPUs needs g++")
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
-def test_a_compiled_layer_keeps_no_more_than_is_counted_where_it_recomputes_selectively(model: Model) -> None:
+def test_a_compiled_layer_keeps_no_more_than_is_counted_where_it_recomputes_selectively(model: ModelShape) -> None:
     """Within 3 %, too."""
     block, rotation = block_of(model, "selective")
     hidden = hidden_of(model)
@@ -78,22 +84,22 @@ def test_a_compiled_layer_keeps_no_more_than_is_counted_where_it_recomputes_sele
     assert kept == pytest.approx(cost.layer_activation_bytes(model, execution), rel=0.03)
 
 
-def block_of(model: Model, recompute: Recompute) -> tuple[Block, Tensor | None]:
+def block_of(model: ModelShape, recompute: Recompute) -> tuple[Block, Tensor | None]:
     """One layer with values in place, and the rotation it needs."""
     with torch.device("meta"):
-        block = Block(shape_of(model), ALONE, recompute)
+        block = Block(model, ALONE, recompute)
     block = block.to_empty(device="cpu")
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    return block, make_rotation(shape_of(model), None) if model.family == "llama" else None
+    return block, make_rotation(model, None) if model.family == "llama" else None
 
 
-def hidden_of(model: Model) -> Tensor:
+def hidden_of(model: ModelShape) -> Tensor:
     """Hidden states of two samples."""
     return torch.randn(2, model.seq_length, model.hidden_size, requires_grad=True)
 
 
-def kept_bytes(model: Model, recompute: Recompute) -> int:
+def kept_bytes(model: ModelShape, recompute: Recompute) -> int:
     """Bytes of the input and of all that one layer's forward leaves behind, its output apart."""
     block, rotation = block_of(model, recompute)
     hidden = hidden_of(model)

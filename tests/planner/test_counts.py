@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from holmes_core.records.job import Model
-from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.model_shape import ModelShape, stage_parameters
 from planner.cost import counts as cost
 from planner.cost.memory_margin import MIB, reserve_bytes
 from tests.planner.fleets import bed_job, gpt_7b
 
-TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
+TINY = ModelShape(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
 
 
 def execution_of(**changes: Any) -> cost.Execution:
@@ -69,7 +68,7 @@ def test_memory_by_hand() -> None:
 
 def test_a_mask_is_kept_once_a_micro_batch_and_repeats_keys_and_values() -> None:
     masked, unmasked = execution_of(masked=True, micro_batch_size=2), execution_of(micro_batch_size=2)
-    grouped = TINY.model_copy(update={"family": "llama", "num_kv_heads": 1})
+    grouped = replace(TINY, family="llama", num_kv_heads=1)
 
     # 2 samples x 6 x 6 scores of 2 bytes, for each of three micro-batches; a gpt has as many keys as queries.
     more = [cost.memory_bytes(TINY, each, [2], [3], False, False) for each in (unmasked, masked)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from holmes_core.records.job import Model
+from holmes_runtime.config.model_shape import ModelShape
 from planner.cost.compute_time import layer_s
 from planner.cost.counts import Execution, make_execution
 from planner.cost.eager import eager_bytes
@@ -20,7 +20,7 @@ from tests.planner.fleets import bed_job, gpt_7b
 from tests.planner.test_cost_of_runtime import GPT, LLAMA, block_of
 
 SAMPLES = 2
-MULTI_HEAD = LLAMA.model_copy(update={"num_kv_heads": LLAMA.num_heads})
+MULTI_HEAD = replace(LLAMA, num_kv_heads=LLAMA.num_heads)
 # Matrix products and attention have terms of their own; a bias's gradient is summed in any case.
 OTHER_TERMS = ("mm", "attention", "empty", "detach", "sum")
 
@@ -44,7 +44,7 @@ class MovedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.mark.parametrize("value_type", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("model", [GPT, LLAMA, MULTI_HEAD], ids=["gpt", "grouped queries", "llama"])
-def test_eager_operators_of_a_layer_move_what_is_counted(model: Model, value_type: torch.dtype) -> None:
+def test_eager_operators_of_a_layer_move_what_is_counted(model: ModelShape, value_type: torch.dtype) -> None:
     """Within 3 %: cosines and sines are read, too. Norms, a kernel each on GPUs, are in pieces on CPUs."""
     block, rotation = block_of(model, "none")
     block.attention_norm, block.mlp_norm = nn.Identity(), nn.Identity()
@@ -64,7 +64,7 @@ def test_eager_operators_of_a_layer_move_what_is_counted(model: Model, value_typ
     assert excess.backward + fused[1] * values == pytest.approx(backward.moved, rel=0.03)
 
 
-def fused_values(model: Model) -> tuple[int, int]:
+def fused_values(model: ModelShape) -> tuple[int, int]:
     """Values a token that the same operators move in forward and backward where each group of them is one kernel."""
     h, k, f = model.hidden_size, model.kv_size, model.ffn_size
     residuals, split = 6 * h, 2 * (h + 2 * k)
@@ -87,7 +87,7 @@ def test_an_eager_layer_takes_that_much_longer_and_its_recomputation_too() -> No
 
 def test_gpus_compile_unless_the_job_says_otherwise_and_cpus_where_it_says_so() -> None:
     emulate = {"emulate": {"forward_s_per_layer": 1.0, "backward_s_per_layer": 2.0}}
-    own = {**gpt_7b().model.model_dump(), "factory": "own.py:make"}
+    own = {**vars(gpt_7b().model), "factory": "own.py:make"}
     said = {
         "on GPUs": gpt_7b(),
         "on GPUs, false": gpt_7b(compile=False),

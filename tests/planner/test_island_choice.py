@@ -11,10 +11,11 @@ import pytest
 
 from benchmarks.best_simulated import all_modes, all_placements
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.islands import IslandsSection, Mode
+from holmes_core.records.islands import Mode
 from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan, PlanRank
 from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.run_settings import IslandsSettings
 from planner.advice.changes import WithoutHost, apply_changes
 from planner.islands.outer_sync_cost import BOTH_WAYS, meeting_s
 from planner.layout.predict import predict_step_s
@@ -61,7 +62,7 @@ def draw_fleet(seed: int) -> tuple[Inventory, Job, Wires]:
         inventory = with_trunk(inventory, sorted(pair), rate)
     slowdown = {name: draw.choice((1.0, 1.0, 1.5, 3.0)) for name in names}
     emulate = {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02, "slowdown": slowdown}
-    islands = IslandsSection(
+    islands = IslandsSettings(
         inner_steps=draw.choice((4, 10, 50)),
         fragments=draw.choice((1, 2)),
         delay_steps=draw.choice((0, 1, 2)),

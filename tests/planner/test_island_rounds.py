@@ -10,11 +10,11 @@ import pytest
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.islands import IslandsSection
-from holmes_core.records.job import Checkpointing, Job, OptimizerSettings, Profile
+from holmes_core.records.job import Job
 from holmes_core.records.link import Security
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.run_settings import CheckpointSettings, IslandsSettings, OptimizerSettings, ProfileSettings
 from planner.cost.counts import host_state_bytes, outer_bytes, state_bytes
 from planner.islands.cluster_subset import only_clusters
 from planner.islands.groupings import groupings, island_batch
@@ -33,7 +33,7 @@ SLOW = with_uniform_links(cpu_inventory([1, 1]), 1e5, 0.02)
 
 
 def job_of(section: dict[str, Any], **changes: Any) -> Job:
-    return bed_job(parallel={}, steps=200, islands=IslandsSection(**section), **changes)
+    return bed_job(parallel={}, steps=200, islands=IslandsSettings(**section), **changes)
 
 
 def island_plans(inventory: Inventory, job: Job) -> list[Plan]:
@@ -127,8 +127,8 @@ def test_island_too_slow_for_its_fragments_is_refused_in_words() -> None:
 
 def test_what_an_island_keeps_is_in_host_memory() -> None:
     # anchor, momentum, error and change in fp32, and of a fourth of the parameters change and mean.
-    assert outer_bytes(IslandsSection(codec="int4", delay_steps=2, fragments=4)) == 16 + 2
-    assert outer_bytes(IslandsSection(codec="none", delay_steps=0, fragments=1)) == 8 + 8
+    assert outer_bytes(IslandsSettings(codec="int4", delay_steps=2, fragments=4)) == 16 + 2
+    assert outer_bytes(IslandsSettings(codec="none", delay_steps=0, fragments=1)) == 8 + 8
     alone = execution_of(dp=4)
     assert host_state_bytes(100, replace(alone, outer_bytes=18), checkpoints=True) == 450
     assert state_bytes(100, replace(alone, outer_bytes=18)) == state_bytes(100, alone)
@@ -179,9 +179,9 @@ def test_no_mode_at_all_is_an_error_that_says_both_whys() -> None:
 def test_plan_of_islands_has_the_job_of_each() -> None:
     job = job_of(
         {"inner_steps": 20},
-        checkpoint=Checkpointing(path="/data/ckpt", every_steps=10),
+        checkpoint=CheckpointSettings(path="/data/ckpt", every_steps=10),
         optimizer=OptimizerSettings(warmup_steps=50),
-        profile=Profile(steps=5, after=190),
+        profile=ProfileSettings(steps=5, after=190),
         compute={"emulate": {"forward_s_per_layer": 0.02, "backward_s_per_layer": 0.04, "slowdown": {"b": 2.0}}},
     )
     plan = planned_mode(SLOW, job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_two_layers_are_whole_at_a_time_the_largest() -> None:
     sharded = execution_of(dp=2, weight_shards=2)
     assert cost.whole_layers_bytes(TINY, sharded, False, False) == 2 * layer * 6
     assert cost.whole_layers_bytes(TINY, sharded, True, True) == 2 * layer * 6  # it is larger than both
-    many_words = TINY.model_copy(update={"vocab_size": 1000})
+    many_words = replace(TINY, vocab_size=1000)
     ends = 1000 * 4 - 40 + embedding, 1000 * 4 - 40 + head
     assert cost.whole_layers_bytes(many_words, sharded, True, False) == (layer + ends[0]) * 6
     assert cost.whole_layers_bytes(many_words, sharded, True, True) == sum(ends) * 6

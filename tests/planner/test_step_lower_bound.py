@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holmes_core.records.job import ScheduleName
+from holmes_runtime.config.schedule import ScheduleName
 from planner.schedule.buckets import BucketSeconds
 from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder, simulate
 from planner.schedule.step_lower_bound import least_step_s

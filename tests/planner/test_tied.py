@@ -83,7 +83,7 @@ def test_published_keys_reach_the_ranks() -> None:
     config = run_config_of(plan_for(gpu_inventory([1, 1]), job), "run")
 
     assert config.weights == "/models/llama"
-    assert config.model.head_dim is None  # as many as hidden_size / num_heads: said in one way
+    assert config.model.in_full.head_dim is None  # as many as hidden_size / num_heads: said in one way
     assert config.model.rope_scaling is not None
     assert config.model.rope_scaling.factor == 32.0
 

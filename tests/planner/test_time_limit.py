@@ -52,7 +52,7 @@ def test_without_time_no_plan_is_slower_than_greedy_the_usual_order_or_one_clust
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes", [{"global_batch_size": 2**20}, {"model": {**bed_job().model.model_dump(), "num_layers": 1000}}]
+    "changes", [{"global_batch_size": 2**20}, {"model": {**vars(bed_job().model), "num_layers": 1000}}]
 )
 def test_huge_jobs_are_planned_and_not_simulated_action_by_action(changes: dict[str, Any]) -> None:
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of this process, which has run other tests

@@ -23,7 +23,7 @@ from holmes_runtime.config.run_settings import (
     EmulationSettings,
     EvaluationSettings,
     Expectation,
-    Optimizer,
+    OptimizerSettings,
     OuterSync,
     Precision,
     ProfileSettings,
@@ -34,9 +34,8 @@ from holmes_runtime.config.schedule import ScheduleName
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = ModelShape(
-    family="gpt", num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=4, ffn_hidden_size=128, vocab_size=256,
-    seq_length=32, rope_theta=1e4, rope_scaling=None, norm_eps=1e-5, head_dim=None, qkv_bias=False, qk_norm=False,
-    tied_embeddings=False, factory=None, tanh_gelu=False,
+    num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=4, ffn_hidden_size=128, vocab_size=256,
+    seq_length=32,
 )  # fmt: skip
 TINY_LLAMA = replace(TINY, family="llama", num_kv_heads=2, ffn_hidden_size=64)
 
@@ -152,6 +151,7 @@ def make_config(
     zero: Zero = 1,
     tied: Sequence[tuple[int, int]] | None = None,
     weights: str | None = None,
+    expected_tokenizer: str | None = None,
     outer_sync: OuterSync | None = None,
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
@@ -173,7 +173,6 @@ def make_config(
         for stage, rank in enumerate(pipeline)
     ]
     return RunConfig(
-        schema_version=1,
         run_id="test",
         device="cpu",
         seed=7,
@@ -198,14 +197,14 @@ def make_config(
         model=model,
         weights=weights,
         emulation=emulation,
-        data=DataSettings(str(corpus), "*.txt", None, documents, validation_fraction, False, None, 0),
+        data=DataSettings(str(corpus), "*.txt", documents=documents, validation_fraction=validation_fraction),
+        expected_tokenizer=expected_tokenizer,
         evaluation=evaluation,
         checkpoint=checkpoint,
         profile=profile,
         resume=resume,
         from_scratch=from_scratch,
-        resume_step=None,
-        optimizer=Optimizer(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip),
+        optimizer=OptimizerSettings(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip),
         outer_sync=outer_sync,
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),
         ranks=tuple(ranks),

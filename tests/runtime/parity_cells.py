@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holmes_runtime.config.codec import Codec
-from holmes_runtime.config.model_shape import RopeStretch
+from holmes_runtime.config.model_shape import RopeScaling
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Precision, Recompute, Zero
 from holmes_runtime.config.schedule import ScheduleName
@@ -21,7 +21,7 @@ SHAPES = {
     "own": replace(GPT, factory=f"{REPOSITORY}/docs/own_model.py:build"),
     "llama": LLAMA,
     "tied-gpt": replace(GPT, tied_embeddings=True),
-    "tied-llama": replace(LLAMA, tied_embeddings=True, rope_scaling=RopeStretch("llama3", 8.0, 1.0, 4.0, 64)),
+    "tied-llama": replace(LLAMA, tied_embeddings=True, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 64)),
     "qwen": replace(LLAMA, head_dim=6, qkv_bias=True, qk_norm=True, norm_eps=1e-6, tied_embeddings=True),
 }
 STEPS = 3

@@ -21,12 +21,12 @@ HOW: tuple[Documents, Documents] = ("joined", "separate")
 def data(
     path: Path, pattern: str = "*", tokenizer: str | None = None, validation_fraction: float = 0.0
 ) -> DataSettings:
-    return DataSettings(str(path), pattern, tokenizer, "joined", validation_fraction, False, None, 0)
+    return DataSettings(str(path), pattern, tokenizer=tokenizer, validation_fraction=validation_fraction)
 
 
 def blend(*paths: Path, documents: Documents = "joined", validation_fraction: float = 0.0) -> DataSettings:
     sources = tuple(DataSource(str(path), weight) for weight, path in enumerate(paths, start=1))
-    return DataSettings(sources, "*", None, documents, validation_fraction, False, None, 0)
+    return DataSettings(sources, documents=documents, validation_fraction=validation_fraction)
 
 
 def write_tokens(path: Path, *documents: Sequence[int], token_type: str = "uint8") -> None:

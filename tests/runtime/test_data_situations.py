@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 def data(path: Path) -> DataSettings:
-    return DataSettings(str(path), "*", None, "joined", 0.0, False, None, 0)
+    return DataSettings(str(path))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -156,11 +156,11 @@ def test_zstandard_that_is_cut_off_is_not_taken_for_the_whole(tmp_path: Path) ->
 
 def test_text_for_a_model_of_other_tokens_names_its_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    of_llama = replace(data(tmp_path), expected_tokenizer="/models/llama/tokenizer.json")
+    expected, settings = "/models/llama/tokenizer.json", data(tmp_path)
 
     with pytest.raises(ValueError, match=r"a\.txt is text.*`tokenizer` in `data` to /models/llama/tokenizer\.json"):
-        check_source(tmp_path, of_llama)
-    assert check_source(tmp_path, replace(of_llama, tokenizer="/t.json")) == [tmp_path / "a.txt"]
+        check_source(tmp_path, settings, expected)
+    assert check_source(tmp_path, replace(settings, tokenizer="/t.json"), expected) == [tmp_path / "a.txt"]
 
 
 BAD_LINES = (

@@ -77,7 +77,7 @@ def test_documents_of_jsonl_have_both(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n{"text": "two"}\n')
 
     corpus = load_corpus(
-        DataSettings(str(tmp_path / "a.jsonl"), "*", str(path), "joined", 0.0, False, None, 0),
+        DataSettings(str(tmp_path / "a.jsonl"), tokenizer=str(path)),
         "a1",
         2,
         len(WORDS),

@@ -7,14 +7,16 @@ from typing import Literal
 import pytest
 
 from holmes_runtime.config.learning_rate import learning_rate
-from holmes_runtime.config.run_settings import Optimizer
+from holmes_runtime.config.run_settings import OptimizerSettings
 
 
-def settings(decay: Literal["constant", "linear", "cosine"], warmup_steps: int, lowest: float = 0.0) -> Optimizer:
-    return Optimizer(1.0, lowest, warmup_steps, decay, 0.1, 0.9, 0.95, None)
+def settings(
+    decay: Literal["constant", "linear", "cosine"], warmup_steps: int, lowest: float = 0.0
+) -> OptimizerSettings:
+    return OptimizerSettings(1.0, lowest, warmup_steps, decay, 0.1, 0.9, 0.95, None)
 
 
-def rates(given: Optimizer, num_steps: int) -> list[float]:
+def rates(given: OptimizerSettings, num_steps: int) -> list[float]:
     return [learning_rate(given, step, num_steps) for step in range(num_steps)]
 
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_runtime.config.messages import Command, Message, decode_command, decode_message, encode
-from holmes_runtime.config.rank_metrics import RankMetrics
+from holmes_runtime.config.rank_grid import Axis
+from holmes_runtime.config.rank_metrics import RankMetrics, WaitSeconds
 from holmes_runtime.config.strict_json import parse, to_json
 
 MIB = 1 << 20
@@ -134,3 +135,8 @@ def test_a_message_that_cannot_be_read_is_shown_cut(name: str) -> None:
 def test_a_message_of_more_values_than_any_has_is_refused_before_they_are_made() -> None:
     with pytest.raises(ValueError, match="more than 3000000 values"):
         decode_message("[" + "[]," * 4 * MIB + "[]]")
+
+
+def test_waits_are_counted_by_axis() -> None:
+    with_dp = {"dp_across", "tied"}  # waited for together with "dp"
+    assert WaitSeconds._fields == (*(axis for axis in get_args(Axis) if axis not in with_dp), "sync")

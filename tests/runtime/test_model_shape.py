@@ -1,13 +1,14 @@
-"""Parameters and FLOPs by hand; the model of job.yaml and the shape made of it are counted alike."""
+"""Parameters and FLOPs by hand."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
-from holmes_core.records.job import Model
-from holmes_core.records.model import PRESETS
+from holmes_core.records.model import PRESETS, Model
 from holmes_runtime.config.model_shape import (
     ModelShape,
     attention_flops,
@@ -20,22 +21,17 @@ from holmes_runtime.config.model_shape import (
     step_flops,
 )
 
-TINY = Model(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
-LLAMA = Model(
-    family="llama", num_layers=2, hidden_size=4, num_heads=2, num_kv_heads=1, ffn_hidden_size=5, seq_length=6,
+TINY = ModelShape(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
+LLAMA = ModelShape(
+    family="llama",
+    num_layers=2,
+    hidden_size=4,
+    num_heads=2,
+    num_kv_heads=1,
+    ffn_hidden_size=5,
+    seq_length=6,
     vocab_size=10,
-)  # fmt: skip
-
-
-def shape_of(model: Model) -> ModelShape:
-    """The shape that travels to the ranks."""
-    return ModelShape(
-        family=model.family, num_layers=model.num_layers, hidden_size=model.hidden_size, num_heads=model.num_heads,
-        num_kv_heads=model.kv_heads, ffn_hidden_size=model.ffn_size, vocab_size=model.vocab_size,
-        seq_length=model.seq_length, rope_theta=model.rope_theta, rope_scaling=None, norm_eps=model.norm_eps,
-        head_dim=model.head_dim, qkv_bias=model.qkv_bias, qk_norm=model.qk_norm,
-        tanh_gelu=model.tanh_gelu, tied_embeddings=model.tied_embeddings, factory=None,
-    )  # fmt: skip
+)
 
 
 def test_parameters_by_hand() -> None:
@@ -83,13 +79,13 @@ def test_llama_parameters_by_hand() -> None:
     ids=["Llama 3.2 1B", "Llama 3 8B", "Qwen 2.5 7B", "Qwen 3 8B", "Mistral Nemo 12B"],
 )
 def test_a_published_model_has_as_many_parameters_as_published(model: dict[str, Any], parameters: int) -> None:
-    counted = Model.model_validate({"family": "llama", "seq_length": 2048, **model})
+    counted = TypeAdapter(Model).validate_python({"family": "llama", "seq_length": 2048, **model})
 
     assert stage_parameters(counted, counted.num_layers, True, True) == parameters
 
 
 def test_a_tied_table_is_held_once_on_one_stage_and_twice_on_two() -> None:
-    tied = TINY.model_copy(update={"tied_embeddings": True})
+    tied = replace(TINY, tied_embeddings=True)
 
     assert stage_parameters(tied, 2, True, True) == stage_parameters(TINY, 2, True, True) - 10 * 4
     for ends in ((True, False), (False, True)):
@@ -99,17 +95,17 @@ def test_a_tied_table_is_held_once_on_one_stage_and_twice_on_two() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"family": "gpt", "qkv_bias": True}, "qkv_bias: of the family llama"),
-        ({"family": "gpt", "rope_scaling": {"kind": "linear", "factor": 2}}, "rope_scaling: of the family llama"),
-        ({"head_dim": 5}, "rotation needs it even"),
+        ({"family": "gpt", "qkv_bias": True}, "qkv_bias: must not be set in a gpt"),
+        ({"family": "gpt", "rope_scaling": {"kind": "linear", "factor": 2}}, "rope_scaling: must not be set in a gpt"),
+        ({"head_dim": 5}, "must make the size of a head, 5, even, for rotation"),
         ({"rope_scaling": {"kind": "yarn", "factor": 2}}, "llama3"),
-        ({"rope_scaling": {"kind": "llama3", "factor": 2, "high_freq_factor": 1}}, "is not above 1.0, the low"),
+        ({"rope_scaling": {"kind": "llama3", "factor": 2, "high_freq_factor": 1}}, "must be above low_freq_factor 1.0"),
         ({"tied_embeddings": True, "factory": "own.py:build"}, "its copies would drift apart"),
     ],
 )
 def test_a_shape_that_no_model_has_is_refused_by_its_key(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Model.model_validate({**LLAMA.model_dump(), **wrong, "num_kv_heads": 2})
+        TypeAdapter(ModelShape).validate_python({**vars(LLAMA), **wrong, "num_kv_heads": 2})
 
 
 def test_shards_hold_their_part_of_matrices_and_all_of_norms() -> None:
@@ -127,23 +123,23 @@ def test_flops_of_a_forward_by_hand() -> None:
 
 
 def test_a_step_is_three_forwards_of_all_layers_and_the_head() -> None:
-    assert step_flops(shape_of(TINY), 8) == 3 * (2 * layer_flops(TINY, 8) + head_flops(TINY, 8))
+    assert step_flops(TINY, 8) == 3 * (2 * layer_flops(TINY, 8) + head_flops(TINY, 8))
 
 
 def test_flops_of_a_step_agree_with_the_published_formula() -> None:
     # Megatron-LM, SC 2021: 72 B s L h^2 (1 + s/6h + V/12Lh) without recomputation, V1's 7.5B shape.
-    model = Model(num_layers=36, hidden_size=4096, num_heads=32, seq_length=2048, vocab_size=51200)
+    model = ModelShape(num_layers=36, hidden_size=4096, num_heads=32, seq_length=2048, vocab_size=51200)
     h, s = 4096, 2048
 
     published = 72 * 4 * s * 36 * h**2 * (1 + s / (6 * h) + 51200 / (12 * 36 * h))
 
-    assert step_flops(shape_of(model), 4) == pytest.approx(published)
+    assert step_flops(model, 4) == pytest.approx(published)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_job_s_model_and_its_shape_are_counted_alike(preset: str) -> None:
-    model = Model.model_validate({"preset": preset, "seq_length": 2048})
-    shape = shape_of(model)
+def test_a_shape_in_full_is_counted_like_the_one_of_job_yaml(preset: str) -> None:
+    shape = ModelShape(**PRESETS[preset])
 
-    assert stage_parameters(model, 3, True, True, 2) == stage_parameters(shape, 3, True, True, 2)
-    assert layer_flops(model, 3) == layer_flops(shape, 3)
+    assert shape.in_full.in_full == shape.in_full
+    assert stage_parameters(shape, 3, True, True, 2) == stage_parameters(shape.in_full, 3, True, True, 2)
+    assert layer_flops(shape, 3) == layer_flops(shape.in_full, 3)

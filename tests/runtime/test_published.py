@@ -14,9 +14,9 @@ from torch import Tensor
 
 from holmes_runtime.checkpoint.reshard import boxes
 from holmes_runtime.comm.process_groups import RankGroups
-from holmes_runtime.config.model_shape import ModelShape, RopeStretch
+from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 from holmes_runtime.config.run_config import Stage
-from holmes_runtime.config.run_settings import Optimizer
+from holmes_runtime.config.run_settings import OptimizerSettings
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.rotary import make_rotation
 from holmes_runtime.model.tensor_parallel import TensorParallel
@@ -31,14 +31,14 @@ from holmes_runtime.published.write_model import write_model
 
 from .launched_runs import TINY, TINY_LLAMA
 
-SETTINGS = Optimizer(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
-LLAMA3 = RopeStretch("llama3", 8.0, 1.0, 4.0, 16)
+SETTINGS = OptimizerSettings(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
+LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
 SHAPES = {
     "gpt": TINY,
     "gpt tied": replace(TINY, tied_embeddings=True),
     "gpt of OpenAI": replace(TINY, tied_embeddings=True, tanh_gelu=True),
     "llama": replace(TINY_LLAMA, rope_scaling=LLAMA3),
-    "llama linear tied": replace(TINY_LLAMA, rope_scaling=RopeStretch("linear", 2.0, 1.0, 4.0, 8192), head_dim=6),
+    "llama linear tied": replace(TINY_LLAMA, rope_scaling=RopeScaling("linear", 2.0, 1.0, 4.0, 8192), head_dim=6),
     "qwen 2.5": replace(TINY_LLAMA, qkv_bias=True, tied_embeddings=True, norm_eps=1e-6),
     "qwen 3": replace(TINY_LLAMA, qk_norm=True, head_dim=12, num_kv_heads=1),
 }
@@ -85,7 +85,7 @@ def test_a_written_configuration_is_read_as_the_same_shape(name: str, tmp_path: 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("tp", "cut"), [(1, 3), (1, 1), (2, 2)])
 def test_each_rank_gets_its_part_of_every_weight(name: str, tp: int, cut: int, tmp_path: Path) -> None:
-    shape = SHAPES[name] if tp == 1 or SHAPES[name].num_kv_heads % tp == 0 else replace(SHAPES[name], num_kv_heads=2)
+    shape = SHAPES[name] if tp == 1 or SHAPES[name].kv_heads % tp == 0 else replace(SHAPES[name], num_kv_heads=2)
     weights = publish(random_stage(shape), tmp_path)
 
     for tp_rank in range(tp):
@@ -303,13 +303,13 @@ def test_tensors_need_not_be_aligned(tmp_path: Path) -> None:
 
 def test_scaled_frequencies_by_hand() -> None:
     shape = replace(TINY_LLAMA, hidden_size=8, num_heads=1, num_kv_heads=1, rope_theta=1e4, seq_length=2)
-    shape = replace(shape, rope_scaling=RopeStretch("llama3", 8.0, 1.0, 4.0, 32))
+    shape = replace(shape, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 32))
     # One position turns by 1, 0.1, 0.01 and 0.001: 5.1, 0.51, 0.05 and 0.005 turns in 32 tokens.
     angles = torch.atan2(make_rotation(shape, None)[1, 1, 0], make_rotation(shape, None)[0, 1, 0])
 
     torch.testing.assert_close(angles, torch.tensor([1.0, 0.1 / 8, 0.01 / 8, 0.001 / 8]))
     # With 2 turns where 1 is low and 4 is high, it goes a third of the way from an eighth to the whole frequency.
-    shape = replace(shape, rope_scaling=RopeStretch("llama3", 8.0, 1.0, 4.0, 126))
+    shape = replace(shape, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 126))
     angles = torch.atan2(make_rotation(shape, None)[1, 1, 0], make_rotation(shape, None)[0, 1, 0])
     kept = (126 * 0.1 / (2 * torch.pi) - 1) / 3
     assert angles[1].item() == pytest.approx(0.1 * (kept + (1 - kept) / 8), rel=1e-5)

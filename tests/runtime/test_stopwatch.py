@@ -8,7 +8,7 @@ from torch import nn
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.stopwatch import REST, Stopwatch
-from holmes_runtime.config.run_settings import Optimizer
+from holmes_runtime.config.run_settings import OptimizerSettings
 from holmes_runtime.parallel.zero1 import Zero1
 
 
@@ -118,7 +118,7 @@ def test_weights_that_are_there_are_no_lap() -> None:
     """A layer asks for its weights before each forward; on a GPU a lap is two events."""
     gpu = Gpu()
     layer = nn.Linear(2, 2)
-    settings = Optimizer(1e-3, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
+    settings = OptimizerSettings(1e-3, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
     watch = Stopwatch(torch.device("cuda"), new_event=gpu.event)
     Zero1([layer], {}, settings, RankGroups(), 1, watch)
     before = gpu.recorded

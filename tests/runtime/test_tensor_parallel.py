@@ -12,14 +12,14 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holmes_core.records.job import Model, Recompute
+from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
+from holmes_runtime.config.run_settings import Recompute
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.tensor_parallel import TensorParallel, backward_half
 from planner.cost.counts import Execution, layer_activation_bytes
 from tests.planner.test_cost_of_runtime import GPT, LLAMA
 from tests.runtime.storages_made import StoragesMade
-from tests.runtime.test_model_shape import shape_of
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def tp() -> Iterator[TensorParallel]:
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_layer_keeps_no_more_than_its_stretch_of_the_sequence(
-    tp: TensorParallel, model: Model, recompute: Recompute
+    tp: TensorParallel, model: ModelShape, recompute: Recompute
 ) -> None:
     """Within 3 %, as without tensor parallelism."""
-    stage = DecoderStage(shape_of(model), Stage(0, 1, 2), seed=0, tp=tp, recompute=recompute)
+    stage = DecoderStage(model, Stage(0, 1, 2), seed=0, tp=tp, recompute=recompute)
     hidden = torch.randn(2, model.seq_length // 2, model.hidden_size, requires_grad=True)
     made = StoragesMade()
     with made:

@@ -12,7 +12,7 @@ from benchmarks.gradient_add import gradient_add
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import ModelShape, Part, gradient_order
 from holmes_runtime.config.run_config import Stage
-from holmes_runtime.config.run_settings import EmulationSettings, Optimizer
+from holmes_runtime.config.run_settings import EmulationSettings, OptimizerSettings
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.emulated import EmulatedStage
 from holmes_runtime.model.tensor_part import TensorPart
@@ -21,7 +21,7 @@ from holmes_runtime.parallel.zero1 import Zero1, clip_divisor
 
 from .launched_runs import TINY, TINY_LLAMA
 
-SETTINGS = Optimizer(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
+SETTINGS = OptimizerSettings(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
 NORM = torch.ones((), dtype=torch.float64)
 
 

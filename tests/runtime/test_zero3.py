@@ -15,14 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
-from holmes_runtime.config.run_settings import Optimizer, Precision, Recompute
+from holmes_runtime.config.run_settings import OptimizerSettings, Precision, Recompute
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.parallel.layer_weights import UseOrder
 from holmes_runtime.parallel.zero3 import Zero3
 
 from .launched_runs import TINY_LLAMA, make_config
 
-SETTINGS = Optimizer(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
+SETTINGS = OptimizerSettings(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
 SHAPE = replace(TINY_LLAMA, num_layers=6, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=64, seq_length=8)
 DP = 4
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from holmes_runtime.config.checks import check, check_counts, shown
 from holmes_runtime.config.learning_rate import learning_rate
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Optimizer, OuterSync, Precision
+from holmes_runtime.config.run_settings import OptimizerSettings, OuterSync, Precision
 from holmes_runtime.config.strict_json import MAX_VALUES, decode, loads
 from holmes_runtime.node.checkpoint_files.plain_file import read_plain
 
@@ -138,7 +138,7 @@ def describe(config: RunConfig, data_digest: str, counters: Counters) -> Descrip
         FORMAT_VERSION,
         counters,
         config.value_type,
-        asdict(config.model),
+        asdict(config.model.in_full),
         {
             "seed": config.seed,
             "global_batch_size": config.global_batch_size,
@@ -182,8 +182,8 @@ def changed_settings(saved: Description, now: Description) -> list[str]:
     changed = differences(then, today)
     with contextlib.suppress(KeyError, ValueError, TypeError):  # the file may have been written by anyone
         step = saved.counters.steps
-        planned = learning_rate(decode(Optimizer, then["optimizer"], "optimizer"), step, then["steps"])
-        rate = learning_rate(decode(Optimizer, today["optimizer"], "optimizer"), step, today["steps"])
+        planned = learning_rate(decode(OptimizerSettings, then["optimizer"], "optimizer"), step, then["steps"])
+        rate = learning_rate(decode(OptimizerSettings, today["optimizer"], "optimizer"), step, today["steps"])
         if abs(rate - planned) > RATE_TOLERANCE * planned:
             changed.append(f"the learning rate of step {step + 1} jumps: {planned:.3g} then, {rate:.3g} now")
     return changed

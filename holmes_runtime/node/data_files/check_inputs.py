@@ -18,10 +18,10 @@ def wrong_inputs(run_config: str) -> tuple[str, ...]:
 
     Missing files are left to another check, of all files that job.yaml names.
     """
-    data, reasons = RunConfig.from_json(run_config).with_home_folder().data, []
-    for source in data.sources:
+    config, reasons = RunConfig.from_json(run_config).with_home_folder(), []
+    for source in config.data.sources:
         try:
-            check_source(Path(source.path), data)
+            check_source(Path(source.path), config.data, config.expected_tokenizer)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, ModuleNotFoundError) as error:
@@ -29,8 +29,8 @@ def wrong_inputs(run_config: str) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def check_source(path: Path, data: DataSettings) -> list[Path]:
-    """Return the files of the source at `path`.
+def check_source(path: Path, data: DataSettings, expected_tokenizer: str | None = None) -> list[Path]:
+    """Return the files of the source at `path`. Text is refused without a tokenizer where one is expected.
 
     Raises:
         ValueError: a file does not hold what its name says.
@@ -40,10 +40,10 @@ def check_source(path: Path, data: DataSettings) -> list[Path]:
     files = source_files(path, data.pattern)
     if len({file.suffix == ".bin" for file in files}) > 1:
         raise ValueError(f"{path} with pattern {data.pattern!r} mixes token files (.bin) and text")
-    if files[0].suffix != ".bin" and data.tokenizer is None and data.expected_tokenizer is not None:
+    if files[0].suffix != ".bin" and data.tokenizer is None and expected_tokenizer is not None:
         raise ValueError(
             f"{files[0]} is text, and its bytes are not the model's tokens: set `tokenizer` in `data` to "
-            f"{data.expected_tokenizer}, or `bytes: true` if bytes are meant"
+            f"{expected_tokenizer}, or `bytes: true` if bytes are meant"
         )
     for file in files:
         if file.suffix == ".bin":

@@ -12,7 +12,7 @@ from typing import Any
 
 from holmes_runtime.config.bounded_file import read_json_object
 from holmes_runtime.config.checks import shown
-from holmes_runtime.config.model_shape import ModelShape, RopeStretch
+from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 from holmes_runtime.config.run_settings import Precision
 
 CONFIG_FILE = "config.json"
@@ -94,9 +94,7 @@ def _rotary(config: Config, seq_length: int | None) -> ModelShape:
         head_dim=None if head_dim * heads == hidden else head_dim,
         qkv_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
-        tanh_gelu=False,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        factory=None,
     )
 
 
@@ -115,7 +113,6 @@ def _gpt(config: Config, seq_length: int | None) -> ModelShape:
         raise ValueError(f"n_positions is {longest}, fewer than the job's seq_length {seq_length}")
     heads = _whole(config, "n_head")
     return ModelShape(
-        family="gpt",
         num_layers=_whole(config, "n_layer"),
         hidden_size=hidden,
         num_heads=heads,
@@ -123,28 +120,22 @@ def _gpt(config: Config, seq_length: int | None) -> ModelShape:
         ffn_hidden_size=_whole(config, "n_inner", 4 * hidden),
         vocab_size=_whole(config, "vocab_size"),
         seq_length=seq_length or longest,
-        rope_theta=10000.0,
-        rope_scaling=None,
         norm_eps=_number(config, "layer_norm_epsilon", 1e-5),
-        head_dim=None,
-        qkv_bias=False,
-        qk_norm=False,
         tanh_gelu=activation != "gelu",
         tied_embeddings=bool(config.get("tie_word_embeddings", True)),
-        factory=None,
     )
 
 
-def _scaling(rope: Config) -> RopeStretch | None:
+def _scaling(rope: Config) -> RopeScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeStretch("linear", _number(rope, "factor"), 1.0, 4.0, 8192)
+        return RopeScaling("linear", _number(rope, "factor"))
     if kind == "llama3":
         low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
         original = _whole(rope, "original_max_position_embeddings")
-        return RopeStretch("llama3", _number(rope, "factor"), low, high, original)
+        return RopeScaling("llama3", _number(rope, "factor"), low, high, original)
     raise ValueError(f"rope scaling {shown(kind)} is not one of default, linear, llama3")
 
 
@@ -211,9 +202,9 @@ def published_config(
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
+        "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_size,
-        "intermediate_size": shape.ffn_hidden_size,
+        "intermediate_size": shape.ffn_size,
         "max_position_embeddings": max(shape.seq_length, reach),
         "rope_theta": shape.rope_theta,
         "rope_scaling": None if scaling is None else _scaling_config(scaling),
@@ -239,7 +230,7 @@ def carried_config(config: Config, shape: ModelShape, value_type: Precision, num
     return kept if reach is None else kept | {"max_position_embeddings": max(reach, shape.seq_length)}
 
 
-def _scaling_config(scaling: RopeStretch) -> dict[str, object]:
+def _scaling_config(scaling: RopeScaling) -> dict[str, object]:
     found: dict[str, object] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind == "llama3":
         found["low_freq_factor"], found["high_freq_factor"] = scaling.low_freq_factor, scaling.high_freq_factor
@@ -248,15 +239,15 @@ def _scaling_config(scaling: RopeStretch) -> dict[str, object]:
 
 
 def _gpt_config(shape: ModelShape) -> dict[str, object]:
-    if shape.head_dim is not None:
-        raise ValueError(f"no published gpt has heads of another size than hidden_size / num_heads ({shape.head_dim})")
+    if shape.query_size != shape.hidden_size:
+        raise ValueError(f"no published gpt has heads of another size than hidden_size / num_heads ({shape.head_size})")
     return {
         "architectures": [ARCHITECTURES["gpt2"]],
         "model_type": "gpt2",
         "n_embd": shape.hidden_size,
         "n_layer": shape.num_layers,
         "n_head": shape.num_heads,
-        "n_inner": shape.ffn_hidden_size,
+        "n_inner": shape.ffn_size,
         "n_positions": shape.seq_length,
         "layer_norm_epsilon": shape.norm_eps,
         "activation_function": TANH_GELUS[0] if shape.tanh_gelu else "gelu",

@@ -48,7 +48,7 @@ def check_published(folder: Path, shape: ModelShape) -> Mapping[str, StoredTenso
 
 def check_config(folder: Path, shape: ModelShape) -> None:
     """Raise ValueError unless config.json in `folder` is of a model of `shape`, computed as this runtime does."""
-    published, ours = asdict(read_shape(folder, shape.seq_length)), asdict(shape)
+    published, ours = asdict(read_shape(folder, shape.seq_length)), asdict(shape.in_full)
     wrong = [f"{key} {published[key]}, not {value}" for key, value in ours.items() if published[key] != value]
     if wrong:
         raise ValueError(

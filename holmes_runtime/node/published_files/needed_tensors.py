@@ -47,7 +47,7 @@ def needed_tensors(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
 
 
 def _gpt_layer(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
-    h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.ffn_hidden_size
+    h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.ffn_size
     matrices = {"attn.c_attn": (h, q + 2 * k), "attn.c_proj": (q, h), "mlp.c_fc": (h, f), "mlp.c_proj": (f, h)}
     for name, size in matrices.items():  # transposed: a row for each input
         yield from [(f"{name}.weight", size), (f"{name}.bias", size[1:])]
@@ -61,7 +61,7 @@ def _norm(name: str, size: int) -> list[tuple[str, Sizes]]:
 
 
 def _llama_layer(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
-    h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.ffn_hidden_size
+    h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.ffn_size
     for name, rows in (("q", q), ("k", k), ("v", k)):
         yield f"self_attn.{name}_proj.weight", (rows, h)
         if shape.qkv_bias:

@@ -59,12 +59,12 @@ def rows_of(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...]:
     if owner != QKV:
         names = GPT_NAMES if shape.family == "gpt" else LLAMA_NAMES
         return (Rows(f"{prefix}{names[owner]}.{leaf}", 0, num_rows),)
-    size, per_kv = shape.head_size, shape.num_heads // shape.num_kv_heads
+    size, per_kv = shape.head_size, shape.num_heads // shape.kv_heads
     query, key, value = (f"{prefix}{each}.{leaf}" for each in (GPT_QKV if shape.family == "gpt" else LLAMA_QKV))
     keys_at, values_at = (shape.query_size, 2 * shape.query_size) if shape.family == "gpt" else (0, 0)
     return tuple(
         block
-        for head in range(shape.num_kv_heads)
+        for head in range(shape.kv_heads)
         for block in (
             Rows(query, head * per_kv * size, per_kv * size),
             Rows(key, keys_at + head * size, size),

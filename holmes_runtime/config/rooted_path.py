@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from itertools import pairwise
-from typing import Annotated
-
-from pydantic import AfterValidator, Field
+from typing import Annotated, Any
 
 CACHE_PARTS = (".cache", "holmes")  # below the home folder: what a run keeps on a host, removed when it ends
 
@@ -25,6 +23,15 @@ def checked_rooted_path(path: str) -> str:
     return path
 
 
-RootedPath = Annotated[
-    str, AfterValidator(checked_rooted_path), Field(json_schema_extra={"format": "path that begins with / or ~/"})
-]
+class _Rooted:
+    """The check of a path that pydantic reads from a file. Nodes get paths that were read so."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
+        check = {"type": "no-info", "function": checked_rooted_path}
+        return {"type": "function-after", "function": check, "schema": handler(source)}
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(schema), "format": "path that begins with / or ~/"}
+
+
+RootedPath = Annotated[str, _Rooted()]
