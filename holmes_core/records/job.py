@@ -132,7 +132,7 @@ class Job(FileRecord):
     moments and gradient sums are always fp32. Example: bf16"""
     compile: bool | None = None
     """Compile layers with torch.compile; not set: on GPUs, unless `model.factory` is set. Example: false"""
-    optimizer: OptimizerSettings = OptimizerSettings()
+    optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     evaluation: EvaluationSettings | None = None
     checkpoint: CheckpointSettings | None = None
     profile: ProfileSettings | None = None

@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
+from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_metrics import NOTICES_FILE, RankNotice
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
-from holmes_runtime.config.strict_json import parse
+from holmes_runtime.config.strict_json import decode, parse
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder
-from holmes_runtime.node.checkpoint_files.description import Counters
+from holmes_runtime.node.checkpoint_files.description import Counters, describe, differences
 from holmes_runtime.node.checkpoint_files.piece_index import digest_of, index_text, read_index
 from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.train import first_weights
 
-from .launched_runs import make_config
+from .launched_runs import TINY, make_config
 from .test_checkpoint import OWN, make_shards
 
 pytestmark = pytest.mark.usefixtures("lone_group")
@@ -293,3 +294,13 @@ def test_names_that_are_no_checkpoints_are_never_pruned(tmp_path: Path) -> None:
     (tmp_path / "ck" / "step-final").mkdir()
     CheckpointFolder(tmp_path / "ck", keep_last=1).remove_old(10)
     assert sorted(path.name for path in (tmp_path / "ck").iterdir()) == ["latest", NEWEST, "step-final"]
+
+
+def test_a_shape_is_described_in_full_and_equals_one_described_before_models_had_presets() -> None:
+    config = make_config(model=replace(TINY, num_kv_heads=None, ffn_hidden_size=None, head_dim=8))
+    shape = describe(config, "digest", Counters(5, 5, 1.0, 0, 40)).shape
+
+    assert (shape["num_kv_heads"], shape["ffn_hidden_size"], shape["head_dim"]) == (4, 128, None)
+    earlier = {key: value for key, value in shape.items() if key != "preset"}
+    assert differences(earlier, shape) == []
+    assert decode(ModelShape, {"preset": None, **earlier}, "shape") == config.model.in_full
