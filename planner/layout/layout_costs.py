@@ -17,6 +17,7 @@ from planner.cost.collectives import Path, exchange_share, shard_exchange_bytes
 from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.cost.slot import Slot, layer_parts_s
+from planner.layout.edge_ports import edge_ports
 from planner.layout.layout import Layout
 from planner.problem.coefficients import slot_s
 from planner.problem.fleet import Fleet
@@ -65,7 +66,7 @@ class LayoutCosts:
 
     def __init__(self, problem: Problem, layout: Layout) -> None:
         self.job, self.layout, self._pp_ranks = problem.job, layout, range(layout.candidate.pp)
-        self._inventory = problem.inventory
+        self._inventory, self._networks = problem.inventory, problem.networks
         self.execution, self._engine = layout.candidate.execution(problem.job), engine_of(problem.job)
         self._travels_bytes = self._engine.travels_bytes(self.execution.value_bytes)
         price, slots = cache(self._price), self._slots(problem.fleet)
@@ -156,13 +157,15 @@ class LayoutCosts:
 
     def _edges(self) -> Mapping[tuple[int, str, int], Edge]:
         """Return, by (replica, axis, earlier pipeline rank), what one message of one shard takes."""
-        found = dict[tuple[int, str, int], Edge]()
+        found, ports = dict[tuple[int, str, int], Edge](), edge_ports(self._networks, self.layout)
         for group in self.layout.groups_of_first_shards:
             if group.axis in EDGE_AXES:
                 earlier, path = self.layout.ranks[group.ranks[0]], self._path(group)
                 codec, share = self.layout.codec_of(group), 1.0 if self._is_inside(group) else self._engine.edge_share
-                busy_s = edge_bytes(self.job.model, self.execution, codec) / path.bandwidth_bytes_per_s / share
-                found[earlier.dp_rank, group.axis, earlier.pp_rank] = Edge(busy_s, path.latency_s, codec)
+                size = edge_bytes(self.job.model, self.execution, codec) / share
+                shared = tuple((name, size / rate) for name, rate in ports.get(group.name, ()))
+                edge = Edge(size / path.bandwidth_bytes_per_s, path.latency_s, codec, shared)
+                found[earlier.dp_rank, group.axis, earlier.pp_rank] = edge
         return found
 
     def _is_inside(self, group: PlanGroup) -> bool:

@@ -35,12 +35,13 @@ class Crossing:
     """
 
     edge_s: float
+    trunk_edge_s: float  # of the trunk alone
     path_s_per_byte: float
     trunk_s_per_byte: float
     latency_s: float
 
 
-FREE = Crossing(0.0, 0.0, 0.0, 0.0)
+FREE = Crossing(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class Coefficients:
     net_names: tuple[NetName | None, ...]
     fabric_edge_s: tuple[float, ...]
     shared_edge_s: tuple[float, ...]
+    fabric_port_s: tuple[float, ...]  # as edges, of the NIC alone, which several edges share
+    shared_port_s: tuple[float, ...]
+    has_one_nic: tuple[bool, ...]  # for the fabric and the shared network
     fabric_sync_s_per_byte: tuple[float, ...]
     shared_sync_s_per_byte: tuple[float, ...]
     inside_sync_s_per_byte: tuple[float, ...]
@@ -183,6 +187,13 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         shared_edge_s=tuple(
             _free_or(packed * n, each.shared_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
         ),
+        fabric_port_s=tuple(
+            _free_or(message * n, each.fabric_port_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
+        ),
+        shared_port_s=tuple(
+            _free_or(packed * n, each.shared_port_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
+        ),
+        has_one_nic=tuple(each.has_one_nic for each in hardware),
         crossings=_crossings(fleet, networks, packed, max(at_once), (dp, exchange)),
         fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
         shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
@@ -208,10 +219,11 @@ def _crossings(
         measured = networks.connection(one, other)
         path = measured.sockets_bytes_per_s if x != y else None  # inside, the rates of NICs say it
         trunk = measured.trunk_bytes_per_s
-        edge_s = max(_free_or(message_bytes * at_once, path), _free_or(message_bytes * dp, trunk))
+        trunk_edge_s = _free_or(message_bytes * dp, trunk)
+        edge_s = max(_free_or(message_bytes * at_once, path), trunk_edge_s)
         if measured != NOT_MEASURED:
             rates = _free_or(exchange, path), _free_or(exchange, trunk)
-            found[x, y] = Crossing(edge_s, *rates, measured.latency_s)
+            found[x, y] = Crossing(edge_s, trunk_edge_s, *rates, measured.latency_s)
     return found
 
 

@@ -21,8 +21,7 @@ class Hardware:
     """The hardware that a placement's cost depends on: hosts of one cluster with equal hardware are interchangeable.
 
     `slot` is the slowest one, `memory_bytes` the smallest one's. `host_memory_bytes` is the share of the host's memory
-    that each may have; alike hosts report a little more or less, and the least counts. The rates are of the host's NICs
-    on its fabric, with NCCL's name for the transport there, and on the network all share. None when not known.
+    that each may have; alike hosts report a little more or less, and the least counts. The rest is from `HostRates`.
     """
 
     cluster: str
@@ -32,6 +31,9 @@ class Hardware:
     net_name: NetName | None = None
     fabric_bytes_per_s: float | None = None
     shared_bytes_per_s: float | None = None
+    fabric_port_bytes_per_s: float | None = None
+    shared_port_bytes_per_s: float | None = None
+    has_one_nic: bool = False
     host_memory_bytes: int | None = field(default=None, compare=False)
 
 
@@ -139,6 +141,9 @@ def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Netw
         net_name=rates.net_name,
         fabric_bytes_per_s=rates.fabric_bytes_per_s,
         shared_bytes_per_s=rates.shared_bytes_per_s,
+        fabric_port_bytes_per_s=rates.fabric_port_bytes_per_s,
+        shared_port_bytes_per_s=rates.shared_port_bytes_per_s,
+        has_one_nic=rates.has_one_nic,
         host_memory_bytes=None if host_bytes is None else host_bytes // num_slots,
     )
 

@@ -26,23 +26,31 @@ RDMA_KINDS = (*VERBS_KINDS, "EFA")
 class NetworkRoute:
     """The route between some hosts. Per host, in the order asked for: interface, and bytes/s of its NICs there.
 
-    A bandwidth is None where the inventory does not know it.
+    A bandwidth is None where the inventory does not know it. The NICs themselves, which other routes use as well, have
+    `ports_bytes_per_s`: no less, and more where a slower path between the hosts was measured.
     """
 
     network: str
     net_name: NetName | None
     interfaces: tuple[str, ...]
     bandwidths: tuple[float | None, ...]
+    ports_bytes_per_s: tuple[float | None, ...]
     nvlink: bool = False  # the GPUs' NVLinks carry it, not the NICs
 
 
 @dataclass(frozen=True)
 class HostRates:
-    """Bytes/s of one host's NICs to its own cluster, by which transport, and to everywhere; None when not known."""
+    """Bytes/s of one host's NICs to its own cluster, by which transport, and to everywhere; None when not known.
+
+    `*_port_bytes_per_s`: of the NICs themselves, as in `NetworkRoute`. `has_one_nic`: they are the same ones.
+    """
 
     net_name: NetName | None
     fabric_bytes_per_s: float | None
     shared_bytes_per_s: float | None
+    fabric_port_bytes_per_s: float | None
+    shared_port_bytes_per_s: float | None
+    has_one_nic: bool
 
 
 class Networks:
@@ -117,14 +125,23 @@ class Networks:
         shared_bytes_per_s = (
             max((rate for rate in towards if rate is not None), default=None) if towards else port_bytes_per_s
         )
+        shared_nic_bytes_per_s = _faster(port_bytes_per_s, shared_bytes_per_s)
+
+        def rates(net_name: NetName | None, inside: float | None, nic: float | None, has_one_nic: bool) -> HostRates:
+            return HostRates(net_name, inside, shared_bytes_per_s, nic, shared_nic_bytes_per_s, has_one_nic)
+
         if host in self._nvlink:
-            return HostRates(self._net_name(host), self._nvlink[host], shared_bytes_per_s)
-        if not self._on_cpu and not self.uses_rdma(host):
-            return HostRates("Socket", self._inside_bytes_per_s(host, shared_port), shared_bytes_per_s)
+            return rates(self._net_name(host), self._nvlink[host], self._nvlink[host], False)
         fabric = self._fabric_ports.get(host)
-        if self._on_cpu or fabric is None:
-            return HostRates(None, self._inside_bytes_per_s(host, fabric), shared_bytes_per_s)
-        return HostRates(self._net_name(host), self._rdma_bytes_per_s(fabric), shared_bytes_per_s)
+        if not self._on_cpu and self.uses_rdma(host) and fabric is not None:
+            rdma = self._rdma_bytes_per_s(fabric)
+            one = shared_port is not None and fabric.netdev == shared_port.netdev
+            return rates(self._net_name(host), rdma, rdma, one)
+        port = fabric if self._on_cpu else shared_port
+        inside = self._inside_bytes_per_s(host, port)
+        nic = _faster(port.bandwidth_bytes_per_s if port is not None else None, inside)
+        one = port is not None and shared_port is not None and port.netdev == shared_port.netdev
+        return rates(None if self._on_cpu else "Socket", inside, nic, one)
 
     def as_measured(self, port: NetworkPort, network: str) -> float | None:
         """The rate of a port, or what was measured by it: to the best connected other cluster where all share it."""
@@ -173,7 +190,8 @@ class Networks:
         names = {cluster.name if (cluster := self._cluster_of.get(host)) else None for host in hosts}
         if len(names) > 1 or not all(host in self._nvlink for host in hosts):
             return path
-        return replace(path, bandwidths=tuple(self._nvlink[host] for host in hosts), nvlink=True)
+        rates = tuple(self._nvlink[host] for host in hosts)
+        return replace(path, bandwidths=rates, ports_bytes_per_s=rates, nvlink=True)
 
     def _route_of_nics(self, hosts: Sequence[str]) -> NetworkRoute:
         cluster = self._cluster_of.get(hosts[0])
@@ -194,13 +212,16 @@ class Networks:
         """Return the network all hosts share, as `host` uses it."""
         port = self.shared_port(host)
         net_name: NetName | None = None if self._on_cpu else "Socket"
-        return NetworkRoute(SHARED, net_name, (str(port.netdev),), (self.rates(host).shared_bytes_per_s,))
+        rates = self.rates(host)
+        nic = (rates.shared_port_bytes_per_s,)
+        return NetworkRoute(SHARED, net_name, (str(port.netdev),), (rates.shared_bytes_per_s,), nic)
 
     def _socket_route(self, name: str, ports: Sequence[NetworkPort], net_name: NetName | None) -> NetworkRoute:
         """Return sockets between the hosts of `ports`, each with its rate to the worst connected other cluster."""
         clusters = list(dict.fromkeys(self._cluster_of[port.host].name for port in ports))
         bandwidths = tuple(self._sockets_bytes_per_s(port, clusters) for port in ports)
-        return NetworkRoute(name, net_name, tuple(str(port.netdev) for port in ports), bandwidths)
+        nics = tuple(_faster(port.bandwidth_bytes_per_s, rate) for port, rate in zip(ports, bandwidths, strict=True))
+        return NetworkRoute(name, net_name, tuple(str(port.netdev) for port in ports), bandwidths, nics)
 
     def _sockets_bytes_per_s(self, port: NetworkPort, clusters: Sequence[str]) -> float | None:
         own = self._cluster_of[port.host].name
@@ -214,9 +235,13 @@ class Networks:
         """RDMA through the fabric. A port without a netdev (no IPoIB) names the shared one, for NCCL's bootstrap."""
         ports = [self._fabric_ports[host] for host in hosts]
         interfaces = tuple(port.netdev or str(self.shared_port(port.host).netdev) for port in ports)
-        return NetworkRoute(
-            cluster.name, self._net_name(hosts[0]), interfaces, tuple(self._rdma_bytes_per_s(port) for port in ports)
-        )
+        rates = tuple(self._rdma_bytes_per_s(port) for port in ports)
+        return NetworkRoute(cluster.name, self._net_name(hosts[0]), interfaces, rates, rates)
+
+
+def _faster(port_bytes_per_s: float | None, measured_bytes_per_s: float | None) -> float | None:
+    """Return the larger rate of those that are known."""
+    return max((rate for rate in (port_bytes_per_s, measured_bytes_per_s) if rate is not None), default=None)
 
 
 def _pairs(clusters: Collection[str]) -> Iterator[tuple[str, str]]:

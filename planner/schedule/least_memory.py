@@ -30,7 +30,7 @@ def in_least_memory(problem: Problem, contender: Contender) -> Contender:
         """Return the mode with its seconds; None where it takes too long."""
         if simulator.lower_bound_s(mode) > within_s:
             return None
-        found = simulator.timed(mode)
+        found = simulator.timed(mode, within_s)
         return found if found.step_s <= within_s else None
 
     least, least_share = fastest, simulator.fullest_share(fastest)

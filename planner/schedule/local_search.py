@@ -114,7 +114,7 @@ class _Climb:
             if work > self._work or self._left.is_over or way.mode.step_s >= within_s * (1 - RELATIVE_TOLERANCE):
                 break
             self._work -= work
-            mode = way.simulator.timed(way.mode)
+            mode = way.simulator.timed(way.mode, within_s)
             if mode.step_s < within_s * (1 - RELATIVE_TOLERANCE):
                 found = replace(best.found, placement=way.placement)
                 better = Contender(found, mode, way.placement.crossing(self._problem.fleet))

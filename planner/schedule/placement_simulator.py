@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from itertools import pairwise
-from math import ceil
+from itertools import accumulate, pairwise
+from math import ceil, inf
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Codec
@@ -16,7 +16,7 @@ from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import splits_backwards
 from planner.cost.packing import allowed_codecs, lossiest_codec
-from planner.problem.coefficients import Coefficients, are_alike
+from planner.problem.coefficients import Coefficients, are_alike, crossings_of
 from planner.problem.exchange_rates import (
     Site,
     are_even,
@@ -30,7 +30,7 @@ from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import ReplicaSchedule, simulate
 from planner.schedule.step_lower_bound import least_step_s
 from planner.schedule.step_seconds import Exchange, RankSeconds, ReplicaSeconds, gradient_buckets, slowest_update_s
-from planner.search.closed_form import NO_EDGE, Edge, edge_of
+from planner.search.closed_form import NO_EDGE, Edge, Ports, edge_of, nic_use
 from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
 
@@ -60,17 +60,27 @@ class PlacementSimulator:
         """Return the modes that job.yaml and memory allow, each with the lower bound on its step."""
         return [replace(mode, step_s=self.lower_bound_s(mode)) for mode in self.allowed_modes() if self.fits(mode)]
 
-    def timed(self, mode: RunMode) -> RunMode:
-        """`mode` with its simulated seconds.
+    def timed(self, mode: RunMode, within_s: float = inf) -> RunMode:
+        """`mode` with its simulated seconds; beyond `within_s` they may be those without shared ports, which are less.
 
         Of many micro-batches the middle is left out: in the steady state every round of pp is alike.
         """
+        whole = self._pipelines(mode)
+        alone_s = self._step_s(mode, [each.without_sharing() for each in whole])
+        shares = alone_s <= within_s and any(each.times.shared is not None for each in whole)
+        return replace(mode, step_s=self._step_s(mode, whole) if shares else alone_s)
+
+    def _step_s(self, mode: RunMode, pipelines: Sequence[ReplicaSchedule]) -> float:
+        """Return the seconds of the step."""
+        buckets = self._buckets(mode.layers)
         rounds = (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS
         if rounds <= 1 or len(self._lanes) > 1:
-            return replace(mode, step_s=self._simulate(mode, 0))
-        short_s, shorter_s = self._simulate(mode, rounds), self._simulate(mode, rounds + 1)
+            return simulate(pipelines, buckets) + self._after_s
+        short_s, shorter_s = (
+            simulate([each.without(left_out) for each in pipelines], buckets) for left_out in (rounds, rounds + 1)
+        )
         # What was left out may have been slower than what was not, and then the bound is nearer.
-        return replace(mode, step_s=max(self.lower_bound_s(mode), short_s + rounds * (short_s - shorter_s)))
+        return max(self.lower_bound_s(mode), short_s + rounds * (short_s - shorter_s) + self._after_s)
 
     @cached_property
     def _lanes(self) -> list[tuple[int, ReplicaSeconds]]:
@@ -84,7 +94,11 @@ class PlacementSimulator:
 
     def _replica(self, sites: Sequence[Site]) -> ReplicaSeconds:
         edges = list(self._edges(sites))
-        return ReplicaSeconds([self._rank(site) for site in sites], edges, edges)
+        hosts = zip([0, *accumulate(edge != NO_EDGE for edge in edges[:-1])], sites, strict=True)
+        ends = list(pairwise((first := next(hosts), *hosts, first)))
+        forward = [self._with_ports(edge, before, after) for edge, (before, after) in zip(edges, ends, strict=True)]
+        backward = [self._with_ports(edge, after, before) for edge, (before, after) in zip(edges, ends, strict=True)]
+        return ReplicaSeconds([self._rank(site) for site in sites], forward, backward)
 
     def _rank(self, site: Site) -> RankSeconds:
         """Return the seconds of one micro-batch at the pace of the site's slowest class."""
@@ -101,6 +115,19 @@ class PlacementSimulator:
             same_host = before == after and seen[before] % per_host != 0
             yield NO_EDGE if same_host else self._edge(before, after)
         yield self._edge(sites[-1], sites[0])
+
+    def _with_ports(self, edge: Edge, sender: tuple[int, Site], receiver: tuple[int, Site]) -> Edge:
+        """Return the edge with what its messages use: NICs and a trunk. Both ends are a host's number and its site."""
+        if edge == NO_EDGE:
+            return edge
+        coeffs, (out_of, site), (into, other) = self._coeffs, sender, receiver
+        out_nic, in_nic = nic_use(coeffs, site, other), nic_use(coeffs, other, site)
+        ports: Ports = (((out_of, out_nic.name, "out"), out_nic.use_s), ((into, in_nic.name, "in"), in_nic.use_s))
+        trunk_s = max(crossing.trunk_edge_s for crossing in crossings_of(coeffs, {*site, *other}))
+        clusters = [frozenset(coeffs.cluster[c] for c in each) for each in (site, other)]
+        if trunk_s and clusters[0] != clusters[1]:
+            ports = (*ports, (tuple(clusters), trunk_s))
+        return edge._replace(ports=ports)
 
     def _edge(self, before: Site, after: Site) -> Edge:
         """Return one message, packed as lossily as job.yaml allows if it crosses the network that all share."""
@@ -197,9 +224,6 @@ class PlacementSimulator:
         buckets = self._buckets(mode.layers)
         return max(least_step_s(pipeline, buckets) for pipeline in self._pipelines(mode)) + self._after_s
 
-    def _simulate(self, mode: RunMode, rounds_left_out: int) -> float:
-        return simulate(self._pipelines(mode, rounds_left_out), self._buckets(mode.layers)) + self._after_s
-
     @cached_property
     def _after_s(self) -> float:
         """Seconds after all gradients: the sum over copies of a tied table, the norm's sum (down pipelines and back up,
@@ -228,8 +252,8 @@ class PlacementSimulator:
     def parts(self, mode: RunMode) -> StepParts:
         """Return the parts of its seconds; the seconds that links add come from shortened simulations."""
         left_out = max(0, (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS)
-        pipelines = self._pipelines(mode, left_out)
-        free = self._pipelines(mode, left_out, messages=False)
+        pipelines = [each.without(left_out) for each in self._pipelines(mode)]
+        free = [each.without(left_out) for each in self._pipelines(mode, messages=False)]
         without_gradients_s = simulate(pipelines)
         gradients_s = simulate(pipelines, self._buckets(mode.layers)) - without_gradients_s
         shortened = min(count for count, _ in self._lanes) - left_out * self._pp
@@ -237,12 +261,11 @@ class PlacementSimulator:
         bubble_s = mode.step_s - self.busiest_s - edges_s - gradients_s - self._update_s
         return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s, self._update_s)
 
-    def _pipelines(self, mode: RunMode, rounds_left_out: int = 0, messages: bool = True) -> list[ReplicaSchedule]:
-        """Return one pipeline a lane, less so many rounds of pp micro-batches; without `messages` they take no time."""
+    def _pipelines(self, mode: RunMode, messages: bool = True) -> list[ReplicaSchedule]:
+        """Return one pipeline a lane; without `messages` they take no time."""
         return [
             ReplicaSchedule(
-                mode.order(self._pp, count).without(rounds_left_out),
-                replica.times(self._job, self._execution, mode.layers, messages),
+                mode.order(self._pp, count), replica.times(self._job, self._execution, mode.layers, messages)
             )
             for count, replica in self._lanes
         ]

@@ -81,9 +81,9 @@ class _Entrant:
         microbatches = min(MAX_SIMULATED, *found.placement.microbatches)
         self.work = 2 * found.placement.candidate.pp * microbatches  # forwards and backwards of one mode, about
 
-    def simulate(self, mode: RunMode) -> None:
-        """Find the seconds of `mode`."""
-        self.simulated.append(self.simulator.timed(mode))
+    def simulate(self, mode: RunMode, within_s: float) -> None:
+        """Find the seconds of `mode`, no less than these where they are beyond `within_s`."""
+        self.simulated.append(self.simulator.timed(mode, within_s))
         self.best_s = min(self.best_s, self.simulated[-1].step_s)
 
 
@@ -101,10 +101,11 @@ def _simulate_promising(entrants: Sequence[_Entrant], next_best: int, near: floa
     work = 0
     while waiting and not (work > WORK_WHEN_LATE and left is not None and left.is_over):
         lower_bound_s, _, entrant, mode = heappop(waiting)
-        if lower_bound_s > _ranked_within_s(entrants, entrant.crossing, next_best, near) * (1 + RELATIVE_TOLERANCE):
+        within_s = _ranked_within_s(entrants, entrant.crossing, next_best, near) * (1 + RELATIVE_TOLERANCE)
+        if lower_bound_s > within_s:
             continue
         if mode is not None:
-            entrant.simulate(mode)
+            entrant.simulate(mode, within_s)
             work += entrant.work
             continue
         for each in entrant.simulator.modes():

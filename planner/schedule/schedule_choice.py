@@ -7,6 +7,8 @@ micro-batches in flight (`eager`) where memory allows. Of schedules that take eq
 
 from __future__ import annotations
 
+from math import inf
+
 from holmes_core.records.job import Job
 from planner.problem.coefficients import Coefficients
 from planner.schedule.placement_simulator import PlacementSimulator
@@ -20,6 +22,7 @@ def choose_schedule(job: Job, coeffs: Coefficients, placement: Placement) -> Run
     simulator = PlacementSimulator(job, coeffs, placement)
     run: list[RunMode] = []
     for mode in sorted(simulator.modes(), key=lambda mode: mode.step_s):
-        if not run or mode.step_s <= min(each.step_s for each in run) * (1 + RELATIVE_TOLERANCE):
-            run.append(simulator.timed(mode))
+        within_s = min((each.step_s for each in run), default=inf) * (1 + RELATIVE_TOLERANCE)
+        if mode.step_s <= within_s:
+            run.append(simulator.timed(mode, within_s))
     return simplest(run) if run else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from planner.schedule.simulate import (
@@ -32,15 +32,10 @@ def simulate_sharing(pipelines: Sequence[ReplicaSchedule], buckets: Buckets = ()
     if rounds_left_out <= 0 or window == 0:
         return end_s(run_sharing(pipelines, buckets, most_faster), buckets)
     longer_s, shorter_s = (
-        end_s(run_sharing(_without(pipelines, rounds), buckets, most_faster), buckets)
+        end_s(run_sharing([each.without(rounds) for each in pipelines], buckets, most_faster), buckets)
         for rounds in (rounds_left_out, rounds_left_out + window)
     )
     return longer_s + rounds_left_out * (longer_s - shorter_s) / window
-
-
-def _without(pipelines: Sequence[ReplicaSchedule], rounds: int) -> list[ReplicaSchedule]:
-    """Return the pipelines with so many rounds of micro-batches less."""
-    return [replace(each, order=each.order.without(rounds)) for each in pipelines]
 
 
 def run_sharing(

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from holmes_runtime.config.precedence import Precedence, find_precedence, follow, precedence_of
 from holmes_runtime.config.schedule import ActionKind, Schedule, ScheduleName
 from planner.schedule.buckets import BucketSeconds
+from planner.schedule.shared_ports import SharedPorts, follow_sharing
 from planner.tolerances import ROUNDING
 
 MAX_SIMULATED = 1024  # micro-batches; beyond, so many are simulated first, and twice as many until they are steady
@@ -34,6 +35,7 @@ class PipelineTimes:
     busy, backward_edge_s[s] one from s+1 to s. Both arrive latency_s[s] after they have left, at once if it is empty.
     `weight_part` of a backward makes weight gradients, which a schedule may split off; its two halves then take
     `split_factor` times as long together. No stage comes before the first, so its whole backward is its weight half.
+    Edges that use a port of `shared` take as long as said where no other does at the same time.
     """
 
     forward_s: tuple[float, ...]
@@ -43,6 +45,7 @@ class PipelineTimes:
     weight_part: float = 0.5
     split_factor: float = 1.0
     latency_s: tuple[float, ...] = ()
+    shared: SharedPorts | None = None
 
     def under_way_s(self) -> tuple[float, ...]:
         """Return, by edge, the latency."""
@@ -101,6 +104,14 @@ class ReplicaSchedule:
     order: ScheduleOrder
     times: PipelineTimes
 
+    def without(self, rounds: int) -> ReplicaSchedule:
+        """Return the replica with so many rounds of pp micro-batches less."""
+        return replace(self, order=self.order.without(rounds))
+
+    def without_sharing(self) -> ReplicaSchedule:
+        """Return the replica with every port for each edge alone."""
+        return self if self.times.shared is None else replace(self, times=replace(self.times, shared=None))
+
 
 @dataclass(frozen=True)
 class Span:
@@ -156,7 +167,10 @@ def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets 
     late_s = times.late_s()
     least_end_s = gathered_s(len(precedence.by_rank), times, buckets)
     least_end_s += [0.0] * (len(work_s) - len(least_end_s))
-    ends_s, left_s = follow(precedence, work_s, edge_s, late_s, least_end_s)
+    if times.shared is None:
+        ends_s, left_s = follow(precedence, work_s, edge_s, late_s, least_end_s)
+    else:
+        ends_s, left_s = follow_sharing(precedence, work_s, edge_s, late_s, least_end_s, times.shared)
     return ReplicaTimeline(precedence, ends_s, left_s, late_s)
 
 

@@ -2,9 +2,9 @@
 
 Most modes of a placement lose by these alone, so only the few that may win are simulated. A bound follows one pipeline
 rank: it begins when the first micro-batch gets there, does all its work, and then the ranks before it still have a
-backward to run. No link is faster than its messages one by one. Ranks also wait for one another in loops: from a
-backward to the forward that a rank runs next, with it to a later rank, and back with the backward that the later rank
-runs next.
+backward to run. No link, and no port that links share, is faster than its messages one by one. Ranks also wait for one
+another in loops: from a backward to the forward that a rank runs next, with it to a later rank, and back with the
+backward that the later rank runs next.
 """
 
 from __future__ import annotations
@@ -44,7 +44,13 @@ def least_step_s(pipeline: ReplicaSchedule, buckets: Buckets = ()) -> float:
         last_s = weights_s if order.schedule == "zero-bubble" else backward_s
         tail_s = min(_reduce_tail_s(buckets[s], last_s[s]) for s in stages) if buckets else 0.0
         least_s = max(least_s, max(all_s, done_s + weights_s[rank]) + tail_s)
-    return least_s * (1 - ROUNDING)
+    return max(least_s, m * _busiest_port_s(times)) * (1 - ROUNDING)
+
+
+def _busiest_port_s(times: PipelineTimes) -> float:
+    """Return the seconds that the messages of one micro-batch take of the busiest port that edges share."""
+    ports = times.shared.ports if times.shared is not None else ()
+    return max((sum(use_s for _, use_s in port) for port in ports), default=0.0)
 
 
 def _loops_s(

@@ -11,6 +11,7 @@ s -> s+1 busy for E_s and is under way for L_s more: forward and backward once i
 for the norm of the gradients. T is the pace of the steady state: no stage and no edge in either direction is faster,
 and latency costs nothing. That takes a schedule that keeps enough micro-batches in flight, as `eager` does; where
 job.yaml fixes another one, each micro-batch waits for the slowest edge once per stage: T = max S_s + max (E_s + L_s).
+Nor is T less than a NIC needs that sends one edge's activations and another's gradients: N_s + N_(s+1) on it alone.
 G is the longest exchange of a stage's gradients and weights that its own last micro-batch does not hide; one layer's
 is never hidden.
 Approximations that the simulation of the best placements does not make: a site is as slow as its slowest class, an
@@ -27,21 +28,29 @@ from typing import NamedTuple
 from holmes_core.records.plan import PlanRank
 from holmes_runtime.config.codec import Codec
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients, crossings_of, joined_s
+from planner.problem.coefficients import Coefficients, are_alike, crossings_of, joined_s
 from planner.problem.exchange_rates import Site, are_even, rings_on_nic, sync_s_per_byte, trunk_slowdowns
 from planner.problem.problem import Problem
 from planner.tolerances import ROUNDING
+
+PortName = tuple[object, ...]
+"""A NIC of a host, out or in, or a trunk in one direction."""
+
+Ports = tuple[tuple[PortName, float], ...]
+"""Ports, each with the seconds of a message that has it for itself."""
 
 
 class Edge(NamedTuple):
     """One message between two stages: seconds for which it keeps the link busy, and for which it then is under way.
 
-    `codec` is its packing, which the simulations add to the seconds of both stages.
+    `codec` is its packing, which the simulations add to the seconds of both stages. `ports` are what it may share
+    with other edges.
     """
 
     busy_s: float
     latency_s: float = 0.0
     codec: Codec = "none"
+    ports: Ports = ()
 
     @property
     def fill_s(self) -> float:
@@ -57,11 +66,15 @@ NO_EDGE = Edge(0.0)
 
 
 class ReplicaKind(NamedTuple):
-    """Replicas with the same sites: their micro-batches, seconds by stage, what one message takes by edge."""
+    """Replicas with the same sites: their micro-batches, seconds by stage, what one message takes by edge.
+
+    `nic_s` is what a micro-batch takes of the busiest NIC that two edges share, in one direction.
+    """
 
     microbatches: int
     stage_s: tuple[float, ...]
     edges: tuple[Edge, ...]
+    nic_s: float = 0.0
 
 
 class StageExchange(NamedTuple):
@@ -87,7 +100,7 @@ def step_s(coeffs: Coefficients, lanes: Sequence[ReplicaKind], exchanges: Sequen
 def lane_s(coeffs: Coefficients, lane: ReplicaKind) -> float:
     """Return the seconds of the lane's micro-batches, without gradients."""
     slowest_edge_s = max((edge.paced_s(coeffs) for edge in lane.edges), default=0.0)
-    pace_s = pace_of(coeffs, max(lane.stage_s), slowest_edge_s)
+    pace_s = max(pace_of(coeffs, max(lane.stage_s), slowest_edge_s), lane.nic_s)
     slowest_s = max(lane.stage_s)
     fill_s = coeffs.fill_share * (sum(lane.stage_s) - slowest_s) + 2 * sum(edge.fill_s for edge in lane.edges)
     return (lane.microbatches - 1) * pace_s + slowest_s + fill_s
@@ -121,6 +134,33 @@ def edge_of(coeffs: Coefficients, before: Site, after: Site) -> Edge:
     return Edge(max(nics_s, *(each.edge_s for each in crossings)), max(each.latency_s for each in crossings))
 
 
+class NicUse(NamedTuple):
+    """A host's NICs on one network, and the seconds of an edge's message that has them alone."""
+
+    name: str
+    use_s: float
+
+
+def nic_use(coeffs: Coefficients, site: Site, other: Site) -> NicUse:
+    """Return the use that an edge to `other` makes of a host of `site`, at the pace of the slowest class."""
+    on_fabric = are_alike(coeffs, {*site, *other})
+    name = "fabric" if on_fabric and not any(coeffs.has_one_nic[c] for c in site) else "shared"
+    return NicUse(name, max((coeffs.fabric_port_s if on_fabric else coeffs.shared_port_s)[c] for c in site))
+
+
+def busiest_nic_s(coeffs: Coefficients, sites: Sequence[Site], edges: Sequence[Edge]) -> float:
+    """Return the seconds of a micro-batch on the busiest NIC that two edges share; free edges are inside a host."""
+    busiest_s, before = 0.0, None
+    for (site, following), edge in zip(pairwise(sites), edges, strict=True):
+        if edge == NO_EDGE:
+            continue
+        after = nic_use(coeffs, site, following)
+        if before is not None and before.name == after.name:
+            busiest_s = max(busiest_s, before.use_s + after.use_s)
+        before = nic_use(coeffs, following, site)
+    return busiest_s
+
+
 def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
     """Return the seconds of a stage's exchange that its own last micro-batch does not hide; one layer's at least."""
     return max(s_per_byte * coeffs.layer_sync_bytes, s_per_byte * size_bytes - stage_s)
@@ -150,7 +190,8 @@ def blocks_step_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> float:
             is_last = len(stages) == last
             stages.append(site_stage_s(coeffs, site, held, is_last) if is_last else stage_s[held])
             exchanges.append(StageExchange(held, per_byte))
-    lane = ReplicaKind(coeffs.num_microbatches, tuple(stages), tuple(_edges(coeffs, blocks)))
+    edges, sites = tuple(_edges(coeffs, blocks)), [block.site for block in blocks for _ in block.layers]
+    lane = ReplicaKind(coeffs.num_microbatches, tuple(stages), edges, busiest_nic_s(coeffs, sites, edges))
     return step_s(coeffs, [lane], exchanges)
 
 
@@ -226,7 +267,8 @@ def _lane(
         pairs = {(class_of[a], class_of[b]) for a, b in ends if a != b or not coeffs.aligned}
         found = [edge_of(coeffs, (a,), (b,)) for a, b in pairs] or [NO_EDGE]
         edges.append(Edge(max(edge.busy_s for edge in found), max(edge.latency_s for edge in found)))
-    return ReplicaKind(max(microbatches[replica] for replica in replicas), stages, tuple(edges))
+    busiest = max(microbatches[replica] for replica in replicas)
+    return ReplicaKind(busiest, stages, tuple(edges), busiest_nic_s(coeffs, sites, edges))
 
 
 def _sync_rates(

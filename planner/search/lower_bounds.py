@@ -297,10 +297,21 @@ class LowerBounds:
             return None
         return self.from_pace_s(self.paces_s[self.first_pace])
 
+    @cached_property
+    def _least_nic_s(self) -> float:
+        """Lower bound on what a micro-batch takes of the busiest NIC: the middle one's of three hosts in line."""
+        coeffs, hosts = self.coeffs, -(-self._pp // max(self.coeffs.stages_per_host))
+        if hosts <= 2:
+            return 0.0
+        return min(
+            min(2 * near_s, 2 * far_s, near_s + far_s if one else max(near_s, far_s))
+            for near_s, far_s, one in zip(coeffs.fabric_port_s, coeffs.shared_port_s, coeffs.has_one_nic, strict=True)
+        )
+
     def _steady_s(self, pace_s: float) -> float:
         """Return a lower bound on the steady state at that pace, with what of the slowest stage the fill leaves out."""
-        steady_s = (self.coeffs.num_microbatches - 1) * pace_of(self.coeffs, pace_s, self.least_edges_s[1])
-        return steady_s + (1 - self.coeffs.fill_share) * pace_s
+        least_s = max(pace_of(self.coeffs, pace_s, self.least_edges_s[1]), self._least_nic_s)
+        return (self.coeffs.num_microbatches - 1) * least_s + (1 - self.coeffs.fill_share) * pace_s
 
     @cached_property
     def _fill_s(self) -> float:

@@ -16,6 +16,7 @@ Parameters (seconds divided by `unit_s`, so that the objective is near 1)
     near[i]  seconds that one message between hosts of i adds to the fill    far[i,j]  that one from i to j adds
     pacedNear[i], pacedFar[i,j]  the part of those that bounds the pace: no latency where the schedule hides it
     share[i]  stages that share a host, between which messages are free
+    nic[i,j]  seconds of a message between i and j on the NIC of a host of i, and whether it is the fabric's
     sync[i,k,a]  seconds of a stage's exchange of gradients that nothing hides, in two levels where that is faster
     even[i]  replicas of a stage on a site over several clusters in each, if equally many; ring[i,k,a]  sync if not
     least  lower bound on G, in seconds                phi  fill_share: part of 1F1B's fill in the best schedule
@@ -25,7 +26,7 @@ Variables
     v[i,a]    binary: some middle stage on i holds a layers or more; for each a at which fit[i,a] grows
     z[i,j]    binary: the stages of j come after i's     f[i]   integer: edges inside i that leave a host
     h[i]      binary: the stage on i has equally many replicas in each cluster; where even[i] is
-    e[i]      binary: f[i] > 0                          P[i]    position of the first stage on i
+    e[i]      binary: f[i] > 0; g[i] binary: f[i] > 1    P[i]    position of the first stage on i
     r[i,c]    integer: replicas of the stages on i that are in class c; only of sites of several classes
     T  seconds: pace, the slowest stage's time
     X  seconds by which the slowest edge exceeds T (adds to T where the schedule hides nothing)
@@ -41,8 +42,10 @@ Constraints
     position   P[j] = P[i] + Q[i] where z[i,j], P = 0 on the first
     memory     middle stages on i of a layers or more: at most p v[i,a]; where v[i,a], no more than i has positions from
                fit[i,a] on
-    hosts      f[i] >= Q[i] / share[i] - 1 on a used site
+    hosts      Q[i] / share[i] - 1 <= f[i] <= (Q[i] - 1) / share[i] on a used site
     edges      X >= pacedNear[i] - T where e[i], X >= pacedFar[i,j] - T where z[i,j]; without T if nothing is hidden
+    nics       X + T >= both edges of a host on one NIC: 2 nic[i,i] where f[i] > 1, nic[i,j] + nic[i,i] where z[i,j] or
+               z[j,i] and e[i], nic[i,j] + nic[i,k] where z[j,i] and z[i,k] but not e[i]
     pace       T >= seconds of a stage of kind k with a layers on i, where such a stage is; slow <= T <= slowest
     sync       G >= sync[i,k,a] where such a stage is, and ring[i,k,a] unless h[i]; G >= least
     crossing   (if asked) at least one stage is on a site over several clusters
@@ -293,14 +296,46 @@ def add_edges(program: Program) -> None:
         share = given.share(i)
         program.require(share * program.f[i] >= program.Q[i] - share * program.u[i], f"hosts_{i}")
         near_s = given.near(i).paced_s(given.coeffs) / given.unit_s
-        if near_s and _may_show(program, near_s):
-            leaves = pulp.LpVariable(f"e_{i}", cat=pulp.LpBinary)
-            program.require(program.f[i] <= given.pp * leaves, f"edges_leave_{i}")
+        shows, shared = bool(near_s) and _may_show(program, near_s), _shared_nics(given, i)
+        if not shows and not shared:
+            continue
+        leaves = pulp.LpVariable(f"e_{i}", cat=pulp.LpBinary)
+        program.require(program.f[i] <= given.pp * leaves, f"edges_leave_{i}")
+        if shows:
             program.require(near_s * leaves - hidden <= program.X, f"edges_near_{i}")
+        if shared:
+            _add_nics(program, i, leaves, shared)
     for (i, j), follows in program.z.items():
         far_s = given.far(i, j).paced_s(given.coeffs) / given.unit_s
         if far_s and _may_show(program, far_s):
             program.require(far_s * follows - hidden <= program.X, f"edges_far_{i}_{j}")
+
+
+def _shared_nics(given: Parameters, i: int) -> dict[str, dict[int, float]]:
+    """Return, by NIC of a host of i, nic[i,j] by j, unscaled; only NICs that two edges may slow below `slow`."""
+    uses: dict[str, dict[int, float]] = {}
+    for j in given.indices:
+        nic = given.nic(i, j)
+        uses.setdefault(nic.name, {})[j] = nic.use_s
+    return {name: found for name, found in uses.items() if given.pp > 2 and 2 * max(found.values()) > given.spec.slow_s}
+
+
+def _add_nics(program: Program, i: int, leaves: Any, shared: dict[str, dict[int, float]]) -> None:
+    """X + T is no less than both edges of a host of i take of a NIC in `shared`; `leaves` is e[i]."""
+    given, paced_s, unit_s = program.given, program.X + program.T, program.given.unit_s
+    program.require(given.share(i) * program.f[i] <= program.Q[i] - program.u[i], f"hosts_most_{i}")
+    program.require(program.f[i] >= leaves, f"edges_stay_{i}")
+    for name, uses in shared.items():
+        entered = pulp.lpSum(use_s / unit_s * program.z[j, i] for j, use_s in uses.items() if j != i)
+        left = pulp.lpSum(use_s / unit_s * program.z[i, j] for j, use_s in uses.items() if j != i)
+        program.require(entered + left - max(uses.values()) / unit_s * leaves <= paced_s, f"nics_{i}_{name}")
+        if i in uses:
+            near_s = uses[i] / unit_s
+            program.require(entered + near_s * leaves <= paced_s, f"nics_first_{i}")
+            program.require(left + near_s * leaves <= paced_s, f"nics_last_{i}")
+            several = pulp.LpVariable(f"g_{i}", cat=pulp.LpBinary)
+            program.require(program.f[i] <= 1 + given.pp * several, f"nics_several_{i}")
+            program.require(2 * near_s * several <= paced_s, f"nics_inside_{i}")
 
 
 def _may_show(program: Program, seconds: float) -> bool:

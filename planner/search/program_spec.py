@@ -11,7 +11,7 @@ from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import Site, replicas_by_cluster, rings_on_nic, sync_s_per_byte
 from planner.problem.problem import Problem
-from planner.search.closed_form import Edge, edge_of, exposed_sync_s, site_stage_s
+from planner.search.closed_form import Edge, NicUse, edge_of, exposed_sync_s, nic_use, site_stage_s
 from planner.tolerances import ROUNDING
 
 MAX_CLASSES_FOR_ALL_SITES = 4  # with more, a stage is on one class, all classes of a cluster, or two clusters' classes
@@ -75,6 +75,10 @@ class Parameters:
     def far(self, i: int, j: int) -> Edge:
         """far[i,j], pacedFar[i,j]; in seconds that are not scaled."""
         return edge_of(self.coeffs, self.sites[i], self.sites[j])
+
+    def nic(self, i: int, j: int) -> NicUse:
+        """nic[i,j]; in seconds that are not scaled."""
+        return nic_use(self.coeffs, self.sites[i], self.sites[j])
 
     def stage_s(self, i: int, layers: int, is_last: bool) -> float:
         """tau[i] and, on the last stage, head[i]."""

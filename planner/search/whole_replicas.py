@@ -19,6 +19,7 @@ from planner.search.closed_form import (
     NO_EDGE,
     ReplicaKind,
     StageExchange,
+    busiest_nic_s,
     edge_of,
     lane_s,
     layers_within,
@@ -142,7 +143,8 @@ def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) ->
     last = len(layers) - 1
     stages = tuple(site_stage_s(coeffs, (c,), held, s == last) for s, held in enumerate(layers))
     near = NO_EDGE if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_of(coeffs, (c,), (c,))
-    return ReplicaKind(1, stages, (near,) * last)
+    edges = (near,) * last
+    return ReplicaKind(1, stages, edges, busiest_nic_s(coeffs, [(c,)] * len(layers), edges))
 
 
 def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[int, int], total: int) -> dict[int, int]:

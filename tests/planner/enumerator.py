@@ -16,10 +16,12 @@ from planner.problem.exchange_rates import Site, replicas_by_cluster, rings_on_n
 from planner.search.closed_form import (
     NO_EDGE,
     Edge,
+    NicUse,
     SiteBlock,
     blocks_step_s,
     edge_of,
     exposed_sync_s,
+    nic_use,
     pace_of,
     site_stage_s,
 )
@@ -131,7 +133,7 @@ def random_cut(coeffs: Coefficients, seed: int) -> tuple[int, ...]:
 
 def random_coefficients(seed: int) -> Coefficients:
     """A candidate on two or three unequal classes, with limits on memory that sometimes leave no placement."""
-    draw = random.Random(seed)
+    draw, ports = random.Random(seed), random.Random(seed + 0.75)
     num_classes, dp = draw.choice((2, 2, 3)), draw.randint(1, 3)
     pp = draw.randint(1, 4 if num_classes == 2 else 3)
     num_layers = draw.randint(pp, 6)
@@ -163,6 +165,9 @@ def random_coefficients(seed: int) -> Coefficients:
         net_names=tuple(draw.choice(("IB", "IB", "Socket")) for _ in group_slots),
         fabric_edge_s=tuple(fabric),
         shared_edge_s=tuple(fabric[c] + shared[c] for c in range(num_classes)),
+        fabric_port_s=tuple(fabric),
+        shared_port_s=tuple((fabric[c] + shared[c]) * ports.choice((0.1, 1.0)) for c in range(num_classes)),
+        has_one_nic=tuple(ports.random() < 0.3 for _ in range(num_classes)),
         fabric_sync_s_per_byte=tuple(draw.uniform(0, 0.5) for _ in group_slots),
         shared_sync_s_per_byte=tuple(draw.uniform(0.5, 2) for _ in group_slots),
         inside_sync_s_per_byte=tuple(draw.uniform(0.05, 1) for _ in group_slots),
@@ -185,11 +190,12 @@ def _random_crossings(draw: random.Random) -> dict[tuple[int, int], Crossing]:
     """Between some clusters and inside some: nothing measured, only latency, or rates too."""
     pairs = [(x, y) for x in range(3) for y in range(x, 3)]
     measured = [pair for pair in pairs if draw.random() < 0.5]
-    return {(x, y): Crossing(*(draw.uniform(0, most) for most in (5 * (x != y), 1, 1, 2))) for x, y in measured}
+    return {(x, y): Crossing(*(draw.uniform(0, most) for most in (5 * (x != y), 0, 1, 1, 2))) for x, y in measured}
 
 
-State = tuple[frozenset[int], int, int, int]
-"""Classes of the blocks before, class of the current one and its stages so far, layers so far."""
+State = tuple[frozenset[int], int, int, int, NicUse | None]
+"""Classes of the blocks before, class of the current one and its stages so far, layers so far, and the use of a NIC by
+the edge into the current host."""
 
 
 @dataclass(frozen=True)
@@ -199,14 +205,17 @@ class Partial:
     total_s: float
     stage_s: float
     edge_s: float
+    nic_s: float
     sync_s: float
 
-    def grown(self, stage_s: float, share: float, hop: Edge, paced_s: float, sync_s: float) -> Partial:
-        """With one stage more, behind an edge that bounds the pace by `paced_s`; the fill counts `share` of it."""
+    def grown(self, stage_s: float, share: float, hop: Edge, paced_s: tuple[float, float], sync_s: float) -> Partial:
+        """With one stage more, behind an edge that bounds the pace by itself and with another on a NIC; the fill counts
+        `share` of the stage."""
         return Partial(
             self.total_s + share * stage_s + 2 * hop.fill_s,
             max(self.stage_s, stage_s),
-            max(self.edge_s, paced_s),
+            max(self.edge_s, paced_s[0]),
+            max(self.nic_s, paced_s[1]),
             max(self.sync_s, sync_s),
         )
 
@@ -216,6 +225,7 @@ class Partial:
             self.total_s <= other.total_s
             and self.stage_s <= other.stage_s
             and self.edge_s <= other.edge_s
+            and self.nic_s <= other.nic_s
             and self.sync_s <= other.sync_s
         )
 
@@ -228,15 +238,19 @@ def best_in_blocks(coeffs: Coefficients, at_most_s: float = inf) -> float | None
     only those are kept that no other one beats, since the closed form rises with each of the four numbers.
     """
     pp, most, least_layer_s = coeffs.candidate.pp, coeffs.num_layers, min(coeffs.layer_s)
-    states: dict[State, list[Partial]] = {(frozenset(), -1, 0, 0): [Partial(0.0, 0.0, 0.0, 0.0)]}
+    states: dict[State, list[Partial]] = {(frozenset(), -1, 0, 0, None): [Partial(0.0, 0.0, 0.0, 0.0, 0.0)]}
     for stage in range(pp):
         found: dict[State, list[Partial]] = {}
-        for (used, current, length, held), partials in states.items():
+        for (used, current, length, held, into), partials in states.items():
             for c, group_slots in enumerate(coeffs.most_stages):
                 if c in used or (c == current and length >= group_slots) or not group_slots:
                     continue
                 hop = _hop(coeffs, current, c, length)
-                paced_s = hop.paced_s(coeffs)
+                nic, nic_s = into, 0.0
+                if hop != NO_EDGE:
+                    out = nic_use(coeffs, (current,), (c,))
+                    nic, nic_s = nic_use(coeffs, (c,), (current,)), _both_s(into, out)
+                paced_s = hop.paced_s(coeffs), nic_s
                 before = used | {current} if c != current and current >= 0 else used
                 for layers in range(1, min(coeffs.capacity[stage][c], most - held - (pp - 1 - stage)) + 1):
                     rest_s = coeffs.fill_share * (most - held - layers) * least_layer_s
@@ -245,18 +259,22 @@ def best_in_blocks(coeffs: Coefficients, at_most_s: float = inf) -> float | None
                     grown = [partial.grown(stage_s, share, hop, paced_s, sync_s) for partial in partials]
                     useful = [partial for partial in grown if _step_s(coeffs, partial) + rest_s <= at_most_s]
                     if useful:
-                        found.setdefault((before, c, length + 1 if c == current else 1, held + layers), []).extend(
-                            useful
-                        )
+                        state = before, c, length + 1 if c == current else 1, held + layers, nic
+                        found.setdefault(state, []).extend(useful)
         states = {state: _unbeaten(partials) for state, partials in found.items()}
-    whole = [partial for (_, _, _, held), partials in states.items() if held == most for partial in partials]
+    whole = [partial for (_, _, _, held, _), partials in states.items() if held == most for partial in partials]
     return min((_step_s(coeffs, partial) for partial in whole), default=None)
 
 
 def _step_s(coeffs: Coefficients, partial: Partial) -> float:
-    pace_s = pace_of(coeffs, partial.stage_s, partial.edge_s)
+    pace_s = max(pace_of(coeffs, partial.stage_s, partial.edge_s), partial.nic_s)
     slowest_s = (1 - coeffs.fill_share) * partial.stage_s
     return (coeffs.num_microbatches - 1) * pace_s + slowest_s + partial.total_s + partial.sync_s
+
+
+def _both_s(into: NicUse | None, out: NicUse) -> float:
+    """Seconds of a micro-batch on the NIC that both edges of a host use."""
+    return into.use_s + out.use_s if into is not None and into.name == out.name else 0.0
 
 
 def _hop(coeffs: Coefficients, before: int, after: int, length: int) -> Edge:
@@ -277,7 +295,9 @@ def _stage(coeffs: Coefficients, stage: int, c: int, layers: int) -> tuple[float
 
 def _unbeaten(partials: list[Partial]) -> list[Partial]:
     kept: list[Partial] = []
-    for partial in sorted(partials, key=lambda each: (each.total_s, each.stage_s, each.edge_s, each.sync_s)):
+    for partial in sorted(
+        partials, key=lambda each: (each.total_s, each.stage_s, each.edge_s, each.nic_s, each.sync_s)
+    ):
         if not any(other.beats(partial) for other in kept):
             kept.append(partial)
     return kept

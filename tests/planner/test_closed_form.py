@@ -32,6 +32,9 @@ def coeffs(pp: int = 2, dp: int = 1, num_microbatches: int = 4, capacity: int = 
         net_names=(None, None),
         fabric_edge_s=(0.5, 0.5),
         shared_edge_s=(3.0, 3.0),
+        fabric_port_s=(0.5, 0.5),
+        shared_port_s=(3.0, 3.0),
+        has_one_nic=(False, False),
         fabric_sync_s_per_byte=(0.25, 0.25),
         shared_sync_s_per_byte=(1.0, 1.0),
         inside_sync_s_per_byte=(0.125, 0.125),
@@ -71,6 +74,16 @@ def test_an_edge_between_clusters_uses_the_shared_network() -> None:
 def test_a_slow_edge_sets_the_pace() -> None:
     slow = replace(coeffs(), shared_edge_s=(20.0, 3.0))
     assert blocks_step_s(slow, blocks(((0,), (5,)), ((1,), (3,)))) == pytest.approx(3 * 20 + 11.5 + 40)
+
+
+def test_a_nic_that_two_edges_of_a_host_use_sets_the_pace() -> None:
+    # Stages of 2, 2, 4 and 4.5 s; both middle hosts send 3 s inside their cluster and 3 s across by one NIC.
+    one_nic = replace(coeffs(pp=4), fabric_port_s=(3.0, 3.0), has_one_nic=(True, True))
+    two_nics = replace(one_nic, has_one_nic=(False, False))
+    in_line = blocks(((0,), (2, 2)), ((1,), (2, 2)))
+    rest_s = 4.5 + 8 + 2 * (0.5 + 3 + 0.5)
+    assert blocks_step_s(two_nics, in_line) == pytest.approx(3 * 4.5 + rest_s)
+    assert blocks_step_s(one_nic, in_line) == pytest.approx(3 * 6 + rest_s)
 
 
 def test_a_schedule_that_hides_nothing_waits_for_the_edge_with_each_microbatch() -> None:

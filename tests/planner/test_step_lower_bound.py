@@ -8,6 +8,7 @@ import pytest
 
 from holmes_runtime.config.schedule import ScheduleName
 from planner.schedule.buckets import BucketSeconds
+from planner.schedule.shared_ports import SharedPorts
 from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder, simulate
 from planner.schedule.step_lower_bound import least_step_s
 
@@ -20,7 +21,12 @@ def drawn_times(draw: random.Random, num_stages: int) -> PipelineTimes:
     forward_s, backward_s = (tuple(draw.random() * k for _ in range(num_stages)) for k in (1, 2))
     there_s, back_s = (tuple(draw.random() * scale for _ in range(num_stages - 1)) for _ in range(2))
     late_s = tuple(draw.random() * draw.choice((0.0, 0.1, 5.0)) for _ in range(num_stages - 1))
-    return PipelineTimes(forward_s, backward_s, there_s, back_s, 0.4, 1.2, late_s)
+    shared = None
+    if scale and num_stages > 2 and draw.random() < 0.5:
+        middle = draw.randrange(1, num_stages - 1)  # sends stage `middle`'s forward and its backward through one port
+        uses = ((middle, there_s[middle]), (num_stages - 2 + middle, back_s[middle - 1]))
+        shared = SharedPorts((uses,), (1.0,) * (2 * num_stages - 2))
+    return PipelineTimes(forward_s, backward_s, there_s, back_s, 0.4, 1.2, late_s, shared)
 
 
 def drawn_buckets(draw: random.Random, num_stages: int) -> list[list[BucketSeconds]]:
