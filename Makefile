@@ -54,9 +54,9 @@ test-slow: $(READY)
 test-process: $(READY)
 	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m process
 
-# The training runtime on several processes against one.
+# The training runtime on several processes against one, two files side by side: alone, one leaves a fifth of two cores idle.
 test-torch: $(READY)
-	$(BIN)/python -m pytest -q $(OPTIONS) -m torch
+	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m torch
 
 # What torch's CUDA build and its NCCL show without a GPU; left out, and said so, where torch is built without CUDA.
 test-cuda-build: $(READY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # pytest-xdist gives its workers the terminal's size; output that tests read has no terminal.
 for size in ("COLUMNS", "LINES"):
     os.environ.pop(size, None)
+
+# Where no bytecode is kept, each process that tests start compiles the product, and each run all assertions.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Where torch keeps compiled layers, which would be a folder in the machine's temporary one that nobody removes.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "inductor"))

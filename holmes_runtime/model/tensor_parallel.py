@@ -138,13 +138,14 @@ def _start_scatter_sum(whole: Tensor, tp: TensorParallel) -> Callable[[], Tensor
 
 
 # A compiler stops at collectives, and torch 2.11 fails where it stops inside a custom function: both stay outside.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+# torch.compiler.disable would do the same, and import the compiler: most of a second at each rank's start.
+@torch._disable_dynamo  # type: ignore[attr-defined]
 def _gather_linear(part: Tensor, tp: TensorParallel, *weights_and_biases: Tensor | None) -> tuple[Tensor, ...]:
     products: tuple[Tensor, ...] = _GatherLinear.apply(part, tp, *weights_and_biases)  # type: ignore[no-untyped-call]
     return products
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch._disable_dynamo  # type: ignore[attr-defined]
 def _scatter_sum(partial: Tensor, tp: TensorParallel) -> Tensor:
     stretch: Tensor = _ScatterSum.apply(partial, tp)  # type: ignore[no-untyped-call]
     return stretch

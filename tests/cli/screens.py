@@ -50,7 +50,7 @@ from prober.differences import peer_differences
 from prober.fabrics.clusters import find_clusters, find_shared_network
 from prober.findings.catalogue import CATALOGUE
 from tests.cli.folder_screens import checkpoints, islands_status
-from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for, plan_once
+from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 from tests.planner.islands_jobs import planned_mode
 from tests.planner.measured_links import measured, with_links
 from tests.prober.test_clusters import host, ib, roce
@@ -66,12 +66,12 @@ STARTED_S = 1.7e9
 def gpu_plan() -> tuple[Plan, Inventory]:
     """Eight hosts of eight A100 in two clusters."""
     fleet = gpu_inventory([4, 4])
-    return plan_once(fleet, gpt_7b(parallel=FIXED, steps=100_000)), fleet
+    return plan_for(fleet, gpt_7b(parallel=FIXED, steps=100_000)), fleet
 
 
 def bed_plan() -> Plan:
     """The bed's job."""
-    return plan_once(cpu_inventory([2, 2], shared_gbps=0.02), bed_job())
+    return plan_for(cpu_inventory([2, 2], shared_gbps=0.02), bed_job())
 
 
 def step(number: int, plan: Plan) -> StepMetrics:
@@ -221,7 +221,7 @@ def _compare() -> None:
         show_sheet(sheet, terminal.out)
     faster = apply_changes(fleet, parse_changes("link:a-b=1Gb/s", fleet))
     outcomes: dict[str, Plan | HolmesError] = {
-        "link:a-b=1Gb/s": plan_once(faster, bed_job()),
+        "link:a-b=1Gb/s": plan_for(faster, bed_job()),
         "-host:b2": HolmesError("four hosts are needed", ""),
     }
     show_sheet(what_if_sheet(plan, outcomes), terminal.out)

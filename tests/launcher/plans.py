@@ -8,18 +8,18 @@ from holmes_core.records.access import Access
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Node, Plan
 from holmes_runtime.config.messages import NodeFacts, NodeGpu, NodeInterface, Ready
-from tests.planner.fleets import bed_job, cpu_inventory, gpu_inventory, plan_once
+from tests.planner.fleets import bed_job, cpu_inventory, gpu_inventory, plan_for
 
 
 def cpu_plan(**changes: Any) -> Plan:
     """Two clusters of two hosts, pp 2 and dp 2."""
-    return plan_once(cpu_inventory((2, 2)), bed_job(**changes))
+    return plan_for(cpu_inventory((2, 2)), bed_job(**changes))
 
 
 def gpu_plan(hosts: tuple[int, ...] = (1, 1), gpus_per_host: int = 2) -> Plan:
     """One InfiniBand and one RoCE host of two GPUs, or so many, pp 2 and dp 2, not compiled for it is zero-bubble."""
     data = bed_job().model_dump() | {"device": "cuda", "compute": {}, "precision": "bf16", "compile": False}
-    return plan_once(gpu_inventory(hosts, gpus_per_host=gpus_per_host), Job.model_validate(data))
+    return plan_for(gpu_inventory(hosts, gpus_per_host=gpus_per_host), Job.model_validate(data))
 
 
 def with_access(plan: Plan, access: Access) -> Plan:

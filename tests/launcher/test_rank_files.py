@@ -100,9 +100,9 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"[" + b"[]," * (8 << 20) + b"[]]", "more than 2000000 values"),
-        (b" " * (300 << 20), "more than 32 MiB unpacked"),
-        (json.dumps(trace(names="x" * (20 << 20))).encode(), "names: expected a list, got 'xxx"),
+        (b"[" + b"[]," * (1 << 21) + b"[]]", "more than 2000000 values"),
+        (b" " * (33 << 20), "more than 32 MiB unpacked"),
+        (json.dumps(trace(names="x" * (1 << 20))).encode(), "names: expected a list, got 'xxx"),
         (b"[" * 200_000, "nested too deeply"),
         (b"\xff" * 10, "ascii"),
         (json.dumps(trace(track=[0])).encode(), "columns of 1, 2, 2, 2 spans"),

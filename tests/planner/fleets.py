@@ -116,7 +116,7 @@ def gpt_7b(**changes: Any) -> Job:
     return Job.model_validate(data | changes)
 
 
-def plan_for(inventory: Inventory, job: Job, **options: Any) -> Plan:
+def plan_anew(inventory: Inventory, job: Job, **options: Any) -> Plan:
     """Plan and verify."""
     return make_plan(inventory, job, *SOURCES, **options)
 
@@ -132,14 +132,14 @@ class PlanInputs:
         return hash((self.inventory.digest(), self.job.digest()))
 
 
-def plan_once(inventory: Inventory, job: Job) -> Plan:
-    """Return a plan for tests of what uses plans: planned once in this process, however many ask for it."""
-    return _plan_once(PlanInputs(inventory, job))
+def plan_for(inventory: Inventory, job: Job, **options: Any) -> Plan:
+    """Plan and verify, once in this process however many ask for it."""
+    return _plan_for(PlanInputs(inventory, job), **options)
 
 
 @cache
-def _plan_once(inputs: PlanInputs) -> Plan:
-    return plan_for(inputs.inventory, inputs.job)
+def _plan_for(inputs: PlanInputs, **options: Any) -> Plan:
+    return plan_anew(inputs.inventory, inputs.job, **options)
 
 
 def random_inventory(seed: int) -> Inventory:

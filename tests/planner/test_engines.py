@@ -16,14 +16,14 @@ from holmes_runtime.config.model_shape import stage_parameters
 from launcher.prepare.prepare import run_config_of
 from planner.cost.engines import ENGINES
 from planner.problem.candidates import Candidate
-from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_anew, plan_for
 
 FIXED = {"tp": 1, "pp": 2, "dp": 16, "micro_batch_size": 1, "schedule": "1f1b", "recompute": "full"}
 
 
 def planned(engine: EngineName, **changed: Any) -> Plan:
-    """Two clusters of two hosts, with all degrees fixed."""
-    return plan_for(gpu_inventory([2, 2]), gpt_7b(engine=engine, global_batch_size=256, parallel=FIXED, **changed))
+    """Two clusters of two hosts, with all degrees fixed; planned anew, as tests change what is known of engines."""
+    return plan_anew(gpu_inventory([2, 2]), gpt_7b(engine=engine, global_batch_size=256, parallel=FIXED, **changed))
 
 
 def test_states_that_are_not_sharded_fill_memory_and_are_updated_whole() -> None:

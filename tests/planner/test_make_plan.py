@@ -13,7 +13,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file, write_atomically
 from planner.layout.verify import verify
-from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_anew, plan_for
 
 BED = cpu_inventory([2, 2])
 SMALL_GPT = {
@@ -150,7 +150,7 @@ def test_order_of_hosts_does_not_change_the_objective() -> None:
 
 def test_same_input_gives_the_same_plan() -> None:
     job = bed_job(parallel={})
-    assert plan_for(BED, job).to_json() == plan_for(BED, job).to_json()
+    assert plan_anew(BED, job).to_json() == plan_anew(BED, job).to_json()
 
 
 def test_unreachable_hosts_are_left_out() -> None:

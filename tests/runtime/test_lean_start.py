@@ -53,3 +53,11 @@ def test_agent_imports_nothing_that_takes_long() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     slow = {"dataclasses", "inspect", "logging", "email", "importlib.metadata", "concurrent.futures", "asyncio"}
     assert slow & set(done.stdout.split()) == set()
+
+
+@pytest.mark.torch
+def test_a_rank_imports_no_compiler_before_a_job_asks_for_one() -> None:
+    program = "import sys, holmes_runtime.train; print('torch._dynamo' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert done.stdout == "False\n"

@@ -58,6 +58,14 @@ def saved(folder: Path) -> None:
     checkpoints.finish()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `saved` leaves it, to be copied."""
+    folder = tmp_path_factory.mktemp("whole") / "ck"
+    saved(folder)
+    return folder
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
@@ -180,11 +188,11 @@ SITUATIONS: dict[str, tuple[Change | None, Mapping[str, Any], int | str | None]]
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_a_start_takes_the_right_checkpoint_or_says_why_not(name: str, tmp_path: Path) -> None:
+def test_a_start_takes_the_right_checkpoint_or_says_why_not(name: str, whole: Path, tmp_path: Path) -> None:
     change, start, expected = SITUATIONS[name]
     folder, notices = tmp_path / "ck", tmp_path / "notices"
     if change is not None:
-        saved(folder)
+        shutil.copytree(whole, folder)
         change(folder)
     before = contents(folder)
 
@@ -261,8 +269,10 @@ def test_each_whole_checkpoint_is_said_with_its_steps(tmp_path: Path) -> None:
         ({}, []),
     ],
 )
-def test_settings_that_changed_since_are_named(change: dict[str, Any], words: list[str], tmp_path: Path) -> None:
-    saved(tmp_path / "ck")
+def test_settings_that_changed_since_are_named(
+    change: dict[str, Any], words: list[str], whole: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(whole, tmp_path / "ck")
     now = settings(tmp_path / "ck", **RESUME)
     of_optimizer = {key: value for key, value in change.items() if hasattr(now.optimizer, key)}
     others = {key: value for key, value in change.items() if key not in of_optimizer}
