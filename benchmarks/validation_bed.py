@@ -14,11 +14,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -43,18 +44,28 @@ Job = dict[str, Any]
 
 @dataclass(frozen=True)
 class Across:
-    """What a bed has between its clusters: each host's rate, and a trunk that all share, if any, with its delay."""
+    """What a bed has between its clusters: each host's rate, and a trunk that all share, if any, with its delay.
+
+    `apart`: every host is a cluster of its own, so that all edges of a stage in the middle are on one slow NIC.
+    """
 
     slow_mbps: int
     trunk_mbps: int | None = None
     delay_ms: float = 0.0
+    apart: bool = False
 
     def __str__(self) -> str:
         trunk = f", trunk {self.trunk_mbps}" if self.trunk_mbps is not None else ""
-        return f"{self.slow_mbps} Mbit/s{trunk}{f', {self.delay_ms:g} ms' if self.delay_ms else ''}"
+        delay = f", {self.delay_ms:g} ms" if self.delay_ms else ""
+        return f"{self.slow_mbps} Mbit/s{trunk}{delay}{', hosts apart' if self.apart else ''}"
 
 
-NETWORKS = (Across(50), Across(100), Across(200), Across(200, 150), Across(200, 100, 5.0))
+NETWORKS = (
+    *(Across(50), Across(100), Across(200), Across(200, 150), Across(200, 100, 5.0)),
+    *(Across(20, apart=True), Across(50, apart=True)),
+)
+DEGREES = [(1, 2), (1, 4), (2, 1), (2, 2), (2, 2), (4, 1)]
+DEGREES_APART = [(3, 1), (4, 1)]
 REAL_NETWORK = Across(100)
 
 
@@ -102,18 +113,24 @@ def rows_of(across: Across, num_plans: int, draw: random.Random, is_real: bool) 
         tempfile.TemporaryDirectory() as name,
         bed_site(Path(name), FAST_MBPS, across.slow_mbps, across.trunk_mbps, across.delay_ms) as site,
     ):
+        if across.apart:
+            hosts = yaml.safe_load(site.hosts_yaml.read_text(encoding="utf-8"))
+            hosts["hosts"] = [{"name": name, "cluster": f"site-{name}"} for name in hosts["hosts"]]
+            site.hosts_yaml.write_text(yaml.safe_dump(hosts), encoding="utf-8")
         links = [] if across.trunk_mbps is None else ["--links"]
         holmes(site, "probe", str(site.hosts_yaml), "-o", str(site.folder / "inventory.json"), *links)
         overheads = None if is_real else measured_compute(MODEL, 1, at_once=1, rounds=1)["overheads"]
         for number in range(num_plans):
-            job = random_job(draw, REAL_MODEL if is_real else MODEL)
+            job = random_job(draw, REAL_MODEL if is_real else MODEL, DEGREES_APART if across.apart else DEGREES)
             yield measure(site, across, number, with_compute(job, draw, overheads), draw)
 
 
-def random_job(draw: random.Random, model: dict[str, int]) -> Job:
-    """A job whose degrees, cut, schedule and codec are drawn."""
-    pp, dp = draw.choice([(1, 2), (1, 4), (2, 1), (2, 2), (2, 2), (4, 1)])
+def random_job(draw: random.Random, model: dict[str, int], degrees: Sequence[tuple[int, int]]) -> Job:
+    """A job whose degrees, one of `degrees`, cut, schedule and codec are drawn."""
+    pp, dp = draw.choice(degrees)
     schedules = ["gpipe", "1f1b", "zero-bubble", "interleaved"] if pp > 1 else ["1f1b"]
+    if degrees is DEGREES_APART:
+        schedules = ["gpipe", "1f1b", "eager", "eager"]
     parallel: dict[str, Any] = {
         "tp": 1,
         "pp": pp,

@@ -43,8 +43,8 @@ Ports = tuple[tuple[PortName, float], ...]
 class Edge(NamedTuple):
     """One message between two stages: seconds for which it keeps the link busy, and for which it then is under way.
 
-    `codec` is its packing, which the simulations add to the seconds of both stages. `ports` are the NICs and trunks that
-    it may share with other edges.
+    `codec` is its packing, which the simulations add to the seconds of both stages. `ports` are the NICs and trunks
+    that it may share with other edges.
     """
 
     busy_s: float
