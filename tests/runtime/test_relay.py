@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def test_an_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
     assert done.stdout == f"{ended}\n"
 
 
+def has_opened(relay: subprocess.Popen[bytes], pipe: Path) -> bool:
+    """Return whether a relay that has not ended holds the pipe open."""
+    assert relay.poll() is None
+    return any(opened.resolve() == pipe.resolve() for opened in Path(f"/proc/{relay.pid}/fd").iterdir())
+
+
 def test_relays_of_one_agent_do_not_disturb_each_other_and_end_when_it_has_removed_its_folder(tmp_path: Path) -> None:
     """Where a connection was made anew, the relay of the one before waits for the end of its own."""
     folder = tmp_path / "runs" / "r" / "node-0"
@@ -65,6 +72,8 @@ def test_relays_of_one_agent_do_not_disturb_each_other_and_end_when_it_has_remov
             for _ in range(2)
         ]
         try:
+            while not all(has_opened(each, folder / WAKING_PIPE) for each in relays):
+                time.sleep(0.01)
             for _ in range(20_000):
                 rouse(folder)
             assert [each.poll() for each in relays] == [None, None]
