@@ -75,8 +75,11 @@ def test_ends_that_both_hear_before_they_speak_need_no_other_to_connect(tmp_path
 
 
 def _run(target: Callable[..., None], arguments: tuple[int, ...], folder: Path) -> None:
-    """`target` as two ranks, each of which leaves a file when it is done."""
-    context = multiprocessing.get_context("fork")
+    """`target` as two ranks, each of which leaves a file when it is done.
+
+    They start anew: a fork of a test process, whose other threads may hold torch's locks then, hung twice in ten runs.
+    """
+    context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=target, args=(rank, *arguments, folder)) for rank in (0, 1)]
     for each in ranks:
         each.start()
