@@ -190,7 +190,8 @@ def _faster_networks(inventory: Inventory, job: Job) -> Iterator[tuple[LinkRate 
         rates = {port.host: port.bandwidth_bytes_per_s for port in inventory.shared.ports}
         for a, b in combinations(inventory.clusters, 2):
             connection = networks.connection(a.name, b.name)
-            measured = [networks.line_rate(connection.sockets_bytes_per_s)] if connection.sockets_bytes_per_s else []
+            median = connection.median.bytes_per_s
+            measured = [networks.line_rate(median)] if median else []
             twice = _twice(measured or [rates[host] for host in (*a.hosts, *b.hosts)])
             if twice is not None:
                 yield LinkRate((a.name, b.name), twice), f"twice the bandwidth between {a.name} and {b.name}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, permutations
 
 from holmes_core.measured_ago import measured_ago
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
+
+NAMED = 6  # hosts named in a sentence
 
 
 def unmeasured_wire_sentence(
@@ -22,11 +24,30 @@ def unmeasured_wire_sentence(
     unknown = [ends for ends in _used(plans, inventory) if ends not in known]
     if not unknown:
         age = measured_ago([link.measured_at_s for link in inventory.links], now_s)
-        return (f"Wire measured {age}.",) if age else ()
+        return (*((f"Wire measured {age}.",) if age else ()), *_untested_hosts(plans, inventory))
     across = [" - ".join(sorted(ends)) for ends in unknown if len(ends) == 2]
     inside = [name for ends in unknown if len(ends) == 1 for name in ends]
     where = ", ".join([*across, *([f"inside {' and '.join(inside)}"] if inside else [])])
-    return (f"Wire not measured ({where}): rates are nominal; `holmes probe --links` measures.",)
+    nominal = f"Wire not measured ({where}): rates are nominal; `holmes probe --links` measures."
+    return (nominal, *_untested_hosts(plans, inventory))
+
+
+def _untested_hosts(plans: Sequence[Plan], inventory: Inventory) -> Iterator[str]:
+    """Name the hosts that send to another cluster and were in none of the pairs measured between the two."""
+    tested: dict[frozenset[str], set[str]] = {}
+    for link in inventory.links:
+        tested.setdefault(frozenset(link.clusters), set()).update(link.hosts)
+    untested: dict[str, None] = {}
+    for plan in plans:
+        for group in plan.groups:
+            ranks = [plan.ranks[rank] for rank in group.ranks]
+            for one, other in permutations(ranks, 2):
+                pair = frozenset((one.cluster, other.cluster))
+                if len(pair) > 1 and one.host not in tested.get(pair, (one.host,)):
+                    untested[one.host] = None
+    if untested:
+        names = [*list(untested)[:NAMED], *([f"{len(untested) - NAMED} more"] if len(untested) > NAMED else [])]
+        yield f"In no measured pair: {', '.join(names)}; each counts as slow as the slowest host that was measured."
 
 
 def _used(plans: Sequence[Plan], inventory: Inventory) -> list[frozenset[str]]:

@@ -104,7 +104,7 @@ def _nics_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterato
 def _rate(networks: Networks, sender: _Sender, clusters: Iterable[str]) -> float:
     """Return the bytes/s that a host gets to the worst connected of `clusters`."""
     port = networks.shared_port(sender.host).bandwidth_bytes_per_s
-    rates = [networks.connection(sender.cluster, name).host_bytes_per_s(port) for name in clusters]
+    rates = [networks.connection(sender.cluster, name).host_bytes_per_s(sender.host, port) for name in clusters]
     known = [rate for rate in rates if rate]
     if len(known) < len(rates):
         return min(require_bandwidth(networks.shared_route(sender.host), [sender.host]))

@@ -217,7 +217,7 @@ def _crossings(
     (dp, exchange), found = replicas, {}
     for (x, one), (y, other) in combinations_with_replacement(enumerate(fleet.cluster_names), 2):
         measured = networks.connection(one, other)
-        path = measured.sockets_bytes_per_s if x != y else None  # inside, the rates of NICs say it
+        path = measured.fastest_bytes_per_s if x != y else None  # inside, the rates of NICs say it
         trunk = measured.trunk_bytes_per_s
         trunk_edge_s = _free_or(message_bytes * dp, trunk)
         edge_s = max(_free_or(message_bytes * at_once, path), trunk_edge_s)

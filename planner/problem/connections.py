@@ -1,18 +1,21 @@
-"""Measured connections between clusters, and between hosts of one: rate of a pair of hosts, latency, streams, trunk.
+"""Measured connections between clusters, and between hosts of one: rate of a host, latency, streams, trunk.
 
 NICs limit a link whose rate comes near theirs; the ports then give the rate. A rate clearly below is the limit of the
-path between them. One clearly above shows that the port's driver reports a wrong rate. The lower middle one of several
-pairs counts, and the slower of two directions. The limit of encryption follows from the rates in a tunnel and in the
-clear.
+path between them. One clearly above shows that the port's driver reports a wrong rate. A pair has the slower of its two
+directions, a host the best of its pairs, and a host without a pair what the slowest host has. Hosts at nearly the same
+rate have the lower middle one, so that noise makes no kinds of hosts. The limit of encryption follows from the rates in
+a tunnel and in the clear.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass, field, replace
+from math import inf, log
+from operator import itemgetter
 from statistics import median_low
+from typing import NamedTuple
 
 from holmes_core.records.inventory import Inventory, Network, NetworkPort
 from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, Trunk
@@ -22,6 +25,7 @@ from planner.cost.collectives import tcp_payload_share, tunnel_payload_share
 
 NEAR_PORTS = 0.9  # of the slower port's rate and more: the ports are the limit
 ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as with virtual NICs
+ALIKE = 1.25  # times the rate of another: hosts whose rates are nearer than about that count as equally fast
 ENOUGH = 0.95  # of the best rate: more streams than it takes to get this only cost memory and processor
 
 Clusters = frozenset[str]
@@ -30,31 +34,56 @@ Clusters = frozenset[str]
 Way = Sequence[Link]
 """One pair of hosts and direction, with different numbers of streams."""
 
+
+class HostRate(NamedTuple):
+    """Bytes/s that a host gets over TCP in each direction; None where its ports are the limit.
+
+    `raised`: even if its port reports less.
+    """
+
+    bytes_per_s: float | None
+    raised: bool = False
+
+    def with_port(self, port_bytes_per_s: float | None) -> float | None:
+        """Return the rate of the host with such a port; None when not known."""
+        if self.bytes_per_s is None or port_bytes_per_s == 0:
+            return port_bytes_per_s
+        if self.raised or port_bytes_per_s is None:
+            return self.bytes_per_s
+        return min(self.bytes_per_s, port_bytes_per_s)
+
+
+PORTS_ALONE = HostRate(None)
+
 PortRate = Callable[[Link, int], float | None]
 """Bytes/s of payload of the port at one end of a link; None when not known."""
 
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """A measurement between two clusters or inside one; a rate is None where the ports' hold.
+    """A measurement between two clusters or inside one.
 
-    A host gets `sockets_bytes_per_s` in each direction over TCP, `rdma_share` of its ports' rate over RDMA; where
-    `raised`, even if its port reports less. `trunk_bytes_per_s` is for all hosts together.
+    A host gets its rate of `hosts` over TCP, or `others` if it was in no pair, and over RDMA `rdma_share` of its ports'
+    rate. `median` is that of all pairs. `trunk_bytes_per_s` is for all hosts together.
     """
 
-    sockets_bytes_per_s: float | None = None
-    raised: bool = False
+    median: HostRate = PORTS_ALONE
+    hosts: Mapping[str, HostRate] = field(default_factory=dict)
+    others: HostRate = PORTS_ALONE
     rdma_share: float = 1.0
     streams: int = 1  # TCP connections side by side that got that rate
     latency_s: float = 0.0
     trunk_bytes_per_s: float | None = None
 
-    def host_bytes_per_s(self, port_bytes_per_s: float | None) -> float | None:
-        """Return the rate of a host with such a port over TCP; None when not known."""
-        measured = self.sockets_bytes_per_s
-        if measured is None or port_bytes_per_s == 0:
-            return port_bytes_per_s
-        return measured if self.raised or port_bytes_per_s is None else min(measured, port_bytes_per_s)
+    def host_bytes_per_s(self, host: str, port_bytes_per_s: float | None) -> float | None:
+        """Return the rate of `host` with such a port over TCP; None when not known."""
+        return self.hosts.get(host, self.others).with_port(port_bytes_per_s)
+
+    @property
+    def fastest_bytes_per_s(self) -> float | None:
+        """The rate that no host exceeds; None where the ports of one are its limit."""
+        rates = [rate.bytes_per_s for rate in (*self.hosts.values(), self.others)]
+        return None if None in rates else max(rate for rate in rates if rate is not None)
 
 
 NOT_MEASURED = MeasuredLink()
@@ -103,14 +132,19 @@ def through_tunnel(
             latencies[frozenset(link.clusters)].append(link.latency_s.median)
 
     def tunnelled(clusters: Clusters, connection: MeasuredLink) -> MeasuredLink:
-        sockets, trunk = connection.sockets_bytes_per_s, connection.trunk_bytes_per_s
-        hosts = [host for cluster in inventory.clusters if cluster.name in clusters for host in cluster.hosts]
-        of_hosts = [limits.get(host, inf) for host in hosts] or [inf]
+        trunk = connection.trunk_bytes_per_s
+        names = [host for cluster in inventory.clusters if cluster.name in clusters for host in cluster.hosts]
+        of_hosts = [limits.get(host, inf) for host in names] or [inf]
+
+        def reduced(rate: HostRate, limit: float) -> HostRate:
+            return rate if rate.bytes_per_s is None else rate._replace(bytes_per_s=min(rate.bytes_per_s * share, limit))
+
         # A raised rate is every host's, whatever its port says; under others each port has its own limit.
-        limit = min(of_hosts) if connection.raised else max(of_hosts)
         return replace(
             connection,
-            sockets_bytes_per_s=sockets and min(sockets * share, limit),
+            median=reduced(connection.median, min(of_hosts) if connection.median.raised else max(of_hosts)),
+            hosts={host: reduced(rate, limits.get(host, inf)) for host, rate in connection.hosts.items()},
+            others=reduced(connection.others, min(of_hosts)),
             latency_s=max(latencies[clusters], default=connection.latency_s),
             trunk_bytes_per_s=trunk and trunk * share,
         )
@@ -172,14 +206,16 @@ def _connection(links: Sequence[Link], port_rate: PortRate, part: float, trunk: 
     latencies = [link.latency_s.median for link in links if link.latency_s is not None]
     sockets = [link for link in links if link.method != "ib_write_bw"]
     rdma = [link for link in links if link.method == "ib_write_bw"]
-    limit, streams = _limit(sockets, port_rate)
+    pairs = _slower_directions(sockets)
+    rates = {hosts: _rate_and_kind(way, port_rate) for hosts, way in pairs.items()}
     shares = [_rate(way) / rate for way in _ways(rdma) if (rate := _ports_rate(way, port_rate))]
     share = median_low(shares) if shares else 1.0
     return MeasuredLink(
-        sockets_bytes_per_s=part * limit[0] if limit else None,
-        raised=limit is not None and limit[1],
+        median=_host_rate(median_low(rates.values()), part) if rates else PORTS_ALONE,
+        hosts=(hosts := _by_host(rates, part)),
+        others=next(iter(hosts.values()), PORTS_ALONE),
         rdma_share=share if share < NEAR_PORTS else 1.0,
-        streams=streams,
+        streams=median_low(map(_fewest_streams, pairs.values())) if pairs else 1,
         latency_s=max(latencies, default=0.0),
         trunk_bytes_per_s=trunk,
     )
@@ -203,17 +239,37 @@ def _ports_rate(way: Way, port_rate: PortRate) -> float | None:
     return min((rate for rate in rates if rate is not None), default=None)
 
 
-def _limit(links: Sequence[Link], port_rate: PortRate) -> tuple[tuple[float, bool] | None, int]:
-    """(bytes/s, whether ports are slower), None where the ports are the limit; and the streams that get it."""
+def _slower_directions(links: Sequence[Link]) -> dict[tuple[str, str], Way]:
+    """Return the slower direction of each pair of hosts."""
     pairs: defaultdict[tuple[str, str], list[Way]] = defaultdict(list)
     for way in _ways(links):
         pairs[way[0].hosts].append(way)
-    if not pairs:
-        return None, 1
-    slower = [min(ways, key=_rate) for ways in pairs.values()]
-    streams = median_low([_fewest_streams(way) for way in slower])
-    found = median_low([_rate_and_kind(way, port_rate) for way in slower])
-    return (None if found[1] == "ports" else (found[0], found[1] == "raised")), streams
+    return {hosts: min(ways, key=_rate) for hosts, ways in pairs.items()}
+
+
+def _host_rate(found: tuple[float, str], part: float) -> HostRate:
+    """Return the rate of bytes/s of that kind, see `_rate_and_kind`."""
+    rate, kind = found
+    return PORTS_ALONE if kind == "ports" else HostRate(part * rate, kind == "raised")
+
+
+def _by_host(pairs: Mapping[tuple[str, str], tuple[float, str]], part: float) -> dict[str, HostRate]:
+    """Return the rate of each host in a pair: of its best one, or what hosts at nearly the same rate have.
+
+    The slowest host is first.
+    """
+    best: dict[str, tuple[float, str]] = {}
+    for hosts, found in pairs.items():
+        for host in hosts:
+            best[host] = max(found, best.get(host, found))
+    middle = median_low([rate for rate, _ in best.values()]) if best else 0.0
+    alike: defaultdict[object, list[tuple[float, str]]] = defaultdict(list)
+    for rate, kind in best.values():
+        alike[kind, round(log(rate / middle, ALIKE))].append((rate, kind))
+    return {
+        host: _host_rate(median_low(alike[kind, round(log(rate / middle, ALIKE))]), part)
+        for host, (rate, kind) in sorted(best.items(), key=itemgetter(1))
+    }
 
 
 def _rate_and_kind(way: Way, port_rate: PortRate) -> tuple[float, str]:

@@ -118,10 +118,9 @@ class Networks:
 
     def rates(self, host: str) -> HostRates:
         """Return the rates of the host's NICs, to the best connected other cluster; None also where it has no port."""
-        own = self._cluster_of[host].name
         shared_port = self._shared_ports.get(host)
         port_bytes_per_s = shared_port.bandwidth_bytes_per_s if shared_port is not None else None
-        towards = self._towards(own, port_bytes_per_s, self._names)
+        towards = self._towards(host, port_bytes_per_s, self._names)
         shared_bytes_per_s = (
             max((rate for rate in towards if rate is not None), default=None) if towards else port_bytes_per_s
         )
@@ -149,17 +148,19 @@ class Networks:
         if own is None:
             return port.bandwidth_bytes_per_s
         if network != self._shared.name:
-            return self.connection(own, own).host_bytes_per_s(port.bandwidth_bytes_per_s)
-        return self._best_bytes_per_s(own, port.bandwidth_bytes_per_s)
+            return self.connection(own, own).host_bytes_per_s(port.host, port.bandwidth_bytes_per_s)
+        return self._best_bytes_per_s(port.host, port.bandwidth_bytes_per_s)
 
-    def _best_bytes_per_s(self, own: str, port_bytes_per_s: float | None) -> float | None:
+    def _best_bytes_per_s(self, host: str, port_bytes_per_s: float | None) -> float | None:
         """Return the rate of sockets from such a port to the best connected other cluster; without one, the port's."""
-        rates = self._towards(own, port_bytes_per_s, self._names)
+        rates = self._towards(host, port_bytes_per_s, self._names)
         return max((rate for rate in rates if rate is not None), default=port_bytes_per_s)
 
-    def _towards(self, own: str, port_bytes_per_s: float | None, clusters: Iterable[str]) -> list[float | None]:
-        """Return the rates of sockets of a host with such a port to each of `clusters` but its own."""
-        return [self.connection(own, other).host_bytes_per_s(port_bytes_per_s) for other in clusters if other != own]
+    def _towards(self, host: str, port_bytes_per_s: float | None, clusters: Iterable[str]) -> list[float | None]:
+        """Return the rates of sockets of `host`, with such a port, to each of `clusters` but its own."""
+        own = self._cluster_of[host].name
+        others = [self.connection(own, other) for other in clusters if other != own]
+        return [measured.host_bytes_per_s(host, port_bytes_per_s) for measured in others]
 
     def _inside_bytes_per_s(self, host: str, port: NetworkPort | None) -> float | None:
         """Return the rate of the host's sockets to its own cluster by `port`; only the fabric's netdev is measured."""
@@ -168,7 +169,7 @@ class Networks:
         own, fabric = self._cluster_of[host].name, self._fabric_ports.get(host)
         measured = fabric is not None and fabric.netdev == port.netdev
         inside = self.connection(own, own) if measured else NOT_MEASURED
-        return inside.host_bytes_per_s(port.bandwidth_bytes_per_s)
+        return inside.host_bytes_per_s(host, port.bandwidth_bytes_per_s)
 
     def _rdma_bytes_per_s(self, port: NetworkPort) -> float | None:
         own, rate = self._cluster_of[port.host].name, port.rdma_bandwidth_bytes_per_s
@@ -224,10 +225,9 @@ class Networks:
         return NetworkRoute(name, net_name, tuple(str(port.netdev) for port in ports), bandwidths, nics)
 
     def _sockets_bytes_per_s(self, port: NetworkPort, clusters: Sequence[str]) -> float | None:
-        own = self._cluster_of[port.host].name
         if len(clusters) == 1:
             return self._inside_bytes_per_s(port.host, port)
-        rates = self._towards(own, port.bandwidth_bytes_per_s, clusters)
+        rates = self._towards(port.host, port.bandwidth_bytes_per_s, clusters)
         known = [rate for rate in rates if rate is not None]
         return min(known) if len(known) == len(rates) else None
 

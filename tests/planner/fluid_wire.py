@@ -114,13 +114,23 @@ class FluidRun:
             elif kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT) and stage < last:
                 needed = ("backward", stage, microbatch)
             if needed is None or self.there.get((rank[0], needed), inf) <= now_s:
-                assert kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
-                seconds = self.forward_s if kind is ActionKind.FORWARD else self.backward_s
-                self.acting[rank] = now_s + seconds * self.layers[stage]
+                self.acting[rank] = now_s + self._layer_s(kind, stage) * self.layers[stage]
+
+    def _layer_s(self, kind: ActionKind, stage: int) -> float:
+        """Seconds of one layer. The first stage has no backward of its input, and runs its backwards whole."""
+        if kind is ActionKind.FORWARD:
+            return self.forward_s
+        if kind is ActionKind.BACKWARD:
+            return self.backward_s
+        if stage == 0:
+            return self.backward_s if kind is ActionKind.BACKWARD_WEIGHT else 0.0
+        return self.backward_s / 2  # a sleep is halved exactly
 
     def _send(self, rank: tuple[int, int], done: Action, now_s: float) -> None:
         stage, kind, microbatch = done
         forward = kind is ActionKind.FORWARD
+        if kind is ActionKind.BACKWARD_WEIGHT:
+            return
         following = stage + 1 if forward else stage - 1
         if not 0 <= following < len(self.layers):
             return

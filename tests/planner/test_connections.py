@@ -6,6 +6,7 @@ import pytest
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.link import Link
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.model_shape import stage_parameters
 from planner.cost.collectives import tcp_payload_share
@@ -15,6 +16,7 @@ from tests.planner.measured_links import measured, with_links, with_trunk
 
 PAYLOAD = tcp_payload_share(1500)
 NICS = cpu_inventory([2, 2], fabric_gbps=10.0, shared_gbps=10.0)
+HOSTS = cpu_inventory([4, 4], fabric_gbps=10.0, shared_gbps=10.0)
 ACROSS = bed_job(parallel={"pp": 2, "dp": 2, "schedule": "eager"})
 
 
@@ -49,13 +51,40 @@ def test_a_port_of_unknown_rate_has_the_measured_one() -> None:
 def test_the_best_number_of_streams_counts_and_the_fewest_that_get_it() -> None:
     found = [measured(("a1", "b1"), rate * GBPS, streams=n) for n, rate in ((1, 2.0), (4, 5.9), (8, 6.0))]
     connection = Networks(with_links(NICS, *found), bed_job()).connection("b", "a")
-    assert (connection.sockets_bytes_per_s, connection.streams) == (6 * GBPS, 4)
+    assert (connection.median.bytes_per_s, connection.streams) == (6 * GBPS, 4)
 
 
-def test_of_several_pairs_the_middle_one_counts_and_of_directions_the_slower() -> None:
+def by_host(inventory: Inventory) -> dict[str, float | None]:
+    """What each host of two clusters gets over the shared network, in Gbit/s."""
+    networks, found = Networks(inventory, bed_job()), dict[str, float | None]()
+    for one, other in zip(*(cluster.hosts for cluster in inventory.clusters), strict=True):
+        found |= dict(zip((one, other), networks.route([one, other]).bandwidths, strict=True))
+    return {host: rate and round(rate / GBPS, 6) for host, rate in found.items()}
+
+
+def pairs_of(*rates_gbps: float) -> list[Link]:
+    """a1 - b1, a2 - b2 and so on at these rates."""
+    return [measured((f"a{n}", f"b{n}"), rate * GBPS) for n, rate in enumerate(rates_gbps, 1)]
+
+
+def test_of_directions_the_slower_counts_and_of_a_host_s_pairs_the_best() -> None:
     back = measured(("a1", "b1"), 1 * GBPS).model_copy(update={"direction": "backward"})
-    pairs = [measured(hosts, rate * GBPS) for hosts, rate in ((("a1", "b1"), 2), (("a2", "b2"), 3), (("a1", "b2"), 4))]
-    assert rates(with_links(NICS, *pairs, back)) == {3 * GBPS}
+    found = by_host(with_links(NICS, *pairs_of(2, 3), measured(("a1", "b2"), 5 * GBPS), back))
+    assert found == {"a1": 5, "b1": 1, "a2": 3, "b2": 5}
+
+
+def test_one_slow_host_is_slow_alone_and_noise_is_not() -> None:
+    assert by_host(with_links(HOSTS, *pairs_of(0.90, 0.93, 0.95, 0.02))) == {
+        **dict.fromkeys(("a1", "b1", "a2", "b2", "a3", "b3"), 0.93),
+        **{"a4": 0.02, "b4": 0.02},
+    }
+
+
+def test_a_host_in_no_pair_counts_as_the_slowest_that_was_measured() -> None:
+    assert by_host(with_links(HOSTS, *pairs_of(0.9, 0.1))) == {
+        **{"a1": 0.9, "b1": 0.9, "a2": 0.1, "b2": 0.1},
+        **dict.fromkeys(("a3", "b3", "a4", "b4"), 0.1),
+    }
 
 
 def test_a_link_of_a_host_that_is_gone_is_read() -> None:

@@ -24,8 +24,6 @@ LINKS = Path(__file__).parents[3] / "shared" / "links"
 EMULATE = {"emulate": {"forward_s_per_layer": 0.02, "backward_s_per_layer": 0.04}}
 FREE = {"action_s": 0.0, "update_bytes_per_s": 1e15, "split_factor": 3.0}
 RATES_GBPS = (0.1, 0.15, 0.3, 1.0)
-BY_PAIR = ("L10-slow-host",)
-"""Cases whose answer rests on rates by pair of hosts, and not on the median of two clusters."""
 
 
 def test_two_messages_share_a_port_until_one_has_left() -> None:
@@ -122,8 +120,6 @@ def test_a_chain_over_slow_nics_takes_what_a_fluid_simulation_says(seed: int) ->
 @pytest.mark.parametrize("name", sorted(path.name.split(".")[0] for path in LINKS.glob("*.inventory.json")))
 def test_measured_wires(name: str) -> None:
     """The promise is within 10 % of the fluid simulation, and the chosen step within 5 % of the best there is."""
-    if name in BY_PAIR:
-        pytest.skip("rates by pair of hosts are not read")
     inventory = read_file(Inventory, LINKS / f"{name}.inventory.json")
     job = Job.model_validate(yaml.safe_load((LINKS / f"{name}.job.yaml").read_text(encoding="utf-8")))
     promised_s, fluid_s = on_the_wire(inventory, plan_for(inventory, job))

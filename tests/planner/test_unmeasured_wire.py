@@ -9,7 +9,7 @@ from tests.planner.measured_links import measured, with_links, with_trunk
 from tests.planner.test_time_limit import alone
 
 FLEET = cpu_inventory([2, 2])
-ACROSS = measured(("a1", "b1"), 0.1 * GBPS)
+ACROSS = [measured((f"a{n}", f"b{n}"), 0.1 * GBPS) for n in (1, 2)]
 INSIDE = [measured((f"{name}1", f"{name}2"), 2 * GBPS) for name in "ab"]
 
 
@@ -20,11 +20,16 @@ def sentence(inventory: Inventory) -> str:
 
 def test_networks_that_were_not_measured_are_named() -> None:
     assert sentence(FLEET).startswith("Wire not measured (a - b, inside a and b): ")
-    assert sentence(with_links(FLEET, ACROSS, INSIDE[0])).startswith("Wire not measured (inside b): ")
+    assert sentence(with_links(FLEET, *ACROSS, INSIDE[0])).startswith("Wire not measured (inside b): ")
 
 
 def test_a_plan_whose_networks_were_all_measured_says_nothing() -> None:
-    assert sentence(with_links(FLEET, ACROSS, *INSIDE)) == ""
+    assert sentence(with_links(FLEET, *ACROSS, *INSIDE)) == ""
+
+
+def test_hosts_that_were_in_no_measured_pair_are_named() -> None:
+    said = sentence(with_links(FLEET, measured(("a1", "b1"), 0.01 * GBPS), *INSIDE))
+    assert said == "In no measured pair: a2, b2; each counts as slow as the slowest host that was measured."
 
 
 def test_a_trunk_counts_as_known() -> None:
