@@ -44,7 +44,7 @@ Job = dict[str, Any]
 
 @dataclass(frozen=True)
 class Across:
-    """What a bed has between its clusters: each host's rate, and a trunk that all share, if any, with its delay.
+    """The network between a bed's clusters: each host's rate, and a trunk that all share, if any, with its delay.
 
     `apart`: every host is a cluster of its own, so that all edges of a stage in the middle are on one slow NIC.
     """

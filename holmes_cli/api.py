@@ -183,7 +183,7 @@ def launch(
 ) -> Run:
     """Run `plan` to its end, and return how it ended; its folder is `runs` / `run_id`.
 
-    Ctrl-C, SIGTERM and SIGHUP end it everywhere; after a second one it is not waited for a checkpoint.
+    Ctrl-C, SIGTERM and SIGHUP end it everywhere; a second one does so without a checkpoint.
 
     Checks compare the hosts with `inventory`, and a new plan is made from it when a host is lost or slow. `job_folder`
     is the base of file names in the job. `forced` checks do not refuse the start. `view` receives all events. A

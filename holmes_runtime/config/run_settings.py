@@ -1,4 +1,4 @@
-"""SharedSettings of a run other than its model and its ranks: data, optimizer, checkpoints, rehearsal. Free of torch.
+"""Settings of a run other than its model and its ranks: data, optimizer, checkpoints, rehearsal. Free of torch.
 
 Most are sections of job.yaml too: the text below a field is its meaning in docs/job.md.
 """

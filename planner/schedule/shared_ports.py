@@ -31,21 +31,12 @@ class SharedPorts(NamedTuple):
     message_bytes: tuple[float, ...]
 
 
-def follow_sharing(
-    precedence: Precedence,
-    work_s: Sequence[float],
-    edge_s: Sequence[float],
-    late_s: Sequence[float],
-    least_end_s: Sequence[float],
-    shared: SharedPorts,
-) -> tuple[list[float], list[float]]:
-    """Return what `follow` of precedence.py does, with the ports shared; `edge_s` are of messages that are alone."""
-    return _Run(precedence, work_s, edge_s, late_s, least_end_s, shared).to_end()
+class SharingRun:
+    """A replica under way, by the seconds that `follow` of precedence.py takes; `edge_s` are of messages alone.
 
-
-class _Run:
-    """A replica under way. Where edges share ports, one message at a time is under way on each: `_left` is the part of
-    it still to leave, by edge. The others leave as in `follow`."""
+    Where edges share ports, one message at a time is under way on each: `_left` is the part of it still to leave, by
+    edge. The others leave as in `follow`.
+    """
 
     def __init__(
         self,
@@ -72,7 +63,7 @@ class _Run:
         self._now_s = 0.0
 
     def to_end(self) -> tuple[list[float], list[float]]:
-        """Run all actions."""
+        """Run all actions. Return what `follow` does."""
         for number, blocked_by in enumerate(self._blocked_by[1:], 1):
             if not blocked_by:
                 self._begin(number)

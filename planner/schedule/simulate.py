@@ -21,7 +21,7 @@ from typing import NamedTuple
 from holmes_runtime.config.precedence import Precedence, find_precedence, follow, precedence_of
 from holmes_runtime.config.schedule import ActionKind, Schedule, ScheduleName
 from planner.schedule.buckets import BucketSeconds
-from planner.schedule.shared_ports import SharedPorts, follow_sharing
+from planner.schedule.shared_ports import SharedPorts, SharingRun
 from planner.tolerances import ROUNDING
 
 MAX_SIMULATED = 1024  # micro-batches; beyond, so many are simulated first, and twice as many until they are steady
@@ -170,7 +170,7 @@ def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets 
     if times.shared is None:
         ends_s, left_s = follow(precedence, work_s, edge_s, late_s, least_end_s)
     else:
-        ends_s, left_s = follow_sharing(precedence, work_s, edge_s, late_s, least_end_s, times.shared)
+        ends_s, left_s = SharingRun(precedence, work_s, edge_s, late_s, least_end_s, times.shared).to_end()
     return ReplicaTimeline(precedence, ends_s, left_s, late_s)
 
 

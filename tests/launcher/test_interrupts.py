@@ -94,7 +94,7 @@ def test_a_signal_at_any_line_of_hearing_leaves_no_lock_taken() -> None:
 
 
 def _hear_interrupted(nodes: RunningNodes, at_line: int) -> bool:
-    """Hear two messages, the second of which does not come, with a signal at that line; False where there are fewer."""
+    """Hear a message, then wait in vain, with a signal at that line; return False if there are fewer lines."""
     lines = 0
 
     def count(frame: FrameType, event: str, _argument: object) -> Any:

@@ -55,7 +55,7 @@ def test_the_best_number_of_streams_counts_and_the_fewest_that_get_it() -> None:
 
 
 def by_host(inventory: Inventory) -> dict[str, float | None]:
-    """What each host of two clusters gets over the shared network, in Gbit/s."""
+    """Rates of the hosts of two clusters over the shared network, in Gbit/s."""
     networks, found = Networks(inventory, bed_job()), dict[str, float | None]()
     for one, other in zip(*(cluster.hosts for cluster in inventory.clusters), strict=True):
         found |= dict(zip((one, other), networks.route([one, other]).bandwidths, strict=True))

@@ -116,7 +116,7 @@ def test_a_chain_over_slow_nics_takes_what_a_fluid_simulation_says(seed: int) ->
     assert promised_s == pytest.approx(fluid_s, rel=0.005)
 
 
-@pytest.mark.skipif(not LINKS.is_dir(), reason="the shared inventories of measured wires are not beside the checkout")
+@pytest.mark.skipif(not LINKS.is_dir(), reason="no shared inventories of measured wires here")
 @pytest.mark.parametrize("name", sorted(path.name.split(".")[0] for path in LINKS.glob("*.inventory.json")))
 def test_measured_wires(name: str) -> None:
     """The promise is within 10 % of the fluid simulation, and the chosen step within 5 % of the best there is."""

@@ -75,7 +75,7 @@ def test_ends_that_both_hear_before_they_speak_need_no_other_to_connect(tmp_path
 
 
 def _run(target: Callable[..., None], arguments: tuple[int, ...], folder: Path) -> None:
-    """`target` as two ranks, each of which leaves a file when it is done.
+    """Run `target` as two ranks. Each leaves a file when it is done.
 
     They start anew: a fork of a test process, whose other threads may hold torch's locks then, hung twice in ten runs.
     """
