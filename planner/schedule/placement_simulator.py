@@ -30,7 +30,7 @@ from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import ReplicaSchedule, simulate
 from planner.schedule.step_lower_bound import least_step_s
 from planner.schedule.step_seconds import Exchange, RankSeconds, ReplicaSeconds, gradient_buckets, slowest_update_s
-from planner.search.closed_form import NO_EDGE, Edge, Ports, edge_of, nic_use
+from planner.search.closed_form import Edge, Ports, edge_of, nic_use
 from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
 
@@ -93,11 +93,13 @@ class PlacementSimulator:
         return [(max(self._placement.microbatches), self._replica(self._sites))]
 
     def _replica(self, sites: Sequence[Site]) -> ReplicaSeconds:
-        edges = list(self._edges(sites))
-        hosts = zip([0, *accumulate(edge != NO_EDGE for edge in edges[:-1])], sites, strict=True)
-        ends = list(pairwise((first := next(hosts), *hosts, first)))
-        forward = [self._with_ports(edge, before, after) for edge, (before, after) in zip(edges, ends, strict=True)]
-        backward = [self._with_ports(edge, after, before) for edge, (before, after) in zip(edges, ends, strict=True)]
+        hosts = [*zip(accumulate(self._leaves_host(sites), initial=0), sites, strict=True)]
+        ends = [*pairwise(hosts), (hosts[-1], hosts[0])]
+        forward = [self._edge(before, after) for before, after in ends]
+        backward = [
+            edge if not edge.ports else self._with_ports(edge, after, before)
+            for edge, (before, after) in zip(forward, ends, strict=True)
+        ]
         return ReplicaSeconds([self._rank(site) for site in sites], forward, backward)
 
     def _rank(self, site: Site) -> RankSeconds:
@@ -106,20 +108,16 @@ class PlacementSimulator:
         slowest = max(site, key=lambda c: coeffs.layer_s[c])
         return RankSeconds(coeffs.layer[slowest], coeffs.head[slowest], max(coeffs.action_s[c] for c in site))
 
-    def _edges(self, sites: Sequence[Site]) -> Iterator[Edge]:
-        """Yield one message by edge, then the one back to the first rank; between stages of one host it is free."""
+    def _leaves_host(self, sites: Sequence[Site]) -> Iterator[bool]:
+        """Yield, for each edge between two ranks, True if they are on hosts that differ."""
         seen = Counter[Site]()
         for before, after in pairwise(sites):
             seen[before] += 1
             per_host = self._coeffs.stages_per_host[before[0]] if len(before) == 1 else 1
-            same_host = before == after and seen[before] % per_host != 0
-            yield NO_EDGE if same_host else self._edge(before, after)
-        yield self._edge(sites[-1], sites[0])
+            yield before != after or seen[before] % per_host == 0
 
     def _with_ports(self, edge: Edge, sender: tuple[int, Site], receiver: tuple[int, Site]) -> Edge:
         """Return the edge with what its messages use: NICs and a trunk. Both ends are a host's number and its site."""
-        if edge == NO_EDGE:
-            return edge
         coeffs, (out_of, site), (into, other) = self._coeffs, sender, receiver
         out_nic, in_nic = nic_use(coeffs, site, other), nic_use(coeffs, other, site)
         ports: Ports = (((out_of, out_nic.name, "out"), out_nic.use_s), ((into, in_nic.name, "in"), in_nic.use_s))
@@ -129,10 +127,19 @@ class PlacementSimulator:
             ports = (*ports, (tuple(clusters), trunk_s))
         return edge._replace(ports=ports)
 
-    def _edge(self, before: Site, after: Site) -> Edge:
-        """Return one message, packed as lossily as job.yaml allows if it crosses the network that all share."""
+    def _edge(self, sender: tuple[int, Site], receiver: tuple[int, Site]) -> Edge:
+        """Return one message; both ends are a host's number and its site.
+
+        It is packed as lossily as job.yaml allows if it crosses the network that all share.
+        """
+        (out_of, before), (into, after) = sender, receiver
+        if out_of == into:
+            inside = self._coeffs.slots[before[0]].inside
+            size = edge_bytes(self._job.model, self._execution)
+            return Edge(size / inside.bandwidth_bytes_per_s, inside.latency_s)
         codec = "none" if are_alike(self._coeffs, (*before, *after)) else lossiest_codec(self._job)
-        return edge_of(self._coeffs, before, after)._replace(codec=codec)
+        edge = edge_of(self._coeffs, before, after)._replace(codec=codec)
+        return self._with_ports(edge, sender, receiver)
 
     def allowed_modes(self, eager: bool = True) -> Iterator[RunMode]:
         """Yield the modes that job.yaml allows, even if they exceed memory; their bounds are still to be computed."""
