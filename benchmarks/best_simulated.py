@@ -25,8 +25,8 @@ from holmes_core.records.job import Job
 from planner.layout.write_out import contender_step_s
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.problem import Problem, read_problem
-from planner.schedule.placement_simulator import CHUNKS, PlacementSimulator
-from planner.schedule.run_mode import RunMode
+from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.run_mode import CHUNKS, RunMode
 from planner.schedule.runners_up import Contender
 from planner.search.placement import Placement, PricedPlacement, even_shares
 from tests.planner.enumerator import compositions

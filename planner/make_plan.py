@@ -114,10 +114,12 @@ def contenders_of(
 ) -> list[Contender]:
     """Return the best placements, improved by local search; before them the best under ZeRO-3, where it is worth it."""
     candidates = [each for _, each in result.ranked]
+    if result.found[0].placement.candidate.weight_shards > 1:
+        candidates += result.sharded_candidates
     contenders = rank_improved(problem, result.found, candidates, left, most_starts)
-    sharded = rank_contenders(problem, result.sharded)[:1] if result.sharded else []
-    faster = (each for each in sharded if each.mode.step_s * WORTH_SHARDING < contenders[0].mode.step_s)
-    return [*faster, *contenders]
+    worth_s = contenders[0].mode.step_s / WORTH_SHARDING
+    sharded = rank_contenders(problem, result.sharded, left=left, others=result.sharded_candidates, within_s=worth_s)
+    return [*(each for each in sharded[:1] if each.mode.step_s < worth_s), *contenders]
 
 
 @dataclass(frozen=True)

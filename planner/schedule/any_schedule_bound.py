@@ -30,7 +30,7 @@ from planner.problem.candidates import Candidate
 from planner.problem.coefficients import slot_s
 from planner.problem.fleet import HostClass
 from planner.problem.problem import Problem
-from planner.schedule.placement_simulator import CHUNKS
+from planner.schedule.run_mode import CHUNKS
 from planner.search.early_bounds import EarlyBounds
 from planner.tolerances import ROUNDING
 

@@ -22,7 +22,6 @@ from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import RunMode
 from planner.schedule.runners_up import Contender, best_of_each_crossing, fastest_first, rank_contenders
 from planner.schedule.simulate import MAX_SIMULATED
-from planner.schedule.straddling import straddling_placements
 from planner.search.placement import Placement, PricedPlacement
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -46,20 +45,16 @@ def rank_improved(
 ) -> list[Contender]:
     """Return contenders as `rank_contenders` does, each improved by local search until no neighbour is better.
 
-    The search starts from the placements in `found`, and from placements of `candidates` that straddle clusters. First
-    all are run deeper or shallower; then the best are changed while there is work left that may be done. In the end the
-    best, and all that come near it, are run in the least memory that is worth it.
+    The search starts from `found` and from placements of `candidates` that may be faster. First all are run deeper or
+    shallower; then the best are changed while there is work left that may be done. In the end the best, and all that
+    come near it, are run in the least memory that is worth it.
 
     The search starts from `most_starts` beyond the best at most; fewer starts mean less work in all. Around the best of
     a long pipeline, which has most neighbours, it does more. Whatever no time is `left` for is skipped.
     """
     left = left or TimeLeft(inf)
     climb = _Climb(problem, MAX_WORK * most_starts // STARTS, left)
-    starts = rank_contenders(problem, found, most_starts, NEAR, left)
-    within_s = starts[0].mode.step_s
-    straddling = [] if left.is_over else list(straddling_placements(problem, candidates, within_s))
-    if straddling:
-        starts = rank_contenders(problem, [*(each.found for each in starts), *straddling], most_starts, NEAR, left)
+    starts = rank_contenders(problem, found, most_starts, NEAR, left, candidates)
     deeper = _fastest_first([climb.up_from(each, changed=False) for each in starts])
     climbed, degrees = list[Contender](), set[tuple[int, ...]]()
     for each in deeper:  # of the same degrees the best alone
@@ -129,7 +124,7 @@ class _Climb:
             if self._work <= 0 or self._left.is_over:
                 return
             simulator = PlacementSimulator(self._problem.job, coeffs, each)
-            if simulator.busiest_s >= best.mode.step_s:
+            if simulator.least_s >= best.mode.step_s:
                 continue
             modes = simulator.allowed_modes(eager=False) if changed else ()
             for mode in (*modes, *_deeper_or_shallower(self._problem, best.mode, each)):

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import ceil, inf
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Codec
+from holmes_runtime.config.schedule import ScheduleName
 from planner.cost.collectives import exchange_share
 from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
@@ -26,7 +27,7 @@ from planner.problem.exchange_rates import (
     trunk_slowdowns,
 )
 from planner.schedule.buckets import BucketExchange, BucketSeconds, exchange_among
-from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts
+from planner.schedule.run_mode import CHUNKS, SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import ReplicaSchedule, simulate
 from planner.schedule.step_lower_bound import least_step_s
 from planner.schedule.step_seconds import Exchange, RankSeconds, ReplicaSeconds, gradient_buckets, slowest_update_s
@@ -35,7 +36,6 @@ from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
 
 NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does the same in less memory
-CHUNKS = (2, 3, 4)  # tried where none are fixed
 MAX_AHEAD = 16  # micro-batches that are all tried ahead where there are no more
 ROUNDS = 3  # rounds of pp micro-batches simulated; more repeat the last one
 
@@ -55,6 +55,35 @@ class PlacementSimulator:
         """Seconds the busiest rank computes, under any schedule."""
         layers = self._placement.layers
         return max(count * max(map(sum, replica.compute_s(layers))) for count, replica in self._lanes)
+
+    @cached_property
+    def least_s(self) -> float:
+        """A lower bound on the step under any schedule, in seconds, without a look at each one.
+
+        The busiest rank computes, and the slowest edge carries a message of every micro-batch. Only the first and last
+        micro-batch hide exchanges, or the first and last round where ranks hold several stages.
+        """
+        edges_s = max(
+            (count * edge.busy_s for count, replica in self._lanes for edge in replica.forward_edges[:-1]), default=0.0
+        )
+        return max(self.busiest_s, edges_s, self._exchanged_s) * (1 - ROUNDING) + self._after_s
+
+    @property
+    def _exchanged_s(self) -> float:
+        """Seconds of the slowest exchange and of the work that never hides any of it, at least."""
+        candidate, layers = self._placement.candidate, self._placement.layers
+        if candidate.dp == 1:
+            return 0.0
+        hiding = self._pp if any(name == "interleaved" for name in self._names) else 1
+        count = max(0, min(count for count, _ in self._lanes) - hiding)
+        lanes = [lane.compute_s(layers) for _, lane in self._lanes]
+        found_s = 0.0
+        for rank, times_as_long in enumerate(trunk_slowdowns(self._coeffs, self._sites, layers)):
+            parameters = candidate.rank_parameters(self._job.model, layers, rank)
+            each = self._exchange(rank, times_as_long)(parameters)
+            moved_s = max(each.reduce_s + each.gather_s, each.across_reduce_s + each.across_gather_s)
+            found_s = max(found_s, moved_s + count * min(sum(lane[rank]) for lane in lanes))
+        return found_s
 
     def modes(self) -> list[RunMode]:
         """Return the modes that job.yaml and memory allow, each with the lower bound on its step."""
@@ -93,11 +122,11 @@ class PlacementSimulator:
         return [(max(self._placement.microbatches), self._replica(self._sites))]
 
     def _replica(self, sites: Sequence[Site]) -> ReplicaSeconds:
-        hosts = [*zip(accumulate(self._leaves_host(sites), initial=0), sites, strict=True)]
+        hosts = self._hosts(sites)
         ends = [*pairwise(hosts), (hosts[-1], hosts[0])]
         forward = [self._edge(before, after) for before, after in ends]
         backward = [
-            edge if not edge.ports else self._with_ports(edge, after, before)
+            self._with_ports(edge, after, before) if edge.ports else edge
             for edge, (before, after) in zip(forward, ends, strict=True)
         ]
         return ReplicaSeconds([self._rank(site) for site in sites], forward, backward)
@@ -108,32 +137,30 @@ class PlacementSimulator:
         slowest = max(site, key=lambda c: coeffs.layer_s[c])
         return RankSeconds(coeffs.layer[slowest], coeffs.head[slowest], max(coeffs.action_s[c] for c in site))
 
-    def _leaves_host(self, sites: Sequence[Site]) -> Iterator[bool]:
-        """Yield, for each edge between two ranks, True if they are on hosts that differ."""
-        seen = Counter[Site]()
-        for before, after in pairwise(sites):
-            seen[before] += 1
-            per_host = self._coeffs.stages_per_host[before[0]] if len(before) == 1 else 1
-            yield before != after or seen[before] % per_host == 0
+    def _hosts(self, sites: Sequence[Site]) -> list[tuple[Site, int]]:
+        """Return the host of each rank: its site, and its number among the hosts there."""
+        seen, found = Counter[Site](), list[tuple[Site, int]]()
+        for site in sites:
+            per_host = self._coeffs.stages_per_host[site[0]] if len(site) == 1 else 1
+            found.append((site, seen[site] // per_host))
+            seen[site] += 1
+        return found
 
-    def _with_ports(self, edge: Edge, sender: tuple[int, Site], receiver: tuple[int, Site]) -> Edge:
-        """Return the edge with what its messages use: NICs and a trunk. Both ends are a host's number and its site."""
-        coeffs, (out_of, site), (into, other) = self._coeffs, sender, receiver
+    def _with_ports(self, edge: Edge, sender: tuple[Site, int], receiver: tuple[Site, int]) -> Edge:
+        """Return the edge with what its messages use: NICs and a trunk."""
+        coeffs, site, other = self._coeffs, sender[0], receiver[0]
         out_nic, in_nic = nic_use(coeffs, site, other), nic_use(coeffs, other, site)
-        ports: Ports = (((out_of, out_nic.name, "out"), out_nic.use_s), ((into, in_nic.name, "in"), in_nic.use_s))
+        ports: Ports = (((sender, out_nic.name, "out"), out_nic.use_s), ((receiver, in_nic.name, "in"), in_nic.use_s))
         trunk_s = max(crossing.trunk_edge_s for crossing in crossings_of(coeffs, {*site, *other}))
         clusters = [frozenset(coeffs.cluster[c] for c in each) for each in (site, other)]
         if trunk_s and clusters[0] != clusters[1]:
             ports = (*ports, (tuple(clusters), trunk_s))
         return edge._replace(ports=ports)
 
-    def _edge(self, sender: tuple[int, Site], receiver: tuple[int, Site]) -> Edge:
-        """Return one message; both ends are a host's number and its site.
-
-        It is packed as lossily as job.yaml allows if it crosses the network that all share.
-        """
-        (out_of, before), (into, after) = sender, receiver
-        if out_of == into:
+    def _edge(self, sender: tuple[Site, int], receiver: tuple[Site, int]) -> Edge:
+        """Return one message, packed as lossily as job.yaml allows if it crosses the network that all share."""
+        before, after = sender[0], receiver[0]
+        if sender == receiver:
             inside = self._coeffs.slots[before[0]].inside
             size = edge_bytes(self._job.model, self._execution)
             return Edge(size / inside.bandwidth_bytes_per_s, inside.latency_s)
@@ -143,18 +170,23 @@ class PlacementSimulator:
 
     def allowed_modes(self, eager: bool = True) -> Iterator[RunMode]:
         """Yield the modes that job.yaml allows, even if they exceed memory; their bounds are still to be computed."""
-        fixed, layers = self._job.parallel, self._placement.layers
-        names = (fixed.schedule,) if fixed.schedule else tuple(name for name in SIMPLEST if name not in NEVER_TRIED)
-        names = tuple(name for name in names if name in engine_of(self._job).schedules)
-        if fixed.chunks is not None and fixed.chunks > 1:
-            names = ("interleaved",)
-        for name in names:
+        layers = self._placement.layers
+        for name in self._names:
             if name == "interleaved":
                 yield from self._interleaved()
             elif name == "eager":
                 yield from (RunMode(name, 1, extra, layers, 0.0) for extra in (self._extras() if eager else ()))
             elif name != "zero-bubble" or self.may_split:
                 yield RunMode(name, 1, (), layers, 0.0)
+
+    @cached_property
+    def _names(self) -> tuple[ScheduleName, ...]:
+        """The schedules that job.yaml and the engine allow."""
+        fixed = self._job.parallel
+        if fixed.chunks is not None and fixed.chunks > 1:
+            return ("interleaved",)
+        names = (fixed.schedule,) if fixed.schedule else tuple(name for name in SIMPLEST if name not in NEVER_TRIED)
+        return tuple(name for name in names if name in engine_of(self._job).schedules)
 
     @property
     def may_split(self) -> bool:

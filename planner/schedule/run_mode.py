@@ -11,6 +11,7 @@ from planner.cost.counts import Execution, memory_bytes
 from planner.schedule.simulate import ScheduleOrder
 from planner.tolerances import RELATIVE_TOLERANCE
 
+CHUNKS = (2, 3, 4)  # tried where none are fixed
 SIMPLEST: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "eager", "interleaved", "zero-bubble")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from operator import itemgetter
@@ -15,10 +15,11 @@ from holmes_core.records.plan import Alternative, Crossing
 from holmes_core.units import format_seconds
 from planner.problem.candidates import RECOMPUTE, Candidate
 from planner.problem.problem import Problem
+from planner.schedule.other_shapes import OtherShapes
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts, simplest
 from planner.schedule.simulate import MAX_SIMULATED
-from planner.search.placement import PricedPlacement
+from planner.search.placement import Placement, PricedPlacement
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
@@ -41,8 +42,12 @@ def rank_contenders(
     next_best: int = NEXT_BEST,
     near: float = inf,
     left: TimeLeft | None = None,
+    others: Iterable[Candidate] = (),
+    within_s: float = inf,
 ) -> list[Contender]:
     """Return the fastest contender and its runners-up, by seconds simulated by classes.
+
+    Candidates of `others` that may be faster, and than `within_s`, are placed and take part; see other_shapes.py.
 
     The runners-up are the `next_best`; those beyond `NEXT_BEST` only if within `near` of the fastest, as a part of its
     step. Behind them comes the best of every other crossing. When no time is `left`, the placements simulated until
@@ -51,10 +56,14 @@ def rank_contenders(
     Raises:
         HolmesError: job.yaml fixes a schedule that none of them can run.
     """
-    entrants = [_Entrant(problem, each) for each in found]
-    _simulate_promising(entrants, next_best, near, left)
-    contenders = [Contender(each.found, simplest(each.simulated), each.crossing) for each in entrants if each.simulated]
-    if not contenders:
+    contest = _Contest(problem, OtherShapes(problem, others, within_s), next_best, near)
+    for each in found:
+        contest.enter(each)
+    contest.run(left)
+    contenders = [
+        Contender(each.found, simplest(each.simulated), each.crossing) for each in contest.entrants if each.simulated
+    ]
+    if not contenders and found:
         raise _none_can_run(problem.job, len(found))
     return best_of_each_crossing(contenders, next_best)
 
@@ -87,37 +96,71 @@ class _Entrant:
         self.best_s = min(self.best_s, self.simulated[-1].step_s)
 
 
-def _simulate_promising(entrants: Sequence[_Entrant], next_best: int, near: float, left: TimeLeft | None) -> None:
-    """Simulate the modes that may still be ranked, the lowest bound first.
+class _Contest:
+    """Placements, each simulated as long as it may still be ranked, the lowest bound first.
 
-    A placement enters with the compute of its busiest rank as its bound, which rules most of them out before each of
-    their modes is bounded.
+    A candidate of `others` waits with a bound on all its placements, a placement with a bound on all its modes, which
+    rules most of them out before each mode is bounded.
     """
-    number = count()  # of equal bounds the earlier one first
-    waiting: list[tuple[float, int, _Entrant, RunMode | None]] = [
-        (each.simulator.busiest_s, next(number), each, None) for each in entrants
-    ]
-    heapify(waiting)
-    work = 0
-    while waiting and not (work > WORK_WHEN_LATE and left is not None and left.is_over):
-        lower_bound_s, _, entrant, mode = heappop(waiting)
-        within_s = _ranked_within_s(entrants, entrant.crossing, next_best, near) * (1 + RELATIVE_TOLERANCE)
-        if lower_bound_s > within_s:
-            continue
-        if mode is not None:
-            entrant.simulate(mode, within_s)
-            work += entrant.work
-            continue
-        for each in entrant.simulator.modes():
-            heappush(waiting, (each.step_s, next(number), entrant, each))
 
+    def __init__(self, problem: Problem, others: OtherShapes, next_best: int, near: float) -> None:
+        self._problem, self._others, self._next_best, self._near = problem, others, next_best, near
+        self._entrants: dict[Placement, _Entrant] = {}
+        self._number = count()  # of equal bounds the earlier one first
+        self._waiting: list[tuple[float, int, Candidate | _Entrant | tuple[_Entrant, RunMode]]] = []
+        for bound_s, each in others.bounded:
+            self._wait(bound_s, each)
 
-def _ranked_within_s(entrants: Sequence[_Entrant], crossing: Crossing, next_best: int, near: float) -> float:
-    """Return the seconds within which a placement with that crossing may still be ranked."""
-    known = sorted(each.best_s for each in entrants)
-    known += [inf] * (max(next_best, NEXT_BEST) + 1 - len(known))
-    of_its_kind = min(each.best_s for each in entrants if each.crossing == crossing)
-    return max(known[NEXT_BEST], min(known[next_best], known[0] * (1 + near)), of_its_kind)
+    @property
+    def entrants(self) -> Iterable[_Entrant]:
+        """All placements so far."""
+        return self._entrants.values()
+
+    def enter(self, found: PricedPlacement, least_s: float = 0.0) -> None:
+        """Let a placement take part, once whatever fill its closed form counts; it takes `least_s` or more."""
+        plain = replace(found.placement, candidate=replace(found.placement.candidate, fill="1f1b"))
+        if plain not in self._entrants:
+            entrant = self._entrants[plain] = _Entrant(self._problem, found)
+            self._wait(max(least_s, entrant.simulator.least_s), entrant)
+
+    def run(self, left: TimeLeft | None) -> None:
+        """Simulate all that may still be ranked."""
+        work = 0
+        while self._waiting and not (work > WORK_WHEN_LATE and left is not None and left.is_over):
+            bound_s, _, item = heappop(self._waiting)
+            if isinstance(item, Candidate):
+                self._place(item, bound_s)
+                continue
+            entrant = item if isinstance(item, _Entrant) else item[0]
+            within_s = self._ranked_within_s(entrant.crossing) * (1 + RELATIVE_TOLERANCE)
+            if bound_s > within_s:
+                continue
+            if isinstance(item, _Entrant):
+                for mode in item.simulator.modes():
+                    self._wait(mode.step_s, (item, mode))
+            else:
+                entrant.simulate(item[1], within_s)
+                work += entrant.work
+
+    def _wait(self, bound_s: float, item: Candidate | _Entrant | tuple[_Entrant, RunMode]) -> None:
+        heappush(self._waiting, (bound_s, next(self._number), item))
+
+    def _place(self, candidate: Candidate, bound_s: float) -> None:
+        """Let the placements of a candidate take part if one of them may be the fastest."""
+        if bound_s >= min((each.best_s for each in self.entrants), default=inf):
+            return
+        if (least_s := self._others.least_s(candidate)) > bound_s:
+            self._wait(least_s, candidate)
+            return
+        for found in self._others.place(candidate):
+            self.enter(found, bound_s)
+
+    def _ranked_within_s(self, crossing: Crossing) -> float:
+        """Return the seconds within which a placement with that crossing may still be ranked."""
+        known = sorted(each.best_s for each in self.entrants)
+        known += [inf] * (max(self._next_best, NEXT_BEST) + 1 - len(known))
+        of_its_kind = min(each.best_s for each in self.entrants if each.crossing == crossing)
+        return max(known[NEXT_BEST], min(known[self._next_best], known[0] * (1 + self._near)), of_its_kind)
 
 
 def _none_can_run(job: Job, num_placements: int) -> HolmesError:

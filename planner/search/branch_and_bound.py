@@ -30,20 +30,18 @@ from planner.search.no_placement import out_of_memory, out_of_time
 from planner.search.placement import Placement, PricedPlacement
 from planner.search.program_spec import ProgramSpec, may_cross
 from planner.search.refinements import (
-    FOR_OPEN_BRANCHES,
-    MAX_CLOSED_REFINED,
+    NEED_TIME,
     PROGRAMS,
     Branch,
     SearchState,
     early_bound,
-    exchange_bound,
     fixed_cut,
     refinements_of,
 )
 from planner.search.solve import placement_of, solve, solve_preferred, write_lp
 from planner.tolerances import RELATIVE_TOLERANCE
 
-RUNNERS_UP = 48  # placements kept for the simulation, which the closed form may misjudge by a tenth
+MAX_KEPT = 48  # placements for the simulation, which also looks at other shapes
 Status = Literal["optimal", "near optimal", "time limit"]
 Progress = Callable[[int, int, float | None], None]
 """Called with candidates settled, candidates in all, and the incumbent's closed-form seconds so far."""
@@ -56,7 +54,7 @@ class SearchResult:
     `found` are placements, best first; `bound_s` is a lower bound on all there are. `ranked` has the candidates that
     may fit, each with its lower bound from compute alone, in ascending order. `sharded` are placements under ZeRO-3
     that beat all in `found`, if any, where job.yaml leaves that open, and `sharded_bound_s` is the bound on all such
-    placements.
+    placements; `sharded_candidates` may fit under ZeRO-3 alone.
     """
 
     found: tuple[PricedPlacement, ...]
@@ -67,6 +65,7 @@ class SearchResult:
     ranked: tuple[tuple[float, Candidate], ...]
     sharded: tuple[PricedPlacement, ...] = ()
     sharded_bound_s: float = inf
+    sharded_candidates: tuple[Candidate, ...] = ()
 
 
 def search(
@@ -80,7 +79,7 @@ def search(
     """
     state, candidates = SearchState(problem, time_limit_s), enumerate_candidates(problem.job, problem.fleet)
     ranked = _explore_all(state, candidates, progress)
-    sharded = _explore_sharded(state)
+    sharded, sharded_branches = _explore_sharded(state)
     if state.incumbent is None:
         sharded.open_bounds_s += state.open_bounds_s
         offloaded = with_host_states(problem.job, candidates)
@@ -104,24 +103,21 @@ def search(
         ranked,
         _best_first(sharded) if sharded is not state else (),
         min([sharded.incumbent_s, *sharded.open_bounds_s]),
+        tuple(dict.fromkeys(each.candidate for each in sharded_branches)),
     )
 
 
-def _explore_sharded(state: SearchState) -> SearchState:
-    """Search candidates that fit under ZeRO-3 alone, for placements that beat the incumbent of `state`.
+def _explore_sharded(state: SearchState) -> tuple[SearchState, list[Branch]]:
+    """Search candidates that fit under ZeRO-3 alone, for placements that beat the incumbent; return all branches, too.
 
     Where one fits without, it is no slower. The bounds of candidates that cannot beat it count as left open.
     """
-    beside, branches = state.beside(), list[Branch]()
-    for misfit in dict.fromkeys(state.misfits) if state.problem.job.parallel.zero is None else ():
-        least_s = state.early.compute_s(misfit)  # to share weights makes no step shorter
-        if not state.beats_incumbent(least_s):
-            beside.leave_open(least_s)
-        elif misfit.fill == "1f1b":
-            branches += _sharded_branches(state, misfit)
+    beside, misfits = state.beside(), state.misfits if state.problem.job.parallel.zero is None else ()
+    plain = (each for each in dict.fromkeys(misfits) if each.fill == "1f1b")
+    branches = [branch for misfit in plain for branch in _sharded_branches(state, misfit)]
     beside.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
     explore(beside, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
-    return beside
+    return beside, branches
 
 
 def _explore_all(
@@ -140,25 +136,20 @@ def explore(state: SearchState, branches: list[Branch], progress: Progress | Non
     """Refine the branch of the lowest bound, until no open one may beat the incumbent or the time is over.
 
     Programs of mixed form, which may take all the time there is, wait until no other branch is open. So do programs
-    that are due before anything was found: the placements of other branches show where to look. While runners-up are
-    missing, closed branches are refined, too, but for those in mixed form. `state` gets the placements, and the bounds
-    of branches that are left open.
+    that are due before anything was found: the placements of other branches show where to look. `state` gets the
+    placements, and the bounds of branches that are left open.
     """
     heapq.heapify(branches)
     waiting: list[Branch] = []
     total, settled = len(branches), 0
     while branches or waiting:
         branch = heapq.heappop(waiting if _are_due(state, branches, waiting) else branches)
-        is_open = state.beats_incumbent(branch.lower_bound_s)
-        if branch.form == "mixed" and not is_open:
-            state.leave_open(branch.lower_bound_s)
-            continue
-        if _may_stop(state, branch, is_open):
+        if not state.beats_incumbent(branch.lower_bound_s) or (state.is_late and state.has_enough):
             state.leave_open(min(each.lower_bound_s for each in (branch, *branches[:1], *waiting[:1])))
-            return
+            break
         for sibling in _siblings(state, branch):
             heapq.heappush(branches, sibling)
-        refined = _refine(state, branch, is_open)
+        refined = _refine(state, branch)
         if refined is not None:
             costly = refined.form == "mixed" or state.incumbent is None
             waits = costly and refined.refinements[0] in PROGRAMS
@@ -166,8 +157,10 @@ def explore(state: SearchState, branches: list[Branch], progress: Progress | Non
             continue
         state.forget(branch)
         settled += 1
-        if progress is not None:
+        if progress is not None and settled < total:
             progress(settled, total, state.incumbent_s if state.incumbent is not None else None)
+    if progress is not None and not state.is_late:
+        progress(total, total, state.incumbent_s if state.incumbent is not None else None)
 
 
 def _are_due(state: SearchState, branches: Sequence[Branch], waiting: Sequence[Branch]) -> bool:
@@ -177,17 +170,9 @@ def _are_due(state: SearchState, branches: Sequence[Branch], waiting: Sequence[B
     return state.beats_incumbent(waiting[0].lower_bound_s) and not state.beats_incumbent(branches[0].lower_bound_s)
 
 
-def _may_stop(state: SearchState, branch: Branch, is_open: bool) -> bool:
-    """Return True if the placements found suffice, `branch` being the next one."""
-    if is_open:
-        return state.is_late and state.has_enough
-    enough = branch.refinements[0] is exchange_bound and state.closed_refined >= MAX_CLOSED_REFINED
-    return enough or len(state.found) >= RUNNERS_UP or state.is_late
-
-
-def _refine(state: SearchState, branch: Branch, is_open: bool) -> Branch | None:
-    """Return the branch after its next refinement; None where it has no more, or none that is worth its time."""
-    if branch.refinements[0] not in FOR_OPEN_BRANCHES or (is_open and not state.is_late):
+def _refine(state: SearchState, branch: Branch) -> Branch | None:
+    """Return the branch after its next refinement; None where it has no more, or no time is left for the next one."""
+    if not state.is_late or branch.refinements[0] not in NEED_TIME:
         return branch.refine(state)
     state.leave_open(branch.lower_bound_s)
     return None
@@ -202,7 +187,10 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
         if more is None:
             return None
         fitting = more
-    return Branch(state.early.compute_s(fitting), fitting, "blocks", refinements_of(job, "blocks"))
+    bound_s = state.early.compute_s(fitting)
+    if not fitting.divides(job.global_batch_size) and len(state.problem.fleet.classes) > 1:
+        bound_s = min(bound_s, state.early.whole_replicas_s(fitting))  # for its sibling: slow replicas may run fewer
+    return Branch(bound_s, fitting, "blocks", refinements_of(job, "blocks"))
 
 
 def _with_less_fill(state: SearchState, branch: Branch) -> Iterator[Branch]:
@@ -257,7 +245,7 @@ def _sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator
 def _prefer(state: SearchState) -> None:
     """Take the preferred one among equally good placements, where programs found the best or runners-up."""
     best_first = sorted(state.found, key=lambda key: state.found[key].objective_s)
-    for key in best_first[:RUNNERS_UP]:
+    for key in best_first[:MAX_KEPT]:
         spec, limit_s = state.specs.get(key), state.program_limit_s
         if spec is None or limit_s <= 0:
             continue
@@ -309,7 +297,7 @@ def _best_first(state: SearchState) -> tuple[PricedPlacement, ...]:
     once: dict[Placement, PricedPlacement] = {}
     for *_, found in keyed:
         once.setdefault(replace(found.placement, candidate=replace(found.placement.candidate, fill="1f1b")), found)
-    return tuple(once.values())[:RUNNERS_UP]
+    return tuple(once.values())[:MAX_KEPT]
 
 
 def _status(state: SearchState, bound_s: float) -> Status:

@@ -34,7 +34,6 @@ MIN_PROGRAM_S = 0.1  # where nothing was found yet, for a program to find anythi
 FEW, MAX_LATE_LOOKS = 8, 100  # placements to begin with, and branches looked at for them beyond the time limit
 GREEDY_PACES = 3  # paces tried without a program
 MAX_SITES = 64  # of a program: one of more takes longer to write down than there is time
-MAX_CLOSED_REFINED = 30  # branches refined although they are closed, to find runners-up
 PACES_AT_ONCE = 8  # in one program, and bounded before there is an incumbent
 
 Form = Literal["blocks", "mixed", "whole replicas"]
@@ -74,8 +73,7 @@ class SearchState:
 
     `incumbent_s` are the seconds of the best placement so far, infinite before there is one. `found` has the best of
     each branch, `specs` the programs that found some of them. `open_bounds_s` are the lower bounds of branches that
-    were left open. `closed_refined` counts branches refined although no placement of theirs can be the best. `misfits`
-    are candidates that memory does not hold in blocks.
+    were left open. `misfits` are candidates that memory does not hold in blocks.
     """
 
     def __init__(self, problem: Problem, time_limit_s: float) -> None:
@@ -86,7 +84,7 @@ class SearchState:
         self.specs: dict[Key, ProgramSpec] = {}
         self.open_bounds_s: list[float] = []
         self.misfits: list[Candidate] = []
-        self.programs = self.closed_refined = 0
+        self.programs = 0
         clusters = len({each.cluster for each in problem.fleet.classes})
         self.gap = RELATIVE_TOLERANCE if _may_be_proved(problem, clusters) else ACCEPTED_GAP
         self.several_clusters = clusters > 1
@@ -95,10 +93,9 @@ class SearchState:
         self._relaxations: dict[Key, LowerBounds] = {}
 
     def beside(self) -> SearchState:
-        """Return a search for placements that beat the incumbent, and for no runners-up, in the time that is left."""
+        """Return a search for placements that beat the incumbent, in the time that is left."""
         other = SearchState(self.problem, max(0.0, self._deadline_s - time.monotonic()))
         other.early, other.incumbent_s, other.incumbent = self.early, self.incumbent_s, self.incumbent
-        other.closed_refined = MAX_CLOSED_REFINED
         return other
 
     def beats_incumbent(self, bound_s: float) -> bool:
@@ -172,8 +169,6 @@ def early_bound(state: SearchState, branch: Branch) -> float | None:
 
 def exchange_bound(state: SearchState, branch: Branch) -> float | None:
     """Return a lower bound from compute, memory, edges, and one layer's part of each exchange."""
-    if not state.beats_incumbent(branch.lower_bound_s):
-        state.closed_refined += 1
     bound_s = state.relaxation(branch).exchange_bound_s
     if bound_s is None and branch.form == "blocks":
         state.misfits.append(branch.candidate)
@@ -277,8 +272,8 @@ def whole_replicas(state: SearchState, branch: Branch) -> None:
 
 BOUNDS = (early_bound, exchange_bound, full_lower_bound)
 PROGRAMS = frozenset({programs, fixed_cut_program})
-FOR_OPEN_BRANCHES = PROGRAMS | {open_paces}
-"""Refinements that are left out where no placement of the branch can be the best; the others find runners-up."""
+NEED_TIME = PROGRAMS | {open_paces}
+"""Refinements that are left out once the time is over."""
 
 
 def refinements_of(job: Job, form: Form) -> tuple[Refinement, ...]:

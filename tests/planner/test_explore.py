@@ -7,7 +7,6 @@ from planner.problem.problem import read_problem
 from planner.search.branch_and_bound import explore
 from planner.search.placement import Placement, PricedPlacement
 from planner.search.refinements import (
-    MAX_CLOSED_REFINED,
     Branch,
     Form,
     Refinement,
@@ -74,10 +73,9 @@ def test_the_branch_of_the_lowest_bound_is_refined_next_and_its_refinements_in_o
 
 def test_a_bound_never_falls() -> None:
     script, state = Script(), new_state()
-    closed = branch(2, 6.0, script.bound("lower", 1.0), open_paces)
-    explore(state, [branch(1, 1.0, script.find("best", 5.0)), closed])
-    assert script.taken == ["best", "lower"]
-    assert state.open_bounds_s == [6.0]
+    other = branch(2, 4.0, script.bound("lower", 1.0), script.find("next", 6.0))
+    explore(state, [branch(1, 3.0, script.bound("higher", 4.5), script.find("best", 5.0)), other])
+    assert script.taken == ["higher", "lower", "next", "best"]
 
 
 def test_of_a_closed_branch_programs_are_left_out_and_its_bound_stays_open() -> None:
@@ -85,13 +83,6 @@ def test_of_a_closed_branch_programs_are_left_out_and_its_bound_stays_open() -> 
     explore(state, [branch(1, 1.0, script.find("best", 5.0)), branch(2, 5.0, open_paces)])
     assert state.incumbent_s == 5.0
     assert state.open_bounds_s == [5.0]
-
-
-def test_a_closed_branch_is_searched_for_runners_up_where_that_takes_no_program() -> None:
-    script, state = Script(), new_state()
-    explore(state, [branch(1, 1.0, script.find("best", 5.0)), branch(2, 6.0, script.find("next", 7.0))])
-    assert [found.objective_s for found in state.found.values()] == [5.0, 7.0]
-    assert (state.incumbent_s, state.open_bounds_s) == (5.0, [])
 
 
 def test_a_program_that_its_share_of_the_time_ended_leaves_its_bound_open() -> None:
@@ -110,15 +101,6 @@ def test_a_closed_branch_of_mixed_form_is_left_open() -> None:
     script, state = Script(), new_state()
     mixed = branch(2, 6.0, script.find("mixed", 7.0), form="mixed")
     explore(state, [branch(1, 1.0, script.find("best", 5.0)), mixed])
-    assert script.taken == ["best"]
-    assert state.open_bounds_s == [6.0]
-
-
-def test_the_search_ends_when_enough_closed_branches_were_refined() -> None:
-    script, state = Script(), new_state()
-    state.closed_refined = MAX_CLOSED_REFINED
-    closed = [branch(2, 6.0, exchange_bound), branch(3, 8.0, script.find("beyond", 9.0))]
-    explore(state, [branch(1, 1.0, script.find("best", 5.0)), *closed])
     assert script.taken == ["best"]
     assert state.open_bounds_s == [6.0]
 

@@ -187,9 +187,11 @@ def test_tensor_groups_stay_on_a_host_and_take_whole_places() -> None:
 
 def test_progress_counts_candidates_settled() -> None:
     calls: list[tuple[int, int, float | None]] = []
-    plan_for(BED, bed_job(), progress=lambda *call: calls.append(call))
-    assert [settled for settled, _, _ in calls] == list(range(1, len(calls) + 1))
-    assert calls
+    plan_anew(gpu_inventory([1, 1]), gpt_7b(), progress=lambda *call: calls.append(call))
+    *before, (settled, total, best_s) = calls
+    assert [each for each, _, _ in before] == list(range(1, len(calls)))
+    assert settled == total
+    assert best_s is not None
 
 
 def test_time_limit_returns_the_best_so_far_with_its_gap() -> None:

@@ -61,12 +61,12 @@ def test_every_data_parallel_group_uses_rdma(setting: str, job: str) -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_five_and_three_hosts_are_cut_into_stages_that_divide_both(job: str) -> None:
-    """A stage in two halves of the GPUs would straddle the clusters; eighths of them do not."""
+def test_five_and_three_hosts_are_cut_into_stages_that_stay_in_a_cluster(job: str) -> None:
+    """A stage in two halves of the GPUs would straddle the clusters; eighths of them, or thirds of 60, do not."""
     plan = plan_of("5_infiniband_3_roce", job)
     by_cluster = [stage.clusters for stage in plan.stages]
-    assert plan.pp % 8 == 0
-    assert by_cluster == [("a",)] * (plan.pp * 5 // 8) + [("b",)] * (plan.pp * 3 // 8)
+    assert by_cluster == sorted(by_cluster)
+    assert set(by_cluster) == {("a",), ("b",)}
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import inf
 
 from benchmarks.best_simulated import behind_best, draw_fleet
 from planner.layout.assign_hosts import assign_hosts
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.problem import read_problem
-from planner.schedule.straddling import straddling_placements
+from planner.schedule.other_shapes import may_straddle, straddling_placements
 from tests.planner.fleets import bed_job, cpu_inventory
 
 
@@ -21,7 +20,8 @@ def test_stages_that_straddle_clusters_are_found_where_interleaving_makes_them_b
 
 def test_they_fill_the_group_slots_of_clusters_in_order() -> None:
     problem = read_problem(cpu_inventory([2, 1, 1]), bed_job(parallel={}, global_batch_size=8))
-    found = list(straddling_placements(problem, enumerate_candidates(problem.job, problem.fleet), inf))
+    candidates = [each for each in enumerate_candidates(problem.job, problem.fleet) if may_straddle(problem, each)]
+    found = [found for each in candidates for found in straddling_placements(problem, each)]
     assert ((0, 0), (1, 2)) in {each.placement.sites for each in found}
     for each in found:
         placement, taken = each.placement, Counter(c for row in each.placement.sites for c in row)
@@ -35,7 +35,7 @@ def test_no_class_holds_more_whole_stages_than_its_hosts_hold_without_sharing_on
     # Hosts of three slots hold one stage of two replicas each, so that three hosts hold three, not four.
     problem = read_problem(cpu_inventory([3, 3]), bed_job(parallel={}, slots_per_host=3))
     candidates = [Candidate(1, pp, 2, 1) for pp in (5, 6, 7)]
-    found = [each.placement for each in straddling_placements(problem, candidates, inf)]
+    found = [each.placement for candidate in candidates for each in straddling_placements(problem, candidate)]
     assert found
     for placement in found:
         coeffs = problem.coefficients(placement.candidate)

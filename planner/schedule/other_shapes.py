@@ -1,0 +1,116 @@
+"""Placements of shapes that the closed form ranks too low, for the simulation to judge.
+
+A shape is a tensor, pipeline and data parallel degree, and what crosses between clusters. The closed form, by which
+the search ranks placements, is off by up to half where links are slow or clusters unlike. So candidates that may win
+under some schedule are placed without a program: in blocks, with whole replicas, and with stages that straddle
+clusters, where clusters in some order give their group slots to one stage after another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import permutations
+from math import inf
+
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Coefficients
+from planner.problem.problem import Problem
+from planner.schedule.any_schedule_bound import AnyScheduleBounds
+from planner.search.greedy import place_greedily
+from planner.search.lower_bounds import LowerBounds
+from planner.search.placement import Placement, PricedPlacement, even_shares, from_blocks, usual_cut
+from planner.search.refinements import GREEDY_PACES, fixed_cut
+from planner.search.whole_replicas import place_whole_replicas
+
+MAX_PLACED = 128  # candidates
+MAX_PER_DEGREES = 6  # of the same degrees
+MAX_STRADDLING = 16  # candidates
+MAX_CLUSTERS = 3  # that are tried in every order
+MAX_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
+
+
+class OtherShapes:
+    """Candidates with a lower bound on their step under every schedule, placed on demand, the best few of each degree.
+
+    `bounded` has the candidates with the seconds of their work alone, where these are less than `within_s`.
+    """
+
+    def __init__(self, problem: Problem, candidates: Iterable[Candidate], within_s: float = inf) -> None:
+        self._problem, bounds = problem, AnyScheduleBounds(problem)
+        self.bounded = [(work_s, each) for each in candidates if (work_s := bounds.work_s(each)) < within_s]
+        self.least_s = cache(bounds.candidate_s)
+        self._placed, self._straddled = Counter[tuple[int, int, int]](), 0
+
+    def place(self, candidate: Candidate) -> Iterator[PricedPlacement]:
+        """Yield the candidate's placements, none where enough candidates were placed."""
+        degrees = candidate.tp, candidate.pp, candidate.dp
+        if self._placed[degrees] < MAX_PER_DEGREES and self._placed.total() < MAX_PLACED:
+            self._placed[degrees] += 1
+            yield from _in_blocks(self._problem, candidate)
+            yield from _whole_replicas(self._problem, candidate)
+        if self._straddled < MAX_STRADDLING and may_straddle(self._problem, candidate):
+            self._straddled += 1
+            yield from straddling_placements(self._problem, candidate)
+
+
+def _in_blocks(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:
+    coeffs = problem.coefficients(candidate)
+    bounds = LowerBounds(coeffs)
+    if problem.job.parallel.layers is not None or bounds.exchange_bound_s is None:
+        return
+    for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
+        placed = place_greedily(bounds, pace_s)
+        if placed is not None:
+            yield PricedPlacement(placed.seconds, from_blocks(candidate, coeffs.total_microbatches, placed.blocks))
+
+
+def _whole_replicas(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:
+    if candidate.dp > 1 and len(problem.fleet.classes) > 1:
+        placed = place_whole_replicas(problem.coefficients(candidate), fixed_cut(problem.job, candidate))
+        if placed is not None:
+            yield placed
+
+
+def may_straddle(problem: Problem, candidate: Candidate) -> bool:
+    """Return True if stages of the candidate may be over several clusters, on a fleet small enough to try."""
+    fleet = problem.fleet
+    if not 1 < len(fleet.cluster_names) <= MAX_CLUSTERS or fleet.num_group_slots(1) > MAX_SLOTS:
+        return False
+    return candidate.pp > 1 and candidate.dp > 1 and candidate.weight_shards == 1
+
+
+def straddling_placements(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:
+    """Yield placements with an even cut, one for each order of the clusters in which a stage straddles some.
+
+    They have no closed form.
+    """
+    coeffs = problem.coefficients(candidate)
+    cut, shares = usual_cut(problem.job, candidate.pp), even_shares(coeffs.total_microbatches, candidate.dp)
+    for order in permutations(range(len(problem.fleet.cluster_names))):
+        classes = [c for cluster in order for c, own in enumerate(coeffs.cluster) if own == cluster]
+        sites = _fill_in_order(coeffs, classes)[: candidate.pp]
+        straddles = any(len({coeffs.cluster[c] for c in row}) > 1 for row in sites)
+        if len(sites) < candidate.pp or not straddles:
+            continue
+        rooms = zip(cut, sites, coeffs.capacity, strict=True)
+        if all(held <= room[c] for held, row, room in rooms for c in row):
+            yield PricedPlacement(inf, Placement(candidate, cut, sites, shares))
+
+
+def _fill_in_order(coeffs: Coefficients, classes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Stages on group slots of `classes` one after another: of each as many whole ones as it can hold by itself."""
+    dp, rows, begun = coeffs.candidate.dp, list[tuple[int, ...]](), list[int]()
+    for c in classes:
+        left = coeffs.group_slots[c]
+        if begun:
+            taken = min(left, dp - len(begun))
+            begun, left = [*begun, *[c] * taken], left - taken
+            if len(begun) < dp:
+                continue
+            rows.append(tuple(sorted(begun)))
+        whole = min(left // dp, coeffs.most_stages[c])
+        rows += [(c,) * dp] * whole
+        begun = [c] * min(left - whole * dp, dp - 1)
+    return tuple(rows)
