@@ -56,21 +56,25 @@ def rank_improved(
     climb = _Climb(problem, MAX_WORK * most_starts // STARTS, left)
     starts = rank_contenders(problem, found, most_starts, NEAR, left, candidates)
     deeper = _fastest_first([climb.up_from(each, changed=False) for each in starts])
-    climbed, degrees = list[Contender](), set[tuple[int, ...]]()
-    for each in deeper:  # of the same degrees the best alone
-        c = each.found.placement.candidate
-        changed = (c.tp, c.pp, c.dp, c.micro_batch_size) not in degrees
-        degrees.add((c.tp, c.pp, c.dp, c.micro_batch_size))
-        climbed.append(climb.up_from(each, changed=True) if changed else each)
+    climbed, seen = list[Contender](), set[tuple[int, ...]]()
+    for each in deeper:  # of the same degrees and micro-batch the best alone
+        kind = (*_degrees(each), each.found.placement.candidate.micro_batch_size)
+        climbed.append(each if kind in seen else climb.up_from(each, changed=True))
+        seen.add(kind)
     ranked = best_of_each_crossing(climbed)
-    if ranked[0].found.placement.candidate.pp > MAX_STAGES:
-        longer = _Climb(problem, MORE_WORK * most_starts // STARTS, left)
-        ranked = best_of_each_crossing([longer.up_from(ranked[0], changed=True), *ranked[1:]])
+    last = _Climb(problem, MORE_WORK * most_starts // STARTS, left)
+    alike = [ranked[0], *(each for each in deeper if _degrees(each) == _degrees(ranked[0]))]
+    ranked = best_of_each_crossing([*(last.up_from(each, changed=True) for each in alike), *ranked])
     near_s = ranked[0].mode.step_s * (1 + WORTH_MEMORY)
     near = (
         in_least_memory(problem, each) if each.mode.step_s <= near_s and not left.is_over else each for each in ranked
     )
     return best_of_each_crossing(list(near))
+
+
+def _degrees(contender: Contender) -> tuple[int, int, int]:
+    candidate = contender.found.placement.candidate
+    return candidate.tp, candidate.pp, candidate.dp
 
 
 def _fastest_first(contenders: Sequence[Contender]) -> list[Contender]:

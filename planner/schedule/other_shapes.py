@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import permutations
 from math import inf
 
@@ -24,35 +23,33 @@ from planner.search.placement import Placement, PricedPlacement, even_shares, fr
 from planner.search.refinements import GREEDY_PACES, fixed_cut
 from planner.search.whole_replicas import place_whole_replicas
 
-MAX_PLACED = 128  # candidates
+MAX_STAGES = 1024  # of the candidates that are placed, in all
 MAX_PER_DEGREES = 6  # of the same degrees
 MAX_STRADDLING = 16  # candidates
 MAX_CLUSTERS = 3  # that are tried in every order
 MAX_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
 
 
-class OtherShapes:
-    """Candidates with a lower bound on their step under every schedule, placed on demand, the best few of each degree.
-
-    `bounded` has the candidates with the seconds of their work alone, where these are less than `within_s`.
-    """
-
-    def __init__(self, problem: Problem, candidates: Iterable[Candidate], within_s: float = inf) -> None:
-        self._problem, bounds = problem, AnyScheduleBounds(problem)
-        self.bounded = [(work_s, each) for each in candidates if (work_s := bounds.work_s(each)) < within_s]
-        self.least_s = cache(bounds.candidate_s)
-        self._placed, self._straddled = Counter[tuple[int, int, int]](), 0
-
-    def place(self, candidate: Candidate) -> Iterator[PricedPlacement]:
-        """Yield the candidate's placements, none where enough candidates were placed."""
+def other_placements(problem: Problem, candidates: Iterable[Candidate], within_s: float) -> Iterator[PricedPlacement]:
+    """Yield placements of candidates that may take less than `within_s`, the first ones where there are many."""
+    bounds, placed, several = AnyScheduleBounds(problem), Counter[tuple[int, int, int]](), _may_straddle(problem)
+    stages = straddled = 0
+    for candidate in candidates:
         degrees = candidate.tp, candidate.pp, candidate.dp
-        if self._placed[degrees] < MAX_PER_DEGREES and self._placed.total() < MAX_PLACED:
-            self._placed[degrees] += 1
-            yield from _in_blocks(self._problem, candidate)
-            yield from _whole_replicas(self._problem, candidate)
-        if self._straddled < MAX_STRADDLING and may_straddle(self._problem, candidate):
-            self._straddled += 1
-            yield from straddling_placements(self._problem, candidate)
+        is_due = stages < MAX_STAGES and placed[degrees] < MAX_PER_DEGREES
+        straddles = several and straddled < MAX_STRADDLING and min(candidate.pp, candidate.dp) > 1
+        if not is_due and not straddles:
+            continue
+        if bounds.work_s(candidate) >= within_s or bounds.candidate_s(candidate, within_s) >= within_s:
+            continue
+        if is_due:
+            placed[degrees] += 1
+            stages += candidate.pp
+            yield from _in_blocks(problem, candidate)
+            yield from _whole_replicas(problem, candidate)
+        if straddles and candidate.weight_shards == 1:
+            straddled += 1
+            yield from straddling_placements(problem, candidate)
 
 
 def _in_blocks(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:
@@ -73,12 +70,9 @@ def _whole_replicas(problem: Problem, candidate: Candidate) -> Iterator[PricedPl
             yield placed
 
 
-def may_straddle(problem: Problem, candidate: Candidate) -> bool:
-    """Return True if stages of the candidate may be over several clusters, on a fleet small enough to try."""
-    fleet = problem.fleet
-    if not 1 < len(fleet.cluster_names) <= MAX_CLUSTERS or fleet.num_group_slots(1) > MAX_SLOTS:
-        return False
-    return candidate.pp > 1 and candidate.dp > 1 and candidate.weight_shards == 1
+def _may_straddle(problem: Problem) -> bool:
+    """Return True if stages may be over several clusters, on a fleet small enough to try."""
+    return 1 < len(problem.fleet.cluster_names) <= MAX_CLUSTERS and problem.fleet.num_group_slots(1) <= MAX_SLOTS
 
 
 def straddling_placements(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:

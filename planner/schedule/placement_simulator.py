@@ -37,7 +37,6 @@ from planner.tolerances import ROUNDING
 
 NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does the same in less memory
 MAX_AHEAD = 16  # micro-batches that are all tried ahead where there are no more
-ROUNDS = 3  # rounds of pp micro-batches simulated; more repeat the last one
 
 
 class PlacementSimulator:
@@ -90,26 +89,12 @@ class PlacementSimulator:
         return [replace(mode, step_s=self.lower_bound_s(mode)) for mode in self.allowed_modes() if self.fits(mode)]
 
     def timed(self, mode: RunMode, within_s: float = inf) -> RunMode:
-        """`mode` with its simulated seconds; beyond `within_s` they may be those without shared ports, which are less.
-
-        Of many micro-batches the middle is left out: in the steady state every round of pp is alike.
-        """
-        whole = self._pipelines(mode)
-        alone_s = self._step_s(mode, [each.without_sharing() for each in whole])
-        shares = alone_s <= within_s and any(each.times.shared is not None for each in whole)
-        return replace(mode, step_s=self._step_s(mode, whole) if shares else alone_s)
-
-    def _step_s(self, mode: RunMode, pipelines: Sequence[ReplicaSchedule]) -> float:
-        """Return the seconds of the step."""
-        buckets = self._buckets(mode.layers)
-        rounds = (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS
-        if rounds <= 1 or len(self._lanes) > 1:
-            return simulate(pipelines, buckets) + self._after_s
-        short_s, shorter_s = (
-            simulate([each.without(left_out) for each in pipelines], buckets) for left_out in (rounds, rounds + 1)
-        )
-        # What was left out may have been slower than what was not, and then the bound is nearer.
-        return max(self.lower_bound_s(mode), short_s + rounds * (short_s - shorter_s) + self._after_s)
+        """`mode` with its simulated seconds; beyond `within_s` perhaps without shared ports, which makes them less."""
+        buckets, whole = self._buckets(mode.layers), self._pipelines(mode)
+        step_s = simulate([each.without_sharing() for each in whole], buckets) + self._after_s
+        if step_s <= within_s and any(each.times.shared is not None for each in whole):
+            step_s = simulate(whole, buckets) + self._after_s
+        return replace(mode, step_s=step_s)
 
     @cached_property
     def _lanes(self) -> list[tuple[int, ReplicaSeconds]]:
@@ -289,14 +274,11 @@ class PlacementSimulator:
         return slowest_update_s(self._job, self._placement.candidate, self._placement.layers, slots)
 
     def parts(self, mode: RunMode) -> StepParts:
-        """Return the parts of its seconds; the seconds that links add come from shortened simulations."""
-        left_out = max(0, (min(count for count, _ in self._lanes) - 1) // self._pp - ROUNDS)
-        pipelines = [each.without(left_out) for each in self._pipelines(mode)]
-        free = [each.without(left_out) for each in self._pipelines(mode, messages=False)]
+        """Return the parts of its seconds."""
+        pipelines = self._pipelines(mode)
         without_gradients_s = simulate(pipelines)
         gradients_s = simulate(pipelines, self._buckets(mode.layers)) - without_gradients_s
-        shortened = min(count for count, _ in self._lanes) - left_out * self._pp
-        edges_s = (without_gradients_s - simulate(free)) * max(self._placement.microbatches) / shortened
+        edges_s = without_gradients_s - simulate(self._pipelines(mode, messages=False))
         bubble_s = mode.step_s - self.busiest_s - edges_s - gradients_s - self._update_s
         return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s, self._update_s)
 

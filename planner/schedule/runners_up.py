@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from operator import itemgetter
@@ -15,7 +15,7 @@ from holmes_core.records.plan import Alternative, Crossing
 from holmes_core.units import format_seconds
 from planner.problem.candidates import RECOMPUTE, Candidate
 from planner.problem.problem import Problem
-from planner.schedule.other_shapes import OtherShapes
+from planner.schedule.other_shapes import other_placements
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts, simplest
 from planner.schedule.simulate import MAX_SIMULATED
@@ -34,6 +34,11 @@ class Contender:
     found: PricedPlacement
     mode: RunMode
     crossing: Crossing
+
+    @property
+    def run(self) -> tuple[Placement, RunMode]:
+        """The placement, whatever fill its closed form counts, and how it runs."""
+        return plain(self.found.placement), replace(self.mode, step_s=0.0)
 
 
 def rank_contenders(
@@ -56,10 +61,9 @@ def rank_contenders(
     Raises:
         HolmesError: job.yaml fixes a schedule that none of them can run.
     """
-    contest = _Contest(problem, OtherShapes(problem, others, within_s), next_best, near)
-    for each in found:
-        contest.enter(each)
-    contest.run(left)
+    contest = _Contest(problem, next_best, near)
+    contest.run(found, left)
+    contest.run(other_placements(problem, others, min(within_s, contest.best_s)), left)
     contenders = [
         Contender(each.found, simplest(each.simulated), each.crossing) for each in contest.entrants if each.simulated
     ]
@@ -69,12 +73,13 @@ def rank_contenders(
 
 
 def best_of_each_crossing(contenders: Sequence[Contender], next_best: int = NEXT_BEST) -> list[Contender]:
-    """Return the fastest, the `next_best`, and behind them the best of every other crossing."""
+    """Return the fastest, the `next_best`, and behind them the best of every other crossing; of equal runs one."""
     order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
-    ranked = [contenders[at] for at in order[: 1 + next_best]]
-    for at in order[1 + next_best :]:
-        if contenders[at].crossing not in {each.crossing for each in ranked}:
-            ranked.append(contenders[at])
+    unlike = list({contenders[at].run: contenders[at] for at in reversed(order)}.values())[::-1]
+    ranked = unlike[: 1 + next_best]
+    for each in unlike[1 + next_best :]:
+        if each.crossing not in {other.crossing for other in ranked}:
+            ranked.append(each)
     return ranked
 
 
@@ -97,63 +102,46 @@ class _Entrant:
 
 
 class _Contest:
-    """Placements, each simulated as long as it may still be ranked, the lowest bound first.
+    """Placements, each simulated as long as it may still be ranked."""
 
-    A candidate of `others` waits with a bound on all its placements, a placement with a bound on all its modes, which
-    rules most of them out before each mode is bounded.
-    """
-
-    def __init__(self, problem: Problem, others: OtherShapes, next_best: int, near: float) -> None:
-        self._problem, self._others, self._next_best, self._near = problem, others, next_best, near
+    def __init__(self, problem: Problem, next_best: int, near: float) -> None:
+        self._problem, self._next_best, self._near = problem, next_best, near
         self._entrants: dict[Placement, _Entrant] = {}
-        self._number = count()  # of equal bounds the earlier one first
-        self._waiting: list[tuple[float, int, Candidate | _Entrant | tuple[_Entrant, RunMode]]] = []
-        for bound_s, each in others.bounded:
-            self._wait(bound_s, each)
 
     @property
-    def entrants(self) -> Iterable[_Entrant]:
-        """All placements so far."""
+    def entrants(self) -> Collection[_Entrant]:
+        """All placements so far, each once, whatever fill its closed form counts."""
         return self._entrants.values()
 
-    def enter(self, found: PricedPlacement, least_s: float = 0.0) -> None:
-        """Let a placement take part, once whatever fill its closed form counts; it takes `least_s` or more."""
-        plain = replace(found.placement, candidate=replace(found.placement.candidate, fill="1f1b"))
-        if plain not in self._entrants:
-            entrant = self._entrants[plain] = _Entrant(self._problem, found)
-            self._wait(max(least_s, entrant.simulator.least_s), entrant)
+    @property
+    def best_s(self) -> float:
+        """The seconds of the fastest so far."""
+        return min((each.best_s for each in self.entrants), default=inf)
 
-    def run(self, left: TimeLeft | None) -> None:
-        """Simulate all that may still be ranked."""
+    def run(self, found: Iterable[PricedPlacement], left: TimeLeft | None) -> None:
+        """Let placements take part, and simulate the modes that may still be ranked, the lowest bound first.
+
+        A placement enters with a bound on all its modes, which rules most of them out before each mode is bounded.
+        """
+        number = count()  # of equal bounds the earlier one first
+        waiting: list[tuple[float, int, _Entrant, RunMode | None]] = []
+        for each in found:
+            if (key := plain(each.placement)) not in self._entrants:
+                entrant = self._entrants[key] = _Entrant(self._problem, each)
+                waiting.append((entrant.simulator.least_s, next(number), entrant, None))
+        heapify(waiting)
         work = 0
-        while self._waiting and not (work > WORK_WHEN_LATE and left is not None and left.is_over):
-            bound_s, _, item = heappop(self._waiting)
-            if isinstance(item, Candidate):
-                self._place(item, bound_s)
-                continue
-            entrant = item if isinstance(item, _Entrant) else item[0]
+        while waiting and not (work > WORK_WHEN_LATE and left is not None and left.is_over):
+            bound_s, _, entrant, mode = heappop(waiting)
             within_s = self._ranked_within_s(entrant.crossing) * (1 + RELATIVE_TOLERANCE)
             if bound_s > within_s:
                 continue
-            if isinstance(item, _Entrant):
-                for mode in item.simulator.modes():
-                    self._wait(mode.step_s, (item, mode))
-            else:
-                entrant.simulate(item[1], within_s)
+            if mode is not None:
+                entrant.simulate(mode, within_s)
                 work += entrant.work
-
-    def _wait(self, bound_s: float, item: Candidate | _Entrant | tuple[_Entrant, RunMode]) -> None:
-        heappush(self._waiting, (bound_s, next(self._number), item))
-
-    def _place(self, candidate: Candidate, bound_s: float) -> None:
-        """Let the placements of a candidate take part if one of them may be the fastest."""
-        if bound_s >= min((each.best_s for each in self.entrants), default=inf):
-            return
-        if (least_s := self._others.least_s(candidate)) > bound_s:
-            self._wait(least_s, candidate)
-            return
-        for found in self._others.place(candidate):
-            self.enter(found, bound_s)
+                continue
+            for bounded in entrant.simulator.modes():
+                heappush(waiting, (bounded.step_s, next(number), entrant, bounded))
 
     def _ranked_within_s(self, crossing: Crossing) -> float:
         """Return the seconds within which a placement with that crossing may still be ranked."""
@@ -161,6 +149,11 @@ class _Contest:
         known += [inf] * (max(self._next_best, NEXT_BEST) + 1 - len(known))
         of_its_kind = min(each.best_s for each in self.entrants if each.crossing == crossing)
         return max(known[NEXT_BEST], min(known[self._next_best], known[0] * (1 + self._near)), of_its_kind)
+
+
+def plain(placement: Placement) -> Placement:
+    """Return the placement with the fill of 1F1B, which its simulation does not depend on."""
+    return replace(placement, candidate=replace(placement.candidate, fill="1f1b"))
 
 
 def _none_can_run(job: Job, num_placements: int) -> HolmesError:

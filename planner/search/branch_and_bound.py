@@ -54,7 +54,7 @@ class SearchResult:
     `found` are placements, best first; `bound_s` is a lower bound on all there are. `ranked` has the candidates that
     may fit, each with its lower bound from compute alone, in ascending order. `sharded` are placements under ZeRO-3
     that beat all in `found`, if any, where job.yaml leaves that open, and `sharded_bound_s` is the bound on all such
-    placements; `sharded_candidates` may fit under ZeRO-3 alone.
+    placements; `misfits` are candidates that may fit under ZeRO-3 alone.
     """
 
     found: tuple[PricedPlacement, ...]
@@ -65,7 +65,7 @@ class SearchResult:
     ranked: tuple[tuple[float, Candidate], ...]
     sharded: tuple[PricedPlacement, ...] = ()
     sharded_bound_s: float = inf
-    sharded_candidates: tuple[Candidate, ...] = ()
+    misfits: tuple[Candidate, ...] = ()
 
 
 def search(
@@ -79,7 +79,9 @@ def search(
     """
     state, candidates = SearchState(problem, time_limit_s), enumerate_candidates(problem.job, problem.fleet)
     ranked = _explore_all(state, candidates, progress)
-    sharded, sharded_branches = _explore_sharded(state)
+    may_shard = problem.job.parallel.zero is None
+    misfits = [each for each in dict.fromkeys(state.misfits) if may_shard and each.fill == "1f1b"]
+    sharded = _explore_sharded(state, misfits)
     if state.incumbent is None:
         sharded.open_bounds_s += state.open_bounds_s
         offloaded = with_host_states(problem.job, candidates)
@@ -103,21 +105,25 @@ def search(
         ranked,
         _best_first(sharded) if sharded is not state else (),
         min([sharded.incumbent_s, *sharded.open_bounds_s]),
-        tuple(dict.fromkeys(each.candidate for each in sharded_branches)),
+        tuple(misfits),
     )
 
 
-def _explore_sharded(state: SearchState) -> tuple[SearchState, list[Branch]]:
-    """Search candidates that fit under ZeRO-3 alone, for placements that beat the incumbent; return all branches, too.
+def _explore_sharded(state: SearchState, misfits: Sequence[Candidate]) -> SearchState:
+    """Search candidates that fit under ZeRO-3 alone, for placements that beat the incumbent of `state`.
 
     Where one fits without, it is no slower. The bounds of candidates that cannot beat it count as left open.
     """
-    beside, misfits = state.beside(), state.misfits if state.problem.job.parallel.zero is None else ()
-    plain = (each for each in dict.fromkeys(misfits) if each.fill == "1f1b")
-    branches = [branch for misfit in plain for branch in _sharded_branches(state, misfit)]
+    beside, branches = state.beside(), list[Branch]()
+    for misfit in misfits:
+        least_s = state.early.compute_s(misfit)  # to share weights makes no step shorter
+        if not state.beats_incumbent(least_s):
+            beside.leave_open(least_s)
+        else:
+            branches += _sharded_branches(state, misfit)
     beside.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
     explore(beside, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
-    return beside, branches
+    return beside
 
 
 def _explore_all(

@@ -8,7 +8,7 @@ from benchmarks.best_simulated import behind_best, draw_fleet
 from planner.layout.assign_hosts import assign_hosts
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.problem import read_problem
-from planner.schedule.other_shapes import may_straddle, straddling_placements
+from planner.schedule.other_shapes import straddling_placements
 from tests.planner.fleets import bed_job, cpu_inventory
 
 
@@ -20,7 +20,7 @@ def test_stages_that_straddle_clusters_are_found_where_interleaving_makes_them_b
 
 def test_they_fill_the_group_slots_of_clusters_in_order() -> None:
     problem = read_problem(cpu_inventory([2, 1, 1]), bed_job(parallel={}, global_batch_size=8))
-    candidates = [each for each in enumerate_candidates(problem.job, problem.fleet) if may_straddle(problem, each)]
+    candidates = [each for each in enumerate_candidates(problem.job, problem.fleet) if each.pp > 1 and each.dp > 1]
     found = [found for each in candidates for found in straddling_placements(problem, each)]
     assert ((0, 0), (1, 2)) in {each.placement.sites for each in found}
     for each in found:
