@@ -3,15 +3,16 @@
 NICs limit a link whose rate comes near theirs; the ports then give the rate. A rate clearly below is the limit of the
 path between them. One clearly above shows that the port's driver reports a wrong rate. A pair has the slower of its two
 directions, a host the best of its pairs, and a host without a pair what the slowest host has. Hosts at nearly the same
-rate have the lower middle one, so that noise makes no kinds of hosts. The limit of encryption follows from the rates in
-a tunnel and in the clear.
+rate have the lower middle one, so that noise makes no kinds of hosts. Two clusters without a measurement have the worst
+that was measured between any two. The limit of encryption follows from the rates in a tunnel and in the clear.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from math import inf, log
 from operator import itemgetter
 from statistics import median_low
@@ -90,15 +91,31 @@ NOT_MEASURED = MeasuredLink()
 
 
 def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, MeasuredLink]:
-    """Return the connections measured in the clear, their rates times `part`, the share that a calibrating run got."""
+    """Return the connections in the clear, their rates times `part`, the share that a calibrating run got."""
     links: defaultdict[Clusters, list[Link]] = defaultdict(list)
     for link in (link for link in inventory.links if not link.tunnel):
         links[frozenset(link.clusters)].append(link)
     trunks = {frozenset(trunk.clusters): part * _payload_bytes_per_s(trunk) for trunk in inventory.trunks}
-    return {
+    found = {
         clusters: _connection(links[clusters], port_rate, part, trunks.get(clusters))
         for clusters in dict.fromkeys([*links, *trunks])
     }
+    between = _slower_directions(link for ends, ways in links.items() if len(ends) > 1 for link in _sockets(ways))
+    if between:
+        unmeasured = (pair for pair in cluster_pairs(inventory) if pair not in found)
+        found.update(dict.fromkeys(unmeasured, _worst(inventory, list(between.values()), port_rate, part)))
+    return found
+
+
+def cluster_pairs(inventory: Inventory) -> Iterator[Clusters]:
+    """Yield every two clusters, in their order."""
+    return (frozenset({one.name, other.name}) for one, other in combinations(inventory.clusters, 2))
+
+
+def slowest_between(inventory: Inventory) -> float | None:
+    """Return the least bytes/s measured between hosts of two clusters; None if nothing was."""
+    links = (link for link in inventory.links if not link.tunnel and len(set(link.clusters)) > 1)
+    return min(map(_rate, _slower_directions(_sockets(links)).values()), default=None)
 
 
 def tunnel_network(inventory: Inventory, carrier: Network) -> Network:
@@ -202,11 +219,31 @@ def _payload_bytes_per_s(trunk: Trunk) -> float:
     return trunk.bandwidth_bytes_per_s * (tcp_payload_share(None) if trunk.source == "hosts.yaml" else 1.0)
 
 
+def _worst(inventory: Inventory, ways: Sequence[Way], port_rate: PortRate, part: float) -> MeasuredLink:
+    """Return the worst of what was measured between any two clusters; trunks that hosts.yaml states are their own."""
+    slowest = min(ways, key=_rate)
+    rate, kind = _rate_and_kind(slowest, port_rate)
+    ports = _ports_rate(slowest, port_rate)
+    worst = HostRate(part * (ports if kind == "ports" and ports is not None else rate), kind == "raised")
+    latencies = [link.latency_s.median for way in ways for link in way if link.latency_s is not None]
+    trunks = [part * trunk.bandwidth_bytes_per_s for trunk in inventory.trunks if trunk.source == "measured"]
+    return MeasuredLink(
+        median=worst,
+        others=worst,
+        streams=_fewest_streams(slowest),
+        latency_s=max(latencies, default=0.0),
+        trunk_bytes_per_s=min(trunks, default=None),
+    )
+
+
+def _sockets(links: Iterable[Link]) -> Iterator[Link]:
+    return (link for link in links if link.method != "ib_write_bw")
+
+
 def _connection(links: Sequence[Link], port_rate: PortRate, part: float, trunk: float | None) -> MeasuredLink:
     latencies = [link.latency_s.median for link in links if link.latency_s is not None]
-    sockets = [link for link in links if link.method != "ib_write_bw"]
     rdma = [link for link in links if link.method == "ib_write_bw"]
-    pairs = _slower_directions(sockets)
+    pairs = _slower_directions(_sockets(links))
     rates = {hosts: _rate_and_kind(way, port_rate) for hosts, way in pairs.items()}
     shares = [_rate(way) / rate for way in _ways(rdma) if (rate := _ports_rate(way, port_rate))]
     share = median_low(shares) if shares else 1.0
@@ -239,7 +276,7 @@ def _ports_rate(way: Way, port_rate: PortRate) -> float | None:
     return min((rate for rate in rates if rate is not None), default=None)
 
 
-def _slower_directions(links: Sequence[Link]) -> dict[tuple[str, str], Way]:
+def _slower_directions(links: Iterable[Link]) -> dict[tuple[str, str], Way]:
     """Return the slower direction of each pair of hosts."""
     pairs: defaultdict[tuple[str, str], list[Way]] = defaultdict(list)
     for way in _ways(links):
