@@ -1,4 +1,4 @@
-"""Link: the result of one test between two hosts. Trunk: the bandwidth that two clusters share. Security."""
+"""Link: the result of one test between two hosts. Trunk: a wire that many hosts share. Security."""
 
 from __future__ import annotations
 
@@ -64,9 +64,12 @@ class Link(Record):
 
 
 class Trunk(Record):
-    """The bandwidth that all traffic from one cluster to another shares, in each direction at once."""
+    """The bandwidth that all traffic from one cluster to another shares, in each direction at once.
 
-    clusters: tuple[str, str]
+    With one cluster, its uplink: all that leaves it for any other shares the rate, and so does all that enters it.
+    """
+
+    clusters: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]
     bandwidth_bytes_per_s: float = Field(gt=0)  # payload, in the slower direction; a stated one is a line rate
     source: Literal["hosts.yaml", "measured"]
     pairs: int = Field(ge=0)  # hosts that sent at once, for a measured one

@@ -23,6 +23,7 @@ from planner.problem.connections import limited_by_encryption
 FORMS = (
     "link:CLUSTER-CLUSTER=10Gb/s",
     "trunk:CLUSTER-CLUSTER=10Gb/s",
+    "trunk:CLUSTER=10Gb/s",
     "fabric:CLUSTER=400Gb/s",
     "nic:HOST/NETDEV=25Gb/s",
     "+host:NAME=like:HOST",
@@ -58,9 +59,9 @@ class LinkRate:
 
 @dataclass(frozen=True)
 class TrunkRate:
-    """All traffic between two clusters together has this rate each way."""
+    """All traffic between two clusters together, or between one and all others, has this rate each way."""
 
-    clusters: tuple[str, str]
+    clusters: tuple[str, ...]
     bandwidth_bytes_per_s: float
 
     def __str__(self) -> str:

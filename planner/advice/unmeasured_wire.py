@@ -24,7 +24,7 @@ def unmeasured_wire_sentence(
     clusters were measured, all pairs that were not are named: that they count as slow may be why no plan uses them.
     """
     known = {frozenset(link.clusters) for link in inventory.links}
-    known |= {frozenset(trunk.clusters) for trunk in inventory.trunks}
+    known |= {frozenset(trunk.clusters) for trunk in inventory.trunks if len(trunk.clusters) > 1}
     unknown = [ends for ends in _used(plans, inventory) if ends not in known]
     slowest_bytes_per_s = slowest_between(inventory)
     if slowest_bytes_per_s is not None:

@@ -65,7 +65,8 @@ class MeasuredLink:
     """A measurement between two clusters or inside one.
 
     A host gets its rate of `hosts` over TCP, or `others` if it was in no pair, and over RDMA `rdma_share` of its ports'
-    rate. `median` is that of all pairs. `trunk_bytes_per_s` is for all hosts together.
+    rate. `median` is that of all pairs. `trunk_bytes_per_s` is for all hosts together, and `uplinks`, by cluster, are
+    in bytes/s for all that leaves or enters it.
     """
 
     median: HostRate = PORTS_ALONE
@@ -75,6 +76,7 @@ class MeasuredLink:
     streams: int = 1  # TCP connections side by side that got that rate
     latency_s: float = 0.0
     trunk_bytes_per_s: float | None = None
+    uplinks: Mapping[str, float] = field(default_factory=dict)
 
     def host_bytes_per_s(self, host: str, port_bytes_per_s: float | None) -> float | None:
         """Return the rate of `host` with such a port over TCP; None when not known."""
@@ -95,7 +97,8 @@ def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> 
     links: defaultdict[Clusters, list[Link]] = defaultdict(list)
     for link in (link for link in inventory.links if not link.tunnel):
         links[frozenset(link.clusters)].append(link)
-    trunks = {frozenset(trunk.clusters): part * _payload_bytes_per_s(trunk) for trunk in inventory.trunks}
+    rates = {frozenset(trunk.clusters): part * _payload_bytes_per_s(trunk) for trunk in inventory.trunks}
+    trunks = {ends: rate for ends, rate in rates.items() if len(ends) > 1}
     found = {
         clusters: _connection(links[clusters], port_rate, part, trunks.get(clusters))
         for clusters in dict.fromkeys([*links, *trunks])
@@ -104,6 +107,9 @@ def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> 
     if between:
         unmeasured = (pair for pair in cluster_pairs(inventory) if pair not in found)
         found.update(dict.fromkeys(unmeasured, _worst(inventory, list(between.values()), port_rate, part)))
+    for pair in cluster_pairs(inventory) if len(rates) > len(trunks) else ():
+        uplinks = {name: rates[alone] for name in sorted(pair) if (alone := frozenset({name})) in rates}
+        found[pair] = replace(found.get(pair, NOT_MEASURED), uplinks=uplinks)
     return found
 
 
@@ -164,6 +170,7 @@ def through_tunnel(
             others=reduced(connection.others, min(of_hosts)),
             latency_s=max(latencies[clusters], default=connection.latency_s),
             trunk_bytes_per_s=trunk and trunk * share,
+            uplinks={name: rate * share for name, rate in connection.uplinks.items()},
         )
 
     return {key: tunnelled(key, each) if len(key) > 1 else each for key, each in connections.items()}
@@ -226,7 +233,8 @@ def _worst(inventory: Inventory, ways: Sequence[Way], port_rate: PortRate, part:
     ports = _ports_rate(slowest, port_rate)
     worst = HostRate(part * (ports if kind == "ports" and ports is not None else rate), kind == "raised")
     latencies = [link.latency_s.median for way in ways for link in way if link.latency_s is not None]
-    trunks = [part * trunk.bandwidth_bytes_per_s for trunk in inventory.trunks if trunk.source == "measured"]
+    measured = [trunk for trunk in inventory.trunks if trunk.source == "measured" and len(trunk.clusters) > 1]
+    trunks = [part * trunk.bandwidth_bytes_per_s for trunk in measured]
     return MeasuredLink(
         median=worst,
         others=worst,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations_with_replacement
+from typing import Literal, NamedTuple
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Cluster, Inventory, Network, NetworkPort
@@ -36,6 +37,14 @@ class NetworkRoute:
     bandwidths: tuple[float | None, ...]
     ports_bytes_per_s: tuple[float | None, ...]
     nvlink: bool = False  # the GPUs' NVLinks carry it, not the NICs
+
+
+class SharedWire(NamedTuple):
+    """A wire that many hosts share, in one direction: a trunk between two clusters, or the uplink of the one named."""
+
+    sender: str
+    receiver: str
+    kind: Literal["trunk", "uplink"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,23 @@ class Networks:
     def connection(self, one: str, other: str) -> MeasuredLink:
         """Return the measurement between two clusters, or with one name inside it."""
         return self._connections.get(frozenset((one, other)), NOT_MEASURED)
+
+    def shared_wires(self, sender: str, receiver: str) -> Mapping[SharedWire, float]:
+        """Return, in bytes/s, the trunk and the uplinks that all traffic from one cluster to another uses."""
+        if sender == receiver:
+            return {}
+        connection = self.connection(sender, receiver)
+        rates = {
+            SharedWire(sender, receiver, "trunk"): connection.trunk_bytes_per_s,
+            SharedWire(sender, "", "uplink"): connection.uplinks.get(sender),
+            SharedWire("", receiver, "uplink"): connection.uplinks.get(receiver),
+        }
+        return {wire: rate for wire, rate in rates.items() if rate is not None}
+
+    def uplink_bytes_per_s(self, cluster: str) -> float | None:
+        """Return the rate of the cluster's uplink; None if it has none, or there is no other cluster."""
+        others = (self.connection(cluster, other) for other in self._names if other != cluster)
+        return next((found.uplinks.get(cluster) for found in others), None)
 
     def latency_s(self, clusters: Collection[str]) -> float:
         """Seconds one message is under way at most between hosts of `clusters`; 0 where nothing was measured."""

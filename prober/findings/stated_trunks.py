@@ -16,17 +16,16 @@ LOW_SHARE = 0.80  # of a stated line rate; headers take a twentieth of it
 def find_stated_trunks(
     stated: Iterable[StatedTrunk], clusters: Sequence[Cluster]
 ) -> tuple[tuple[Trunk, ...], tuple[Finding, ...]]:
-    """The trunks between clusters that were found, in the clusters' order, and a finding for each other one."""
+    """The trunks and uplinks of clusters that were found, in the clusters' order, and a finding for each other one."""
     names = [cluster.name for cluster in clusters]
     trunks, findings = [], []
     for trunk in stated:
-        missing = [name for name in trunk.between if name not in names]
+        missing = [name for name in trunk.clusters if name not in names]
         if missing:
             findings.append(_not_found(trunk, missing, clusters))
         else:
-            first, second = sorted(trunk.between, key=names.index)
-            rate = bytes_per_s_from_gbps(trunk.gbps)
-            trunks.append(Trunk(clusters=(first, second), bandwidth_bytes_per_s=rate, source="hosts.yaml", pairs=0))
+            ends, rate = tuple(sorted(trunk.clusters, key=names.index)), bytes_per_s_from_gbps(trunk.gbps)
+            trunks.append(Trunk(clusters=ends, bandwidth_bytes_per_s=rate, source="hosts.yaml", pairs=0))
     return tuple(trunks), tuple(findings)
 
 
@@ -47,7 +46,7 @@ def _not_found(trunk: StatedTrunk, missing: Sequence[str], clusters: Sequence[Cl
     found = ", ".join(cluster.name for cluster in clusters) or "none"
     return TRUNK_UNKNOWN.finding(
         [host for cluster in clusters for host in cluster.hosts],
-        f"`trunks:` is about {' and '.join(trunk.between)}; found: {found}, not {' nor '.join(missing)}",
+        f"`trunks:` is about {' and '.join(trunk.clusters)}; found: {found}, not {' nor '.join(missing)}",
     )
 
 

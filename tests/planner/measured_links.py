@@ -41,8 +41,8 @@ def with_links(inventory: Inventory, *links: Link) -> Inventory:
 
 
 def with_trunk(inventory: Inventory, clusters: Sequence[str], bytes_per_s: float) -> Inventory:
-    """The inventory with a trunk between two clusters."""
-    trunk = Trunk(clusters=(clusters[0], clusters[1]), bandwidth_bytes_per_s=bytes_per_s, source="measured", pairs=2)
+    """The inventory with a trunk between two clusters, or the uplink of one."""
+    trunk = Trunk(clusters=tuple(clusters), bandwidth_bytes_per_s=bytes_per_s, source="measured", pairs=2)
     return inventory.model_copy(update={"trunks": (*inventory.trunks, trunk)})
 
 

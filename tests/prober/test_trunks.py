@@ -140,7 +140,12 @@ def hosts_file(trunks: object, pins: tuple[str | None, ...] = ("a", "b")) -> Hos
         ("ten", "trunks: "),
         ({"between": ["a", "b"], "gbps": 1}, "trunks: "),
         ([10], "trunks.0: "),
-        ([{"gbps": 1}], "trunks.0.between: missing"),
+        ([{"gbps": 1}], "trunks.0: name either `between`"),
+        ([{"between": ["a", "b"], "cluster": "a", "gbps": 1}], "trunks.0: name either `between`"),
+        ([{"cluster": ["a"], "gbps": 1}], "trunks.0.cluster: "),
+        ([{"cluster": "../b", "gbps": 1}], "trunks.0.cluster: "),
+        ([{"cluster": "c", "gbps": 1}], "trunks: 0.cluster: no host is pinned to cluster c"),
+        ([{"cluster": "a", "gbps": 1}, {"cluster": "a", "gbps": 2}], "1.cluster: a is listed twice"),
         ([{"between": ["a", "b"]}], "trunks.0.gbps: missing"),
         ([{"between": ["a", "b"], "gbps": 0}], "trunks.0.gbps: "),
         ([{"between": ["a", "b"], "gbps": -5}], "trunks.0.gbps: "),
@@ -175,7 +180,8 @@ def test_impossible_trunk_is_refused_with_its_key(trunks: object, said: str) -> 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["a", "b", "c"]),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["between", "gbps", "x"]), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["between", "cluster", "gbps", "x"]), inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -190,7 +196,7 @@ def test_whatever_trunks_holds_it_is_taken_or_refused_by_name(trunks: Any) -> No
     except HolmesError as error:
         refused = error.what
     assert refused == "" or refused.startswith("hosts.yaml: trunks")
-    assert all(set(trunk.between) == {"a", "b"} and 0 < trunk.gbps < math.inf for trunk in taken)
+    assert all({"a", "b"}.issuperset(trunk.clusters) and 0 < trunk.gbps < math.inf for trunk in taken)
 
 
 @pytest.mark.parametrize("pins", [(None, None), ("a", None)])
@@ -222,6 +228,13 @@ def test_stated_trunk_of_a_cluster_that_was_not_found_is_a_finding() -> None:
     (finding,) = findings
     assert (finding.rule, finding.severity, finding.hosts) == ("NET-TRUNK-UNKNOWN", "W", ("a1", "b1"))
     assert finding.evidence == "`trunks:` is about a and east; found: a, b, not east"
+
+
+def test_stated_uplink_is_of_one_cluster() -> None:
+    trunks, findings = find_stated_trunks([StatedTrunk(cluster="b", gbps=2)], cpu_inventory([2, 2]).clusters)
+    assert [(trunk.clusters, trunk.bandwidth_bytes_per_s) for trunk in trunks] == [(("b",), 0.25e9)]
+    _, findings = find_stated_trunks([StatedTrunk(cluster="east", gbps=2)], cpu_inventory([1, 1]).clusters)
+    assert [finding.evidence for finding in findings] == ["`trunks:` is about east; found: a, b, not east"]
 
 
 def measured(gbps: float) -> Trunk:
