@@ -9,7 +9,7 @@ from holmes_core.measured_ago import measured_ago
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_rate
-from planner.problem.connections import cluster_pairs, slowest_between
+from planner.problem.connections import as_counted, cluster_pairs, slowest_between
 
 NAMED = 6  # hosts, clusters or pairs named in a sentence
 NOMINAL = "rates are nominal"
@@ -25,8 +25,8 @@ def unmeasured_wire_sentence(
     """
     known = {frozenset(link.clusters) for link in inventory.links}
     known |= {frozenset(trunk.clusters) for trunk in inventory.trunks if len(trunk.clusters) > 1}
-    unknown = [ends for ends in _used(plans, inventory) if ends not in known]
-    slowest_bytes_per_s = slowest_between(inventory)
+    unknown = [ends for ends in used_networks(plans, inventory) if ends not in known]
+    slowest_bytes_per_s = slowest_between(as_counted(inventory, plans[0].job.wire.cautious))
     if slowest_bytes_per_s is not None:
         wired = _wired(inventory)
         assumed = [pair for pair in cluster_pairs(inventory) if pair not in known and pair & wired]
@@ -34,14 +34,13 @@ def unmeasured_wire_sentence(
         parts = [(assumed, rate), ([ends for ends in unknown if len(ends) == 1], NOMINAL)]
     else:
         parts = [(unknown, NOMINAL)]
-    said = [
-        f"Wire not measured ({_names(ends)}): {rate}; `holmes probe --links` measures." for ends, rate in parts if ends
-    ]
+    named = [(network_names(ends), rate) for ends, rate in parts if ends]
+    said = [f"Wire not measured ({names}): {rate}; `holmes probe --links` measures." for names, rate in named]
     age = None if said else measured_ago([link.measured_at_s for link in inventory.links], now_s)
     return (*said, *((f"Wire measured {age}.",) if age else ()), *_untested_hosts(plans, inventory))
 
 
-def _names(networks: Sequence[frozenset[str]]) -> str:
+def network_names(networks: Sequence[frozenset[str]]) -> str:
     """Return the names of the pairs of clusters and of the clusters, a few of each."""
     across = [" - ".join(sorted(ends)) for ends in networks if len(ends) == 2]
     inside = [name for ends in networks if len(ends) == 1 for name in ends]
@@ -70,7 +69,7 @@ def _untested_hosts(plans: Sequence[Plan], inventory: Inventory) -> Iterator[str
         yield f"In no measured pair: {names}; each counts as slow as the slowest host that was measured."
 
 
-def _used(plans: Sequence[Plan], inventory: Inventory) -> list[frozenset[str]]:
+def used_networks(plans: Sequence[Plan], inventory: Inventory) -> list[frozenset[str]]:
     """Return pairs of clusters that exchange data, then clusters whose hosts do; a loopback is no wire."""
     across: set[frozenset[str]] = set()
     inside: set[frozenset[str]] = set()

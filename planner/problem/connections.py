@@ -19,7 +19,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from holmes_core.records.inventory import Inventory, Network, NetworkPort
-from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, Trunk
+from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, Spread, Trunk
 from holmes_core.records.plan import TUNNEL_NETDEV
 from holmes_core.units import bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share, tunnel_payload_share
@@ -90,6 +90,18 @@ class MeasuredLink:
 
 
 NOT_MEASURED = MeasuredLink()
+
+
+def as_counted(inventory: Inventory, cautious: bool) -> Inventory:
+    """Return the inventory with links at the rate that plans count: that of their slowest sample if `cautious`."""
+    if not cautious:
+        return inventory
+
+    def slowest(link: Link) -> Link:
+        least = link.bandwidth_bytes_per_s.min
+        return link.model_copy(update={"bandwidth_bytes_per_s": Spread(min=least, median=least)})
+
+    return inventory.model_copy(update={"links": tuple(map(slowest, inventory.links))})
 
 
 def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, MeasuredLink]:
@@ -271,6 +283,11 @@ def _ways(links: Iterable[Link]) -> list[Way]:
     for link in links:
         ways[link.way].append(link)
     return list(ways.values())
+
+
+def best_links(links: Iterable[Link]) -> list[Link]:
+    """Return the link of each pair of hosts and direction at its best number of streams."""
+    return [max(way, key=lambda link: link.bandwidth_bytes_per_s.median) for way in _ways(links)]
 
 
 def _rate(way: Way) -> float:

@@ -15,7 +15,14 @@ from holmes_core.records.link import Link
 from holmes_core.units import bytes_per_s_from_gbps
 from holmes_runtime.config.rank_grid import NetName
 from planner.cost.collectives import tcp_payload_share
-from planner.problem.connections import NOT_MEASURED, MeasuredLink, read_connections, through_tunnel, tunnel_network
+from planner.problem.connections import (
+    NOT_MEASURED,
+    MeasuredLink,
+    as_counted,
+    read_connections,
+    through_tunnel,
+    tunnel_network,
+)
 from planner.problem.nvlink import hosts_without_imex, nvlink_rates
 
 SHARED = "shared"
@@ -66,6 +73,7 @@ class Networks:
     """The networks of an inventory, indexed by host."""
 
     def __init__(self, inventory: Inventory, job: Job) -> None:
+        inventory = as_counted(inventory, job.wire.cautious)
         self._on_cpu = job.device == "cpu"
         self._cluster_of = {host: cluster for cluster in inventory.clusters for host in cluster.hosts}
         mtus = {(host.name, netdev.name): netdev.mtu for host in inventory.hosts for netdev in host.netdevs}

@@ -35,6 +35,11 @@ def measured(
     )
 
 
+def both_ways(link: Link) -> tuple[Link, Link]:
+    """The link, and the same the other way."""
+    return link, link.model_copy(update={"direction": "backward"})
+
+
 def with_links(inventory: Inventory, *links: Link) -> Inventory:
     """The inventory with those links."""
     return inventory.model_copy(update={"links": links})

@@ -17,7 +17,7 @@ from planner.islands.cluster_subset import only_clusters
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, plan_for
 from tests.planner.fluid_wire import FluidRun
-from tests.planner.measured_links import measured, with_links, with_trunk
+from tests.planner.measured_links import both_ways, measured, with_links, with_trunk
 from tests.seeds import seeds
 
 SLOW = 0.04 * GBPS
@@ -39,7 +39,8 @@ def wire_job(**fixed: object) -> Job:
 
 def between(one: str, other: str, bytes_per_s: float, latency_s: float = 1e-3) -> Iterable[Link]:
     """Links between the hosts of two clusters of `SITES`."""
-    return (measured((f"{one}{i}", f"{other}{j}"), bytes_per_s, latency_s) for i, j in product((1, 2), repeat=2))
+    ends = ((f"{one}{i}", f"{other}{j}") for i, j in product((1, 2), repeat=2))
+    return (way for pair in ends for way in both_ways(measured(pair, bytes_per_s, latency_s)))
 
 
 HALF = with_links(SITES, *between("a", "b", SLOW))
