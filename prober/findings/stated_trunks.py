@@ -54,8 +54,9 @@ def _low(inventory: Inventory, measured: Trunk, stated: Trunk) -> Finding:
     members = [cluster.hosts for cluster in inventory.clusters if cluster.name in stated.clusters]
     seen = f"{format_rate(measured.bandwidth_bytes_per_s)} by {measured.pairs} pairs of hosts at once"
     share = f"{measured.bandwidth_bytes_per_s / stated.bandwidth_bytes_per_s:.0%}"
-    stated_rate = format_rate(stated.bandwidth_bytes_per_s)
+    stated_rate, (first, *others) = format_rate(stated.bandwidth_bytes_per_s), stated.clusters
+    wire = f"{first} to {others[0]}" if others else f"the uplink of {first}"
     return TRUNK_LOW.finding(
         [host for hosts in members for host in hosts],
-        f"{' to '.join(stated.clusters)}: {seen}, {share} of the {stated_rate} that hosts.yaml states",
+        f"{wire}: {seen}, {share} of the {stated_rate} that hosts.yaml states",
     )
