@@ -242,7 +242,9 @@ class Inventory(FileRecord):
         between = [frozenset(trunk.clusters) for trunk in self.trunks]
         for trunk, clusters in zip(self.trunks, between, strict=True):
             if len(clusters) < len(trunk.clusters) or between.count(clusters) > 1:
-                raise ValueError(f"trunks must be one of two clusters or of one each, seen: {sorted(clusters)}")
+                raise ValueError(
+                    f"trunks must be one between two clusters, or of one, each, seen: {list(trunk.clusters)}"
+                )
         return self
 
     def source_digest(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Annotated, Literal
 
@@ -61,6 +61,15 @@ class Link(Record):
     def way(self) -> tuple[str, tuple[str, str], tuple[str, str], Direction, bool, Memory]:
         """The key shared by tests that differ only in streams."""
         return self.network, self.hosts, self.devices, self.direction, self.tunnel, self.memory
+
+
+def best_links(links: Iterable[Link]) -> Iterable[Link]:
+    """Return the link with the highest median among links that differ in streams alone."""
+    best: dict[object, Link] = {}
+    for link in links:
+        if link.way not in best or link.bandwidth_bytes_per_s.median > best[link.way].bandwidth_bytes_per_s.median:
+            best[link.way] = link
+    return best.values()
 
 
 class Trunk(Record):

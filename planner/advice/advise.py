@@ -199,8 +199,8 @@ def _faster_networks(inventory: Inventory, job: Job) -> Iterator[tuple[LinkRate 
                 twice = 2 * networks.line_rate(connection.trunk_bytes_per_s)
                 yield TrunkRate((a.name, b.name), twice), f"twice the trunk between {a.name} and {b.name}"
     for cluster in inventory.clusters:
-        if uplink := networks.uplink_bytes_per_s(cluster.name):
-            twice = 2 * networks.line_rate(uplink)
+        if cluster.name in networks.uplinks:
+            twice = 2 * networks.line_rate(networks.uplinks[cluster.name])
             yield TrunkRate((cluster.name,), twice), f"twice the uplink of {cluster.name}"
         ports = cluster.fabric.ports
         rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in ports)

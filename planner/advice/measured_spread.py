@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.link import Link
+from holmes_core.records.link import Link, best_links
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_rate
 from planner.advice.unmeasured_wire import network_names, used_networks
-from planner.problem.connections import best_links
 
 WIDE = 1.5  # median over minimum; an assumption: two tests of a steady link differ by a fifth at most
 

@@ -203,7 +203,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         has_one_nic=tuple(each.has_one_nic for each in hardware),
         crossings=_crossings(fleet, networks, packed, max(at_once), (dp, exchange)),
         uplink_edge_s={
-            x: packed * dp / rate for x, name in enumerate(names) if (rate := networks.uplink_bytes_per_s(name))
+            x: packed * dp / networks.uplinks[name] for x, name in enumerate(names) if name in networks.uplinks
         },
         fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
         shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
@@ -228,8 +228,9 @@ def _crossings(
     for (x, one), (y, other) in combinations_with_replacement(enumerate(fleet.cluster_names), 2):
         measured = networks.connection(one, other)
         path = measured.fastest_bytes_per_s if x != y else None  # inside, the rates of NICs say it
-        narrowest = min(networks.shared_wires(one, other).values(), default=None)
-        trunk_edge_s = _free_or(message_bytes * dp, measured.trunk_bytes_per_s)
+        trunk = measured.trunk_bytes_per_s
+        narrowest = min((rate for rate in (trunk, *measured.uplinks.values()) if rate is not None), default=None)
+        trunk_edge_s = _free_or(message_bytes * dp, trunk)
         edge_s = max(_free_or(message_bytes * at_once, path), _free_or(message_bytes * dp, narrowest))
         if measured != NOT_MEASURED:
             rates = _free_or(exchange, path), _free_or(exchange, narrowest)

@@ -285,11 +285,6 @@ def _ways(links: Iterable[Link]) -> list[Way]:
     return list(ways.values())
 
 
-def best_links(links: Iterable[Link]) -> list[Link]:
-    """Return the link of each pair of hosts and direction at its best number of streams."""
-    return [max(way, key=lambda link: link.bandwidth_bytes_per_s.median) for way in _ways(links)]
-
-
 def _rate(way: Way) -> float:
     """Return the bytes/s at the best number of streams."""
     return max(link.bandwidth_bytes_per_s.median for link in way)

@@ -133,10 +133,10 @@ class Networks:
         }
         return {wire: rate for wire, rate in rates.items() if rate is not None}
 
-    def uplink_bytes_per_s(self, cluster: str) -> float | None:
-        """Return the rate of the cluster's uplink; None if it has none, or there is no other cluster."""
-        others = (self.connection(cluster, other) for other in self._names if other != cluster)
-        return next((found.uplinks.get(cluster) for found in others), None)
+    @cached_property
+    def uplinks(self) -> Mapping[str, float]:
+        """The uplinks in bytes/s, by cluster; none where there is one cluster."""
+        return {name: rate for each in self._connections.values() for name, rate in each.uplinks.items()}
 
     def latency_s(self, clusters: Collection[str]) -> float:
         """Seconds one message is under way at most between hosts of `clusters`; 0 where nothing was measured."""

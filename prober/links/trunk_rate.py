@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holmes_core.records.link import DIRECTIONS, Direction, Link, Trunk
-from prober.links.link_audit import best_links
+from holmes_core.records.link import DIRECTIONS, Direction, Link, Trunk, best_links
 from prober.links.link_pairs import Pair
 from prober.links.link_tools import SKIPPED, WINDOWS, Points
 
