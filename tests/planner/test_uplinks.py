@@ -152,3 +152,12 @@ def test_a_cluster_has_one_uplink() -> None:
         Inventory.model_validate(twice.model_dump())
     assert Inventory.model_validate(UPLINKS.model_dump()) == UPLINKS
     assert [trunk.clusters for trunk in only_clusters(UPLINKS, ["a", "c"]).trunks] == [("a",), ("c",)]
+
+
+@pytest.mark.parametrize("fixed", [{"pp": 1, "dp": 3}, {"pp": 3, "dp": 1}, {}])
+def test_the_uplink_of_a_single_host_costs_what_a_nic_of_that_rate_does(fixed: dict[str, int]) -> None:
+    job = bed_job(**WIRE_ONLY | {"global_batch_size": 12}, parallel=fixed)
+    behind_nics = plan_for(cpu_inventory([1, 1, 1], 100, 0.1), job)
+    behind_uplinks = plan_for(with_uplinks(cpu_inventory([1, 1, 1], 100, 1.0), 0.1), job)
+    assert behind_uplinks.prediction.step_s == pytest.approx(behind_nics.prediction.step_s)
+    assert behind_uplinks.solve.placement_s == pytest.approx(behind_nics.solve.placement_s)
