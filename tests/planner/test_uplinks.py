@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from benchmarks.best_simulated import draw_fleet
 from holmes_cli.replan import Replanner
+from holmes_cli.screen.show_inventory import trunk_cells
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.link import Trunk
 from holmes_runtime.config.verdicts import LinkIsSlow
@@ -24,6 +25,7 @@ from planner.problem.networks import Networks, SharedWire
 from planner.problem.problem import read_problem
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
 from planner.search.closed_form import SiteBlock, blocks_step_s
+from prober.differences import changes
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, plan_for
 from tests.planner.fluid_wire import FluidRun
 from tests.planner.measured_links import both_ways, measured, with_links, with_trunk
@@ -144,6 +146,13 @@ def test_a_link_slowed_by_an_uplink_is_planned_anew_with_a_slower_uplink() -> No
     anew = Replanner(UPLINKS).after(plan, LinkIsSlow("a2", "b1", ratio=20.0, taken_s=2.0, planned_s=0.1), ())
     assert len({rank.cluster for rank in anew.ranks}) == 2
     assert {rank.cluster for rank in anew.ranks} != {rank.cluster for rank in plan.ranks}
+
+
+def test_an_uplink_is_shown_as_one_of_its_cluster() -> None:
+    (trunk, *_) = UPLINKS.trunks
+    assert trunk_cells(trunk) == ("a - all others", "250 Mbit/s", "hosts.yaml")
+    (gone,) = changes(with_trunk(SITES, "b", 1e6), SITES)
+    assert (gone.subject, gone.fact) == ("b", "uplink")
 
 
 def test_a_cluster_has_one_uplink() -> None:
