@@ -15,20 +15,19 @@ WIDE = 1.5  # median over minimum; an assumption: two tests of a steady link dif
 
 def spread_sentence(plans: Sequence[Plan], inventory: Inventory) -> tuple[str, ...]:
     """Name the samples of the link that varies most, and how many networks of `plans` have one that varies by much."""
-    found: list[tuple[float, str]] = []
-    for ends in used_networks(plans, inventory):
-        links = best_links(link for link in inventory.links if frozenset(link.clusters) == ends and not link.tunnel)
-        for rates in (link.bandwidth_bytes_per_s for link in sorted(links, key=_ratio)[-1:]):
-            where = f"{network_names([ends])}: minimum {format_rate(rates.min)}, median {format_rate(rates.median)}"
-            found.append((rates.median / rates.min, where))
-    wide = [where for ratio, where in sorted(found, reverse=True) if ratio > WIDE]
+    clear = best_links(link for link in inventory.links if not link.tunnel)
+    varying = sorted((link for link in clear if _ratio(link) > WIDE), key=_ratio, reverse=True)
+    used = used_networks(plans, inventory) if varying else []
+    wide = [link for link in varying if frozenset(link.clusters) in used]
     if not wide:
         return ()
-    more = f"; and {len(wide) - 1} more" if len(wide) > 1 else ""
+    rates, networks = wide[0].bandwidth_bytes_per_s, list(dict.fromkeys(frozenset(link.clusters) for link in wide))
+    where = f"{network_names(networks[:1])}: minimum {format_rate(rates.min)}, median {format_rate(rates.median)}"
+    more = f"; and {len(networks) - 1} more" if len(networks) > 1 else ""
     counted = "the median counts; `--set wire.cautious=true` plans on the minimum"
     if plans[0].job.wire.cautious:
         counted = "the minimum counts, as `wire.cautious` in job.yaml asks"
-    return (f"Wire varies ({wide[0]}{more}): {counted}.",)
+    return (f"Wire varies ({where}{more}): {counted}.",)
 
 
 def _ratio(link: Link) -> float:
