@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Job, Wire
+from holmes_core.records.job import Job
 from holmes_core.records.plan import Order, Plan
 from holmes_runtime.config.codec import CODECS, Codec
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, TrunkRate
@@ -159,7 +159,7 @@ def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLe
     job = plan.job
     anew, affordable = TimeLeft(effort.limit_s), effort.candidates // max(1, plan.solve.candidates)
     for codec in CODECS[CODECS.index(job.wire.edges) + 1 :]:
-        allowing = job.model_copy(update={"wire": Wire(edges=codec)})
+        allowing = job.model_copy(update={"wire": job.wire.model_copy(update={"edges": codec})})
         if allowed_codecs(allowing) == allowed_codecs(job) or not left.seconds:
             continue
         step_s = repacked_step_s(inventory, plan, allowing)

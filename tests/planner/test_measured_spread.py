@@ -10,6 +10,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.link import Link, Spread
 from holmes_core.records.plan import Plan
+from planner.advice.advise import advise
 from planner.advice.measured_spread import spread_sentence
 from planner.advice.unmeasured_wire import unmeasured_wire_sentence
 from planner.problem.networks import Networks
@@ -67,6 +68,22 @@ def test_a_steady_wire_and_a_network_that_the_plan_does_not_use_are_no_news() ->
     plan = plan_for(SITES, bed_job(parallel={"pp": 2, "dp": 1}))
     assert {rank.cluster for rank in plan.ranks} == {"a"}
     assert spread_sentence((plan,), varying(SITES)) == ()
+
+
+def test_a_cautious_job_names_a_wire_that_varies_even_if_the_plan_does_not_use_it() -> None:
+    plan = plan_for(varying(SITES), bed_job(parallel={"pp": 2, "dp": 1}, wire={"cautious": True}))
+    assert {rank.cluster for rank in plan.ranks} == {"a"}
+    (said,) = spread_sentence((plan,), varying(SITES))
+    assert said.startswith("Wire varies (a - b: ")
+
+
+def test_advice_on_codecs_stays_cautious() -> None:
+    gains = [
+        {gain.codec: gain.step_s for gain in advise(inventory, plan_for(inventory, job), {}).codecs}
+        for inventory, job in ((varying(SITES), job_of(True)), (varying(SITES, median=SLOWEST), job_of(False)))
+    ]
+    assert gains[0] == pytest.approx(gains[1])
+    assert gains[0]
 
 
 def test_the_network_that_varies_most_is_named_and_the_others_counted() -> None:
