@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Inventory
@@ -33,9 +34,10 @@ class Replanner:
         """Return the network between the two hosts with its planned rate divided by the link's ratio."""
         networks, hosts = Networks(self.inventory, plan.job), (link.sender, link.receiver)
         here, there = (networks.cluster(host).name for host in hosts)
-        trunk = networks.connection(here, there).trunk_bytes_per_s if here != there else None
-        if trunk is not None:
-            return TrunkRate((here, there), networks.line_rate(trunk) / link.ratio)
+        wires = networks.shared_wires(here, there)
+        if wires:
+            narrowest, rate = min(wires.items(), key=itemgetter(1))
+            return TrunkRate(tuple(name for name in narrowest[:2] if name), networks.line_rate(rate) / link.ratio)
         rates = [rate for rate in networks.route(hosts).bandwidths if rate is not None]
         if not rates:
             between = f"{link.sender} and {link.receiver}"

@@ -108,7 +108,9 @@ def _wire(inventory: Inventory) -> Rates:
         key = f"{sender} -> {receiver}", how
         rates[key] = max(rates.get(key, 0.0), link.bandwidth_bytes_per_s.median)
     for trunk in inventory.trunks:
-        rates[" - ".join(trunk.clusters), "trunk"] = trunk.bandwidth_bytes_per_s
+        rates[" - ".join(trunk.clusters), "trunk" if len(trunk.clusters) > 1 else "uplink"] = (
+            trunk.bandwidth_bytes_per_s
+        )
     return rates
 
 

@@ -31,8 +31,9 @@ def with_kept_links(older: Inventory, newer: Inventory) -> WithKept:
         for link in older.links
         if not changed & set(link.hosts) and tuple(homes.get(host) for host in link.hosts) == link.clusters
     )
-    between = {frozenset(link.clusters) for link in links}
-    trunks = [each for each in older.trunks if each.source == "measured" and frozenset(each.clusters) in between]
+    between = {frozenset(link.clusters) for link in links if link.kind == "between"}
+    measured = [each for each in older.trunks if each.source == "measured"]
+    trunks = [each for each in measured if any(pair.issuperset(each.clusters) for pair in between)]
     inventory = with_measured(newer, trunks)
     findings = joined((*inventory.findings, *audit_links(inventory, links)))
     inventory = inventory.model_copy(update={"links": links, "findings": findings})

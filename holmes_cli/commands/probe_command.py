@@ -127,7 +127,7 @@ def unmeasured_sentence(inventory: Inventory) -> str | None:
     """Return a sentence that rates between clusters or hosts are nominal, with the time to measure them; None if
     measured."""
     known = {frozenset(link.clusters) for link in inventory.links}
-    known |= {frozenset(trunk.clusters) for trunk in inventory.trunks}
+    known |= {frozenset(trunk.clusters) for trunk in inventory.trunks if len(trunk.clusters) > 1}
     wired = [each for each in inventory.clusters if each.fabric.kind != "loopback"]
     across = {frozenset({one.name, other.name}) for one, other in combinations(wired, 2)}
     inside = {frozenset({each.name}) for each in wired if len(each.hosts) > 1}

@@ -40,7 +40,7 @@ def show_inventory(inventory: Inventory, now_s: float | None = None) -> None:
     if inventory.links:
         out.print(_links_table(inventory.links, now_s))
     if inventory.trunks:
-        title, headings = "Trunks, which all hosts of two clusters share", ("between", "each way", "from")
+        title, headings = "Trunks, which all hosts of clusters share", ("between", "each way", "from")
         out.print(_table(title, headings, map(trunk_cells, inventory.trunks)))
     for finding in sorted(inventory.findings, key=lambda finding: "FWI".index(finding.severity)):
         _show_finding(finding)
@@ -153,7 +153,8 @@ def _table(
 def trunk_cells(trunk: Trunk) -> tuple[str, str, str]:
     """Return the clusters, the rate each way and its source, for the screen and the page alike."""
     source = "hosts.yaml" if trunk.source == "hosts.yaml" else f"measured, {trunk.pairs} pairs of hosts at once"
-    return " - ".join(trunk.clusters), format_rate(trunk.bandwidth_bytes_per_s), source
+    ends = " - ".join(trunk.clusters) if len(trunk.clusters) > 1 else f"{trunk.clusters[0]} - all others"
+    return ends, format_rate(trunk.bandwidth_bytes_per_s), source
 
 
 def _show_finding(finding: Finding) -> None:

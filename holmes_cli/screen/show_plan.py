@@ -26,6 +26,7 @@ from planner.advice.assumed_speeds import assumed_speed_sentence
 from planner.advice.cluster_spans import cluster_spans
 from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, shares_sentence, tasklets
 from planner.advice.left_out import left_out_sentences
+from planner.advice.measured_spread import spread_sentence
 from planner.advice.unmeasured_wire import unmeasured_wire_sentence
 from planner.advice.unsaved_work import unsaved_sentences
 from planner.advice.unused_fabric import unused_fabric_sentences
@@ -73,6 +74,7 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         f"{format_seconds(cost.round_s)} a round, {cost.tokens_per_s:.0f} tokens/s; {whole}",
         f"{against}; what islands exchange is {waited}",
         *unmeasured_wire_sentence(plan.islands, inventory, time.time()),
+        *spread_sentence(plan.islands, inventory),
         "A token may teach islands less than hosts that train as one: compare losses before a long run.",
         *unsaved_sentences(plan.job, (plan.rounds * cost.round_s + cost.end_s) / plan.job.steps),
         *_rate_sentence(plan),
@@ -124,6 +126,7 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         _speed_sentence(plan, inventory),
         _usual_sentence(plan),
         *unmeasured_wire_sentence((plan,), inventory, time.time()),
+        *spread_sentence((plan,), inventory),
         *left_out_sentences(plan, inventory),
         *unsaved_sentences(plan.job, plan.prediction.step_s),
         *_overrides_sentence(plan.job_source),

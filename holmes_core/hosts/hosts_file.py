@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import NAME_LENGTH, NAME_PATTERN, expand_pattern, is_pattern
@@ -60,19 +60,34 @@ class HostEntry(Record):
 
 
 class StatedTrunk(Record):
-    """Line rate of the trunk between two clusters, in each direction, for all hosts together."""
+    """Line rate of a trunk between two clusters, or of the uplink of one, in each direction, for all hosts together."""
 
-    between: tuple[Name, Name]
-    """The two clusters. Example: [east, west]"""
+    between: tuple[Name, Name] | None = None
+    """The two clusters of a trunk. Example: [east, west]"""
+    cluster: Name | None = None
+    """The cluster of an uplink, which all that leaves it or enters it shares. Example: east"""
     gbps: Annotated[float, Field(gt=0, le=MAX_TRUNK_GBPS, strict=True)]
     """Gbit/s in each direction. Example: 100"""
 
     @field_validator("between")
     @classmethod
-    def _clusters_are_two(cls, between: tuple[str, str]) -> tuple[str, str]:
-        if between[0] == between[1]:
-            raise ValueError(f"cluster {between[0]} is named twice; a trunk joins two clusters")
+    def _clusters_are_two(cls, between: tuple[str, str] | None) -> tuple[str, str] | None:
+        if between is not None and between[0] == between[1]:
+            raise ValueError(
+                f"cluster {between[0]} is named twice; a trunk joins two clusters, `cluster` has an uplink"
+            )
         return between
+
+    @model_validator(mode="after")
+    def _is_a_trunk_or_an_uplink(self) -> StatedTrunk:
+        if (self.between is None) is (self.cluster is None):
+            raise ValueError("name either `between`, the two clusters of a trunk, or `cluster`, that of an uplink")
+        return self
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The two clusters of a trunk, or the one of an uplink."""
+        return self.between or (str(self.cluster),)
 
 
 def _entry(value: Any) -> Any:
@@ -164,12 +179,14 @@ class HostsFile(Record):
         seen: set[frozenset[str]] = set()
         pinned = {host.cluster for host in info.data.get("hosts", ())}
         for number, trunk in enumerate(trunks):
-            if frozenset(trunk.between) in seen:
-                raise ValueError(f"{number}.between: {' and '.join(trunk.between)} are listed twice")
-            seen.add(frozenset(trunk.between))
-            unknown = [name for name in trunk.between if name not in pinned]
+            key = f"{number}.{'between' if trunk.between else 'cluster'}"
+            if frozenset(trunk.clusters) in seen:
+                verb = "are" if trunk.between else "is"
+                raise ValueError(f"{key}: {' and '.join(trunk.clusters)} {verb} listed twice")
+            seen.add(frozenset(trunk.clusters))
+            unknown = [name for name in trunk.clusters if name not in pinned]
             if unknown and pinned and None not in pinned:  # with every host pinned, no other cluster can be found
-                raise ValueError(f"{number}.between: no host is pinned to cluster {unknown[0]}")
+                raise ValueError(f"{key}: no host is pinned to cluster {unknown[0]}")
         return trunks
 
     def access(self, entry: HostEntry) -> Access:

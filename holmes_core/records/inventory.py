@@ -224,7 +224,7 @@ class Inventory(FileRecord):
     clusters: tuple[Cluster, ...]
     shared: Network | None
     links: tuple[Link, ...] = ()
-    trunks: tuple[Trunk, ...] = ()  # at most one for two clusters
+    trunks: tuple[Trunk, ...] = ()  # at most one for two clusters, and one for each alone
     nvlink_domains: tuple[NvlinkDomain, ...] = ()
     security: Security = IN_THE_CLEAR  # as hosts.yaml asks
     findings: tuple[Finding, ...]
@@ -240,9 +240,11 @@ class Inventory(FileRecord):
     @model_validator(mode="after")
     def _clusters_have_one_trunk(self) -> Inventory:
         between = [frozenset(trunk.clusters) for trunk in self.trunks]
-        for clusters in between:
-            if len(clusters) < 2 or between.count(clusters) > 1:
-                raise ValueError(f"trunks must be one between two clusters each, seen: {sorted(clusters)}")
+        for trunk, clusters in zip(self.trunks, between, strict=True):
+            if len(clusters) < len(trunk.clusters) or between.count(clusters) > 1:
+                raise ValueError(
+                    f"trunks must be one between two clusters, or of one, each, seen: {list(trunk.clusters)}"
+                )
         return self
 
     def source_digest(self) -> str:

@@ -61,13 +61,16 @@ class Parallel(Record):
 
 
 class Wire(Record):
-    """Permission for the planner to compress what crosses the network."""
+    """Permission for the planner to compress what crosses the network, and the measured rates that it counts on."""
 
     edges: Codec = "none"
     """Lossiest codec of activations and their gradients between stages: none (values as they are), bf16, int8 or int4
     (blocks of integers with a scale, stochastically rounded). The plan uses it, or one before it in this list, where
     the time saved is worth it. A codec's error in an activation is never corrected later (no error feedback), because
     no sample comes twice. Cost of codecs: docs/slow-links.md. Example: int8"""
+    cautious: bool = False
+    """Plan on the least rate that `holmes probe --links` saw of each link, for wires that vary; not set: on the median.
+    Example: true"""
 
 
 class Calibration(Record):

@@ -1,8 +1,8 @@
-"""Link: the result of one test between two hosts. Trunk: the bandwidth that two clusters share. Security."""
+"""Link: the result of one test between two hosts. Trunk: a wire that many hosts share. Security."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Annotated, Literal
 
@@ -63,10 +63,22 @@ class Link(Record):
         return self.network, self.hosts, self.devices, self.direction, self.tunnel, self.memory
 
 
-class Trunk(Record):
-    """The bandwidth that all traffic from one cluster to another shares, in each direction at once."""
+def best_links(links: Iterable[Link]) -> Iterable[Link]:
+    """Return the link with the highest median among links that differ in streams alone."""
+    best: dict[object, Link] = {}
+    for link in links:
+        if link.way not in best or link.bandwidth_bytes_per_s.median > best[link.way].bandwidth_bytes_per_s.median:
+            best[link.way] = link
+    return best.values()
 
-    clusters: tuple[str, str]
+
+class Trunk(Record):
+    """The bandwidth that all traffic from one cluster to another shares, in each direction at once.
+
+    With one cluster, its uplink: all that leaves it for any other shares the rate, and so does all that enters it.
+    """
+
+    clusters: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]
     bandwidth_bytes_per_s: float = Field(gt=0)  # payload, in the slower direction; a stated one is a line rate
     source: Literal["hosts.yaml", "measured"]
     pairs: int = Field(ge=0)  # hosts that sent at once, for a measured one

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Job, Wire
+from holmes_core.records.job import Job
 from holmes_core.records.plan import Order, Plan
 from holmes_runtime.config.codec import CODECS, Codec
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, TrunkRate
@@ -159,7 +159,7 @@ def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLe
     job = plan.job
     anew, affordable = TimeLeft(effort.limit_s), effort.candidates // max(1, plan.solve.candidates)
     for codec in CODECS[CODECS.index(job.wire.edges) + 1 :]:
-        allowing = job.model_copy(update={"wire": Wire(edges=codec)})
+        allowing = job.model_copy(update={"wire": job.wire.model_copy(update={"edges": codec})})
         if allowed_codecs(allowing) == allowed_codecs(job) or not left.seconds:
             continue
         step_s = repacked_step_s(inventory, plan, allowing)
@@ -199,6 +199,9 @@ def _faster_networks(inventory: Inventory, job: Job) -> Iterator[tuple[LinkRate 
                 twice = 2 * networks.line_rate(connection.trunk_bytes_per_s)
                 yield TrunkRate((a.name, b.name), twice), f"twice the trunk between {a.name} and {b.name}"
     for cluster in inventory.clusters:
+        if cluster.name in networks.uplinks:
+            twice = 2 * networks.line_rate(networks.uplinks[cluster.name])
+            yield TrunkRate((cluster.name,), twice), f"twice the uplink of {cluster.name}"
         ports = cluster.fabric.ports
         rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in ports)
         if rdma and job.device == "cpu":

@@ -1,8 +1,9 @@
 """Changes of an inventory, and the inventory as it would be with them. Pure; nothing is probed or written.
 
-A network is made faster by raising the slower ports of those hosts to the rate, slower by lowering the faster ones. A
-measured bandwidth becomes the new rate; a measured latency stays, also when a host it was measured with goes, and so
-does what encryption limits. As text a change is what `--what-if` takes, its rate rounded to six digits.
+A network is made faster by raising the slower ports of those hosts to the rate, slower by lowering the faster ones,
+unless a measured bandwidth becomes the new rate. A rate between two clusters counts as measured where others were. A
+measured latency stays, also when a host it was measured with goes, and so does what encryption limits. As text a change
+is what `--what-if` takes, its rate rounded to six digits.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from holmes_core.records.inventory import Cluster, Host, Inventory, Network, Net
 from holmes_core.records.link import Link, Spread, Trunk
 from holmes_core.units import bytes_per_s_from_gbps, format_names
 from planner.cost.collectives import tcp_payload_share
+from planner.islands.uniform_links import assumed_link
 from planner.problem.connections import limited_by_encryption
 
 FORMS = (
     "link:CLUSTER-CLUSTER=10Gb/s",
     "trunk:CLUSTER-CLUSTER=10Gb/s",
+    "trunk:CLUSTER=10Gb/s",
     "fabric:CLUSTER=400Gb/s",
     "nic:HOST/NETDEV=25Gb/s",
     "+host:NAME=like:HOST",
@@ -40,20 +43,25 @@ class LinkRate:
 
     def applied_to(self, inventory: Inventory) -> Inventory:
         """Return the inventory with that rate. Raises HolmesError where it has no such cluster or no shared network."""
-        hosts = {host for name in self.clusters for host in _known_cluster(inventory, self, name).hosts}
+        one, other = (_known_cluster(inventory, self, name) for name in self.clusters)
         if inventory.shared is None:
             raise refused(self, "the clusters have no network in common, so no rate between them can change")
-        rate = self.bandwidth_bytes_per_s
+        rate, between = self.bandwidth_bytes_per_s, [link for link in inventory.links if link.kind == "between"]
         links = _links_at_rate(inventory, rate, lambda link: set(link.clusters) == set(self.clusters))
-        shared = _at_rate(inventory.shared, hosts, "bandwidth_bytes_per_s", rate)
+        if between and not any(set(link.clusters) == set(self.clusters) for link in between):
+            late_s = max((link.latency_s.median for link in between if link.latency_s is not None), default=None)
+            links = (*links, assumed_link(inventory, (one, other), rate * tcp_payload_share(None), late_s))
+        shared = _at_rate(
+            inventory.shared, (*one.hosts, *other.hosts), "bandwidth_bytes_per_s", rate, may_lower=not between
+        )
         return inventory.model_copy(update={"links": links, "shared": shared})
 
 
 @dataclass(frozen=True)
 class TrunkRate:
-    """All traffic between two clusters together has this rate each way."""
+    """All traffic between two clusters together, or between one and all others, has this rate each way."""
 
-    clusters: tuple[str, str]
+    clusters: tuple[str, ...]
     bandwidth_bytes_per_s: float
 
     def __str__(self) -> str:
@@ -268,10 +276,15 @@ def _links_at_rate(
     return tuple(changed(link) if changes(link) and not link.tunnel else link for link in links)
 
 
-def _at_rate(network: Network, hosts: Collection[str], rate_of: str, bandwidth_bytes_per_s: float) -> Network:
-    """Return the network with that rate at the slowest port of `hosts`; `rate_of` names the field that counts."""
+def _at_rate(
+    network: Network, hosts: Collection[str], rate_of: str, bandwidth_bytes_per_s: float, may_lower: bool = True
+) -> Network:
+    """Return the network with that rate at the slowest port of `hosts`; `rate_of` names the field that counts.
+
+    Unless it `may_lower`, no port becomes slower.
+    """
     rates = [getattr(port, rate_of) for port in network.ports if port.host in hosts]
-    faster = None in rates or bandwidth_bytes_per_s > min(rates)
+    faster = None in rates or bandwidth_bytes_per_s > min(rates) or not may_lower
 
     def changed(port: NetworkPort) -> NetworkPort:
         old = getattr(port, rate_of) or bandwidth_bytes_per_s

@@ -1,4 +1,4 @@
-"""A warning where a plan sends over networks that no test measured: its seconds rest on the rates ports report."""
+"""A warning of networks that no test measured: seconds rest on rates that ports report, or on the worst measured."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from itertools import combinations, permutations
 from holmes_core.measured_ago import measured_ago
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
+from holmes_core.units import format_rate
+from planner.problem.connections import as_counted, cluster_pairs, slowest_between
 
-NAMED = 6  # hosts named in a sentence
+NAMED = 6  # hosts, clusters or pairs named in a sentence
+NOMINAL = "rates are nominal"
 
 
 def unmeasured_wire_sentence(
@@ -17,19 +20,35 @@ def unmeasured_wire_sentence(
 ) -> tuple[str, ...]:
     """Name the networks that `plans` use and no test measured; else say how long ago they were measured, if known.
 
-    Several plans are islands, whose clusters exchange weights. A trunk stated in hosts.yaml counts as known.
+    Several plans are islands, whose clusters exchange weights. A trunk stated in hosts.yaml counts as known. Where some
+    clusters were measured, all pairs that were not are named: that they count as slow may be why no plan uses them.
     """
     known = {frozenset(link.clusters) for link in inventory.links}
-    known |= {frozenset(trunk.clusters) for trunk in inventory.trunks}
-    unknown = [ends for ends in _used(plans, inventory) if ends not in known]
-    if not unknown:
-        age = measured_ago([link.measured_at_s for link in inventory.links], now_s)
-        return (*((f"Wire measured {age}.",) if age else ()), *_untested_hosts(plans, inventory))
-    across = [" - ".join(sorted(ends)) for ends in unknown if len(ends) == 2]
-    inside = [name for ends in unknown if len(ends) == 1 for name in ends]
-    where = ", ".join([*across, *([f"inside {' and '.join(inside)}"] if inside else [])])
-    nominal = f"Wire not measured ({where}): rates are nominal; `holmes probe --links` measures."
-    return (nominal, *_untested_hosts(plans, inventory))
+    known |= {frozenset(trunk.clusters) for trunk in inventory.trunks if len(trunk.clusters) > 1}
+    unknown = [ends for ends in used_networks(plans, inventory) if ends not in known]
+    slowest_bytes_per_s = slowest_between(as_counted(inventory, plans[0].job.wire.cautious))
+    if slowest_bytes_per_s is not None:
+        wired = _wired(inventory)
+        assumed = [pair for pair in cluster_pairs(inventory) if pair not in known and pair & wired]
+        rate = f"counts as the slowest measured between clusters, {format_rate(slowest_bytes_per_s)}"
+        parts = [(assumed, rate), ([ends for ends in unknown if len(ends) == 1], NOMINAL)]
+    else:
+        parts = [(unknown, NOMINAL)]
+    named = [(network_names(ends), rate) for ends, rate in parts if ends]
+    said = [f"Wire not measured ({names}): {rate}; `holmes probe --links` measures." for names, rate in named]
+    age = None if said else measured_ago([link.measured_at_s for link in inventory.links], now_s)
+    return (*said, *((f"Wire measured {age}.",) if age else ()), *_untested_hosts(plans, inventory))
+
+
+def network_names(networks: Sequence[frozenset[str]]) -> str:
+    """Return the names of the pairs of clusters and of the clusters, a few of each."""
+    across = [" - ".join(sorted(ends)) for ends in networks if len(ends) == 2]
+    inside = [name for ends in networks if len(ends) == 1 for name in ends]
+    return ", ".join([*_few(across), *([f"inside {' and '.join(_few(inside))}"] if inside else [])])
+
+
+def _few(names: Sequence[str]) -> list[str]:
+    return [*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])]
 
 
 def _untested_hosts(plans: Sequence[Plan], inventory: Inventory) -> Iterator[str]:
@@ -46,11 +65,11 @@ def _untested_hosts(plans: Sequence[Plan], inventory: Inventory) -> Iterator[str
                 if len(pair) > 1 and one.host not in tested.get(pair, (one.host,)):
                     untested[one.host] = None
     if untested:
-        names = [*list(untested)[:NAMED], *([f"{len(untested) - NAMED} more"] if len(untested) > NAMED else [])]
-        yield f"In no measured pair: {', '.join(names)}; each counts as slow as the slowest host that was measured."
+        names = ", ".join(_few(list(untested)))
+        yield f"In no measured pair: {names}; each counts as slow as the slowest host that was measured."
 
 
-def _used(plans: Sequence[Plan], inventory: Inventory) -> list[frozenset[str]]:
+def used_networks(plans: Sequence[Plan], inventory: Inventory) -> list[frozenset[str]]:
     """Return pairs of clusters that exchange data, then clusters whose hosts do; a loopback is no wire."""
     across: set[frozenset[str]] = set()
     inside: set[frozenset[str]] = set()
@@ -63,9 +82,13 @@ def _used(plans: Sequence[Plan], inventory: Inventory) -> list[frozenset[str]]:
     islands = [{rank.cluster for rank in plan.ranks} for plan in plans]
     for one, other in combinations(islands, 2):
         across |= _pairs([*one, *other])
-    wired = {cluster.name for cluster in inventory.clusters if cluster.fabric.kind != "loopback"}
+    wired = _wired(inventory)
     used = [*sorted(across, key=sorted), *sorted(inside, key=sorted)]
     return [ends for ends in used if ends & wired]
+
+
+def _wired(inventory: Inventory) -> set[str]:
+    return {cluster.name for cluster in inventory.clusters if cluster.fabric.kind != "loopback"}
 
 
 def _pairs(names: Iterable[str]) -> set[frozenset[str]]:

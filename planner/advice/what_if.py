@@ -2,6 +2,7 @@
 
     link:A-B=10Gb/s          clusters A and B reach each other at 10 Gbit/s a host on the network all clusters share
     trunk:A-B=10Gb/s         all traffic between clusters A and B together has 10 Gbit/s each way
+    trunk:A=10Gb/s           all traffic between cluster A and others together has 10 Gbit/s each way
     fabric:A=400Gb/s         hosts of cluster A reach each other at 400 Gbit/s a host on the cluster's fabric
     nic:HOST/NETDEV=25Gb/s   one interface (a netdev, or an RDMA device such as mlx5_0) runs at 25 Gbit/s
     +host:NAME=like:OTHER    one more host like OTHER, in its cluster
@@ -34,7 +35,10 @@ def parse_changes(text: str, inventory: Inventory) -> tuple[Change, ...]:
 def _parse(text: str, inventory: Inventory) -> Change:
     if found := re.fullmatch(r"(link|trunk):(.+)=([^=]*)", text):
         rate = _bandwidth_bytes_per_s(text, found[3])
-        return (LinkRate if found[1] == "link" else TrunkRate)(_two_clusters(text, found[2], inventory), rate)
+        if found[1] == "link":
+            return LinkRate(_two_clusters(text, found[2], inventory), rate)
+        is_one = any(cluster.name == found[2] for cluster in inventory.clusters)
+        return TrunkRate((found[2],) if is_one else _two_clusters(text, found[2], inventory), rate)
     if found := re.fullmatch(r"fabric:([^=]+)=([^=]*)", text):
         return FabricRate(found[1], _bandwidth_bytes_per_s(text, found[2]))
     if found := re.fullmatch(r"nic:([^=/]+)/([^=]+)=([^=]*)", text):

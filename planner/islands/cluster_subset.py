@@ -8,7 +8,10 @@ from holmes_core.records.inventory import Inventory
 
 
 def only_clusters(inventory: Inventory, names: Collection[str]) -> Inventory:
-    """Return the inventory with the clusters of these names, their hosts, and what joins them, alone."""
+    """Return the inventory with the clusters of these names, their hosts, and what joins them, alone.
+
+    Several clusters keep all links between any two: of those, pairs that were not measured have the worst.
+    """
     clusters = tuple(cluster for cluster in inventory.clusters if cluster.name in names)
     kept = {host for cluster in clusters for host in cluster.hosts}
     shared = inventory.shared
@@ -19,7 +22,11 @@ def only_clusters(inventory: Inventory, names: Collection[str]) -> Inventory:
             "hosts": tuple(host for host in inventory.hosts if host.name in kept),
             "clusters": clusters,
             "shared": shared,
-            "links": tuple(link for link in inventory.links if kept.issuperset(link.hosts)),
+            "links": tuple(
+                link
+                for link in inventory.links
+                if kept.issuperset(link.hosts) or (len(clusters) > 1 and link.kind == "between")
+            ),
             "trunks": tuple(trunk for trunk in inventory.trunks if set(trunk.clusters) <= set(names)),
             "nvlink_domains": tuple(each for each in inventory.nvlink_domains if kept.issuperset(each.hosts)),
         }

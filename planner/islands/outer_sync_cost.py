@@ -15,7 +15,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, PlanRank
 from holmes_runtime.config.codec import OUTER_BLOCK, pack_s, packed_bytes, unpack_s
 from holmes_runtime.config.model_shape import stage_parameters
-from planner.problem.networks import Networks, require_bandwidth
+from planner.problem.networks import Networks, SharedWire, require_bandwidth
 
 VALUE_BYTES = 4  # pseudo-gradients are fp32, like masters
 # A request to the rendezvous, without its network time: the agent, its channel, the controller. 10 ms were seen.
@@ -111,16 +111,17 @@ def _rate(networks: Networks, sender: _Sender, clusters: Iterable[str]) -> float
     return min(known)
 
 
-def _trunks_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterator[float]:
-    """Yield the seconds of each trunk; the bytes for another island go to its clusters by their share of parameters."""
+def _trunks_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterable[float]:
+    """Return the seconds of each trunk and uplink; clusters of an island get its bytes by their share of parameters."""
+    busy_s: dict[SharedWire, float] = {}
     for one, other in permutations(islands, 2):
         whole = sum(receiver.each_bytes for receiver in other)
         for a, b in _first_of_clusters(one, other):
-            trunk = networks.connection(a.cluster, b.cluster).trunk_bytes_per_s
-            if trunk is not None:
-                sent = sum(sender.each_bytes for sender in one if sender.cluster == a.cluster)
-                there = sum(receiver.each_bytes for receiver in other if receiver.cluster == b.cluster)
-                yield sent * there / whole / trunk
+            sent = sum(sender.each_bytes for sender in one if sender.cluster == a.cluster)
+            there = sum(receiver.each_bytes for receiver in other if receiver.cluster == b.cluster)
+            for wire, rate in networks.shared_wires(a.cluster, b.cluster).items():
+                busy_s[wire] = busy_s.get(wire, 0.0) + sent * there / whole / rate
+    return busy_s.values()
 
 
 def _first_of_clusters(one: Sequence[_Sender], other: Sequence[_Sender]) -> Iterator[tuple[_Sender, _Sender]]:

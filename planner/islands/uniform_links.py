@@ -15,12 +15,15 @@ def with_uniform_links(inventory: Inventory, bandwidth_bytes_per_s: float, laten
     """
     inside = tuple(link for link in inventory.links if len(set(link.clusters)) == 1)
     between = tuple(
-        _link(inventory, pair, bandwidth_bytes_per_s, latency_s) for pair in combinations(inventory.clusters, 2)
+        assumed_link(inventory, pair, bandwidth_bytes_per_s, latency_s) for pair in combinations(inventory.clusters, 2)
     )
     return inventory.model_copy(update={"links": (*inside, *between), "trunks": ()})
 
 
-def _link(inventory: Inventory, pair: tuple[Cluster, Cluster], rate: float, latency_s: float) -> Link:
+def assumed_link(
+    inventory: Inventory, pair: tuple[Cluster, Cluster], bandwidth_bytes_per_s: float, latency_s: float | None
+) -> Link:
+    """Return a link between two clusters as if a test had found this rate of payload and this latency."""
     one, other = (_port(inventory, cluster) for cluster in pair)
     return Link(
         kind="between",
@@ -31,8 +34,8 @@ def _link(inventory: Inventory, pair: tuple[Cluster, Cluster], rate: float, late
         method="iperf3",  # of the TCP methods the one with the higher ceiling: this rate is assumed
         streams=1,
         direction="forward",
-        latency_s=Spread(min=latency_s, median=latency_s),
-        bandwidth_bytes_per_s=Spread(min=rate, median=rate),
+        latency_s=Spread(min=latency_s, median=latency_s) if latency_s else None,
+        bandwidth_bytes_per_s=Spread(min=bandwidth_bytes_per_s, median=bandwidth_bytes_per_s),
         samples=1,
     )
 

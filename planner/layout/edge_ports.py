@@ -1,4 +1,4 @@
-"""The ports of a layout's edges: the NICs and trunks that edges in both directions share."""
+"""The ports of a layout's edges: the NICs, trunks and uplinks that edges in both directions share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from planner.search.closed_form import PortName
 
 
 def edge_ports(networks: Networks, layout: Layout) -> Mapping[str, tuple[tuple[PortName, float], ...]]:
-    """Return, by name of a first shard's edge, its ports and their bytes/s among the edges of its own direction."""
+    """Return, by name of a first shard's edge, its ports and their bytes/s among the replicas that use them so."""
     edges = [group for group in layout.groups_of_first_shards if group.axis in EDGE_AXES]
     found = {group.name: list(_ports(networks, layout, group)) for group in edges}
-    users = Counter((group.axis, port) for group in edges for port, _ in found[group.name])
+    replica = {group.name: layout.ranks[group.ranks[0]].dp_rank for group in edges}
+    uses = {(group.axis, port, replica[group.name]) for group in edges for port, _ in found[group.name]}
+    users = Counter((axis, port) for axis, port, _ in uses)
     tp = layout.candidate.tp  # the shards of a rank share its host
     return {
         group.name: tuple((port, rate / tp / users[group.axis, port]) for port, rate in found[group.name])
@@ -25,7 +27,7 @@ def edge_ports(networks: Networks, layout: Layout) -> Mapping[str, tuple[tuple[P
 
 
 def _ports(networks: Networks, layout: Layout, group: PlanGroup) -> Iterator[tuple[PortName, float]]:
-    """Yield the ports of an edge whose rate is known: the sender's NIC, the receiver's, and a trunk."""
+    """Yield the ports of an edge whose rate is known: the sender's NIC, the receiver's, a trunk and uplinks."""
     ends = [layout.ranks[rank] for rank in group.ranks]
     hosts, positions = [end.host for end in ends], (0, 1) if group.axis == "pp_forward" else (1, 0)
     if hosts[0] == hosts[1]:
@@ -36,6 +38,4 @@ def _ports(networks: Networks, layout: Layout, group: PlanGroup) -> Iterator[tup
         if rate:
             yield (hosts[position], "NVLink" if route.nvlink else route.interfaces[position], way), rate
     sender, receiver = (ends[position].cluster for position in positions)
-    trunk = networks.connection(sender, receiver).trunk_bytes_per_s
-    if trunk and sender != receiver:
-        yield (sender, receiver), trunk
+    yield from networks.shared_wires(sender, receiver).items()

@@ -257,6 +257,9 @@ class LayoutCosts:
             clusters = [rank.cluster for rank in ranks]
             held, hops = Counter(clusters), Counter(zip(clusters, (*clusters[1:], clusters[0]), strict=True))
             crossing = max(held[a] * held[b] / max(1, hops[a, b]) for a, b in permutations(held, 2))
+            for a in held.keys() & self._networks.uplinks.keys():
+                leaving = sum(count for (one, other), count in hops.items() if one == a != other)
+                crossing = max(crossing, held[a] * (n - held[a]) / max(1, leaving))
             rates.append(group.trunk_bytes_per_s * (n - 1) / crossing)
         return min(rates)
 

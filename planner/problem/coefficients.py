@@ -31,11 +31,11 @@ class Crossing:
     """The costs of the path between two clusters, or between hosts of one, apart from their NICs; 0 where not known.
 
     `edge_s` is one message in one direction, all replicas at once. A parameter byte of a stage takes `path_s_per_byte`
-    as a NIC of a host would, and `trunk_s_per_byte` of the trunk that all groups share.
+    as a NIC of a host would, and `trunk_s_per_byte` of the trunk, or an uplink, that all groups share.
     """
 
     edge_s: float
-    trunk_edge_s: float  # of the trunk alone
+    trunk_edge_s: float  # of the trunk alone, without uplinks
     path_s_per_byte: float
     trunk_s_per_byte: float
     latency_s: float
@@ -81,6 +81,8 @@ class Coefficients:
     fill_share: float = 1.0  # of what ranks wait under 1F1B while a pipeline fills and drains; see cost/fill.py
     crossings: Mapping[tuple[int, int], Crossing] = field(default_factory=dict)
     """Measured, by two indices of clusters, the smaller first, or inside one by twice its index."""
+    uplink_edge_s: Mapping[int, float] = field(default_factory=dict)
+    """One message, all replicas at once, on the uplink of a cluster that has one."""
     slots: tuple[Slot, ...] = ()  # for the update, the simulation's alone
 
     @cached_property
@@ -97,6 +99,11 @@ class Coefficients:
     def head_s(self) -> tuple[float, ...]:
         """Seconds of forward and backward of the head."""
         return tuple(each.both_s for each in self.head)
+
+    @cached_property
+    def shares_wires(self) -> bool:
+        """True if the rate of a trunk or an uplink is known."""
+        return bool(self.uplink_edge_s) or any(crossing.trunk_edge_s for crossing in self.crossings.values())
 
     @cached_property
     def cluster_slots(self) -> Mapping[int, int]:
@@ -195,6 +202,9 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         ),
         has_one_nic=tuple(each.has_one_nic for each in hardware),
         crossings=_crossings(fleet, networks, packed, max(at_once), (dp, exchange)),
+        uplink_edge_s={
+            x: packed * dp / networks.uplinks[name] for x, name in enumerate(names) if name in networks.uplinks
+        },
         fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
         shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
         inside_sync_s_per_byte=tuple(inside / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
@@ -219,10 +229,11 @@ def _crossings(
         measured = networks.connection(one, other)
         path = measured.fastest_bytes_per_s if x != y else None  # inside, the rates of NICs say it
         trunk = measured.trunk_bytes_per_s
+        narrowest = min((rate for rate in (trunk, *measured.uplinks.values()) if rate is not None), default=None)
         trunk_edge_s = _free_or(message_bytes * dp, trunk)
-        edge_s = max(_free_or(message_bytes * at_once, path), trunk_edge_s)
+        edge_s = max(_free_or(message_bytes * at_once, path), _free_or(message_bytes * dp, narrowest))
         if measured != NOT_MEASURED:
-            rates = _free_or(exchange, path), _free_or(exchange, trunk)
+            rates = _free_or(exchange, path), _free_or(exchange, narrowest)
             found[x, y] = Crossing(edge_s, trunk_edge_s, *rates, measured.latency_s)
     return found
 

@@ -3,22 +3,23 @@
 NICs limit a link whose rate comes near theirs; the ports then give the rate. A rate clearly below is the limit of the
 path between them. One clearly above shows that the port's driver reports a wrong rate. A pair has the slower of its two
 directions, a host the best of its pairs, and a host without a pair what the slowest host has. Hosts at nearly the same
-rate have the lower middle one, so that noise makes no kinds of hosts. The limit of encryption follows from the rates in
-a tunnel and in the clear.
+rate have the lower middle one, so that noise makes no kinds of hosts. Two clusters without a measurement have the worst
+that was measured between any two. The limit of encryption follows from the rates in a tunnel and in the clear.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from math import inf, log
 from operator import itemgetter
 from statistics import median_low
 from typing import NamedTuple
 
 from holmes_core.records.inventory import Inventory, Network, NetworkPort
-from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, Trunk
+from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, Spread, Trunk
 from holmes_core.records.plan import TUNNEL_NETDEV
 from holmes_core.units import bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share, tunnel_payload_share
@@ -64,7 +65,8 @@ class MeasuredLink:
     """A measurement between two clusters or inside one.
 
     A host gets its rate of `hosts` over TCP, or `others` if it was in no pair, and over RDMA `rdma_share` of its ports'
-    rate. `median` is that of all pairs. `trunk_bytes_per_s` is for all hosts together.
+    rate. `median` is that of all pairs. `trunk_bytes_per_s` is for all hosts together, and `uplinks`, by cluster, are
+    in bytes/s for all that leaves or enters it.
     """
 
     median: HostRate = PORTS_ALONE
@@ -74,6 +76,7 @@ class MeasuredLink:
     streams: int = 1  # TCP connections side by side that got that rate
     latency_s: float = 0.0
     trunk_bytes_per_s: float | None = None
+    uplinks: Mapping[str, float] = field(default_factory=dict)
 
     def host_bytes_per_s(self, host: str, port_bytes_per_s: float | None) -> float | None:
         """Return the rate of `host` with such a port over TCP; None when not known."""
@@ -89,16 +92,48 @@ class MeasuredLink:
 NOT_MEASURED = MeasuredLink()
 
 
+def as_counted(inventory: Inventory, cautious: bool) -> Inventory:
+    """Return the inventory with links at the rate that plans count: that of their slowest sample if `cautious`."""
+    if not cautious:
+        return inventory
+
+    def slowest(link: Link) -> Link:
+        least = link.bandwidth_bytes_per_s.min
+        return link.model_copy(update={"bandwidth_bytes_per_s": Spread(min=least, median=least)})
+
+    return inventory.model_copy(update={"links": tuple(map(slowest, inventory.links))})
+
+
 def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, MeasuredLink]:
-    """Return the connections measured in the clear, their rates times `part`, the share that a calibrating run got."""
+    """Return the connections in the clear, their rates times `part`, the share that a calibrating run got."""
     links: defaultdict[Clusters, list[Link]] = defaultdict(list)
     for link in (link for link in inventory.links if not link.tunnel):
         links[frozenset(link.clusters)].append(link)
-    trunks = {frozenset(trunk.clusters): part * _payload_bytes_per_s(trunk) for trunk in inventory.trunks}
-    return {
+    rates = {frozenset(trunk.clusters): part * _payload_bytes_per_s(trunk) for trunk in inventory.trunks}
+    trunks = {ends: rate for ends, rate in rates.items() if len(ends) > 1}
+    found = {
         clusters: _connection(links[clusters], port_rate, part, trunks.get(clusters))
         for clusters in dict.fromkeys([*links, *trunks])
     }
+    between = _slower_directions(link for ends, ways in links.items() if len(ends) > 1 for link in _sockets(ways))
+    if between:
+        unmeasured = (pair for pair in cluster_pairs(inventory) if pair not in found)
+        found.update(dict.fromkeys(unmeasured, _worst(inventory, list(between.values()), port_rate, part)))
+    for pair in cluster_pairs(inventory) if len(rates) > len(trunks) else ():
+        uplinks = {name: rates[alone] for name in sorted(pair) if (alone := frozenset({name})) in rates}
+        found[pair] = replace(found.get(pair, NOT_MEASURED), uplinks=uplinks)
+    return found
+
+
+def cluster_pairs(inventory: Inventory) -> Iterator[Clusters]:
+    """Yield every two clusters, in their order."""
+    return (frozenset({one.name, other.name}) for one, other in combinations(inventory.clusters, 2))
+
+
+def slowest_between(inventory: Inventory) -> float | None:
+    """Return the least bytes/s measured between hosts of two clusters; None if nothing was."""
+    links = (link for link in inventory.links if not link.tunnel and len(set(link.clusters)) > 1)
+    return min(map(_rate, _slower_directions(_sockets(links)).values()), default=None)
 
 
 def tunnel_network(inventory: Inventory, carrier: Network) -> Network:
@@ -147,6 +182,7 @@ def through_tunnel(
             others=reduced(connection.others, min(of_hosts)),
             latency_s=max(latencies[clusters], default=connection.latency_s),
             trunk_bytes_per_s=trunk and trunk * share,
+            uplinks={name: rate * share for name, rate in connection.uplinks.items()},
         )
 
     return {key: tunnelled(key, each) if len(key) > 1 else each for key, each in connections.items()}
@@ -202,11 +238,32 @@ def _payload_bytes_per_s(trunk: Trunk) -> float:
     return trunk.bandwidth_bytes_per_s * (tcp_payload_share(None) if trunk.source == "hosts.yaml" else 1.0)
 
 
+def _worst(inventory: Inventory, ways: Sequence[Way], port_rate: PortRate, part: float) -> MeasuredLink:
+    """Return the worst of what was measured between any two clusters; trunks that hosts.yaml states are their own."""
+    slowest = min(ways, key=_rate)
+    rate, kind = _rate_and_kind(slowest, port_rate)
+    ports = _ports_rate(slowest, port_rate)
+    worst = HostRate(part * (ports if kind == "ports" and ports is not None else rate), kind == "raised")
+    latencies = [link.latency_s.median for way in ways for link in way if link.latency_s is not None]
+    measured = [trunk for trunk in inventory.trunks if trunk.source == "measured" and len(trunk.clusters) > 1]
+    trunks = [part * trunk.bandwidth_bytes_per_s for trunk in measured]
+    return MeasuredLink(
+        median=worst,
+        others=worst,
+        streams=_fewest_streams(slowest),
+        latency_s=max(latencies, default=0.0),
+        trunk_bytes_per_s=min(trunks, default=None),
+    )
+
+
+def _sockets(links: Iterable[Link]) -> Iterator[Link]:
+    return (link for link in links if link.method != "ib_write_bw")
+
+
 def _connection(links: Sequence[Link], port_rate: PortRate, part: float, trunk: float | None) -> MeasuredLink:
     latencies = [link.latency_s.median for link in links if link.latency_s is not None]
-    sockets = [link for link in links if link.method != "ib_write_bw"]
     rdma = [link for link in links if link.method == "ib_write_bw"]
-    pairs = _slower_directions(sockets)
+    pairs = _slower_directions(_sockets(links))
     rates = {hosts: _rate_and_kind(way, port_rate) for hosts, way in pairs.items()}
     shares = [_rate(way) / rate for way in _ways(rdma) if (rate := _ports_rate(way, port_rate))]
     share = median_low(shares) if shares else 1.0
@@ -239,7 +296,7 @@ def _ports_rate(way: Way, port_rate: PortRate) -> float | None:
     return min((rate for rate in rates if rate is not None), default=None)
 
 
-def _slower_directions(links: Sequence[Link]) -> dict[tuple[str, str], Way]:
+def _slower_directions(links: Iterable[Link]) -> dict[tuple[str, str], Way]:
     """Return the slower direction of each pair of hosts."""
     pairs: defaultdict[tuple[str, str], list[Way]] = defaultdict(list)
     for way in _ways(links):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
 from holmes_core.records.plan import PlanGroup, PlanRank
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, DataParallel, Rank, RankGrid
 from planner.cost.collectives import times_as_long
-from planner.problem.networks import NetworkRoute, Networks, require_bandwidth
-
-TRUNK = "trunk"
+from planner.problem.networks import NetworkRoute, Networks, SharedWire, require_bandwidth
 
 
 class DemandedGroup(NamedTuple):
@@ -35,25 +33,25 @@ def make_groups(
     """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp,
     then the pairs of a model that `is_tied`.
 
-    Groups of the same axis send at once: a group's share of a NIC, and of the trunk between two clusters, is the
-    least that a member gets. Replicas that exchange more have a trunk for themselves in the end: `parameters` says how
-    much, by pipeline rank.
+    Groups of the same axis send at once: a group's share of a NIC, and of trunks and uplinks of clusters, is the least
+    that a member gets. Replicas that exchange more have a trunk for themselves in the end: `parameters` says how much,
+    by pipeline rank.
     """
     demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied))
     size_of = {member.name: _exchanged(member, ranks, parameters) for member in demanded}
     alike = Counter((member.axis, member.hosts) for member in demanded)
     routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
     uses = {(axis, hosts): _flows(axis, hosts, routes[hosts]) for axis, hosts in alike}
-    trunks = {(axis, hosts): _trunk_flows(networks, axis, hosts) for axis, hosts in alike}
+    trunks = {(axis, hosts): _shared_wires(networks, axis, hosts) for axis, hosts in alike}
     flows = Counter[Flow]()
     for key, count in alike.items():
         for _, flow in uses[key]:
             flows[flow] += count
-    sizes = defaultdict[Flow, list[float]](list)
+    sizes = defaultdict[tuple[Axis, SharedWire], list[float]](list)
     for member in demanded:
-        for flow in trunks[member.axis, member.hosts]:
-            sizes[flow].append(size_of[member.name])
-    longer = {flow: times_as_long(sharing) for flow, sharing in sizes.items()}
+        for wire, _ in trunks[member.axis, member.hosts]:
+            sizes[member.axis, wire].append(size_of[member.name])
+    longer = {use: times_as_long(sharing) for use, sharing in sizes.items()}
     rates = {key: _group_bandwidth(key[1], routes[key[1]], uses[key], flows) for key in alike}
     joined = {hosts: _joined(networks, hosts) for hosts in routes}
     return tuple(
@@ -66,7 +64,9 @@ def make_groups(
             net_name=route.net_name,
             nvlink=route.nvlink,
             bandwidth_bytes_per_s=rates[axis, hosts],
-            trunk_bytes_per_s=_trunk_share(networks, trunks[axis, hosts], size_of[name], longer),
+            trunk_bytes_per_s=min(
+                (rate / longer[axis, wire][size_of[name]] for wire, rate in trunks[axis, hosts]), default=None
+            ),
             latency_s=joined[hosts].latency_s,
             streams=joined[hosts].streams,
         )
@@ -147,7 +147,7 @@ def _demanded(name: str, axis: Axis, members: Sequence[PlanRank]) -> DemandedGro
 
 
 Flow = tuple[Axis, str, str, str]
-"""A NIC's use: axis, host, interface, out or in; or a trunk's: axis, both clusters, `TRUNK`."""
+"""A NIC's use: axis, host, interface, out or in."""
 
 
 def _flows(axis: Axis, hosts: Sequence[str], path: NetworkRoute) -> list[tuple[int, Flow]]:
@@ -182,28 +182,13 @@ def _group_bandwidth(
     return min(bandwidths[position] / flows[flow] for position, flow in uses)
 
 
-def _trunk_flows(networks: Networks, axis: Axis, hosts: Sequence[str]) -> list[Flow]:
-    """Each use a group makes of a trunk whose rate is known: (axis, cluster it leaves, cluster it enters, "trunk")."""
+def _shared_wires(networks: Networks, axis: Axis, hosts: Sequence[str]) -> list[tuple[SharedWire, float]]:
+    """Each use a group makes of a trunk or an uplink whose rate is known, with its bytes/s."""
     clusters = [networks.cluster(host).name for host in hosts]
     if len(set(clusters)) == 1:
         return []
-    crossings = ((clusters[i], clusters[j]) for i, j in _crossings(axis, hosts) if clusters[i] != clusters[j])
-    return [(axis, a, b, TRUNK) for a, b in crossings if networks.connection(a, b).trunk_bytes_per_s is not None]
-
-
-def _trunk_share(
-    networks: Networks, uses: Sequence[Flow], size: float, longer: Mapping[Flow, Mapping[float, float]]
-) -> float | None:
-    """The least share of a trunk in bytes/s for a group that exchanges `size`; None where it uses none of known rate.
-
-    `longer` says by trunk and size how many times as long as alone an exchange takes.
-    """
-    shares = [
-        rate / longer[use][size]
-        for use in uses
-        if (rate := networks.connection(use[1], use[2]).trunk_bytes_per_s) is not None
-    ]
-    return min(shares, default=None)
+    crossings = ((clusters[i], clusters[j]) for i, j in _crossings(axis, hosts))
+    return [use for one, other in crossings for use in networks.shared_wires(one, other).items()]
 
 
 class _PathLimits(NamedTuple):

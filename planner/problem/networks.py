@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations_with_replacement
+from typing import Literal, NamedTuple
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Cluster, Inventory, Network, NetworkPort
@@ -14,7 +15,14 @@ from holmes_core.records.link import Link
 from holmes_core.units import bytes_per_s_from_gbps
 from holmes_runtime.config.rank_grid import NetName
 from planner.cost.collectives import tcp_payload_share
-from planner.problem.connections import NOT_MEASURED, MeasuredLink, read_connections, through_tunnel, tunnel_network
+from planner.problem.connections import (
+    NOT_MEASURED,
+    MeasuredLink,
+    as_counted,
+    read_connections,
+    through_tunnel,
+    tunnel_network,
+)
 from planner.problem.nvlink import hosts_without_imex, nvlink_rates
 
 SHARED = "shared"
@@ -38,6 +46,14 @@ class NetworkRoute:
     nvlink: bool = False  # the GPUs' NVLinks carry it, not the NICs
 
 
+class SharedWire(NamedTuple):
+    """A wire that many hosts share, in one direction: a trunk between two clusters, or the uplink of the one named."""
+
+    sender: str
+    receiver: str
+    kind: Literal["trunk", "uplink"]
+
+
 @dataclass(frozen=True)
 class HostRates:
     """Bytes/s of one host's NICs to its own cluster, by which transport, and to everywhere; None when not known.
@@ -57,6 +73,7 @@ class Networks:
     """The networks of an inventory, indexed by host."""
 
     def __init__(self, inventory: Inventory, job: Job) -> None:
+        inventory = as_counted(inventory, job.wire.cautious)
         self._on_cpu = job.device == "cpu"
         self._cluster_of = {host: cluster for cluster in inventory.clusters for host in cluster.hosts}
         mtus = {(host.name, netdev.name): netdev.mtu for host in inventory.hosts for netdev in host.netdevs}
@@ -103,6 +120,23 @@ class Networks:
     def connection(self, one: str, other: str) -> MeasuredLink:
         """Return the measurement between two clusters, or with one name inside it."""
         return self._connections.get(frozenset((one, other)), NOT_MEASURED)
+
+    def shared_wires(self, sender: str, receiver: str) -> Mapping[SharedWire, float]:
+        """Return, in bytes/s, the trunk and the uplinks that all traffic from one cluster to another uses."""
+        if sender == receiver:
+            return {}
+        connection = self.connection(sender, receiver)
+        rates = {
+            SharedWire(sender, receiver, "trunk"): connection.trunk_bytes_per_s,
+            SharedWire(sender, "", "uplink"): connection.uplinks.get(sender),
+            SharedWire("", receiver, "uplink"): connection.uplinks.get(receiver),
+        }
+        return {wire: rate for wire, rate in rates.items() if rate is not None}
+
+    @cached_property
+    def uplinks(self) -> Mapping[str, float]:
+        """The uplinks in bytes/s, by cluster; none where there is one cluster."""
+        return {name: rate for each in self._connections.values() for name, rate in each.uplinks.items()}
 
     def latency_s(self, clusters: Collection[str]) -> float:
         """Seconds one message is under way at most between hosts of `clusters`; 0 where nothing was measured."""

@@ -17,7 +17,7 @@ from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import splits_backwards
 from planner.cost.packing import allowed_codecs, lossiest_codec
-from planner.problem.coefficients import Coefficients, are_alike, crossings_of
+from planner.problem.coefficients import Coefficients, are_alike
 from planner.problem.exchange_rates import (
     Site,
     are_even,
@@ -31,7 +31,7 @@ from planner.schedule.run_mode import CHUNKS, SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import ReplicaSchedule, simulate
 from planner.schedule.step_lower_bound import least_step_s
 from planner.schedule.step_seconds import Exchange, RankSeconds, ReplicaSeconds, gradient_buckets, slowest_update_s
-from planner.search.closed_form import Edge, Ports, edge_of, nic_use
+from planner.search.closed_form import Edge, Ports, edge_of, nic_use, shared_wires_s
 from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
 
@@ -132,14 +132,14 @@ class PlacementSimulator:
         return found
 
     def _with_ports(self, edge: Edge, sender: tuple[Site, int], receiver: tuple[Site, int]) -> Edge:
-        """Return the edge with what its messages use: NICs and a trunk."""
+        """Return the edge with its NICs, trunk and uplinks."""
         coeffs, site, other = self._coeffs, sender[0], receiver[0]
         out_nic, in_nic = nic_use(coeffs, site, other), nic_use(coeffs, other, site)
         ports: Ports = (((sender, out_nic.name, "out"), out_nic.use_s), ((receiver, in_nic.name, "in"), in_nic.use_s))
-        trunk_s = max(crossing.trunk_edge_s for crossing in crossings_of(coeffs, {*site, *other}))
-        clusters = [frozenset(coeffs.cluster[c] for c in each) for each in (site, other)]
-        if trunk_s and clusters[0] != clusters[1]:
-            ports = (*ports, (tuple(clusters), trunk_s))
+        sending = frozenset(coeffs.cluster[c] for c in site)
+        for name, use_s in shared_wires_s(coeffs, site, other).items():
+            is_out = name[0] == sending if len(name) > 1 else name[0] in sending  # a trunk's, or an uplink's
+            ports = (*ports, ((*name, is_out), use_s))
         return edge._replace(ports=ports)
 
     def _edge(self, sender: tuple[Site, int], receiver: tuple[Site, int]) -> Edge:

@@ -11,7 +11,8 @@ s -> s+1 busy for E_s and is under way for L_s more: forward and backward once i
 for the norm of the gradients. T is the pace of the steady state: no stage and no edge in either direction is faster,
 and latency costs nothing. That takes a schedule that keeps enough micro-batches in flight, as `eager` does; where
 job.yaml fixes another one, each micro-batch waits for the slowest edge once per stage: T = max S_s + max (E_s + L_s).
-Nor is T less than a NIC needs that sends one edge's activations and another's gradients: N_s + N_(s+1) on it alone.
+Nor is T less than a NIC needs that sends one edge's activations and another's gradients: N_s + N_(s+1) on it alone;
+nor less than a trunk or an uplink needs for all edges that cross it.
 G is the longest exchange of a stage's gradients and weights that its own last micro-batch does not hide; one layer's
 is never hidden.
 Approximations that the simulation of the best placements does not make: a site is as slow as its slowest class, an
@@ -34,7 +35,7 @@ from planner.problem.problem import Problem
 from planner.tolerances import ROUNDING
 
 PortName = tuple[object, ...]
-"""A NIC of a host, out or in, or a trunk in one direction."""
+"""A NIC of a host, out or in, or a trunk or an uplink in one direction."""
 
 Ports = tuple[tuple[PortName, float], ...]
 """Ports, each with the seconds of a message that has it for itself."""
@@ -43,8 +44,8 @@ Ports = tuple[tuple[PortName, float], ...]
 class Edge(NamedTuple):
     """One message between two stages: seconds for which it keeps the link busy, and for which it then is under way.
 
-    `codec` is its packing, which the simulations add to the seconds of both stages. `ports` are the NICs and trunks
-    that it may share with other edges.
+    `codec` is its packing, which the simulations add to the seconds of both stages. `ports` are the NICs, trunks and
+    uplinks that it may share with other edges.
     """
 
     busy_s: float
@@ -68,13 +69,13 @@ NO_EDGE = Edge(0.0)
 class ReplicaKind(NamedTuple):
     """Replicas with the same sites: their micro-batches, seconds by stage, what one message takes by edge.
 
-    `nic_s` is what a micro-batch takes of the busiest NIC that two edges share, in one direction.
+    `port_s` is what a micro-batch takes of the busiest NIC, trunk or uplink that edges share, in one direction.
     """
 
     microbatches: int
     stage_s: tuple[float, ...]
     edges: tuple[Edge, ...]
-    nic_s: float = 0.0
+    port_s: float = 0.0
 
 
 class StageExchange(NamedTuple):
@@ -100,7 +101,7 @@ def step_s(coeffs: Coefficients, lanes: Sequence[ReplicaKind], exchanges: Sequen
 def lane_s(coeffs: Coefficients, lane: ReplicaKind) -> float:
     """Return the seconds of the lane's micro-batches, without gradients."""
     slowest_edge_s = max((edge.paced_s(coeffs) for edge in lane.edges), default=0.0)
-    pace_s = max(pace_of(coeffs, max(lane.stage_s), slowest_edge_s), lane.nic_s)
+    pace_s = max(pace_of(coeffs, max(lane.stage_s), slowest_edge_s), lane.port_s)
     slowest_s = max(lane.stage_s)
     fill_s = coeffs.fill_share * (sum(lane.stage_s) - slowest_s) + 2 * sum(edge.fill_s for edge in lane.edges)
     return (lane.microbatches - 1) * pace_s + slowest_s + fill_s
@@ -148,17 +149,36 @@ def nic_use(coeffs: Coefficients, site: Site, other: Site) -> NicUse:
     return NicUse(name, max((coeffs.fabric_port_s if on_fabric else coeffs.shared_port_s)[c] for c in site))
 
 
-def busiest_nic_s(coeffs: Coefficients, sites: Sequence[Site], edges: Sequence[Edge]) -> float:
-    """Return the seconds of a micro-batch on the busiest NIC that two edges share; free edges are inside a host."""
+def shared_wires_s(coeffs: Coefficients, site: Site, other: Site) -> dict[PortName, float]:
+    """Return the seconds of an edge's messages on the trunk between two sites and the uplinks of their clusters."""
+    if not coeffs.shares_wires:
+        return {}
+    here, there = (frozenset(coeffs.cluster[c] for c in each) for each in (site, other))
+    found: dict[PortName, float] = {(x,): coeffs.uplink_edge_s.get(x, 0.0) for x in here ^ there}
+    if here != there:
+        crossings = crossings_of(coeffs, {*site, *other})
+        name = (here, there) if sorted(here) < sorted(there) else (there, here)
+        found[name] = max(crossing.trunk_edge_s for crossing in crossings)
+    return {name: use_s for name, use_s in found.items() if use_s}
+
+
+def busiest_port_s(coeffs: Coefficients, sites: Sequence[Site], edges: Sequence[Edge]) -> float:
+    """Return the seconds of a micro-batch on the busiest NIC, trunk or uplink that edges share, in one direction.
+
+    Free edges are inside a host. Each other one sends activations one way and gradients the other.
+    """
     busiest_s, before = 0.0, None
+    wires_s: dict[PortName, float] = {}
     for (site, following), edge in zip(pairwise(sites), edges, strict=True):
         if edge == NO_EDGE:
             continue
+        for name, use_s in shared_wires_s(coeffs, site, following).items():
+            wires_s[name] = wires_s.get(name, 0.0) + use_s
         after = nic_use(coeffs, site, following)
         if before is not None and before.name == after.name:
             busiest_s = max(busiest_s, before.use_s + after.use_s)
         before = nic_use(coeffs, following, site)
-    return busiest_s
+    return max([busiest_s, *wires_s.values()])
 
 
 def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
@@ -191,7 +211,7 @@ def blocks_step_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> float:
             stages.append(site_stage_s(coeffs, site, held, is_last) if is_last else stage_s[held])
             exchanges.append(StageExchange(held, per_byte))
     edges, sites = tuple(_edges(coeffs, blocks)), [block.site for block in blocks for _ in block.layers]
-    lane = ReplicaKind(coeffs.num_microbatches, tuple(stages), edges, busiest_nic_s(coeffs, sites, edges))
+    lane = ReplicaKind(coeffs.num_microbatches, tuple(stages), edges, busiest_port_s(coeffs, sites, edges))
     return step_s(coeffs, [lane], exchanges)
 
 
@@ -268,7 +288,7 @@ def _lane(
         found = [edge_of(coeffs, (a,), (b,)) for a, b in pairs] or [NO_EDGE]
         edges.append(Edge(max(edge.busy_s for edge in found), max(edge.latency_s for edge in found)))
     busiest = max(microbatches[replica] for replica in replicas)
-    return ReplicaKind(busiest, stages, tuple(edges), busiest_nic_s(coeffs, sites, edges))
+    return ReplicaKind(busiest, stages, tuple(edges), busiest_port_s(coeffs, sites, edges))
 
 
 def _sync_rates(

@@ -17,6 +17,7 @@ Parameters (seconds divided by `unit_s`, so that the objective is near 1)
     pacedNear[i], pacedFar[i,j]  the part of those that bounds the pace: no latency where the schedule hides it
     share[i]  stages that share a host, between which messages are free
     nic[i,j]  seconds of a message between i and j on the NIC of a host of i, and whether it is the fabric's
+    wire[w,i,j]  the same on w, a trunk or an uplink of a cluster
     sync[i,k,a]  seconds of a stage's exchange of gradients that nothing hides, in two levels where that is faster
     even[i]  replicas of a stage on a site over several clusters in each, if equally many; ring[i,k,a]  sync if not
     least  lower bound on G, in seconds                phi  fill_share: part of 1F1B's fill in the best schedule
@@ -46,6 +47,7 @@ Constraints
     edges      X >= pacedNear[i] - T where e[i], X >= pacedFar[i,j] - T where z[i,j]; without T if nothing is hidden
     nics       X + T >= both edges of a host on one NIC: 2 nic[i,i] where f[i] > 1, nic[i,j] + nic[i,i] where z[i,j] or
                z[j,i] and e[i], nic[i,j] + nic[i,k] where z[j,i] and z[i,k] but not e[i]
+    wires      X + T >= sum of wire[w,i,j] over z[i,j], for each w
     pace       T >= seconds of a stage of kind k with a layers on i, where such a stage is; slow <= T <= slowest
     sync       G >= sync[i,k,a] where such a stage is, and ring[i,k,a] unless h[i]; G >= least
     crossing   (if asked) at least one stage is on a site over several clusters
@@ -61,6 +63,7 @@ from typing import Any
 
 import pulp
 
+from planner.search.closed_form import PortName
 from planner.search.program_spec import Kind, Parameters, ProgramSpec, make_parameters
 from planner.tolerances import ROUNDING
 
@@ -309,6 +312,19 @@ def add_edges(program: Program) -> None:
         far_s = given.far(i, j).paced_s(given.coeffs) / given.unit_s
         if far_s and _may_show(program, far_s):
             program.require(far_s * follows - hidden <= program.X, f"edges_far_{i}_{j}")
+    _add_wires(program)
+
+
+def _add_wires(program: Program) -> None:
+    """X + T is no less than all edges take that cross a trunk or an uplink; one alone is an edge's."""
+    given, uses = program.given, dict[PortName, list[tuple[float, Any]]]()
+    for (i, j), follows in program.z.items():
+        for name, use_s in given.wires(i, j).items():
+            uses.setdefault(name, []).append((use_s / given.unit_s, follows))
+    for number, crossing in enumerate(uses.values()):
+        if _may_show(program, (given.pp - 1) * max(use_s for use_s, _ in crossing)):
+            taken_s = pulp.lpSum(use_s * follows for use_s, follows in crossing)
+            program.require(taken_s <= program.X + program.T, f"wires_{number}")
 
 
 def _shared_nics(given: Parameters, i: int) -> dict[str, dict[int, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -11,7 +12,16 @@ from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import Site, replicas_by_cluster, rings_on_nic, sync_s_per_byte
 from planner.problem.problem import Problem
-from planner.search.closed_form import Edge, NicUse, edge_of, exposed_sync_s, nic_use, site_stage_s
+from planner.search.closed_form import (
+    Edge,
+    NicUse,
+    PortName,
+    edge_of,
+    exposed_sync_s,
+    nic_use,
+    shared_wires_s,
+    site_stage_s,
+)
 from planner.tolerances import ROUNDING
 
 MAX_CLASSES_FOR_ALL_SITES = 4  # with more, a stage is on one class, all classes of a cluster, or two clusters' classes
@@ -79,6 +89,10 @@ class Parameters:
     def nic(self, i: int, j: int) -> NicUse:
         """nic[i,j]; in seconds that are not scaled."""
         return nic_use(self.coeffs, self.sites[i], self.sites[j])
+
+    def wires(self, i: int, j: int) -> Mapping[PortName, float]:
+        """wire[w,i,j] by w; in seconds that are not scaled."""
+        return shared_wires_s(self.coeffs, self.sites[i], self.sites[j])
 
     def stage_s(self, i: int, layers: int, is_last: bool) -> float:
         """tau[i] and, on the last stage, head[i]."""

@@ -19,7 +19,7 @@ from planner.search.closed_form import (
     NO_EDGE,
     ReplicaKind,
     StageExchange,
-    busiest_nic_s,
+    busiest_port_s,
     edge_of,
     lane_s,
     layers_within,
@@ -144,7 +144,7 @@ def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) ->
     stages = tuple(site_stage_s(coeffs, (c,), held, s == last) for s, held in enumerate(layers))
     near = NO_EDGE if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_of(coeffs, (c,), (c,))
     edges = (near,) * last
-    return ReplicaKind(1, stages, edges, busiest_nic_s(coeffs, [(c,)] * len(layers), edges))
+    return ReplicaKind(1, stages, edges, busiest_port_s(coeffs, [(c,)] * len(layers), edges))
 
 
 def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[int, int], total: int) -> dict[int, int]:

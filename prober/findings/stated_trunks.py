@@ -16,17 +16,16 @@ LOW_SHARE = 0.80  # of a stated line rate; headers take a twentieth of it
 def find_stated_trunks(
     stated: Iterable[StatedTrunk], clusters: Sequence[Cluster]
 ) -> tuple[tuple[Trunk, ...], tuple[Finding, ...]]:
-    """The trunks between clusters that were found, in the clusters' order, and a finding for each other one."""
+    """The trunks and uplinks of clusters that were found, in the clusters' order, and a finding for each other one."""
     names = [cluster.name for cluster in clusters]
     trunks, findings = [], []
     for trunk in stated:
-        missing = [name for name in trunk.between if name not in names]
+        missing = [name for name in trunk.clusters if name not in names]
         if missing:
             findings.append(_not_found(trunk, missing, clusters))
         else:
-            first, second = sorted(trunk.between, key=names.index)
-            rate = bytes_per_s_from_gbps(trunk.gbps)
-            trunks.append(Trunk(clusters=(first, second), bandwidth_bytes_per_s=rate, source="hosts.yaml", pairs=0))
+            ends, rate = tuple(sorted(trunk.clusters, key=names.index)), bytes_per_s_from_gbps(trunk.gbps)
+            trunks.append(Trunk(clusters=ends, bandwidth_bytes_per_s=rate, source="hosts.yaml", pairs=0))
     return tuple(trunks), tuple(findings)
 
 
@@ -47,7 +46,7 @@ def _not_found(trunk: StatedTrunk, missing: Sequence[str], clusters: Sequence[Cl
     found = ", ".join(cluster.name for cluster in clusters) or "none"
     return TRUNK_UNKNOWN.finding(
         [host for cluster in clusters for host in cluster.hosts],
-        f"`trunks:` is about {' and '.join(trunk.between)}; found: {found}, not {' nor '.join(missing)}",
+        f"`trunks:` is about {' and '.join(trunk.clusters)}; found: {found}, not {' nor '.join(missing)}",
     )
 
 
@@ -55,8 +54,9 @@ def _low(inventory: Inventory, measured: Trunk, stated: Trunk) -> Finding:
     members = [cluster.hosts for cluster in inventory.clusters if cluster.name in stated.clusters]
     seen = f"{format_rate(measured.bandwidth_bytes_per_s)} by {measured.pairs} pairs of hosts at once"
     share = f"{measured.bandwidth_bytes_per_s / stated.bandwidth_bytes_per_s:.0%}"
-    stated_rate = format_rate(stated.bandwidth_bytes_per_s)
+    stated_rate, (first, *others) = format_rate(stated.bandwidth_bytes_per_s), stated.clusters
+    wire = f"{first} to {others[0]}" if others else f"the uplink of {first}"
     return TRUNK_LOW.finding(
         [host for hosts in members for host in hosts],
-        f"{' to '.join(stated.clusters)}: {seen}, {share} of the {stated_rate} that hosts.yaml states",
+        f"{wire}: {seen}, {share} of the {stated_rate} that hosts.yaml states",
     )

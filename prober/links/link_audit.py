@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from holmes_core.records.inventory import Finding, Inventory
-from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link
+from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, best_links
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
 from prober.rule_text import RuleText
 from prober.rules.reported_rules import GPU_RDMA_LOW, RDMA_LOW, TCP_LOW
@@ -46,15 +46,6 @@ def _gpu_findings(links: Sequence[Link]) -> Iterator[Finding]:
         rate = from_host.get(link.way[:-1])
         if link.memory == "gpu" and rate and link.bandwidth_bytes_per_s.median < GPU_SHARE * rate:
             yield _finding(GPU_RDMA_LOW, link, rate)
-
-
-def best_links(links: Iterable[Link]) -> Iterable[Link]:
-    """Return the link with the highest median among links that differ in streams alone."""
-    best: dict[object, Link] = {}
-    for link in links:
-        if link.way not in best or link.bandwidth_bytes_per_s.median > best[link.way].bandwidth_bytes_per_s.median:
-            best[link.way] = link
-    return best.values()
 
 
 def _tcp_rate(inventory: Inventory, link: Link) -> float | None:

@@ -1,4 +1,4 @@
-"""Measure latency and bandwidth between chosen pairs of hosts, inside clusters and between them, and trunks."""
+"""Measure latency and bandwidth between chosen pairs of hosts, in clusters and between them, trunks and uplinks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holmes_core.records.link import DIRECTIONS, Link, Trunk
 from prober.links.link_pairs import Pair, choose_pairs, into_rounds
 from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.pair_test import USUAL_LIMITS, LinkLimits, PairTest, Sessions, link_finding
-from prober.links.trunk_rate import alone_links, trunk_pairs
+from prober.links.trunk_rate import alone_links, trunk_pairs, uplink_pairs
 from prober.links.trunk_test import measure_trunk
 from prober.links.tunnel_test import measure_in_tunnel
 from prober.rules.reported_rules import RULE_OF_ERROR
@@ -33,7 +33,8 @@ class LinkResults:
 
 
 def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits = USUAL_LIMITS) -> LinkResults:
-    """Links between a few pairs of every cluster and every two clusters, no host in two tests at a time; then trunks.
+    """Links between a few pairs of every cluster and every two clusters, no host in two tests at a time; then trunks
+    and uplinks.
 
     Where hosts.yaml asks for encryption between clusters, their pairs are measured in a tunnel too, right after.
     `progress("a1 - b1", state)` is called as each pair or trunk is done. Nothing is written on the hosts, and what
@@ -51,8 +52,10 @@ def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits =
                 measured.problems += result.problems
                 progress(" - ".join(jobs[job].hosts), "measured" if result.links else "not measured")
         alone = alone_links(measured.links)
-        for clusters, members in trunk_pairs(pairs, alone).items():
-            trunk = measure_trunk(members, alone, sessions, limits, pool)
+        uplinks = {(cluster,): members for cluster, members in uplink_pairs(pairs, alone).items()}
+        for clusters, members in (*trunk_pairs(pairs, alone).items(), *uplinks.items()):
+            known = measured.trunks if len(clusters) == 1 else []
+            trunk = measure_trunk(clusters, members, alone, sessions, limits, pool, known)
             measured.trunks += [trunk] if isinstance(trunk, Trunk) else []
             measured.problems += [trunk] if isinstance(trunk, Finding) else []
             progress(" - ".join(clusters), f"{len(members)} pairs at once")

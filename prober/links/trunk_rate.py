@@ -1,4 +1,4 @@
-"""The rate that all flows between two clusters share, from several pairs of hosts that sent at once. Pure.
+"""The rate that all flows between two clusters share, or of one and all others, from pairs that sent at once. Pure.
 
 A pair alone shows its hosts' own interfaces or the way between the clusters, whichever is slower. Pairs without a
 host in common show the way as soon as they carry less together than the sum of what each carries alone. Where they
@@ -10,11 +10,11 @@ from __future__ import annotations
 import bisect
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holmes_core.records.link import Direction, Link
-from prober.links.link_audit import best_links
+from holmes_core.records.link import DIRECTIONS, Direction, Link, Trunk, best_links
 from prober.links.link_pairs import Pair
 from prober.links.link_tools import SKIPPED, WINDOWS, Points
 
@@ -33,13 +33,49 @@ def alone_links(links: Iterable[Link]) -> Alone:
 
 def trunk_pairs(pairs: Iterable[Pair], alone: Alone) -> Mapping[tuple[str, str], tuple[Pair, ...]]:
     """Return, by two clusters, at least two measured pairs that may run at once: no two share a host."""
-    chosen: dict[tuple[str, str], list[Pair]] = {}
+    found: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
-        if (pair.hosts, "forward") in alone and (pair.hosts, "backward") in alone:
-            members = chosen.setdefault(pair.clusters, [])
-            if not {host for member in members for host in member.hosts} & set(pair.hosts):
-                members.append(pair)
-    return {clusters: tuple(members) for clusters, members in chosen.items() if len(members) > 1}
+        if _is_measured(pair, alone):
+            found.setdefault(pair.clusters, []).append(pair)
+    chosen = {clusters: _apart(members) for clusters, members in found.items()}
+    return {clusters: members for clusters, members in chosen.items() if len(members) > 1}
+
+
+def uplink_pairs(pairs: Iterable[Pair], alone: Alone) -> Mapping[str, tuple[Pair, ...]]:
+    """Return, by cluster, measured pairs with two other clusters or more that may run at once: no two share a host."""
+    found: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        if pair.kind == "between" and _is_measured(pair, alone):
+            for cluster in pair.clusters:
+                found.setdefault(cluster, []).append(pair)
+    chosen = {cluster: _apart(members) for cluster, members in found.items()}
+    return {cluster: members for cluster, members in chosen.items() if len({pair.clusters for pair in members}) > 1}
+
+
+def _is_measured(pair: Pair, alone: Alone) -> bool:
+    return all((pair.hosts, direction) in alone for direction in DIRECTIONS)
+
+
+def _apart(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Return pairs that share no host, of all pairs of clusters about equally many."""
+    members: list[Pair] = []
+    taken: Counter[tuple[str, str]] = Counter()
+    while pairs:
+        chosen = min(pairs, key=lambda pair: taken[pair.clusters])
+        members.append(chosen)
+        taken[chosen.clusters] += 1
+        pairs = [pair for pair in pairs if not set(pair.hosts) & set(chosen.hosts)]
+    return tuple(members)
+
+
+def behind_trunks(pairs: Sequence[Pair], rates: Sequence[float], trunks: Iterable[Trunk]) -> list[float]:
+    """Return the rates of pairs alone, those behind a trunk lowered to their part of it where they would exceed it."""
+    limits = {trunk.clusters: trunk.bandwidth_bytes_per_s for trunk in trunks}
+    totals: dict[tuple[str, str], float] = {}
+    for pair, rate in zip(pairs, rates, strict=True):
+        totals[pair.clusters] = totals.get(pair.clusters, 0.0) + rate
+    parts = {ends: min(1.0, limits.get(ends, total) / total) for ends, total in totals.items()}
+    return [rate * parts[pair.clusters] for pair, rate in zip(pairs, rates, strict=True)]
 
 
 @dataclass(frozen=True)

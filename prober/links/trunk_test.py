@@ -1,4 +1,4 @@
-"""The test of a trunk: pairs of hosts of two clusters send at once, each as it did best alone."""
+"""The test of a trunk or an uplink: pairs of hosts of clusters send at once, each as it did best alone."""
 
 from __future__ import annotations
 
@@ -12,24 +12,33 @@ from holmes_core.records.link import DIRECTIONS, Direction, Link, Trunk
 from prober.links.link_pairs import Pair
 from prober.links.link_session import LinkProblem
 from prober.links.pair_test import LinkLimits, PairTest, Sessions, link_finding
-from prober.links.trunk_rate import Alone, Flow, limiting_rate, rate_together
+from prober.links.trunk_rate import Alone, Flow, behind_trunks, limiting_rate, rate_together
 
 # A transfer lasts longer than alone, or fast ones would be over before all have begun.
 MORE_SECONDS, MORE_BYTES = 3, 4
 
 
 def measure_trunk(
-    pairs: Sequence[Pair], alone: Alone, sessions: Sessions, limits: LinkLimits, pool: Executor
+    clusters: tuple[str, ...],
+    pairs: Sequence[Pair],
+    alone: Alone,
+    sessions: Sessions,
+    limits: LinkLimits,
+    pool: Executor,
+    trunks: Sequence[Trunk] = (),
 ) -> Trunk | Finding | None:
-    """Measure the trunk between the two clusters of `pairs`, which share no host; None if it does not limit them.
+    """Measure the trunk between two `clusters`, or the uplink of one; None if it does not limit `pairs`.
 
+    `pairs` share no host. All send out of the first cluster, and then all into it. `trunks` are known to limit some.
     Return a finding if a pair that was measured alone gives no figure with the others. `pool` runs all at once.
     """
     limits = replace(limits, seconds=MORE_SECONDS * limits.seconds, size_bytes=MORE_BYTES * limits.size_bytes)
     ways = []
     for direction in DIRECTIONS:
-        links = [alone[pair.hosts, direction] for pair in pairs]
-        tests = [PairTest(pair, direction, sessions, limits) for pair in pairs]
+        other: Direction = "backward" if direction == "forward" else "forward"
+        directions = [direction if pair.clusters[0] == clusters[0] else other for pair in pairs]
+        links = [alone[pair.hosts, way] for pair, way in zip(pairs, directions, strict=True)]
+        tests = [PairTest(pair, way, sessions, limits) for pair, way in zip(pairs, directions, strict=True)]
         flows = list(pool.map(_flow, tests, links))
         failed = next((flow for flow in flows if isinstance(flow, Finding)), None)
         if failed is not None:
@@ -37,12 +46,13 @@ def measure_trunk(
         try:
             together = rate_together([flow for flow in flows if isinstance(flow, Flow)])
         except ValueError as error:
-            return _not_at_once(pairs, direction, str(error))
-        ways.append((together, [link.bandwidth_bytes_per_s.median for link in links]))
+            return _not_at_once(clusters, pairs, direction, str(error))
+        rates = [link.bandwidth_bytes_per_s.median for link in links]
+        ways.append((together, behind_trunks(pairs, rates, trunks)))
     rate = limiting_rate(ways)
     if rate is None:
         return None
-    return Trunk(clusters=pairs[0].clusters, bandwidth_bytes_per_s=rate, source="measured", pairs=len(pairs))
+    return Trunk(clusters=clusters, bandwidth_bytes_per_s=rate, source="measured", pairs=len(pairs))
 
 
 def _flow(test: PairTest, link: Link) -> Flow | Finding:
@@ -53,7 +63,7 @@ def _flow(test: PairTest, link: Link) -> Flow | Finding:
     return Flow(points, ended_s=time.monotonic())
 
 
-def _not_at_once(pairs: Sequence[Pair], direction: Direction, evidence: str) -> Finding:
+def _not_at_once(clusters: tuple[str, ...], pairs: Sequence[Pair], direction: Direction, evidence: str) -> Finding:
     hosts = tuple(host for pair in pairs for host in pair.hosts)
-    evidence = f"{len(pairs)} pairs between {' and '.join(pairs[0].clusters)} at once, {direction}: {evidence}"
+    evidence = f"{len(pairs)} pairs of {' and '.join(clusters)} at once, {direction}: {evidence}"
     return link_finding("PROBE-TOOL-FAILED", hosts, evidence, "probe again when the hosts are less busy")

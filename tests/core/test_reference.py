@@ -36,6 +36,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "container": {"container": {"engine": "docker", "image": "image"}},
     "hosts[].container": {"hosts": [{"name": "a1", "container": {"engine": "docker", "image": "image"}}]},
     "trunks[]": {"trunks": [{"between": ["east", "west"], "gbps": 10}]},
+    "trunks[].cluster": {"trunks": [{"between": None}]},
     "security.tunnel_gbps": {"security": {"between_clusters": "wireguard"}},
 }
 FILES: list[tuple[type[BaseModel], dict[str, Any]]] = [(Job, JOB), (HostsFile, HOSTS)]

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from math import inf
 
 from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients, Crossing
+from planner.problem.coefficients import FREE, Coefficients, Crossing
 from planner.problem.exchange_rates import Site, replicas_by_cluster, rings_on_nic, sync_s_per_byte
 from planner.search.closed_form import (
     NO_EDGE,
     Edge,
     NicUse,
+    PortName,
     SiteBlock,
     blocks_step_s,
     edge_of,
     exposed_sync_s,
     nic_use,
     pace_of,
+    shared_wires_s,
     site_stage_s,
 )
 from planner.search.program_spec import make_sites
@@ -177,7 +179,8 @@ def random_coefficients(seed: int) -> Coefficients:
         action_s=(0.0,) * num_classes,
         hides_edges=draw.random() < 0.7,
         fill_share=random.Random(seed + 0.5).choice((1.0, 0.4)),
-        crossings=_random_crossings(random.Random(-1 - seed)),
+        crossings=(crossings := _random_crossings(random.Random(-1 - seed))),
+        uplink_edge_s=_random_uplinks(random.Random(seed + 0.25), crossings),
     )
 
 
@@ -191,6 +194,18 @@ def _random_crossings(draw: random.Random) -> dict[tuple[int, int], Crossing]:
     pairs = [(x, y) for x in range(3) for y in range(x, 3)]
     measured = [pair for pair in pairs if draw.random() < 0.5]
     return {(x, y): Crossing(*(draw.uniform(0, most) for most in (5 * (x != y), 0, 1, 1, 2))) for x, y in measured}
+
+
+def _random_uplinks(draw: random.Random, crossings: dict[tuple[int, int], Crossing]) -> dict[int, float]:
+    """Of some clusters the seconds of an edge on their uplinks; and in `crossings` trunks, and edges no faster."""
+    uplinks = {x: draw.uniform(0, 5) for x in range(3) if draw.random() < 0.3}
+    for x, y in ((0, 1), (0, 2), (1, 2)):
+        measured = crossings.get((x, y), FREE)
+        trunk_s = draw.uniform(0, 5) if draw.random() < 0.3 else 0.0
+        edge_s = max(measured.edge_s, trunk_s, uplinks.get(x, 0.0), uplinks.get(y, 0.0))
+        if edge_s:
+            crossings[x, y] = replace(measured, edge_s=edge_s, trunk_edge_s=trunk_s)
+    return uplinks
 
 
 State = tuple[frozenset[int], int, int, int, NicUse | None]
@@ -207,16 +222,26 @@ class Partial:
     edge_s: float
     nic_s: float
     sync_s: float
+    wires_s: Mapping[PortName, float] = field(default_factory=dict)
 
-    def grown(self, stage_s: float, share: float, hop: Edge, paced_s: tuple[float, float], sync_s: float) -> Partial:
-        """With one stage more, behind an edge that bounds the pace by itself and with another on a NIC; the fill counts
-        `share` of the stage."""
+    def grown(
+        self,
+        stage_s: float,
+        share: float,
+        hop: Edge,
+        paced_s: tuple[float, float],
+        sync_s: float,
+        wires_s: Mapping[PortName, float],
+    ) -> Partial:
+        """With one stage more, behind an edge that bounds the pace by itself and with others on a NIC and on wires; the
+        fill counts `share` of the stage."""
         return Partial(
             self.total_s + share * stage_s + 2 * hop.fill_s,
             max(self.stage_s, stage_s),
             max(self.edge_s, paced_s[0]),
             max(self.nic_s, paced_s[1]),
             max(self.sync_s, sync_s),
+            {name: self.wires_s.get(name, 0.0) + wires_s.get(name, 0.0) for name in {*self.wires_s, *wires_s}},
         )
 
     def beats(self, other: Partial) -> bool:
@@ -227,6 +252,7 @@ class Partial:
             and self.edge_s <= other.edge_s
             and self.nic_s <= other.nic_s
             and self.sync_s <= other.sync_s
+            and all(taken_s <= other.wires_s.get(name, 0.0) for name, taken_s in self.wires_s.items())
         )
 
 
@@ -246,8 +272,9 @@ def best_in_blocks(coeffs: Coefficients, at_most_s: float = inf) -> float | None
                 if c in used or (c == current and length >= group_slots) or not group_slots:
                     continue
                 hop = _hop(coeffs, current, c, length)
-                nic, nic_s = into, 0.0
+                nic, nic_s, wires_s = into, 0.0, dict[PortName, float]()
                 if hop != NO_EDGE:
+                    wires_s = shared_wires_s(coeffs, (current,), (c,))
                     out = nic_use(coeffs, (current,), (c,))
                     nic, nic_s = nic_use(coeffs, (c,), (current,)), _both_s(into, out)
                 paced_s = hop.paced_s(coeffs), nic_s
@@ -256,7 +283,7 @@ def best_in_blocks(coeffs: Coefficients, at_most_s: float = inf) -> float | None
                     rest_s = coeffs.fill_share * (most - held - layers) * least_layer_s
                     stage_s, sync_s = _stage(coeffs, stage, c, layers)
                     share = coeffs.fill_share
-                    grown = [partial.grown(stage_s, share, hop, paced_s, sync_s) for partial in partials]
+                    grown = [partial.grown(stage_s, share, hop, paced_s, sync_s, wires_s) for partial in partials]
                     useful = [partial for partial in grown if _step_s(coeffs, partial) + rest_s <= at_most_s]
                     if useful:
                         state = before, c, length + 1 if c == current else 1, held + layers, nic
@@ -267,7 +294,7 @@ def best_in_blocks(coeffs: Coefficients, at_most_s: float = inf) -> float | None
 
 
 def _step_s(coeffs: Coefficients, partial: Partial) -> float:
-    pace_s = max(pace_of(coeffs, partial.stage_s, partial.edge_s), partial.nic_s)
+    pace_s = max(pace_of(coeffs, partial.stage_s, partial.edge_s), partial.nic_s, *partial.wires_s.values())
     slowest_s = (1 - coeffs.fill_share) * partial.stage_s
     return (coeffs.num_microbatches - 1) * pace_s + slowest_s + partial.total_s + partial.sync_s
 

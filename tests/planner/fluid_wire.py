@@ -1,8 +1,9 @@
 """A plan's pipelines on the wire as the inventory has it, by a fluid simulation that shares no code with the planner's.
 
 Each message under way gets a max-min fair share of the sender's NIC, the receiver's NIC, the path that was measured
-between their two hosts, and the trunk between their clusters. A rank runs the schedule's actions in order and sends
-without waiting; messages between two ranks leave one after another. Gradients and the update are left out.
+between their two hosts, the trunk between their clusters, and the uplinks of both. A rank runs the actions of its
+schedule in order and sends without waiting; messages between two ranks leave one after another. Gradients and the
+update are left out.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ def wire_of(inventory: Inventory) -> Wire:
     wire.rates.update({("path", *ends): rate for ends, rate in best.items()})
     for trunk in inventory.trunks:
         rate = trunk.bandwidth_bytes_per_s * (PAYLOAD if trunk.source == "hosts.yaml" else 1.0)
-        for a, b in (trunk.clusters, trunk.clusters[::-1]):
-            wire.rates["trunk", a, b] = rate
+        first, last = trunk.clusters[0], trunk.clusters[-1]
+        ways = [(first, last), (last, first)] if first != last else [(first, "out"), ("in", first)]
+        wire.rates.update({("trunk", *way): rate for way in ways})
     return wire
 
 
@@ -142,7 +144,9 @@ class FluidRun:
             return
         interfaces = self._interfaces(rank, receiver, forward)
         clusters = self.at[rank].cluster, self.at[receiver].cluster
-        uses = ((here, interfaces[0], "out"), (there, interfaces[1], "in"), ("path", here, there), ("trunk", *clusters))
+        uses = [(here, interfaces[0], "out"), (there, interfaces[1], "in"), ("path", here, there), ("trunk", *clusters)]
+        if clusters[0] != clusters[1]:
+            uses += [("trunk", clusters[0], "out"), ("trunk", "in", clusters[1])]
         known = tuple(use for use in uses if use in self.wire.rates)
         latency_s = self.wire.latency_s.get(frozenset((here, there)), 0.0)
         self.queues[rank, receiver].append(Message(receiver, what, known, latency_s, self.size))

@@ -35,14 +35,19 @@ def measured(
     )
 
 
+def both_ways(link: Link) -> tuple[Link, Link]:
+    """The link, and the same the other way."""
+    return link, link.model_copy(update={"direction": "backward"})
+
+
 def with_links(inventory: Inventory, *links: Link) -> Inventory:
     """The inventory with those links."""
     return inventory.model_copy(update={"links": links})
 
 
 def with_trunk(inventory: Inventory, clusters: Sequence[str], bytes_per_s: float) -> Inventory:
-    """The inventory with a trunk between two clusters."""
-    trunk = Trunk(clusters=(clusters[0], clusters[1]), bandwidth_bytes_per_s=bytes_per_s, source="measured", pairs=2)
+    """The inventory with a trunk between two clusters, or the uplink of one."""
+    trunk = Trunk(clusters=tuple(clusters), bandwidth_bytes_per_s=bytes_per_s, source="measured", pairs=2)
     return inventory.model_copy(update={"trunks": (*inventory.trunks, trunk)})
 
 

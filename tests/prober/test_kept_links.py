@@ -67,6 +67,15 @@ def test_differences_show_links_and_trunks_that_came_went_or_changed() -> None:
     assert changes(OLDER, OLDER) == ()
 
 
+def test_a_measured_uplink_is_kept_with_the_links_of_its_cluster() -> None:
+    older = with_trunk(with_links(FLEET, *LINKS), ("b",), 0.1 * GBPS)
+    without = older.model_copy(update={"links": (), "trunks": ()})
+    assert with_kept_links(older, without).inventory.trunks == older.trunks
+    between = [link for link in older.links if link.kind == "between"]
+    inside = older.model_copy(update={"links": tuple(link for link in older.links if link not in between)})
+    assert with_kept_links(inside, without).inventory.trunks == ()
+
+
 def test_the_estimate_grows_with_pairs_and_is_nothing_for_one_host() -> None:
     assert estimate_s(cpu_inventory([1])) == 0
     assert 0 < estimate_s(cpu_inventory([2])) < estimate_s(FLEET) < estimate_s(cpu_inventory([4, 4, 4]))

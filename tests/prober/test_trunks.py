@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -19,7 +20,18 @@ from holmes_core.records.parse_record import parse
 from holmes_core.units import bytes_per_s_from_gbps
 from prober.findings.stated_trunks import find_stated_trunks, with_measured
 from prober.links.link_pairs import Pair, choose_pairs
-from prober.links.trunk_rate import Flow, alone_links, limiting_rate, rate_together, trunk_pairs
+from prober.links.link_session import LinkSession
+from prober.links.pair_test import LinkLimits
+from prober.links.trunk_rate import (
+    Flow,
+    alone_links,
+    behind_trunks,
+    limiting_rate,
+    rate_together,
+    trunk_pairs,
+    uplink_pairs,
+)
+from prober.links.trunk_test import measure_trunk
 from prober.probe import probe, replay
 from tests.planner.fleets import cpu_inventory
 
@@ -72,6 +84,67 @@ def test_pair_that_was_not_measured_both_ways_does_not_run_with_others() -> None
     lost = between[0].hosts
     links = [link for link in tcp_links(pairs) if (link.hosts, link.direction) != (lost, "backward")]
     assert trunk_pairs(pairs, alone_links(links)) == {}
+
+
+def test_an_uplink_is_measured_by_pairs_with_all_others_that_share_no_host() -> None:
+    pairs = choose_pairs(cpu_inventory([2, 2, 2]), 8)
+    chosen = uplink_pairs(pairs, alone_links(tcp_links(pairs)))
+    assert list(chosen) == ["a", "b", "c"]
+    for cluster, members in chosen.items():
+        hosts = [host for pair in members for host in pair.hosts]
+        assert (len(members), len(set(hosts))) == (2, 4)
+        assert all(cluster in pair.clusters for pair in members)
+        assert len({pair.clusters for pair in members}) == 2
+
+
+def test_two_clusters_or_a_site_of_one_host_have_no_uplink_to_tell_from_their_link() -> None:
+    for sizes in ([4, 4], [1, 4, 4]):
+        pairs = choose_pairs(cpu_inventory(sizes), 8)
+        assert "a" not in uplink_pairs(pairs, alone_links(tcp_links(pairs)))
+
+
+def test_pairs_behind_a_trunk_carry_no_more_than_that_alone() -> None:
+    pairs = [pair for pair in choose_pairs(cpu_inventory([3, 2, 2]), 8) if "a" in pair.clusters]
+    to_b = [pair for pair in pairs if pair.clusters == ("a", "b")][:2]
+    to_c = [pair for pair in pairs if pair.clusters == ("a", "c")][:1]
+    trunk = Trunk(clusters=("a", "b"), bandwidth_bytes_per_s=4.0, source="measured", pairs=2)
+    assert behind_trunks([*to_b, *to_c], [4.0, 12.0, 3.0], [trunk]) == [1.0, 3.0, 3.0]
+    assert behind_trunks([*to_b, *to_c], [1.0, 2.0, 3.0], [trunk]) == [1.0, 2.0, 3.0]
+
+
+class SiteSession:
+    """A host of a site whose uplink gives each of the transfers at once an equal part; it notes who sends."""
+
+    def __init__(self, host: str, sent: list[str], bytes_per_s: float) -> None:
+        self.host, self.sent, self.bytes_per_s = host, sent, bytes_per_s
+
+    def ask(self, command: str, **values: Any) -> dict[str, Any]:
+        if command == "send":
+            self.sent.append(self.host)
+        return {"port": 1, **values}
+
+    def answer(self) -> dict[str, Any]:
+        return {"points": [(tenth / 10, tenth / 10 * self.bytes_per_s) for tenth in range(31)]}
+
+
+@pytest.mark.parametrize(("each", "uplink"), [(0.5, 1.0), (0.9, None)])
+def test_an_uplink_is_what_pairs_to_other_clusters_carry_together(each: float, uplink: float | None) -> None:
+    pairs = choose_pairs(cpu_inventory([2, 2, 2]), 8)
+    alone = alone_links(tcp_links(pairs, 0.25))  # 1 Gbit/s by four streams
+    members = uplink_pairs(pairs, alone)["c"]  # the second in each of its pairs
+    sent: list[str] = []
+    part = bytes_per_s_from_gbps(each)
+    names = [host for pair in members for host in pair.hosts]
+    sessions = {name: cast(LinkSession, SiteSession(name, sent, part)) for name in names}
+    with ThreadPoolExecutor() as pool:
+        trunk = measure_trunk(("c",), members, alone, sessions, LinkLimits(), pool)
+    assert [host[0] == "c" for host in sent] == [True, True, False, False]
+    if uplink is None:
+        assert trunk is None
+    else:
+        assert isinstance(trunk, Trunk)
+        assert (trunk.clusters, trunk.source, trunk.pairs) == (("c",), "measured", 2)
+        assert trunk.bandwidth_bytes_per_s == pytest.approx(bytes_per_s_from_gbps(uplink), rel=0.1)
 
 
 def test_pairs_send_with_the_streams_that_did_best_alone() -> None:
@@ -140,7 +213,12 @@ def hosts_file(trunks: object, pins: tuple[str | None, ...] = ("a", "b")) -> Hos
         ("ten", "trunks: "),
         ({"between": ["a", "b"], "gbps": 1}, "trunks: "),
         ([10], "trunks.0: "),
-        ([{"gbps": 1}], "trunks.0.between: missing"),
+        ([{"gbps": 1}], "trunks.0: name either `between`"),
+        ([{"between": ["a", "b"], "cluster": "a", "gbps": 1}], "trunks.0: name either `between`"),
+        ([{"cluster": ["a"], "gbps": 1}], "trunks.0.cluster: "),
+        ([{"cluster": "../b", "gbps": 1}], "trunks.0.cluster: "),
+        ([{"cluster": "c", "gbps": 1}], "trunks: 0.cluster: no host is pinned to cluster c"),
+        ([{"cluster": "a", "gbps": 1}, {"cluster": "a", "gbps": 2}], "1.cluster: a is listed twice"),
         ([{"between": ["a", "b"]}], "trunks.0.gbps: missing"),
         ([{"between": ["a", "b"], "gbps": 0}], "trunks.0.gbps: "),
         ([{"between": ["a", "b"], "gbps": -5}], "trunks.0.gbps: "),
@@ -175,7 +253,8 @@ def test_impossible_trunk_is_refused_with_its_key(trunks: object, said: str) -> 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["a", "b", "c"]),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["between", "gbps", "x"]), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["between", "cluster", "gbps", "x"]), inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -190,7 +269,7 @@ def test_whatever_trunks_holds_it_is_taken_or_refused_by_name(trunks: Any) -> No
     except HolmesError as error:
         refused = error.what
     assert refused == "" or refused.startswith("hosts.yaml: trunks")
-    assert all(set(trunk.between) == {"a", "b"} and 0 < trunk.gbps < math.inf for trunk in taken)
+    assert all({"a", "b"}.issuperset(trunk.clusters) and 0 < trunk.gbps < math.inf for trunk in taken)
 
 
 @pytest.mark.parametrize("pins", [(None, None), ("a", None)])
@@ -224,6 +303,13 @@ def test_stated_trunk_of_a_cluster_that_was_not_found_is_a_finding() -> None:
     assert finding.evidence == "`trunks:` is about a and east; found: a, b, not east"
 
 
+def test_stated_uplink_is_of_one_cluster() -> None:
+    trunks, findings = find_stated_trunks([StatedTrunk(cluster="b", gbps=2)], cpu_inventory([2, 2]).clusters)
+    assert [(trunk.clusters, trunk.bandwidth_bytes_per_s) for trunk in trunks] == [(("b",), 0.25e9)]
+    _, findings = find_stated_trunks([StatedTrunk(cluster="east", gbps=2)], cpu_inventory([1, 1]).clusters)
+    assert [finding.evidence for finding in findings] == ["`trunks:` is about east; found: a, b, not east"]
+
+
 def measured(gbps: float) -> Trunk:
     rate = bytes_per_s_from_gbps(gbps)
     return Trunk(clusters=("a", "b"), bandwidth_bytes_per_s=rate, source="measured", pairs=2)
@@ -245,6 +331,14 @@ def test_low_trunk_says_what_was_measured_by_how_many() -> None:
         finding.evidence == "a to b: 5 Gbit/s by 2 pairs of hosts at once, 50% of the 10 Gbit/s that hosts.yaml states"
     )
     assert finding.hosts == ("a1", "b1")
+
+
+def test_low_uplink_names_the_cluster() -> None:
+    trunks, _ = find_stated_trunks([StatedTrunk(cluster="b", gbps=10)], cpu_inventory([1, 1]).clusters)
+    low = measured(5).model_copy(update={"clusters": ("b",)})
+    (finding,) = with_measured(cpu_inventory([1, 1]).model_copy(update={"trunks": trunks}), [low]).findings
+    assert finding.evidence.startswith("the uplink of b: 5 Gbit/s by 2 pairs of hosts at once, 50% of the 10 Gbit/s")
+    assert finding.hosts == ("b1",)
 
 
 def test_measured_trunk_counts_where_none_is_stated() -> None:
