@@ -41,14 +41,23 @@ SELENE = Site(
     "megatron-2021", "NVIDIA A100-SXM4-80GB", 8, 80 * 10**9, 200e9
 )  # eight HDR InfiniBand ports of 200 Gbit/s
 SELENE_2020 = replace(SELENE, engine="megatron-2020", gpu_name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * 10**9)
+EOS = Site("megatron-2024", "NVIDIA H100 80GB HBM3", 8, 80 * 10**9, 400e9)  # eight NDR ports of 400 Gbit/s
 SITES = {
     "V1": SELENE,
     "V2": SELENE,
     "V3": SELENE,
     "V4": Site("megatron-deepspeed", "NVIDIA A100-SXM4-80GB", 8, 80 * 10**9, 100e9),
     "V5": Site("sailor", "NVIDIA GH200 120GB", 4, 96 * 10**9, 100e9, nvlinks=6),  # four Slingshot ports of 200 Gbit/s
-    "V6": Site("megatron-2024", "NVIDIA H100 80GB HBM3", 8, 80 * 10**9, 400e9),  # eight NDR ports of 400 Gbit/s
+    "V6": EOS,
     "V7": SELENE_2020,
+    "V8": EOS,
+    "V9": EOS,
+    "V10": Site("megatron-deepspeed", "NVIDIA A100-SXM4-80GB", 8, 80 * 10**9, 50e9),  # four Omni-Path ports
+    "V11": replace(EOS, engine="holmes"),
+    "V12": replace(SELENE, engine="holmes"),
+    "V13": replace(SELENE_2020, engine="holmes"),
+    "V14": Site("holmes", "NVIDIA H100 96GB HBM2e", 8, 96 * 10**9, 400e9, nvlinks=18),
+    "V15": replace(SELENE, engine="holmes"),
 }
 
 
@@ -130,6 +139,7 @@ def job_data(row: Measurement) -> dict[str, object]:
         "chunks": row.chunks,
         "recompute": row.recompute,
         "layers": cut(row),
+        "zero": row.zero,
         **({"micro_batch_size": row.micro_batch_size} if row.micro_batch_size is not None else {}),
     }
     return {
@@ -139,6 +149,7 @@ def job_data(row: Measurement) -> dict[str, object]:
         "global_batch_size": row.global_batch_size,
         "engine": SITES[row.table].engine,
         "precision": "fp32" if row.gpu == "GH200" else "bf16",
+        "compile": row.compiles,
         "parallel": parallel,
     }
 
