@@ -176,8 +176,10 @@ def main() -> None:
         print_figure(f"validation.mean_error_not_calibrated.{table}", 100 * mean_error(others), "%")
         print_figure(f"validation.max_error.{table}", 100 * worst(rows), "%")
         print_figure(f"validation.rank_correlation.{table}", rank_correlation(rows), "1")
-    memory = [abs(row.memory_error) for row in judged if row.memory_error is not None]
-    print_figure("validation.mean_memory_error.V5", 100 * statistics.fmean(memory), "%")
+    for table, rows in by_table(judged).items():
+        memory = [abs(row.memory_error) for row in rows if row.memory_error is not None]
+        if memory:
+            print_figure(f"validation.mean_memory_error.{table}", 100 * statistics.fmean(memory), "%")
     if "--write-docs" in sys.argv:
         write_docs(judged)
 

@@ -38,22 +38,16 @@ FITTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("V1", "V2", "V3", "V4"),
         ("megatron-2021.exchange_share", "megatron-deepspeed.edge_share", "megatron-deepspeed.exchange_share"),
     ),
-    "GH200": (
-        ("V5",),
-        (
-            "speed.matrix_flops_per_s", "speed.half_size", "speed.launch_s", "sailor.inside_latency_s",
-            "sailor.edge_share", "sailor.exchange_share",
-        ),
-    ),
+    "GH200": (("V5", "V16"), ("speed.matrix_flops_per_s", "sailor.inside_latency_s", "sailor.exposed_tp")),
     "H100-engines": (("V6",), ("megatron-2024.exposed_tp", "megatron-2024.exchange_share")),
-    "GH200-memory": (("V5",), ("sailor.extra_state_bytes", "sailor.activation_factor")),
+    "GH200-memory": (("V5", "V16"), ("sailor.extra_state_bytes", "sailor.activation_factor")),
     "H100": (("V11",), ("speed.matrix_flops_per_s", "speed.attention_flops_per_s")),
     "H100 NeMo": (("V8", "V9"), ("speed.matrix_flops_per_s", "megatron-2024.growth")),
 }  # fmt: skip
 SPEEDS: Mapping[str, tuple[MutableMapping[tuple[str, int], Speed], tuple[str, int]]] = {
     "A100": (PUBLISHED, ("A100", 2)),
     "A100 2021": (LEVELS["megatron-2021"], ("A100", 2)),
-    "GH200": (PUBLISHED, ("GH200", 4)),
+    "GH200": (LEVELS["sailor"], ("GH200", 4)),
     "H100": (PUBLISHED, ("H100", 2)),
     "H100 NeMo": (LEVELS["megatron-2024"], ("H100", 2)),
 }

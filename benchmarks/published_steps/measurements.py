@@ -6,6 +6,7 @@ formula. What a publication does not say (micro-batch size in V1 and V6) is None
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,6 +33,7 @@ class Measurement:
     memory_gb: float | None = None
     zero: int = 1
     compiles: bool = True
+    layers: tuple[int, ...] = ()  # of each stage; empty: even
 
 
 SOURCES = {
@@ -52,6 +54,7 @@ SOURCES = {
     "V13": "The same README, A100 of 40 GB",
     "V14": "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 3, FSDP2 on H100 of 96 GB HBM2e at 500 W",
     "V15": "torchtitan, docs/performance.md of August 2024, FSDP2 on A100; its network is not published",
+    "V16": "Sailor artifact, simulations/validation/clariden/GPT-NEO, measured as V5",
 }
 
 
@@ -140,6 +143,24 @@ _V5 = (
     (2, 16, 8, 1024, 1.225, 27.0),
     (1, 32, 8, 1024, 1.026, 33.0),
 )
+# of each stage, without embedding and head
+_V5_LAYERS = {1: (24,), 2: (11, 13), 4: (4, 7, 7, 6)}
+
+# as _V5; the file of one more has the figures of OPT-350M's
+_V16 = (
+    (4, 4, 4, 1024, 7.03897, 37.3),
+    (2, 8, 4, 1024, 6.4286, 44.0),
+    (2, 1, 1, 1, 0.2079, 16.3),
+    (2, 16, 4, 1024, 3.42667, 44.8),
+    (4, 8, 4, 1024, 3.69588, 37.5),
+    (4, 1, 1, 64, 2.50204, 15.8),
+    (2, 2, 1, 64, 2.29028, 20.0),
+    (4, 16, 4, 1024, 2.00042, 37.4),
+    (8, 8, 4, 1024, 2.25506, 43.0),
+    (4, 2, 4, 1024, 13.86466, 28.5),
+    (2, 4, 4, 1024, 12.66101, 43.8),
+)
+_V16_LAYERS = {2: (15, 17), 4: (6, 9, 9, 8), 8: (2, 5, 5, 5, 4, 4, 4, 3)}
 
 # name, h, layers, t, replicas, seconds; 16 samples a replica, sequences of 1024
 _V7 = (
@@ -252,7 +273,7 @@ _TITAN: tuple[tuple[str, str, str, int, int, int, int, int, int, Recompute, int,
 def measurements() -> tuple[Measurement, ...]:
     """All rows, table by table, in the order of their publications."""
     megatron = (*_v1(), *_v2(), *_v3(), *_v4(), *_v5(), *_v6(), *_v7())
-    return (*megatron, *_v8(), *_v9(), *_v10(), *_v11_to_13(), *_v14_and_15())
+    return (*megatron, *_v8(), *_v9(), *_v10(), *_v11_to_13(), *_v14_and_15(), *_v16())
 
 
 def _v1() -> list[Measurement]:
@@ -299,11 +320,25 @@ def _v4() -> list[Measurement]:
 
 
 def _v5() -> list[Measurement]:
-    model = gpt(1024, 24, 16, vocab_size=50272)
-    return [
-        Measurement("V5", "OPT-350M", "GH200", model, 4, pp, dp, batch, micro, 1, "none", step_s, memory_gb)
-        for pp, dp, micro, batch, step_s, memory_gb in _V5
-    ]
+    return _sailor("V5", "OPT-350M", gpt(1024, 24, 16, vocab_size=50272), _V5, _V5_LAYERS)
+
+
+def _v16() -> list[Measurement]:
+    return _sailor("V16", "GPT-Neo-2.7B", gpt(2560, 32, 32, vocab_size=128256), _V16, _V16_LAYERS)
+
+
+def _sailor(
+    table: str,
+    name: str,
+    model: ModelShape,
+    entries: Iterable[tuple[int, int, int, int, float, float]],
+    layers: Mapping[int, tuple[int, ...]],
+) -> list[Measurement]:
+    rows = []
+    for pp, dp, micro, batch, step_s, memory_gb in entries:
+        fixed = (table, name, "GH200", model, 4, pp, dp, batch, micro)
+        rows.append(Measurement(*fixed, 1, "none", step_s, memory_gb, layers=layers[pp]))
+    return rows
 
 
 def _v6() -> list[Measurement]:

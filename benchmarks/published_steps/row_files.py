@@ -46,6 +46,7 @@ SELENE = Site(
 )  # eight HDR InfiniBand ports of 200 Gbit/s
 SELENE_2020 = replace(SELENE, engine="megatron-2020", gpu_name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * 10**9)
 EOS = Site("megatron-2024", "NVIDIA H100 80GB HBM3", 8, H100_BYTES, 400e9)  # eight NDR ports of 400 Gbit/s
+ALPS = Site("sailor", "NVIDIA GH200 120GB", 4, 96 * 10**9, 100e9, nvlinks=6)  # four Slingshot ports of 200 Gbit/s
 SITES = {
     "V1": SELENE,
     "V2": SELENE,
@@ -53,7 +54,7 @@ SITES = {
     "V4": Site(
         "megatron-deepspeed", "NVIDIA A100-SXM4-80GB", 8, A100_BYTES, 100e9, compute_factor=1 / DEEPSPEED_FACTOR
     ),
-    "V5": Site("sailor", "NVIDIA GH200 120GB", 4, 96 * 10**9, 100e9, nvlinks=6),  # four Slingshot ports of 200 Gbit/s
+    "V5": ALPS,
     "V6": replace(EOS, compute_factor=1.19),
     "V7": SELENE_2020,
     "V8": EOS,
@@ -64,6 +65,7 @@ SITES = {
     "V13": replace(SELENE_2020, engine="holmes"),
     "V14": Site("holmes", "NVIDIA H100 96GB HBM2e", 8, 96 * 10**9, 400e9),
     "V15": replace(SELENE, engine="holmes"),
+    "V16": ALPS,
 }
 
 
@@ -168,7 +170,9 @@ def _calibration(compute_factor: float) -> dict[str, object]:
 
 
 def cut(row: Measurement) -> list[int]:
-    """Layers of each stage, even, the remainder on the first ones."""
+    """Layers of each stage: as published, else even, the remainder on the first ones."""
+    if row.layers:
+        return list(row.layers)
     stages = row.pp * row.chunks
     share, rest = divmod(row.model.num_layers, stages)
     return [share + (stage < rest) for stage in range(stages)]

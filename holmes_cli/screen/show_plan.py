@@ -191,7 +191,8 @@ def _speed_sentence(plan: Plan, inventory: Inventory) -> str:
     whole = f"{count(steps, 'step')} in {format_duration(steps * guess.step_s)}"
     spread, between = step_spread_s(plan, inventory), ""
     if spread is not None:
-        between = f" ({' to '.join(map(format_seconds, spread))} as nothing was measured)"
+        low, high = map(format_seconds, spread)
+        between = f" ({low.removesuffix(high[high.index(' ') :])} to {high})"
     return f"{format_seconds(guess.step_s)} a step{between}, {guess.tokens_per_s:.0f} tokens/s{used}; {whole}"
 
 

@@ -24,7 +24,7 @@ def step_spread_s(plan: Plan, inventory: Inventory) -> tuple[float, float] | Non
     if job.device == "cpu" or compute.emulate or compute.calibration or compute.flops_per_s is not None:
         return None
     names = {gpu.name for node in plan.nodes for gpu in inventory.host(node.host).gpus if gpu.name}
-    published = all(is_published(name, job.value_type) for name in names)
+    published = all(is_published(name, job.value_type, job.engine) for name in names)
     spread = (PUBLISHED_SPREAD if published else SPREAD) * (step.step_s - step.exposed_edge_s - step.exposed_dp_s)
     return step.step_s - spread, step.step_s + spread
 
@@ -42,7 +42,7 @@ def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     hosts = []
     for node in plan.nodes:
         gpus = inventory.host(node.host).gpus
-        assumed = [gpu.name for gpu in gpus if gpu.name and not is_published(gpu.name, job.value_type)]
+        assumed = [gpu.name for gpu in gpus if gpu.name and not is_published(gpu.name, job.value_type, job.engine)]
         names |= dict.fromkeys(assumed)
         hosts += [node.host] if assumed else []
     if not names:

@@ -44,7 +44,7 @@ class Speed:
 
 # Memory rates: A100 fitted, of the data sheet's 2.04 TB/s; all others the same part of theirs.
 # Fitted to every second row of: tables V11 to V15 of docs/cost-model.md (A100, H100), together with the part of
-# ZeRO-3's traffic that compute does not hide (sharded_weights.py), V5 (GH200 in fp32).
+# ZeRO-3's traffic that compute does not hide (sharded_weights.py), V5 and V16 (GH200).
 MEMORY_PART = 0.81
 A100 = Speed(250e12, half_size=4.6e5, attention_flops_per_s=165e12, memory_bytes_per_s=1.66e12, launch_s=5e-4)
 H100 = Speed(662e12, half_size=3e5, attention_flops_per_s=328e12, memory_bytes_per_s=2.7e12, launch_s=4e-4)
@@ -52,7 +52,8 @@ H100 = Speed(662e12, half_size=3e5, attention_flops_per_s=328e12, memory_bytes_p
 H100_HBM2E = replace(H100.slowed(1.27), memory_bytes_per_s=MEMORY_PART * 2.4e12)
 # Fitted to every second of twelve steps of our own trainer on one H200, torch 2.11: docs/cost-model.md, "On one GPU".
 H200 = Speed(687e12, half_size=5.3e5, attention_flops_per_s=963e12, memory_bytes_per_s=2.63e12, launch_s=5e-4)
-GH200_FP32 = Speed(125e12, half_size=2.37e6, memory_bytes_per_s=3.25e12, launch_s=6e-4)
+# Sailor's fp32, in TF32: just below the data sheet's 494e12.
+GH200_TF32 = Speed(480e12, half_size=3e5, memory_bytes_per_s=3.25e12, launch_s=6e-4)
 
 # Megatron-LM of 2021: attention without a fused kernel. Fitted to every second row of V1 to V4.
 A100_2021 = Speed(272e12, half_size=4.6e5, attention_flops_per_s=79.5e12, memory_bytes_per_s=1.66e12, launch_s=2.0e-3)
@@ -74,7 +75,6 @@ PUBLISHED: dict[tuple[str, int], Speed] = {
     ("H800", 2): H100,
     ("H200", 2): H200,
     ("GH200", 2): replace(H100, memory_bytes_per_s=MEMORY_PART * 4.0e12),
-    ("GH200", 4): GH200_FP32,
 }
 
 _OF_2021 = {("A100", 2): A100_2021, ("A100 40GB", 2): replace(A100_2021, memory_bytes_per_s=MEMORY_PART * 1.555e12)}
@@ -83,6 +83,7 @@ LEVELS: dict[EngineName, dict[tuple[str, int], Speed]] = {
     "megatron-2021": _OF_2021,
     "megatron-deepspeed": {key: speed.slowed(DEEPSPEED_FACTOR) for key, speed in _OF_2021.items()},
     "megatron-2024": {("H100", 2): H100_NEMO, ("H800", 2): H100_NEMO},
+    "sailor": {("GH200", 4): GH200_TF32},
 }
 
 # Of all other products: what A100 and H100 reach of their data sheets, the geometric mean of the two. They reach 0.80
@@ -116,9 +117,7 @@ def gpu_speed(gpu_name: str, value_type: Precision, engine: EngineName = "holmes
     product, peak = product_of(gpu_name), peak_flops_per_s(gpu_name, value_type)
     if product is None or peak is None:
         return None
-    key = product, VALUE_BYTES[value_type]
-    published = LEVELS.get(engine, {}).get(key) or PUBLISHED.get(key)
-    return published or Speed(
+    return _published(product, value_type, engine) or Speed(
         MATRIX_PART * peak,
         half_size=HALF_SIZE,
         attention_flops_per_s=ATTENTION_PART * peak,
@@ -127,6 +126,12 @@ def gpu_speed(gpu_name: str, value_type: Precision, engine: EngineName = "holmes
     )
 
 
-def is_published(gpu_name: str, value_type: Precision) -> bool:
-    """Return True if published runs give the speed of a GPU, and not its data sheet alone."""
-    return (product_of(gpu_name), VALUE_BYTES[value_type]) in PUBLISHED
+def is_published(gpu_name: str, value_type: Precision, engine: EngineName = "holmes") -> bool:
+    """Return True if published runs give the speed of a GPU under an engine, and not its data sheet alone."""
+    product = product_of(gpu_name)
+    return product is not None and _published(product, value_type, engine) is not None
+
+
+def _published(product: str, value_type: Precision, engine: EngineName) -> Speed | None:
+    key = product, VALUE_BYTES[value_type]
+    return LEVELS.get(engine, {}).get(key) or PUBLISHED.get(key)

@@ -62,7 +62,7 @@ def test_the_first_lines_give_the_spread_where_nothing_was_measured(name: str, s
     low, high = step_spread_s(plan, inventory) or (0.0, 0.0)
     step = plan.prediction
     assert high - step.step_s == pytest.approx(spread * (step.step_s - step.exposed_edge_s - step.exposed_dp_s))
-    assert f"({low:.2f} s to {high:.2f} s as nothing was measured)" in headline(plan, inventory)[1]
+    assert f"{step.step_s:.2f} s a step ({low:.2f} to {high:.2f} s), " in headline(plan, inventory)[1]
 
 
 def test_a_step_of_measured_compute_has_no_spread() -> None:
