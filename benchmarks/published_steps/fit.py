@@ -40,7 +40,7 @@ FITTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "GH200": (("V5", "V16"), ("speed.matrix_flops_per_s", "sailor.inside_latency_s", "sailor.exposed_tp")),
     "H100-engines": (("V6",), ("megatron-2024.exposed_tp", "megatron-2024.exchange_share")),
-    "GH200-memory": (("V5", "V16"), ("sailor.extra_state_bytes", "sailor.activation_factor")),
+    "GH200-memory": (("V5", "V16"), ("sailor.activation_factor",)),
     "H100": (("V11",), ("speed.matrix_flops_per_s", "speed.attention_flops_per_s")),
     "H100 NeMo": (("V8", "V9"), ("speed.matrix_flops_per_s", "megatron-2024.growth")),
 }  # fmt: skip

@@ -36,11 +36,10 @@ class Execution:
     """The execution of every tasklet; `reserve_bytes` and `memory_margin` are kept free on a GPU, see memory_margin.py.
 
     The bundled runtime shards sequences together with tensors, never keeps attention scores and has no fp32 copy of all
-    logits. Other engines may do none of it, and need `extra_state_bytes` a parameter and `activation_factor` times the
-    activations, sum gradients in `sum_bytes`, and compute `slowdown` times as long on so many ranks, see engines.py.
-    `dp`: ranks that share a parameter's update. `masked`: a mask shows attention where documents end.
-    `fused_operators`: the operators between matrix products run in kernels made for them, by torch.compile or by hand;
-    else one by one (eager).
+    logits. Other engines may do none of it, and need `activation_factor` times the activations, sum gradients in
+    `sum_bytes`, and compute `slowdown` times as long on so many ranks, see engines.py. `dp`: ranks that share a
+    parameter's update. `masked`: a mask shows attention where documents end. `fused_operators`: the operators between
+    matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager).
     """
 
     tp: int
@@ -58,7 +57,6 @@ class Execution:
     masked: bool = False
     chunked_loss: bool = True
     fused_operators: bool = True
-    extra_state_bytes: float = 0.0
     activation_factor: float = 1.0
     sum_bytes: int = GRADIENT_BYTES
     keeps_reduced: bool = True
@@ -86,7 +84,6 @@ def make_execution(
         chunked_loss=engine.chunked_loss,
         fused_operators=job.compiles,
         outer_bytes=outer_bytes(job.islands) if job.islands is not None else 0,
-        extra_state_bytes=engine.extra_state_bytes,
         activation_factor=engine.activation_factor,
         sum_bytes=engine.reduced_bytes,
         keeps_reduced=engine.keeps_reduced,
@@ -272,8 +269,7 @@ def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def _states_bytes(parameters: int, execution: Execution) -> int:
-    states = state_bytes(parameters, execution) + int(parameters * execution.extra_state_bytes)
-    return _with_margin(states, execution)
+    return _with_margin(state_bytes(parameters, execution), execution)
 
 
 def _kept_bytes(model: ModelShape, execution: Execution) -> int:

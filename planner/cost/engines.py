@@ -33,8 +33,8 @@ class Engine:
     share of the links inside a host that collectives get. edge_share, exchange_share: shares of a host's NICs that
     messages and exchanges get. growth: seconds of compute that each doubling of the ranks adds, as a part.
 
-    reserve_bytes and memory_margin: kept free on a GPU; None: as memory_margin.py has it. extra_state_bytes: a
-    parameter's, apart from weight, gradient and optimizer states. activation_factor: activations over the runtime's.
+    reserve_bytes and memory_margin: kept free on a GPU; None: as memory_margin.py has it. activation_factor: its
+    activations over the runtime's.
 
     schedules: those it has. Only the runtime lets replicas run unequal micro-batches, has ZeRO-3 and states in host
     memory, and adds gradients up inside clusters first.
@@ -57,7 +57,6 @@ class Engine:
     growth: float = 0.0
     reserve_bytes: int | None = None
     memory_margin: float | None = None
-    extra_state_bytes: float = 0.0
     activation_factor: float = 1.0
     schedules: tuple[ScheduleName, ...] = EVERY_SCHEDULE
 
@@ -135,8 +134,7 @@ ENGINES: dict[EngineName, Engine] = {
         exchange_share=0.703,
         reserve_bytes=4_900_000_000,
         memory_margin=0.0,
-        extra_state_bytes=4.0,
-        activation_factor=1.74,
+        activation_factor=1.95,
         schedules=MEGATRON_SCHEDULES,
     ),
 }
