@@ -74,6 +74,7 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         f"{format_seconds(cost.round_s)} a round, {cost.tokens_per_s:.0f} tokens/s; {whole}",
         f"{against}; what islands exchange is {waited}",
         *unmeasured_wire_sentence(plan.islands, inventory, time.time()),
+        *(sentence for island in plan.islands for sentence in unknown_host_sentences(island, inventory)),
         "A token may teach islands less than hosts that train as one: compare losses before a long run.",
         *unsaved_sentences(plan.job, (plan.rounds * cost.round_s + cost.end_s) / plan.job.steps),
         *_rate_sentence(plan),

@@ -11,6 +11,7 @@ from holmes_core.units import format_memory, format_names
 from planner.cost.slot import assumed_links
 
 MAX_NAMED = 8  # hosts in a sentence
+MIN_NAMED_BYTES = 2**30  # less than any host that trains is taken to have
 
 
 def unknown_host_sentences(plan: Plan, inventory: Inventory) -> Iterator[str]:
@@ -30,10 +31,12 @@ def _memory_sentence(plan: Plan, hosts: Iterable[Host]) -> Iterator[str]:
     for rank in plan.ranks:
         if rank.host in unknown:
             by_host[rank.host] += needed[rank.pp_rank]
-    yield (
-        f"The plan needs up to {format_memory(max(by_host.values()))} of each host's own memory, which is not known of "
-        f"{format_names(sorted(unknown), MAX_NAMED)}: `holmes probe` again, or look there."
-    )
+    most = max(by_host.values())
+    if most >= MIN_NAMED_BYTES:
+        yield (
+            f"The plan needs up to {format_memory(most)} of each host's own memory, which is not known of "
+            f"{format_names(sorted(unknown), MAX_NAMED)}: `holmes probe` again, or look there."
+        )
 
 
 def _link_sentence(plan: Plan, hosts: Iterable[Host]) -> Iterator[str]:

@@ -57,10 +57,10 @@ GH200_TF32 = Speed(480e12, half_size=3e5, memory_bytes_per_s=3.25e12, launch_s=6
 
 # Megatron-LM of 2021: attention without a fused kernel. Fitted to every second row of V1 to V4.
 A100_2021 = Speed(272e12, half_size=4.6e5, attention_flops_per_s=79.5e12, memory_bytes_per_s=1.66e12, launch_s=2.0e-3)
-# BigScience's steps take 1.17 times as long (V10), in the median of every second row. vTrain's (V4) do not.
+# BigScience's compute takes 1.17 times as long, fitted to every second row of V10; vTrain's (V4) does not.
 DEEPSPEED_FACTOR = 1.17
-# Megatron-Core as its README ran it (V6; attention: FlashAttention's rate, not fitted). NeMo's take 0.81 of that on one
-# GPU, fitted to every second row of V8 and V9.
+# Megatron-Core as its README ran it (V6; attention: FlashAttention's rate, not fitted). NeMo's compute takes 0.81 of
+# that, in the middle between V8, then 5 % too slow, and V9, 3 % too fast.
 H100_MEGATRON = Speed(559e12, half_size=3e5, attention_flops_per_s=400e12, memory_bytes_per_s=2.7e12, launch_s=4e-4)
 H100_NEMO = H100_MEGATRON.slowed(0.81)
 
