@@ -69,6 +69,16 @@ def mean_error(rows: Sequence[Judged]) -> float:
     return statistics.fmean(abs(row.error) for row in rows)
 
 
+def bias(rows: Sequence[Judged]) -> float:
+    """Mean of the errors of step times with their signs."""
+    return statistics.fmean(row.error for row in rows)
+
+
+def worst(rows: Sequence[Judged]) -> float:
+    """The largest of the absolute errors of step times."""
+    return max(abs(row.error) for row in rows)
+
+
 def rank_correlation(rows: Sequence[Judged]) -> float:
     """Spearman's, of predicted and published step times."""
     published, predicted = [row.row.step_s for row in rows], [row.step_s for row in rows]
@@ -77,15 +87,39 @@ def rank_correlation(rows: Sequence[Judged]) -> float:
     )
 
 
+def by_table(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """The rows of each table of measurements."""
+    tables = dict.fromkeys(row.row.table for row in judged)
+    return {table: [row for row in judged if row.row.table == table] for table in tables}
+
+
+def by_engine(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """The rows of each engine and GPU."""
+    found: dict[str, list[Judged]] = {}
+    for row in judged:
+        found.setdefault(f"{SITES[row.row.table].engine} on {row.row.gpu}", []).append(row)
+    return found
+
+
 def summary_lines(judged: Sequence[Judged]) -> list[str]:
-    """A Markdown table: one line a table of measurements."""
-    lines = ["| table | engine | rows | mean error | of rows not calibrated on | max error | rank correlation |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for table in dict.fromkeys(row.row.table for row in judged):
-        rows = [row for row in judged if row.row.table == table]
+    """Two Markdown tables: one line an engine and GPU, one line a table of measurements."""
+    lines = [
+        "| engine and GPU | rows | mean error | bias | max error | refused for memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, rows in by_engine(judged).items():
+        refused = sum(not row.fits for row in rows)
+        lines.append(
+            f"| {name} | {len(rows)} | {mean_error(rows):.1%} | {bias(rows):+.1%} | {worst(rows):.1%} | {refused} |"
+        )
+    lines += [
+        "",
+        "| table | engine | rows | mean error | of rows not calibrated on | bias | max error | rank correlation |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for table, rows in by_table(judged).items():
         others = [row for row in rows if not row.calibrates]
-        largest = max(abs(row.error) for row in rows)
-        errors = f"{mean_error(rows):.1%} | {mean_error(others):.1%} | {largest:.1%}"
+        errors = f"{mean_error(rows):.1%} | {mean_error(others):.1%} | {bias(rows):+.1%} | {worst(rows):.1%}"
         lines.append(f"| {table} | {SITES[table].engine} | {len(rows)} | {errors} | {rank_correlation(rows):.2f} |")
     return lines
 
@@ -112,7 +146,7 @@ def table_lines(table: str, judged: Sequence[Judged]) -> list[str]:
 def write_docs(judged: Sequence[Judged]) -> None:
     """Replace the tables in docs/cost-model.md."""
     lines = [*summary_lines(judged), ""]
-    for table in dict.fromkeys(row.row.table for row in judged):
+    for table in by_table(judged):
         lines += table_lines(table, judged)
     write_table(DOC.name, "validation", lines[:-1])
 
@@ -134,15 +168,18 @@ def main() -> None:
     """Predict every row; with `--write-docs` also put the tables into docs/cost-model.md."""
     judged = [judge(row) for row in measurements() if is_planned(row)]
     show(judged)
-    for table in dict.fromkeys(row.row.table for row in judged):
-        rows = [row for row in judged if row.row.table == table]
+    for table, rows in by_table(judged).items():
         print_figure(f"validation.mean_error.{table}", 100 * mean_error(rows), "%")
+        print_figure(f"validation.bias.{table}", 100 * bias(rows), "%")
+        print_figure(f"validation.refused.{table}", sum(not row.fits for row in rows), "rows")
         others = [row for row in rows if not row.calibrates]
         print_figure(f"validation.mean_error_not_calibrated.{table}", 100 * mean_error(others), "%")
-        print_figure(f"validation.max_error.{table}", 100 * max(abs(row.error) for row in rows), "%")
+        print_figure(f"validation.max_error.{table}", 100 * worst(rows), "%")
         print_figure(f"validation.rank_correlation.{table}", rank_correlation(rows), "1")
-    memory = [abs(row.memory_error) for row in judged if row.memory_error is not None]
-    print_figure("validation.mean_memory_error.V5", 100 * statistics.fmean(memory), "%")
+    for table, rows in by_table(judged).items():
+        memory = [abs(row.memory_error) for row in rows if row.memory_error is not None]
+        if memory:
+            print_figure(f"validation.mean_memory_error.{table}", 100 * statistics.fmean(memory), "%")
     if "--write-docs" in sys.argv:
         write_docs(judged)
 

@@ -6,6 +6,7 @@ formula. What a publication does not say (micro-batch size in V1 and V6) is None
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,6 +31,9 @@ class Measurement:
     recompute: Recompute
     step_s: float
     memory_gb: float | None = None
+    zero: int = 1
+    compiles: bool = True
+    layers: tuple[int, ...] = ()  # of each stage; empty: even
 
 
 SOURCES = {
@@ -40,6 +44,17 @@ SOURCES = {
     "V5": "Sailor artifact, measured OPT-350M steps on GH200-96, 4 a node, fp32 (MIT licence)",
     "V7": "Megatron-LM README, 2020, tensor parallelism on A100; heads and micro-batch sizes are not published there",
     "V6": "Megatron-Core README, weak scaling on H100, 2024; micro-batch sizes are not published there",
+    "V8": "NVIDIA dgxc-benchmarking, nemo_megatron/README_175b.md, GPT-3 in NeMo on H100, bf16",
+    "V9": "NVIDIA dgxc-benchmarking, nemotron/README_15b.md, NeMo on H100, bf16; its squared ReLU of 4 h is taken as "
+    "SwiGLU of 8 h / 3",
+    "V10": "BigScience, tr11-200B-ml/chronicles-prequel.md, rows of 25 and 26 February 2022, Megatron-DeepSpeed with "
+    "ZeRO-1 in fp16 on 48 hosts of A100",
+    "V11": "MosaicML llm-foundry, scripts/train/benchmarking/README.md, FSDP in full shards, eager, H100",
+    "V12": "The same README, A100 of 80 GB",
+    "V13": "The same README, A100 of 40 GB",
+    "V14": "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 3, FSDP2 on H100 of 96 GB HBM2e at 500 W",
+    "V15": "torchtitan, docs/performance.md of August 2024, FSDP2 on A100; its network is not published",
+    "V16": "Sailor artifact, simulations/validation/clariden/GPT-NEO, measured as V5",
 }
 
 
@@ -128,6 +143,24 @@ _V5 = (
     (2, 16, 8, 1024, 1.225, 27.0),
     (1, 32, 8, 1024, 1.026, 33.0),
 )
+# of each stage, without embedding and head
+_V5_LAYERS = {1: (24,), 2: (11, 13), 4: (4, 7, 7, 6)}
+
+# as _V5; the file of one more has the figures of OPT-350M's
+_V16 = (
+    (4, 4, 4, 1024, 7.03897, 37.3),
+    (2, 8, 4, 1024, 6.4286, 44.0),
+    (2, 1, 1, 1, 0.2079, 16.3),
+    (2, 16, 4, 1024, 3.42667, 44.8),
+    (4, 8, 4, 1024, 3.69588, 37.5),
+    (4, 1, 1, 64, 2.50204, 15.8),
+    (2, 2, 1, 64, 2.29028, 20.0),
+    (4, 16, 4, 1024, 2.00042, 37.4),
+    (8, 8, 4, 1024, 2.25506, 43.0),
+    (4, 2, 4, 1024, 13.86466, 28.5),
+    (2, 4, 4, 1024, 12.66101, 43.8),
+)
+_V16_LAYERS = {2: (15, 17), 4: (6, 9, 9, 8), 8: (2, 5, 5, 5, 4, 4, 4, 3)}
 
 # name, h, layers, t, replicas, seconds; 16 samples a replica, sequences of 1024
 _V7 = (
@@ -151,11 +184,96 @@ _V6 = (
     ("119B", 80, 10240, 92, 8, 4, 1536, 768, 420.5),
 )
 
+# GPUs, global batch, seconds; V8: t 4, p 8, 12 chunks, b 1; V9: t 4, p 1, b 4
+_V8 = ((128, 256, 8.309), (256, 512, 8.408), (512, 1024, 8.42), (1024, 2048, 8.453), (2048, 4096, 8.49))
+_V9 = ((16, 64, 2.812), (64, 256, 2.845), (256, 1024, 2.852), (1024, 4096, 2.895), (2048, 8192, 2.887))
+
+# name, h, layers, heads; then t/p/d/b/B seconds
+_V10 = (
+    (
+        "181B", 14336, 72, 64,
+        """8/6/8/4/2048 114.11; 8/12/4/4/2048 117.07; 8/12/4/2/2048 128.82; 8/8/6/4/2016 113.16; 8/4/12/4/2016 114.81;
+        8/4/12/2/2016 125.52; 8/2/24/2/2016 136.13; 8/2/24/1/2016 145.45; 4/12/8/4/2048 111.89; 4/12/8/2/2048 110.48;
+        4/6/16/4/2048 117.11; 4/6/16/2/2048 111.71; 2/12/16/2/2048 112.5; 2/24/8/1/2048 119.53; 2/24/8/2/2048 122.75;
+        4/24/4/1/2048 130.6""",
+    ),
+    ("177B", 12288, 96, 64, "1/48/8/1/2048 142.17"),
+    ("182B", 13312, 84, 64, "4/12/8/2/2048 103.82; 4/12/8/4/2048 113.21; 8/6/8/2/2048 129.61"),
+    (
+        "182B", 13824, 78, 96,
+        "4/12/8/2/512 35.77; 4/12/8/2/1024 59.65; 4/12/8/2/1536 83.11; 4/12/8/2/2048 107.12",
+    ),
+)  # fmt: skip
+
+# h, layers, heads of MPT; then, by table and GPU: model, s, GPUs, b, recomputation, global batch, tokens/s a GPU
+_MPT = {
+    "1b": (2048, 24, 16),
+    "3b": (2560, 32, 20),
+    "7b": (4096, 32, 32),
+    "13b": (5120, 40, 40),
+    "30b": (7168, 48, 64),
+    "70b": (8192, 80, 64),
+}
+_FOUNDRY: dict[str, tuple[str, tuple[tuple[str, int, int, int, Recompute, int, int], ...]]] = {
+    "V11": (
+        "H100",
+        (
+            ("70b", 2048, 64, 8, "full", 2048, 1039),
+            ("70b", 2048, 32, 2, "full", 1024, 882),
+            ("30b", 2048, 32, 14, "full", 1344, 2308),
+            ("30b", 2048, 16, 10, "full", 480, 2263),
+            ("30b", 2048, 8, 3, "full", 504, 2002),
+            ("30b", 4096, 8, 1, "full", 168, 1802),
+            ("13b", 2048, 64, 2, "none", 128, 4800),
+            ("13b", 2048, 8, 2, "none", 16, 4792),
+            ("7b", 2048, 8, 6, "none", 48, 10643),
+            ("7b", 4096, 8, 16, "full", 256, 8611),
+            ("7b", 8192, 8, 8, "full", 128, 6935),
+            ("7b", 32768, 8, 2, "full", 32, 3318),
+            ("3b", 2048, 64, 6, "none", 1152, 22525),
+            ("3b", 8192, 8, 3, "none", 144, 16578),
+            ("1b", 2048, 64, 20, "none", 1280, 44402),
+            ("1b", 2048, 8, 14, "none", 112, 45455),
+        ),
+    ),
+    "V12": (
+        "A100",
+        (
+            ("70b", 2048, 32, 2, "full", 1024, 373),
+            ("30b", 2048, 8, 3, "full", 504, 916),
+            ("13b", 16384, 8, 3, "full", 72, 1431),
+            ("7b", 2048, 8, 6, "none", 96, 4641),
+            ("7b", 8192, 8, 8, "full", 128, 3206),
+        ),
+    ),
+    "V13": (
+        "A100 40GB",
+        (
+            ("70b", 2048, 128, 4, "full", 512, 376),
+            ("30b", 2048, 128, 6, "full", 768, 865),
+            ("30b", 2048, 32, 4, "full", 128, 857),
+            ("13b", 2048, 128, 16, "full", 2048, 1972),
+            ("13b", 2048, 16, 10, "full", 160, 1993),
+            ("7b", 2048, 128, 18, "full", 2304, 3623),
+            ("3b", 2048, 128, 6, "none", 768, 9538),
+        ),
+    ),
+}
+
+# table, name, GPU, h, layers, heads, f, GPUs, b, recomputation, tokens/s a GPU, compiled; Llama 3, s 8,192
+_TITAN: tuple[tuple[str, str, str, int, int, int, int, int, int, Recompute, int, bool], ...] = (
+    ("V14", "8B", "H100 HBM2e", 4096, 32, 32, 14336, 128, 2, "selective", 6514, True),
+    ("V14", "8B eager", "H100 HBM2e", 4096, 32, 32, 14336, 128, 2, "selective", 5605, False),
+    ("V15", "8B", "A100", 4096, 32, 32, 14336, 64, 1, "selective", 2973, True),
+    ("V15", "70B", "A100", 8192, 80, 64, 28672, 64, 1, "full", 331, True),
+)
+
 
 @lru_cache
 def measurements() -> tuple[Measurement, ...]:
     """All rows, table by table, in the order of their publications."""
-    return (*_v1(), *_v2(), *_v3(), *_v4(), *_v5(), *_v6(), *_v7())
+    megatron = (*_v1(), *_v2(), *_v3(), *_v4(), *_v5(), *_v6(), *_v7())
+    return (*megatron, *_v8(), *_v9(), *_v10(), *_v11_to_13(), *_v14_and_15(), *_v16())
 
 
 def _v1() -> list[Measurement]:
@@ -202,11 +320,25 @@ def _v4() -> list[Measurement]:
 
 
 def _v5() -> list[Measurement]:
-    model = gpt(1024, 24, 16, vocab_size=50272)
-    return [
-        Measurement("V5", "OPT-350M", "GH200", model, 4, pp, dp, batch, micro, 1, "none", step_s, memory_gb)
-        for pp, dp, micro, batch, step_s, memory_gb in _V5
-    ]
+    return _sailor("V5", "OPT-350M", gpt(1024, 24, 16, vocab_size=50272), _V5, _V5_LAYERS)
+
+
+def _v16() -> list[Measurement]:
+    return _sailor("V16", "GPT-Neo-2.7B", gpt(2560, 32, 32, vocab_size=128256), _V16, _V16_LAYERS)
+
+
+def _sailor(
+    table: str,
+    name: str,
+    model: ModelShape,
+    entries: Iterable[tuple[int, int, int, int, float, float]],
+    layers: Mapping[int, tuple[int, ...]],
+) -> list[Measurement]:
+    rows = []
+    for pp, dp, micro, batch, step_s, memory_gb in entries:
+        fixed = (table, name, "GH200", model, 4, pp, dp, batch, micro)
+        rows.append(Measurement(*fixed, 1, "none", step_s, memory_gb, layers=layers[pp]))
+    return rows
 
 
 def _v6() -> list[Measurement]:
@@ -227,3 +359,64 @@ def _v7() -> list[Measurement]:
         model = gpt(h, layers, h // 128, seq_length=1024)
         rows.append(Measurement("V7", name, "A100", model, tp, 1, dp, 16 * dp, None, 1, "full", step_s))
     return rows
+
+
+def _v8() -> list[Measurement]:
+    model = gpt(12288, 96, 96)
+    return [
+        Measurement("V8", "175B", "H100", model, 4, 8, gpus // 32, batch, 1, 12, "none", step_s)
+        for gpus, batch, step_s in _V8
+    ]
+
+
+def _v9() -> list[Measurement]:
+    model = _llama(6144, 32, 48, 16384, 4096, 256000)
+    return [
+        Measurement("V9", "15B", "H100", model, 4, 1, gpus // 4, batch, 4, 1, "none", step_s)
+        for gpus, batch, step_s in _V9
+    ]
+
+
+def _v10() -> list[Measurement]:
+    rows = []
+    for name, h, layers, heads, text in _V10:
+        model = gpt(h, layers, heads, vocab_size=250880)
+        for entry in text.split(";"):
+            cut, seconds = entry.split()
+            tp, pp, dp, micro, batch = (int(degree) for degree in cut.split("/"))
+            rows.append(Measurement("V10", name, "A100", model, tp, pp, dp, batch, micro, 1, "full", float(seconds)))
+    return rows
+
+
+def _v11_to_13() -> list[Measurement]:
+    rows = []
+    for table, (gpu, entries) in _FOUNDRY.items():
+        for name, seq_length, gpus, micro, recompute, batch, tokens_per_s in entries:
+            model, step_s = gpt(*_MPT[name], seq_length, 50368), batch * seq_length / gpus / tokens_per_s
+            fixed = (table, f"{name} s{seq_length}", gpu, model, 1, 1, gpus, batch, micro, 1, recompute, step_s)
+            rows.append(Measurement(*fixed, zero=3, compiles=False))
+    return rows
+
+
+def _v14_and_15() -> list[Measurement]:
+    rows = []
+    for table, name, gpu, h, layers, heads, f, gpus, micro, recompute, tokens_per_s, compiles in _TITAN:
+        model, step_s = _llama(h, layers, heads, f, 8192, 128256), micro * 8192 / tokens_per_s
+        fixed = (table, name, gpu, model, 1, 1, gpus, micro * gpus, micro, 1, recompute, step_s)
+        rows.append(Measurement(*fixed, zero=3, compiles=compiles))
+    return rows
+
+
+def _llama(
+    hidden_size: int, num_layers: int, num_heads: int, ffn_hidden_size: int, seq_length: int, vocab_size: int
+) -> ModelShape:
+    return ModelShape(
+        family="llama",
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=8,
+        ffn_hidden_size=ffn_hidden_size,
+        seq_length=seq_length,
+        vocab_size=vocab_size,
+    )

@@ -20,13 +20,15 @@ from holmes_core.records.inventory import Cluster, Host, Inventory, Network, Net
 from holmes_core.records.job import EngineName, Job
 from holmes_core.records.record_file import write_signed
 from holmes_runtime.config.model_shape import ModelShape
+from planner.cost.gpu_speeds import DEEPSPEED_FACTOR
 
 
 @dataclass(frozen=True)
 class Site:
     """The machine of a table, in one cluster on one fabric: GPUs of a host, its NICs together, and the engine.
 
-    `nvlinks` None: as many as the GPU's data sheet says.
+    `nvlinks` None: as many as the GPU's data sheet says. `compute_factor`: seconds of compute there over the planned
+    ones, where two publications of one engine and GPU differ.
     """
 
     engine: EngineName
@@ -35,20 +37,35 @@ class Site:
     memory_bytes: int
     host_bytes_per_s: float
     nvlinks: int | None = None
+    compute_factor: float = 1.0
 
 
+A100_BYTES, H100_BYTES = 81920 * 2**20, 81559 * 2**20  # nvidia-smi's totals for cards of 80 GB
 SELENE = Site(
-    "megatron-2021", "NVIDIA A100-SXM4-80GB", 8, 80 * 10**9, 200e9
+    "megatron-2021", "NVIDIA A100-SXM4-80GB", 8, A100_BYTES, 200e9
 )  # eight HDR InfiniBand ports of 200 Gbit/s
 SELENE_2020 = replace(SELENE, engine="megatron-2020", gpu_name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * 10**9)
+EOS = Site("megatron-2024", "NVIDIA H100 80GB HBM3", 8, H100_BYTES, 400e9)  # eight NDR ports of 400 Gbit/s
+ALPS = Site("sailor", "NVIDIA GH200 120GB", 4, 96 * 10**9, 100e9, nvlinks=6)  # four Slingshot ports of 200 Gbit/s
 SITES = {
     "V1": SELENE,
     "V2": SELENE,
     "V3": SELENE,
-    "V4": Site("megatron-deepspeed", "NVIDIA A100-SXM4-80GB", 8, 80 * 10**9, 100e9),
-    "V5": Site("sailor", "NVIDIA GH200 120GB", 4, 96 * 10**9, 100e9, nvlinks=6),  # four Slingshot ports of 200 Gbit/s
-    "V6": Site("megatron-2024", "NVIDIA H100 80GB HBM3", 8, 80 * 10**9, 400e9),  # eight NDR ports of 400 Gbit/s
+    "V4": Site(
+        "megatron-deepspeed", "NVIDIA A100-SXM4-80GB", 8, A100_BYTES, 100e9, compute_factor=1 / DEEPSPEED_FACTOR
+    ),
+    "V5": ALPS,
+    "V6": replace(EOS, compute_factor=1.19),
     "V7": SELENE_2020,
+    "V8": EOS,
+    "V9": EOS,
+    "V10": Site("megatron-deepspeed", "NVIDIA A100-SXM4-80GB", 8, A100_BYTES, 50e9),  # four Omni-Path ports
+    "V11": replace(EOS, engine="holmes"),
+    "V12": replace(SELENE, engine="holmes"),
+    "V13": replace(SELENE_2020, engine="holmes"),
+    "V14": Site("holmes", "NVIDIA H100 96GB HBM2e", 8, 96 * 10**9, 400e9),
+    "V15": replace(SELENE, engine="holmes"),
+    "V16": ALPS,
 }
 
 
@@ -122,6 +139,7 @@ def job_of(row: Measurement) -> Job:
 
 def job_data(row: Measurement) -> dict[str, object]:
     """What job.yaml says of the row."""
+    site = SITES[row.table]
     parallel = {
         "tp": row.tp,
         "pp": row.pp,
@@ -130,6 +148,7 @@ def job_data(row: Measurement) -> dict[str, object]:
         "chunks": row.chunks,
         "recompute": row.recompute,
         "layers": cut(row),
+        "zero": row.zero,
         **({"micro_batch_size": row.micro_batch_size} if row.micro_batch_size is not None else {}),
     }
     return {
@@ -137,14 +156,23 @@ def job_data(row: Measurement) -> dict[str, object]:
         "data": {"path": "/data"},
         "steps": 1,
         "global_batch_size": row.global_batch_size,
-        "engine": SITES[row.table].engine,
+        "engine": site.engine,
         "precision": "fp32" if row.gpu == "GH200" else "bf16",
+        "compile": row.compiles,
+        **({"compute": {"calibration": _calibration(site.compute_factor)}} if site.compute_factor != 1 else {}),
         "parallel": parallel,
     }
 
 
+def _calibration(compute_factor: float) -> dict[str, object]:
+    """What `--calibrate` would have found there."""
+    return {"run": "published", "compute_factor": compute_factor, "network_efficiency": 1.0, "memory_margin": 0.0}
+
+
 def cut(row: Measurement) -> list[int]:
-    """Layers of each stage, even, the remainder on the first ones."""
+    """Layers of each stage: as published, else even, the remainder on the first ones."""
+    if row.layers:
+        return list(row.layers)
     stages = row.pp * row.chunks
     share, rest = divmod(row.model.num_layers, stages)
     return [share + (stage < rest) for stage in range(stages)]

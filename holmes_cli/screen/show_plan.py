@@ -22,11 +22,12 @@ from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, S
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.codec import Codec
 from planner.advice.across_rails import rails_sentence
-from planner.advice.assumed_speeds import assumed_speed_sentence
+from planner.advice.assumed_speeds import assumed_speed_sentence, step_spread_s
 from planner.advice.cluster_spans import cluster_spans
 from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, shares_sentence, tasklets
 from planner.advice.left_out import left_out_sentences
 from planner.advice.measured_spread import spread_sentence
+from planner.advice.unknown_hosts import unknown_host_sentences
 from planner.advice.unmeasured_wire import unmeasured_wire_sentence
 from planner.advice.unsaved_work import unsaved_sentences
 from planner.advice.unused_fabric import unused_fabric_sentences
@@ -75,6 +76,7 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         f"{against}; what islands exchange is {waited}",
         *unmeasured_wire_sentence(plan.islands, inventory, time.time()),
         *spread_sentence(plan.islands, inventory),
+        *(sentence for island in plan.islands for sentence in unknown_host_sentences(island, inventory)),
         "A token may teach islands less than hosts that train as one: compare losses before a long run.",
         *unsaved_sentences(plan.job, (plan.rounds * cost.round_s + cost.end_s) / plan.job.steps),
         *_rate_sentence(plan),
@@ -127,6 +129,7 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         _usual_sentence(plan),
         *unmeasured_wire_sentence((plan,), inventory, time.time()),
         *spread_sentence((plan,), inventory),
+        *unknown_host_sentences(plan, inventory),
         *left_out_sentences(plan, inventory),
         *unsaved_sentences(plan.job, plan.prediction.step_s),
         *_overrides_sentence(plan.job_source),
@@ -184,13 +187,17 @@ def _show_sentences(sentences: Iterable[str]) -> None:
 
 
 def _speed_sentence(plan: Plan, inventory: Inventory) -> str:
-    """Return seconds per step, tokens/s, MFU on GPUs, and the time of the whole training."""
+    """Return seconds per step with their spread, tokens/s, MFU on GPUs, and the time of the whole training."""
     guess, steps, mfu = plan.prediction, plan.job.steps, predicted_mfu(plan, inventory)
     used = ""
     if plan.job.device == "cuda":
         used = f", MFU {mfu:.1%}" if mfu is not None else ", MFU not known"
     whole = f"{count(steps, 'step')} in {format_duration(steps * guess.step_s)}"
-    return f"{format_seconds(guess.step_s)} a step, {guess.tokens_per_s:.0f} tokens/s{used}; {whole}"
+    spread, between = step_spread_s(plan, inventory), ""
+    if spread is not None:
+        low, high = map(format_seconds, spread)
+        between = f" ({low.removesuffix(high[high.index(' ') :])} to {high})"
+    return f"{format_seconds(guess.step_s)} a step{between}, {guess.tokens_per_s:.0f} tokens/s{used}; {whole}"
 
 
 def _usual_sentence(plan: Plan) -> str:

@@ -29,6 +29,7 @@ PEAK_FLOPS_PER_S: dict[str, dict[Precision, float]] = {
     "H200": _peaks(989, 67),
     "H100 NVL": _peaks(835, 60),
     "H100 PCIe": _peaks(756, 51),
+    "H100 HBM2e": _peaks(989, 67),  # of the same chip; its own, at 500 W, is lower and not published
     "H100": _peaks(989, 67),
     "H800 PCIe": _peaks(756, 51),
     "H800": _peaks(989, 67),

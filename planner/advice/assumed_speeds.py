@@ -1,17 +1,32 @@
-"""Speeds of a plan's slots that were not measured and that no published run shows, in a sentence."""
+"""Speeds of a plan's slots that were not measured: a sentence on what no published run shows, and the step's spread."""
 
 from __future__ import annotations
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_names
-from planner.cost.gpu_speeds import SPREAD, is_published
+from planner.cost.gpu_speeds import PUBLISHED_SPREAD, SPREAD, is_published
 
 MAX_NAMED = 8  # hosts in the sentence
 CPU_SENTENCE = (  # what `holmes calibrate` prints for CPUs has overheads
     "How fast the CPUs compute is `compute.flops_per_s` of job.yaml, and what actions and the update cost is assumed: "
     "`holmes calibrate` measures all of it."
 )
+
+
+def step_spread_s(plan: Plan, inventory: Inventory) -> tuple[float, float] | None:
+    """Return the least and the most seconds of a step on GPUs that nothing was measured on; None elsewhere.
+
+    What waits for networks is the same in both: compute alone has the spread.
+    """
+    job, step = plan.job, plan.prediction
+    compute = job.compute
+    if job.device == "cpu" or compute.emulate or compute.calibration or compute.flops_per_s is not None:
+        return None
+    names = {gpu.name for node in plan.nodes for gpu in inventory.host(node.host).gpus if gpu.name}
+    published = all(is_published(name, job.value_type, job.engine) for name in names)
+    spread = (PUBLISHED_SPREAD if published else SPREAD) * (step.step_s - step.exposed_edge_s - step.exposed_dp_s)
+    return step.step_s - spread, step.step_s + spread
 
 
 def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
@@ -27,7 +42,7 @@ def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     hosts = []
     for node in plan.nodes:
         gpus = inventory.host(node.host).gpus
-        assumed = [gpu.name for gpu in gpus if gpu.name and not is_published(gpu.name, job.value_type)]
+        assumed = [gpu.name for gpu in gpus if gpu.name and not is_published(gpu.name, job.value_type, job.engine)]
         names |= dict.fromkeys(assumed)
         hosts += [node.host] if assumed else []
     if not names:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, log2
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Codec, packed_bytes
@@ -36,10 +36,10 @@ class Execution:
     """The execution of every tasklet; `reserve_bytes` and `memory_margin` are kept free on a GPU, see memory_margin.py.
 
     The bundled runtime shards sequences together with tensors, never keeps attention scores and has no fp32 copy of all
-    logits. Other engines may do none of it, and need `extra_state_bytes` a parameter and `activation_factor` times the
-    activations, see engines.py. `dp`: ranks that share a parameter's update. `masked`: a mask shows attention where
-    documents end. `fused_operators`: the operators between matrix products run in kernels made for them, by
-    torch.compile or by hand; else one by one (eager).
+    logits. Other engines may do none of it, and need `activation_factor` times the activations, sum gradients in
+    `sum_bytes`, and compute `slowdown` times as long on so many ranks, see engines.py. `dp`: ranks that share a
+    parameter's update. `masked`: a mask shows attention where documents end. `fused_operators`: the operators between
+    matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager).
     """
 
     tp: int
@@ -57,8 +57,10 @@ class Execution:
     masked: bool = False
     chunked_loss: bool = True
     fused_operators: bool = True
-    extra_state_bytes: float = 0.0
     activation_factor: float = 1.0
+    sum_bytes: int = GRADIENT_BYTES
+    keeps_reduced: bool = True
+    slowdown: float = 1.0
 
 
 def make_execution(
@@ -82,8 +84,10 @@ def make_execution(
         chunked_loss=engine.chunked_loss,
         fused_operators=job.compiles,
         outer_bytes=outer_bytes(job.islands) if job.islands is not None else 0,
-        extra_state_bytes=engine.extra_state_bytes,
         activation_factor=engine.activation_factor,
+        sum_bytes=engine.reduced_bytes,
+        keeps_reduced=engine.keeps_reduced,
+        slowdown=1 + engine.growth * log2(tp * pp * dp),
     )
 
 
@@ -168,7 +172,8 @@ def keeps_selectively(execution: Execution) -> bool:
 
 def state_bytes(parameters: int, execution: Execution) -> int:
     """Bytes of weights (v) and gradient sums (4), and of this rank's 1/dp of masters (4 with 16-bit weights), moments
-    (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept).
+    (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept), which another engine may
+    not have.
 
     Under ZeRO-3 weights and gradient sums are in as many parts as `weight_shards`, and where those are all replicas
     the sums are the reduced gradients. Masters and moments may be in host memory instead. Source: Rajbhandari et al.,
@@ -177,9 +182,9 @@ def state_bytes(parameters: int, execution: Execution) -> int:
     sharded = MOMENT_BYTES + (MASTER_BYTES if execution.value_bytes < 4 else 0)
     if execution.optimizer_offload:
         sharded = 0
-    if execution.dp > execution.weight_shards:
+    if execution.keeps_reduced and execution.dp > execution.weight_shards:
         sharded += 2 * GRADIENT_BYTES
-    kept = -(-parameters * (execution.value_bytes + GRADIENT_BYTES) // execution.weight_shards)
+    kept = -(-parameters * (execution.value_bytes + execution.sum_bytes) // execution.weight_shards)
     return kept + -(-parameters * sharded // execution.dp)
 
 
@@ -264,8 +269,7 @@ def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def _states_bytes(parameters: int, execution: Execution) -> int:
-    states = state_bytes(parameters, execution) + int(parameters * execution.extra_state_bytes)
-    return _with_margin(states, execution)
+    return _with_margin(state_bytes(parameters, execution), execution)
 
 
 def _kept_bytes(model: ModelShape, execution: Execution) -> int:

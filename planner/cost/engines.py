@@ -1,8 +1,8 @@
 """Engines: the bundled runtime, or other software whose step the planner then predicts.
 
-An engine is a set of settings by name, `engine:` of job.yaml. All else, speeds of GPUs and formulas, is the same for
-all: published rows are inventories and jobs with such a name, see benchmarks/published_steps. The shares and the
-memory were fitted to every second of those rows, by `python -m benchmarks.published_steps.fit`.
+An engine is a set of settings by name, `engine:` of job.yaml, and has speeds of GPUs of its own (gpu_speeds.py). All
+formulas are the same: published rows are inventories and jobs with such a name, see benchmarks/published_steps. The
+shares and the memory were fitted to every second of those rows, by `python -m benchmarks.published_steps.fit`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ class Engine:
 
     sequence_parallel: tensor shards split sequences as well, with selective recomputation alone, or never.
     fused_attention: no scores are kept. chunked_loss: no fp32 copy of all logits. shards_states: optimizer states over
-    replicas, which each update a part. reduced_bytes, gathered_bytes: a parameter's, as its gradient is reduced and
-    its weight gathered; None: as many as the weight has. gathers_first: under the first forward, else gradients are
+    replicas, which each update a part. keeps_reduced: a rank keeps its part of the reduced gradients apart from the
+    sums. reduced_bytes, gathered_bytes: a parameter's, as its gradient is summed and reduced, and its weight gathered;
+    None: as many as the weight has. gathers_first: under the first forward, else gradients are
     all-reduced. overlaps_exchange: bucket by bucket under the last backward, else after all of it.
 
     exposed_tp: share of the seconds of tensor parallel collectives that matrix products do not hide. inside_share:
     share of the links inside a host that collectives get. edge_share, exchange_share: shares of a host's NICs that
-    messages and exchanges get.
+    messages and exchanges get. growth: seconds of compute that each doubling of the ranks adds, as a part.
 
-    reserve_bytes and memory_margin: kept free on a GPU; None: as memory_margin.py has it. extra_state_bytes: a
-    parameter's, apart from weight, gradient and optimizer states. activation_factor: activations over the runtime's.
+    reserve_bytes and memory_margin: kept free on a GPU; None: as memory_margin.py has it. activation_factor: its
+    activations over the runtime's.
 
     schedules: those it has. Only the runtime lets replicas run unequal micro-batches, has ZeRO-3 and states in host
     memory, and adds gradients up inside clusters first.
@@ -43,6 +44,7 @@ class Engine:
     fused_attention: bool = True
     chunked_loss: bool = True
     shards_states: bool = True
+    keeps_reduced: bool = True
     reduced_bytes: int = 4
     gathered_bytes: int | None = None
     gathers_first: bool = True
@@ -52,9 +54,9 @@ class Engine:
     inside_latency_s: float = 3.4e-6  # of one hop, fitted together with it
     edge_share: float = 1.0
     exchange_share: float = 1.0
+    growth: float = 0.0
     reserve_bytes: int | None = None
     memory_margin: float | None = None
-    extra_state_bytes: float = 0.0
     activation_factor: float = 1.0
     schedules: tuple[ScheduleName, ...] = EVERY_SCHEDULE
 
@@ -86,12 +88,13 @@ ENGINES: dict[EngineName, Engine] = {
     # As it was in 2020, with torch's data parallel wrapper: gradients in 16 bits, bucket by bucket under the backward.
     "megatron-2020": replace(MEGATRON_2021, reduced_bytes=2, gathered_bytes=2, overlaps_exchange=True),
     "megatron-2021": MEGATRON_2021,
-    # Megatron-DeepSpeed as vTrain's authors ran it: gradients in 16 bits, and messages far below the NICs' rate.
+    # Megatron-DeepSpeed with ZeRO-1, as BigScience and vTrain's authors ran it: gradients in 16 bits, and messages far
+    # below the NICs' rate.
     "megatron-deepspeed": Engine(
         sequence_parallel="never",
         fused_attention=False,
         chunked_loss=False,
-        shards_states=False,
+        keeps_reduced=False,
         reduced_bytes=2,
         gathered_bytes=2,
         gathers_first=False,
@@ -102,9 +105,12 @@ ENGINES: dict[EngineName, Engine] = {
         memory_margin=0.0,
         schedules=MEGATRON_SCHEDULES,
     ),
-    # Megatron-Core of 2024 with distributed optimizer, and all overlaps that it has.
+    # Megatron-Core of 2024, in NeMo, with distributed optimizer, and all overlaps that it has. Its steps grow by 2.2 %
+    # from 128 to 2,048 GPUs and by 2.7 % from 16 to 2,048 (V8, V9 of docs/cost-model.md).
     "megatron-2024": Engine(
         chunked_loss=False,
+        keeps_reduced=False,
+        growth=0.0045,
         exposed_tp=0.169,
         inside_share=0.72,
         exchange_share=0.929,
@@ -115,19 +121,20 @@ ENGINES: dict[EngineName, Engine] = {
     # What Sailor's authors ran on GH200, in fp32.
     "sailor": Engine(
         sequence_parallel="never",
+        fused_attention=False,
         chunked_loss=False,
         shards_states=False,
         gathered_bytes=4,
         gathers_first=False,
         overlaps_exchange=False,
+        exposed_tp=0.69,
         inside_share=2 / 3,
-        inside_latency_s=10.6e-6,
+        inside_latency_s=124e-6,  # with what else a layer of any shape waits for
         edge_share=0.757,
         exchange_share=0.703,
         reserve_bytes=4_900_000_000,
         memory_margin=0.0,
-        extra_state_bytes=4.0,
-        activation_factor=1.74,
+        activation_factor=1.95,
         schedules=MEGATRON_SCHEDULES,
     ),
 }

@@ -1,4 +1,4 @@
-"""Speeds of GPUs: constants by product, fitted to published runs or from data sheets, each with its source.
+"""Speeds of GPUs: constants by product and engine, fitted to published runs or from data sheets, each with its source.
 
 `python -m benchmarks.published_steps.fit A100` fits them again; docs/cost-model.md says how well they predict.
 A GPU in neither must be measured: by `holmes calibrate`, or by a run (`--calibrate`).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from holmes_core.records.job import EngineName
 from holmes_runtime.config.gpu_peaks import peak_flops_per_s, product_of
 from holmes_runtime.config.run_settings import VALUE_BYTES, Precision
 
@@ -42,37 +43,61 @@ class Speed:
 
 
 # Memory rates: A100 fitted, of the data sheet's 2.04 TB/s; all others the same part of theirs.
-# Fitted to every second row of: tables V1 to V4 of docs/cost-model.md (A100), V6 (H100; its attention rate is
-# FlashAttention's, not fitted), V5 (GH200 in fp32).
+# Fitted to every second row of: tables V11 to V15 of docs/cost-model.md (A100, H100), together with the part of
+# ZeRO-3's traffic that compute does not hide (sharded_weights.py), V5 and V16 (GH200).
 MEMORY_PART = 0.81
-A100 = Speed(272e12, half_size=4.6e5, attention_flops_per_s=79.5e12, memory_bytes_per_s=1.66e12, launch_s=2.0e-3)
-H100 = Speed(559e12, half_size=3e5, attention_flops_per_s=400e12, memory_bytes_per_s=2.7e12, launch_s=4e-4)
+A100 = Speed(250e12, half_size=4.6e5, attention_flops_per_s=165e12, memory_bytes_per_s=1.66e12, launch_s=5e-4)
+H100 = Speed(662e12, half_size=3e5, attention_flops_per_s=328e12, memory_bytes_per_s=2.7e12, launch_s=4e-4)
+# The geometric mean of both rows of V14, at 500 W.
+H100_HBM2E = replace(H100.slowed(1.27), memory_bytes_per_s=MEMORY_PART * 2.4e12)
 # Fitted to every second of twelve steps of our own trainer on one H200, torch 2.11: docs/cost-model.md, "On one GPU".
 H200 = Speed(687e12, half_size=5.3e5, attention_flops_per_s=963e12, memory_bytes_per_s=2.63e12, launch_s=5e-4)
-GH200_FP32 = Speed(125e12, half_size=2.37e6, memory_bytes_per_s=3.25e12, launch_s=6e-4)
+# Sailor's fp32, in TF32: just below the data sheet's 494e12.
+GH200_TF32 = Speed(480e12, half_size=3e5, memory_bytes_per_s=3.25e12, launch_s=6e-4)
 
-# By product as in gpu_peaks.py, and bytes of a value. GH200 is H100's chip with other memory.
+# Megatron-LM of 2021: attention without a fused kernel. Fitted to every second row of V1 to V4.
+A100_2021 = Speed(272e12, half_size=4.6e5, attention_flops_per_s=79.5e12, memory_bytes_per_s=1.66e12, launch_s=2.0e-3)
+# BigScience's compute takes 1.17 times as long, fitted to every second row of V10; vTrain's (V4) does not.
+DEEPSPEED_FACTOR = 1.17
+# Megatron-Core as its README ran it (V6; attention: FlashAttention's rate, not fitted). NeMo's compute takes 0.81 of
+# that, in the middle between V8, then 5 % too slow, and V9, 3 % too fast.
+H100_MEGATRON = Speed(559e12, half_size=3e5, attention_flops_per_s=400e12, memory_bytes_per_s=2.7e12, launch_s=4e-4)
+H100_NEMO = H100_MEGATRON.slowed(0.81)
+
+# By product as in gpu_peaks.py, and bytes of a value: of engines with fused attention, where `LEVELS` has no other.
+# GH200 is H100's chip with other memory.
 PUBLISHED: dict[tuple[str, int], Speed] = {
     ("A100", 2): A100,
     ("A100 40GB", 2): replace(A100, memory_bytes_per_s=MEMORY_PART * 1.555e12),
     ("A800", 2): A100,
     ("H100", 2): H100,
+    ("H100 HBM2e", 2): H100_HBM2E,
     ("H800", 2): H100,
     ("H200", 2): H200,
     ("GH200", 2): replace(H100, memory_bytes_per_s=MEMORY_PART * 4.0e12),
-    ("GH200", 4): GH200_FP32,
 }
 
-# Of all other products: what A100 and H100 reach of their data sheets, the geometric mean of the two. They reach 0.87
-# and 0.57 of the peak in large products, and 0.25 and 0.40 of it in attention.
-MATRIX_PART, ATTENTION_PART, HALF_SIZE, LAUNCH_S = 0.70, 0.32, 3.7e5, 9e-4
+_OF_2021 = {("A100", 2): A100_2021, ("A100 40GB", 2): replace(A100_2021, memory_bytes_per_s=MEMORY_PART * 1.555e12)}
+LEVELS: dict[EngineName, dict[tuple[str, int], Speed]] = {
+    "megatron-2020": _OF_2021,
+    "megatron-2021": _OF_2021,
+    "megatron-deepspeed": {key: speed.slowed(DEEPSPEED_FACTOR) for key, speed in _OF_2021.items()},
+    "megatron-2024": {("H100", 2): H100_NEMO, ("H800", 2): H100_NEMO},
+    "sailor": {("GH200", 4): GH200_TF32},
+}
+
+# Of all other products: what A100 and H100 reach of their data sheets, the geometric mean of the two. They reach 0.80
+# and 0.67 of the peak in large products, and 0.53 and 0.33 of it in attention.
+MATRIX_PART, ATTENTION_PART, HALF_SIZE, LAUNCH_S = 0.73, 0.42, 3.7e5, 4.5e-4
 SPREAD = 0.35  # of the seconds of compute, as a part, to either side: see docs/cost-model.md
+PUBLISHED_SPREAD = 0.11  # likewise where published runs give the speed: the largest error of the 32 steps under FSDP
 
 # TB/s of a GPU's memory, by product. Source: NVIDIA's data sheet of each; of a rack or an eight-GPU board the part of
 # one GPU; GeForce: NVIDIA's specifications of the product.
 MEMORY_TB_PER_S = {
     **{"GB300": 8.0, "B300": 8.0, "GB200": 8.0, "B200": 8.0, "H200 NVL": 4.8, "H20": 4.0},
     **{"H100 NVL": 3.9, "H100 PCIe": 2.0, "H800 PCIe": 2.0, "H100": 3.35, "H800": 3.35, "H200": 4.8, "GH200": 4.0},
+    **{"H100 HBM2e": 2.4},  # torchtitan, benchmarks/llama3_h100_202412_torchtitan.md
     **{"A100": 2.04, "A100 40GB": 1.555, "A800": 2.04, "A40": 0.696, "A30": 0.933, "A10G": 0.6, "A10": 0.6},
     **{"L40S": 0.864, "L40": 0.864, "L4": 0.3, "RTX A6000": 0.768, "RTX 6000 Ada": 0.96},
     **{"RTX 5090": 1.792, "RTX 4090": 1.008, "RTX 3090": 0.936, "V100 PCIE": 0.9, "V100": 0.9, "T4": 0.32},
@@ -84,16 +109,15 @@ def constant_speed(flops_per_s: float, update_bytes_per_s: float | None = None) 
     return Speed(flops_per_s, update_bytes_per_s=update_bytes_per_s)
 
 
-def gpu_speed(gpu_name: str, value_type: Precision) -> Speed | None:
-    """Return the speed of a GPU of that name: fitted to published runs, else from its data sheet.
+def gpu_speed(gpu_name: str, value_type: Precision, engine: EngineName = "holmes") -> Speed | None:
+    """Return the speed of a GPU of that name under an engine: fitted to published runs, else from its data sheet.
 
     None if neither knows it, or it has no values of that type.
     """
     product, peak = product_of(gpu_name), peak_flops_per_s(gpu_name, value_type)
     if product is None or peak is None:
         return None
-    published = PUBLISHED.get((product, VALUE_BYTES[value_type]))
-    return published or Speed(
+    return _published(product, value_type, engine) or Speed(
         MATRIX_PART * peak,
         half_size=HALF_SIZE,
         attention_flops_per_s=ATTENTION_PART * peak,
@@ -102,6 +126,12 @@ def gpu_speed(gpu_name: str, value_type: Precision) -> Speed | None:
     )
 
 
-def is_published(gpu_name: str, value_type: Precision) -> bool:
-    """Return True if published runs give the speed of a GPU, and not its data sheet alone."""
-    return (product_of(gpu_name), VALUE_BYTES[value_type]) in PUBLISHED
+def is_published(gpu_name: str, value_type: Precision, engine: EngineName = "holmes") -> bool:
+    """Return True if published runs give the speed of a GPU under an engine, and not its data sheet alone."""
+    product = product_of(gpu_name)
+    return product is not None and _published(product, value_type, engine) is not None
+
+
+def _published(product: str, value_type: Precision, engine: EngineName) -> Speed | None:
+    key = product, VALUE_BYTES[value_type]
+    return LEVELS.get(engine, {}).get(key) or PUBLISHED.get(key)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
+from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Host
 from holmes_core.records.job import Job, Overheads
 from holmes_runtime.config.codec import Device
@@ -19,7 +20,11 @@ NVLINK_BYTES_PER_S = 25e9  # one link, one direction, NVLink 2 to 4: NVIDIA's V1
 NVLINK5_BYTES_PER_S = 50e9  # of B200 and what came after: NVIDIA's GB200 NVL72 data sheet, 1.8 TB/s both ways a GPU
 NVLINK5_CHIPS = ("B200", "B300")
 NVLINKS_OF_SXM = {"V100": 6, "A100": 12, "A800": 8, "H100": 18, "H800": 8, "H200": 18}  # the same data sheets
-SXM_NAMES = ("SXM", "HBM3")  # nvidia-smi calls an H100 on an SXM board "H100 80GB HBM3", others "PCIe" or "NVL"
+# nvidia-smi calls an H100 on an SXM board "H100 80GB HBM3", others "PCIe" or "NVL". One of 96 GB HBM2e is on an SXM
+# board, too: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md.
+SXM_NAMES = ("SXM", "HBM3", "HBM2e")
+SAY_THEIR_LINKS = ("SXM", "HBM3", "PCIe", "PCIE")
+WITH_NVLINK = (*NVLINKS_OF_SXM, *NVLINK5_CHIPS)
 PCIE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}  # one lane, one direction: PCI Express base specifications
 PCIE_UNKNOWN = (3, 16)  # assumption where nvidia-smi did not say: generation, lanes
 INSIDE_EFFICIENCY = ENGINES["holmes"].inside_share  # of those rates, what copies and NVLink between hosts reach, too
@@ -117,6 +122,17 @@ def inside_path(host: Host, job: Job) -> Path:
     return Path(engine.inside_share * min(rates, default=_pcie_bytes_per_s(None, None)), engine.inside_latency_s)
 
 
+def assumed_links(gpu: Gpu) -> str | None:
+    """Return the links that `inside_path` assumes of a GPU that may have NVLink; None where its name or a probe say."""
+    name = gpu.name or ""
+    if gpu.nvlinks_up is not None or any(word in name for word in SAY_THEIR_LINKS):
+        return None
+    if not any(chip in name for chip in WITH_NVLINK):
+        return None
+    rate = _nvlink_bytes_per_s(name, None)
+    return "PCI Express" if rate is None else f"NVLink at {rate / 1e9:.0f} GB/s a direction"
+
+
 def nvlink_bytes_per_s(host: Host) -> float | None:
     """Return bytes/s of collectives on the slowest GPU's NVLinks, in one direction; None where some GPU has none.
 
@@ -137,12 +153,12 @@ def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes
     assert slot.speed is not None
     alone, exposed = tensor_parallel_s(job.model, execution, slot.inside), engine_of(job).exposed_tp
     collectives = PassTimes(alone.forward_s * exposed, alone.backward_s * exposed)
-    return layer_s(job.model, execution, slot.speed, collectives), collectives
+    return layer_s(job.model, execution, slot.speed.slowed(execution.slowdown), collectives), collectives
 
 
 def head_parts_s(job: Job, execution: Execution, slot: Slot) -> PassTimes:
     """Return the seconds of the head and the loss of one micro-batch on one shard; an emulated head takes none."""
-    return NO_TIME if slot.speed is None else head_s(job.model, execution, slot.speed)
+    return NO_TIME if slot.speed is None else head_s(job.model, execution, slot.speed.slowed(execution.slowdown))
 
 
 def update_s(parameters: int, execution: Execution, slot: Slot) -> float:
@@ -166,7 +182,7 @@ def _speed(host: Host, job: Job) -> Speed:
         raise _unknown_speed(host.name, "CPU slots")
     speeds = []
     for gpu in {gpu.name: gpu for gpu in reversed(host.gpus)}.values():  # the first of each name
-        speed = gpu_speed(gpu.name, job.value_type) if gpu.name else None
+        speed = gpu_speed(gpu.name, job.value_type, job.engine) if gpu.name else None
         if speed is None:
             what = f"GPU {gpu.index} ({gpu.name or 'name not known'}) in {job.value_type}"
             has_fp16 = gpu.name is not None and gpu_speed(gpu.name, "fp16") is not None

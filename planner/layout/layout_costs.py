@@ -22,7 +22,7 @@ from planner.layout.layout import Layout
 from planner.problem.coefficients import slot_s
 from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
-from planner.problem.sharded_weights import WeightTraffic
+from planner.problem.sharded_weights import WeightTraffic, exposed_part
 from planner.problem.shared_cores import machine_of
 from planner.schedule.buckets import BucketExchange, BucketSeconds, exchange_among
 from planner.schedule.simulate import ReplicaSchedule
@@ -139,8 +139,9 @@ class LayoutCosts:
         """By pipeline rank, the traffic of a layer and of the head, among replicas that share the weights."""
         sizes = [count(self.job.model, self.layout.candidate.tp) for count in (layer_parameters, head_parameters)]
         exchanges = [[inside.exchange_s(size, self._travels_bytes) for size in sizes] for inside, *_ in self._levels]
+        exposed = exposed_part(self.job)
         return [
-            [WeightTraffic(each.gather_s + each.late_s, each.reduce_s + each.late_s) for each in pair]
+            [WeightTraffic(each.gather_s + each.late_s, each.reduce_s + each.late_s, exposed) for each in pair]
             for pair in exchanges
         ]
 

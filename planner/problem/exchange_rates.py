@@ -67,14 +67,14 @@ def sync_s_per_byte(
     """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host.
 
     Between clusters the trunk takes `times_as_long` as for this stage alone, as others share it. The exchange is in one
-    ring, or inside clusters first and then across where each has equally many replicas. `is_even` says if they have;
-    None: wherever the clusters can hold that.
+    ring, or inside clusters first and then across where the engine can and each has equally many replicas. `is_even`
+    says if they have; None: wherever the clusters can hold that.
     """
     if rings == 0:
         return max(coeffs.inside_sync_s_per_byte[c] for c in site)
     flat = _ring_s_per_byte(coeffs, site, rings, times_as_long)
     num_clusters = len({coeffs.cluster[c] for c in site})
-    if num_clusters == 1:
+    if num_clusters == 1 or not coeffs.has_two_levels:
         return flat
     if is_even is None:
         is_even = replicas_by_cluster(coeffs, site) is not None
@@ -123,6 +123,8 @@ def two_levels(dp: int, num_clusters: int) -> tuple[float, float]:
 
 def least_crossing_s_per_byte(coeffs: Coefficients, c: int) -> float:
     """Return a lower bound on the seconds per byte of a stage over several clusters that has replicas in class c."""
+    if not coeffs.has_two_levels:
+        return coeffs.shared_sync_s_per_byte[c]
     dp, slots = coeffs.candidate.dp, coeffs.cluster_slots
     numbers = [count for count in range(2, len(slots) + 1) if dp % count == 0]
     held = [count for count in numbers if dp // count <= slots[coeffs.cluster[c]]]

@@ -1,9 +1,10 @@
 """Seconds that ZeRO-3 adds to a layer: its weights are gathered and its gradients reduced for every micro-batch.
 
 The next layer's weights are gathered while a layer computes, and in the backward the gradients of the layer before are
-reduced as well: a forward takes no less than one gathering, a backward no less than a gathering and a reduction. The
-first gathering of a step and its last reduction are the ones of ZeRO-1, and priced as such. The gathering of the
-embedding is assumed to be hidden by the layer before it. Source: Zhao et al., PyTorch FSDP, 2023.
+reduced as well: a forward takes no less than one gathering, a backward no less than a gathering and a reduction. On
+GPUs a part of the traffic's seconds comes on top of compute, whose cores and memory collectives use. The first
+gathering of a step and its last reduction are the ones of ZeRO-1, and priced as such. The gathering of the embedding
+is assumed to be hidden by the layer before it. Source: Zhao et al., PyTorch FSDP, 2023.
 """
 
 from __future__ import annotations
@@ -20,16 +21,30 @@ from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.problem.fleet import HostClass
 
+# Of the traffic's seconds on GPUs, fitted together with the speeds of A100 and H100 to every second row of V11 to V15
+# of docs/cost-model.md. CPUs: assumption.
+EXPOSED = 0.55
+
 
 class WeightTraffic(NamedTuple):
-    """Seconds of gathering the weights of one layer, and of reducing its gradients."""
+    """Seconds of gathering the weights of one layer and of reducing its gradients, and the part compute cannot hide."""
 
     gather_s: float
     reduce_s: float
+    exposed: float = 0.0
 
     def under(self, compute: PassTimes) -> PassTimes:
         """Return the seconds of a layer's forward and backward with this traffic under `compute`."""
-        return PassTimes(max(compute.forward_s, self.gather_s), max(compute.backward_s, self.gather_s + self.reduce_s))
+        both_s = self.gather_s + self.reduce_s
+        return PassTimes(
+            max(compute.forward_s + self.exposed * self.gather_s, self.gather_s),
+            max(compute.backward_s + self.exposed * both_s, both_s),
+        )
+
+
+def exposed_part(job: Job) -> float:
+    """Return the part of the traffic that compute cannot hide; none where a step is emulated."""
+    return EXPOSED if job.device == "cuda" and job.compute.emulate is None else 0.0
 
 
 def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
@@ -76,4 +91,5 @@ def _traffic(
     """Return the traffic of so many parameters on one tensor shard; all shards share the network."""
     per_value_s = candidate.tp * parameters * s_per_byte
     value_bytes = candidate.execution(job).value_bytes
-    return WeightTraffic(value_bytes * per_value_s + hops_s[0], GRADIENT_BYTES * per_value_s + hops_s[1])
+    seconds = value_bytes * per_value_s + hops_s[0], GRADIENT_BYTES * per_value_s + hops_s[1]
+    return WeightTraffic(*seconds, exposed_part(job))

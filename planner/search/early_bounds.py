@@ -131,7 +131,7 @@ class EarlyBounds:
             return 0.0
         ring = 1 / fastest
         for count in range(2, len(names) + 1):
-            if candidate.dp % count == 0 and shared and fabric:
+            if self._job.is_launched and candidate.dp % count == 0 and shared and fabric:
                 across, inside = two_levels(candidate.dp, count)
                 ring = min(ring, max(across / shared, inside / fabric))
         travels = sum(engine_of(self._job).travels_bytes(candidate.execution(self._job).value_bytes))

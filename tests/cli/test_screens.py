@@ -47,7 +47,10 @@ def words(lines: list[str]) -> set[str]:
 def test_the_answer_stands_first() -> None:
     first = shown("plan", 120).splitlines()[:3]
     assert first[0].startswith("tp=1 pp=2 dp=32, micro-batch 1 x 16, 1f1b: stage 0 on a, stage 1 on b")
-    assert re.fullmatch(r"\d\.\d\d s a step, \d+ tokens/s, MFU \d\d\.\d%; 100000 steps in \d\.\d days", first[1])
+    assert re.fullmatch(
+        r"\d\.\d\d s a step \(\d\.\d\d to \d\.\d\d s\), \d+ tokens/s, MFU \d\d\.\d%; 100000 steps in \d\.\d days",
+        first[1],
+    )
     assert re.fullmatch(r"\d\.\d\dx as fast as the usual rank order on these hosts, \d+\.\d\d s a step", first[2])
 
 

@@ -10,13 +10,17 @@ import pytest
 from benchmarks.published_steps.measurements import measurements
 from benchmarks.published_steps.predict_row import plan_row, quick_s
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import EngineName
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import EngineName, Parallel
 from holmes_core.records.plan import Plan
+from holmes_core.records.record_file import read_file
 from holmes_runtime.config.model_shape import stage_parameters
 from launcher.prepare.prepare import run_config_of
 from planner.cost.engines import ENGINES
 from planner.problem.candidates import Candidate
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_anew, plan_for
+from tests.planner.paper_examples import FOLDER
+from tests.planner.test_metamorphic import NOT_PROVEN
 
 FIXED = {"tp": 1, "pp": 2, "dp": 16, "micro_batch_size": 1, "schedule": "1f1b", "recompute": "full"}
 
@@ -67,6 +71,30 @@ def test_another_engine_runs_its_own_schedules_and_equal_replicas() -> None:
     assert plan.schedule in ("1f1b", "interleaved")
     assert len(set(plan.microbatches)) == 1
     assert plan.zero == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "layers", "hidden_size", "global_batch_size"),
+    [
+        ("two_clusters", 36, 4096, 768),
+        ("two_clusters", 36, 4096, 1536),
+        ("4_infiniband_4_roce", 30, 3072, 1536),
+        pytest.param("4_infiniband_4_roce", 36, 4096, 768, marks=pytest.mark.slow),
+        pytest.param("4_infiniband_4_roce", 36, 4096, 1536, marks=pytest.mark.slow),
+        pytest.param("two_clusters", 30, 3072, 1536, marks=pytest.mark.slow),
+    ],
+)
+def test_fixing_pp_never_betters_an_engine_s_plan(
+    setting: str, layers: int, hidden_size: int, global_batch_size: int
+) -> None:
+    """An engine's replicas exchange in one ring, also across clusters: the search must price them so."""
+    inventory = read_file(Inventory, FOLDER / f"{setting}.json")
+    model = {"num_layers": layers, "hidden_size": hidden_size, "num_heads": 32, "seq_length": 2048, "vocab_size": 51200}
+    job = gpt_7b(engine="megatron-2024", model=model, global_batch_size=global_batch_size)
+    free_s = plan_for(inventory, job).prediction.step_s
+    for pp in (1, 2, 4):
+        fixed = plan_for(inventory, job.model_copy(update={"parallel": Parallel(pp=pp)}))
+        assert free_s <= fixed.prediction.step_s * (1 + NOT_PROVEN)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.planner.railed_fleets import railed_inventory
 
 SMALL = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}
 FIRST, SECOND = "0-15,32-47", "16-31,48-63"
+TWO_RANKS = {"tp": 1, "pp": 2, "dp": 1}
 
 
 def gpu_plan(inventory: Inventory, **job: Any) -> Plan:
@@ -71,20 +72,20 @@ def test_the_page_of_settings_is_the_table() -> None:
 
 
 def test_ranks_stay_on_the_cpus_near_their_gpus() -> None:
-    plan = gpu_plan(with_near_cpus([FIRST, SECOND]))
+    plan = gpu_plan(with_near_cpus([FIRST, SECOND]), parallel=TWO_RANKS)
     assert values(plan)[RANK_CPUS] == f"{FIRST};{SECOND}"
     assert [rank.cpus for rank in plan.ranks] == [FIRST, SECOND]
 
 
 def test_ranks_of_one_numa_node_divide_its_cpus_with_their_hardware_threads() -> None:
-    plan = gpu_plan(with_near_cpus([FIRST, FIRST]))
+    plan = gpu_plan(with_near_cpus([FIRST, FIRST]), parallel=TWO_RANKS)
     assert [rank.cpus for rank in plan.ranks] == ["0-7,32-39", "8-15,40-47"]
     assert values(plan)[RANK_CPUS] == "0-7,32-39;8-15,40-47"
 
 
 @pytest.mark.parametrize("cpus", [(None, FIRST), ("N/A", FIRST), ("", ""), ("0-15", "15-31"), ("3-1", "3-1")])
 def test_ranks_stay_nowhere_where_it_is_not_known_or_cannot_be(cpus: tuple[str | None, ...]) -> None:
-    plan = gpu_plan(with_near_cpus(cpus))
+    plan = gpu_plan(with_near_cpus(cpus), parallel=TWO_RANKS)
     assert RANK_CPUS not in values(plan)
     assert [rank.cpus for rank in plan.ranks] == [None, None]
 

@@ -17,6 +17,7 @@ from planner.cost import counts as cost
 from planner.cost.collectives import PassTimes
 from planner.layout.reprice import reprice
 from planner.layout.verify import verify
+from planner.make_plan import WORTH_SHARDING
 from planner.problem.candidates import candidate_of
 from planner.problem.problem import read_problem
 from planner.problem.sharded_weights import WeightTraffic
@@ -74,15 +75,27 @@ def test_a_model_that_fits_without_is_planned_without() -> None:
 
 
 def test_llama_3_8b_at_8k_needs_no_tensor_parallelism_on_one_host() -> None:
-    without = plan_for(ONE_HOST, job_of("llama-3-8b", parallel={"zero": 1}))
-    plan = plan_for(ONE_HOST, job_of("llama-3-8b"))
+    plan = plan_for(ONE_HOST, job_of("llama-3-8b", parallel={"zero": 3}))
 
-    assert (without.zero, plan.zero) == (1, 3)
-    assert without.tp * without.pp > 1
     assert (plan.tp, plan.pp, plan.dp, plan.weight_shards) == (1, 1, 8, 8)
-    assert plan.prediction.step_s < without.prediction.step_s
     assert describe_degrees(plan).endswith("ZeRO-3")
     assert verify(plan, ONE_HOST) == []
+
+
+def test_zero_3_is_chosen_only_where_it_wins_by_more_than_its_error() -> None:
+    sharded, plan = (
+        plan_for(ONE_HOST, job_of("llama-3-8b", parallel={"zero": 3})),
+        plan_for(ONE_HOST, job_of("llama-3-8b")),
+    )
+
+    assert (plan.zero, plan.tp * plan.pp) == (1, 2)
+    assert sharded.prediction.step_s < plan.prediction.step_s < WORTH_SHARDING * sharded.prediction.step_s
+
+
+def test_a_layer_under_zero_3_takes_the_exposed_part_of_its_traffic_and_no_less_than_all_of_it() -> None:
+    traffic = WeightTraffic(1.0, 2.0, exposed=0.5)
+    assert traffic.under(PassTimes(10.0, 20.0)) == PassTimes(10.5, 21.5)
+    assert traffic.under(PassTimes(0.1, 0.2)) == PassTimes(1.0, 3.0)
 
 
 def test_a_model_that_fits_only_sharded_is_planned() -> None:
