@@ -22,6 +22,7 @@ from planner.search.lower_bounds import LowerBounds
 from planner.search.placement import Placement, PricedPlacement, even_shares, from_blocks, usual_cut
 from planner.search.refinements import GREEDY_PACES, fixed_cut
 from planner.search.whole_replicas import place_whole_replicas
+from planner.time_left import TimeLeft
 
 MAX_STAGES = 1024  # of the candidates that are placed, in all
 MAX_PER_DEGREES = 6  # of the same degrees
@@ -30,11 +31,18 @@ MAX_CLUSTERS = 3  # that are tried in every order
 MAX_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
 
 
-def other_placements(problem: Problem, candidates: Iterable[Candidate], within_s: float) -> Iterator[PricedPlacement]:
-    """Yield placements of candidates that may take less than `within_s`, the first ones where there are many."""
+def other_placements(
+    problem: Problem, candidates: Iterable[Candidate], within_s: float, left: TimeLeft
+) -> Iterator[PricedPlacement]:
+    """Yield placements of candidates that may take less than `within_s`, the first ones where there are many.
+
+    None when no time is `left`.
+    """
     bounds, placed, several = AnyScheduleBounds(problem), Counter[tuple[int, int, int]](), _may_straddle(problem)
     stages = straddled = 0
     for candidate in candidates:
+        if left.is_over:
+            return
         degrees = candidate.tp, candidate.pp, candidate.dp
         is_due = stages < MAX_STAGES and placed[degrees] < MAX_PER_DEGREES
         straddles = several and straddled < MAX_STRADDLING and min(candidate.pp, candidate.dp) > 1

@@ -61,9 +61,9 @@ def rank_contenders(
     Raises:
         HolmesError: job.yaml fixes a schedule that none of them can run.
     """
-    contest = _Contest(problem, next_best, near)
+    contest, left = _Contest(problem, next_best, near), left or TimeLeft(inf)
     contest.run(found, left)
-    contest.run(other_placements(problem, others, min(within_s, contest.best_s)), left)
+    contest.run(other_placements(problem, others, min(within_s, contest.best_s), left), left)
     contenders = [
         Contender(each.found, simplest(each.simulated), each.crossing) for each in contest.entrants if each.simulated
     ]
@@ -118,7 +118,7 @@ class _Contest:
         """The seconds of the fastest so far."""
         return min((each.best_s for each in self.entrants), default=inf)
 
-    def run(self, found: Iterable[PricedPlacement], left: TimeLeft | None) -> None:
+    def run(self, found: Iterable[PricedPlacement], left: TimeLeft) -> None:
         """Let placements take part, and simulate the modes that may still be ranked, the lowest bound first.
 
         A placement enters with a bound on all its modes, which rules most of them out before each mode is bounded.
@@ -131,7 +131,7 @@ class _Contest:
                 waiting.append((entrant.simulator.least_s, next(number), entrant, None))
         heapify(waiting)
         work = 0
-        while waiting and not (work > WORK_WHEN_LATE and left is not None and left.is_over):
+        while waiting and not (work > WORK_WHEN_LATE and left.is_over):
             bound_s, _, entrant, mode = heappop(waiting)
             within_s = self._ranked_within_s(entrant.crossing) * (1 + RELATIVE_TOLERANCE)
             if bound_s > within_s:

@@ -149,21 +149,35 @@ def fair_rates(edges: Sequence[int], edge_s: Sequence[float], shared: SharedPort
 
     The rates of all grow together, until one is as fast as alone or a port is full; then those keep theirs.
     """
-    sizes = shared.message_bytes
+    sizes, uses_of = shared.message_bytes, _uses_of(shared)
     left = {edge: 1.0 / (edge_s[edge] / sizes[edge]) for edge in edges}  # bytes/s of a message that is alone
     rates: dict[int, float] = {}
-    ports = [{edge: use_s / sizes[edge] for edge, use_s in port if edge in edges} for port in shared.ports]
+    free, growing_s, growing = [1.0] * len(shared.ports), [0.0] * len(shared.ports), [0] * len(shared.ports)
+    for edge in edges:
+        for port, use_s in uses_of.get(edge, ()):
+            growing_s[port] += use_s
+            growing[port] += 1
     while left:
         level, full = min(left.values()), None
-        for port in ports:
-            growing_s = sum(use_s for edge, use_s in port.items() if edge in left)
-            if growing_s:
-                taken = sum(rates[edge] * use_s for edge, use_s in port.items() if edge in rates)
-                fair = max(0.0, 1.0 - taken) / growing_s
-                if fair < level:
-                    level, full = fair, port
-        done = [edge for edge in left if (edge in full if full is not None else left[edge] <= level)]
-        for edge in done:
+        for port, count in enumerate(growing):
+            if count and (fair := max(0.0, free[port]) / growing_s[port]) < level:
+                level, full = fair, port
+        is_full = {edge for edge, _ in shared.ports[full]} if full is not None else ()
+        for edge in [edge for edge in left if (edge in is_full if full is not None else left[edge] <= level)]:
             rates[edge] = level
             del left[edge]
+            for port, use_s in uses_of.get(edge, ()):
+                free[port] -= level * use_s
+                growing_s[port] -= use_s
+                growing[port] -= 1
     return tuple((edge, rate / sizes[edge]) for edge, rate in rates.items())
+
+
+@lru_cache(maxsize=64)
+def _uses_of(shared: SharedPorts) -> dict[int, list[tuple[int, float]]]:
+    """Return by edge the numbers of its ports, each with the seconds of a byte that has it for itself."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for number, port in enumerate(shared.ports):
+        for edge, use_s in port:
+            found.setdefault(edge, []).append((number, use_s / shared.message_bytes[edge]))
+    return found

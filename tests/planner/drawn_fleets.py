@@ -133,6 +133,31 @@ def _faster_fabric(network: Network, factor: float) -> Network:
     return network.model_copy(update={"ports": ports})
 
 
+def with_one_more_host(fleet: Inventory) -> Inventory:
+    """The fleet with one more host in its first cluster, like the first there."""
+    cluster, shared = fleet.clusters[0], fleet.shared
+    assert shared is not None
+    first = next(host for host in fleet.hosts if host.name == cluster.hosts[0])
+    name = f"{cluster.name}{len(cluster.hosts) + 1}"
+    grown = cluster.model_copy(
+        update={"hosts": (*cluster.hosts, name), "fabric": _with_port(cluster.fabric, first.name, name)}
+    )
+    return fleet.model_copy(
+        update={
+            "hosts": (*fleet.hosts, first.model_copy(update={"name": name, "hostname": name})),
+            "clusters": (grown, *fleet.clusters[1:]),
+            "shared": _with_port(shared, first.name, name),
+        }
+    )
+
+
+def _with_port(network: Network, like: str, name: str) -> Network:
+    port = network.port_of(like)
+    assert port is not None
+    more = port.model_copy(update={"host": name, "address": "10.250.0.9"})
+    return network.model_copy(update={"ports": (*network.ports, more)})
+
+
 def with_memory(fleet: Inventory, factor: float) -> Inventory:
     """The fleet with `factor` times the memory on every GPU."""
     hosts = tuple(

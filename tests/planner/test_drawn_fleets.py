@@ -9,6 +9,8 @@ from planner.make_plan import contenders_of
 from planner.problem.problem import read_problem
 from planner.search.branch_and_bound import search
 from tests.planner.drawn_fleets import drawn_fleet, drawn_job
+from tests.planner.drawn_rules import BETTER, OWN, outcomes
+from tests.seeds import seeds
 
 
 @pytest.mark.parametrize("seed", [4, 12, pytest.param(30, marks=pytest.mark.slow)])
@@ -20,3 +22,10 @@ def test_pipelines_inside_a_cluster_take_as_long_by_classes_as_written_out(seed:
     assert inside
     for each in inside:
         assert each.mode.step_s == pytest.approx(contender_step_s(problem, each), rel=0.001)
+
+
+@pytest.mark.parametrize("seed", seeds(8, few=2))
+def test_no_rule_is_broken_by_more_than_a_hundredth(seed: int) -> None:
+    found = list(outcomes(seed))
+    assert len(found) == len(BETTER) + len(OWN) + 1
+    assert [each for each in found if each.broken_by is None or each.broken_by > 0.01] == []
