@@ -121,7 +121,10 @@ def contenders_of(
     worth_s = contenders[0].mode.step_s / WORTH_SHARDING
     bounds = AnyScheduleBounds(problem)  # to share weights makes no step shorter
     others = _sharded(problem, [each for each in result.misfits if bounds.work_s(each) < worth_s])
-    sharded = rank_contenders(problem, result.sharded, left=left, others=others, within_s=worth_s)
+    try:
+        sharded = rank_contenders(problem, result.sharded, left=left, others=others, within_s=worth_s)
+    except HolmesError:  # none can run the schedule that job.yaml fixes
+        sharded = []
     return [*(each for each in sharded[:1] if each.mode.step_s < worth_s), *contenders]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.devices import Nic
@@ -18,7 +19,7 @@ from holmes_core.records.link import Link, Spread, Trunk
 from holmes_core.units import bytes_per_s_from_gbps, format_names
 from planner.cost.collectives import tcp_payload_share
 from planner.islands.uniform_links import assumed_link
-from planner.problem.connections import limited_by_encryption
+from planner.problem.connections import limited_by_encryption, slowest_between
 
 FORMS = (
     "link:CLUSTER-CLUSTER=10Gb/s",
@@ -48,9 +49,14 @@ class LinkRate:
             raise refused(self, "the clusters have no network in common, so no rate between them can change")
         rate, between = self.bandwidth_bytes_per_s, [link for link in inventory.links if link.kind == "between"]
         links = _links_at_rate(inventory, rate, lambda link: set(link.clusters) == set(self.clusters))
-        if between and not any(set(link.clusters) == set(self.clusters) for link in between):
+        if between:  # pairs that no test measured keep the rate at which they count, but for this one
             late_s = max((link.latency_s.median for link in between if link.latency_s is not None), default=None)
-            links = (*links, assumed_link(inventory, (one, other), rate * tcp_payload_share(None), late_s))
+            known = {frozenset(link.clusters) for link in between}
+            for pair in combinations(inventory.clusters, 2):
+                changed = {cluster.name for cluster in pair} == {one.name, other.name}
+                counted = rate * tcp_payload_share(None) if changed else slowest_between(inventory)
+                if counted is not None and frozenset(cluster.name for cluster in pair) not in known:
+                    links = (*links, assumed_link(inventory, pair, counted, late_s))
         shared = _at_rate(
             inventory.shared, (*one.hosts, *other.hosts), "bandwidth_bytes_per_s", rate, may_lower=not between
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, log2
 
 from holmes_core.records.job import Job
@@ -272,11 +273,13 @@ def _states_bytes(parameters: int, execution: Execution) -> int:
     return _with_margin(state_bytes(parameters, execution), execution)
 
 
+@lru_cache(maxsize=4096)
 def _kept_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes kept for one layer and micro-batch."""
     return _with_margin(int(layer_activation_bytes(model, execution) * execution.activation_factor), execution)
 
 
+@lru_cache(maxsize=4096)
 def _passing_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool) -> int:
     """Return the bytes of buffers that a rank holds one at a time."""
     return (

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 from math import inf
+from operator import itemgetter
 
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.problem import Problem
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
-from planner.search.greedy import place_greedily
+from planner.search.greedy import place_over_clusters
 from planner.search.lower_bounds import LowerBounds
 from planner.search.placement import Placement, PricedPlacement, even_shares, from_blocks, usual_cut
 from planner.search.refinements import GREEDY_PACES, fixed_cut
@@ -34,24 +35,22 @@ MAX_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a st
 def other_placements(
     problem: Problem, candidates: Iterable[Candidate], within_s: float, left: TimeLeft
 ) -> Iterator[PricedPlacement]:
-    """Yield placements of candidates that may take less than `within_s`, the first ones where there are many.
+    """Yield placements of candidates that may take less than `within_s`.
 
-    None when no time is `left`.
+    Where there are many, the first ones of all degrees come before the second ones. None when no time is `left`.
     """
-    bounds, placed, several = AnyScheduleBounds(problem), Counter[tuple[int, int, int]](), _may_straddle(problem)
+    bounds, several = AnyScheduleBounds(problem), _may_straddle(problem)
     stages = straddled = 0
-    for candidate in candidates:
+    for before, candidate in _in_turns(candidates):
         if left.is_over:
             return
-        degrees = candidate.tp, candidate.pp, candidate.dp
-        is_due = stages < MAX_STAGES and placed[degrees] < MAX_PER_DEGREES
+        is_due = stages < MAX_STAGES and before < MAX_PER_DEGREES
         straddles = several and straddled < MAX_STRADDLING and min(candidate.pp, candidate.dp) > 1
         if not is_due and not straddles:
             continue
         if bounds.work_s(candidate) >= within_s or bounds.candidate_s(candidate, within_s) >= within_s:
             continue
         if is_due:
-            placed[degrees] += 1
             stages += candidate.pp
             yield from _in_blocks(problem, candidate)
             yield from _whole_replicas(problem, candidate)
@@ -60,19 +59,30 @@ def other_placements(
             yield from straddling_placements(problem, candidate)
 
 
+def _in_turns(candidates: Iterable[Candidate]) -> list[tuple[int, Candidate]]:
+    """Return each candidate and how many of its degrees came before it, the first ones of all degrees first."""
+    seen, found = Counter[tuple[int, int, int]](), list[tuple[int, Candidate]]()
+    for candidate in candidates:
+        degrees = candidate.tp, candidate.pp, candidate.dp
+        found.append((seen[degrees], candidate))
+        seen[degrees] += 1
+    return sorted(found, key=itemgetter(0))
+
+
 def _in_blocks(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:
+    if 1 < candidate.weight_shards < candidate.dp:
+        return  # sharded in each of several clusters
     coeffs = problem.coefficients(candidate)
     bounds = LowerBounds(coeffs)
     if problem.job.parallel.layers is not None or bounds.exchange_bound_s is None:
         return
     for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
-        placed = place_greedily(bounds, pace_s)
-        if placed is not None:
+        for placed in place_over_clusters(bounds, pace_s):
             yield PricedPlacement(placed.seconds, from_blocks(candidate, coeffs.total_microbatches, placed.blocks))
 
 
 def _whole_replicas(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:
-    if candidate.dp > 1 and len(problem.fleet.classes) > 1:
+    if candidate.weight_shards < candidate.dp and len(problem.fleet.classes) > 1:
         placed = place_whole_replicas(problem.coefficients(candidate), fixed_cut(problem.job, candidate))
         if placed is not None:
             yield placed

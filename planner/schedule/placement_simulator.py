@@ -59,13 +59,27 @@ class PlacementSimulator:
     def least_s(self) -> float:
         """A lower bound on the step under any schedule, in seconds, without a look at each one.
 
-        The busiest rank computes, and the slowest edge carries a message of every micro-batch. Only the first and last
-        micro-batch hide exchanges, or the first and last round where ranks hold several stages.
+        A rank begins once another micro-batch went through the ranks before it, whose backwards follow its last one.
+        The slowest edge carries a message of every micro-batch. Only the first and last micro-batch hide exchanges, or
+        the first and last round where ranks hold several stages.
         """
-        edges_s = max(
-            (count * edge.busy_s for count, replica in self._lanes for edge in replica.forward_edges[:-1]), default=0.0
-        )
-        return max(self.busiest_s, edges_s, self._exchanged_s) * (1 - ROUNDING) + self._after_s
+        found_s, layers = self._exchanged_s, self._placement.layers
+        for count, replica in self._lanes:
+            before_s = 0.0
+            edges_s = [*(edge.busy_s for edge in replica.forward_edges[:-1]), 0.0]
+            for work_s, edge_s in zip(map(sum, replica.compute_s(layers)), edges_s, strict=True):
+                found_s = max(found_s, self._least_fill * before_s + count * max(work_s, edge_s))
+                before_s += work_s
+        return found_s * (1 - ROUNDING) + self._after_s
+
+    @cached_property
+    def _least_fill(self) -> float:
+        """The least part of a rank's work on a micro-batch that the next rank waits for; see any_schedule_bound.py."""
+        fixed = self._job.parallel
+        if (self.may_split and "zero-bubble" in self._names) or (fixed.chunks is not None and fixed.layers is not None):
+            return 0.0
+        interleaves = "interleaved" in self._names and all(count % self._pp == 0 for count, _ in self._lanes)
+        return 1 / (fixed.chunks or CHUNKS[-1]) if interleaves else 1.0
 
     @property
     def _exchanged_s(self) -> float:
@@ -73,7 +87,7 @@ class PlacementSimulator:
         candidate, layers = self._placement.candidate, self._placement.layers
         if candidate.dp == 1:
             return 0.0
-        hiding = self._pp if any(name == "interleaved" for name in self._names) else 1
+        hiding = self._pp if "interleaved" in self._names else 1
         count = max(0, min(count for count, _ in self._lanes) - hiding)
         lanes = [lane.compute_s(layers) for _, lane in self._lanes]
         found_s = 0.0

@@ -193,9 +193,11 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
         if more is None:
             return None
         fitting = more
-    bound_s = state.early.compute_s(fitting)
+    bound_s = state.early.compute_s(fitting)  # and no more than its siblings, which join when it is refined
     if not fitting.divides(job.global_batch_size) and len(state.problem.fleet.classes) > 1:
-        bound_s = min(bound_s, state.early.whole_replicas_s(fitting))  # for its sibling: slow replicas may run fewer
+        bound_s = min(bound_s, state.early.whole_replicas_s(fitting))  # slow replicas may run fewer
+    if fitting.weight_shards > 1:
+        bound_s = min([bound_s, *(each.lower_bound_s for each in _sharded_over_clusters(state, fitting))])
     return Branch(bound_s, fitting, "blocks", refinements_of(job, "blocks"))
 
 
@@ -218,11 +220,14 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
     if more is not None and (first := _first_branch(state, more)) is not None:
         yield first
     if len(state.problem.fleet.classes) > 1 and candidate.dp > 1:
-        bound_s = state.early.whole_replicas_s(candidate)
-        yield Branch(bound_s, candidate, "whole replicas", refinements_of(job, "whole replicas"))
+        over_clusters = [*_sharded_over_clusters(state, candidate)] if candidate.weight_shards > 1 else []
+        yield from over_clusters
+        if not over_clusters:
+            bound_s = state.early.whole_replicas_s(candidate)
+            yield Branch(bound_s, candidate, "whole replicas", refinements_of(job, "whole replicas"))
         if candidate.weight_shards > 1:
-            yield from _sharded_over_clusters(state, candidate)
-        elif candidate.pp > 1 and state.several_clusters and may_cross(state.problem, candidate):
+            return
+        if candidate.pp > 1 and state.several_clusters and may_cross(state.problem, candidate):
             bound_s = branch.lower_bound_s + state.early.crossing_sync_s(candidate)
             yield Branch(bound_s, candidate, "mixed", refinements_of(job, "mixed"))
 

@@ -30,11 +30,19 @@ class PricedBlocks:
 
 def place_greedily(bounds: LowerBounds, pace_s: float) -> PricedBlocks | None:
     """Return the best of two placements whose stages take at most `pace_s`, one with short gradients; None if none."""
+    found = [next(_place(bounds, each), None) for each in _limits(bounds, pace_s)]
+    return min((each for each in found if each is not None), key=lambda blocks: blocks.seconds, default=None)
+
+
+def place_over_clusters(bounds: LowerBounds, pace_s: float) -> Iterator[PricedBlocks]:
+    """Yield placements as `place_greedily` does, over one cluster, over two and so on."""
+    for each in _limits(bounds, pace_s):
+        yield from _place(bounds, each)
+
+
+def _limits(bounds: LowerBounds, pace_s: float) -> tuple[LayerLimits, LayerLimits]:
     limits = bounds.within(pace_s)
-    sync_s = bounds.least_sync_s(limits)
-    tried = [limits.both(bounds.synced_within(sync_s)), limits]
-    found = [blocks for each in tried if (blocks := _place(bounds, each)) is not None]
-    return min(found, key=lambda blocks: blocks.seconds, default=None)
+    return limits.both(bounds.synced_within(bounds.least_sync_s(limits))), limits
 
 
 def place_cut(coeffs: Coefficients, layers: Sequence[int]) -> PricedBlocks | None:
@@ -56,17 +64,21 @@ def _filled(coeffs: Coefficients, layers: Sequence[int], order: Iterable[int]) -
     return tuple(blocks) if not left and _fits(coeffs, blocks) else None
 
 
-def _place(bounds: LowerBounds, limits: LayerLimits) -> PricedBlocks | None:
-    coeffs = bounds.coeffs
+def _place(bounds: LowerBounds, limits: LayerLimits) -> Iterator[PricedBlocks]:
+    """Yield the placement over as few clusters as hold all stages, then over one more and so on."""
+    coeffs, size = bounds.coeffs, 0
     for classes in _fewest_clusters(coeffs, limits):
+        clusters = len({coeffs.cluster[c] for c in classes})
+        if clusters == size:
+            continue
         found = [
             PricedBlocks(blocks_step_s(coeffs, blocks), blocks)
             for last in reversed(classes)
             if (blocks := _arrange(coeffs, limits, classes, last)) is not None
         ]
         if found:
-            return min(found, key=lambda blocks: blocks.seconds)
-    return None
+            size = clusters
+            yield min(found, key=lambda blocks: blocks.seconds)
 
 
 def _fewest_clusters(coeffs: Coefficients, limits: LayerLimits) -> Iterator[list[int]]:

@@ -129,3 +129,13 @@ def _linked(sites: Inventory, rates: dict[tuple[str, str], float]) -> Inventory:
     return with_links(
         sites, *(measured(ends, rate) for (a, b), rate in rates.items() for ends in product(hosts[a], hosts[b]))
     )
+
+
+@pytest.mark.parametrize(("pair", "changed"), [("ab", ()), ("ac", ("ac",))])
+def test_a_what_if_on_one_pair_leaves_the_others_that_were_not_measured(pair: str, changed: tuple[str, ...]) -> None:
+    fleet = with_links(cpu_inventory([2, 2, 2], 10.0, 1.0), measured(("a1", "b1"), 20e6))
+    what_if = LinkRate((pair[0], pair[1]), 50e6).applied_to(fleet)
+    networks = Networks(what_if, bed_job())
+    for one, other in ("ac", "bc"):
+        rate = networks.connection(one, other).fastest_bytes_per_s
+        assert (rate == pytest.approx(20e6)) != (one + other in changed)

@@ -58,11 +58,13 @@ def test_faster_link_raises_the_slow_ports_and_slower_lowers_the_fast_ones() -> 
 def test_link_keeps_the_latency_that_was_measured_and_changes_the_bandwidth() -> None:
     links = (measured(("a1", "b1"), ("a", "b")), measured(("a1", "c1"), ("a", "c")))
     changed = what_if(cpu_inventory([1, 1, 1]).model_copy(update={"links": links}), "link:b-a=1Gb/s")
-    assert [link.bandwidth_bytes_per_s.median for link in changed.links] == [
+    *known, b_to_c = changed.links
+    assert [link.bandwidth_bytes_per_s.median for link in known] == [
         pytest.approx(GBPS * tcp_payload_share(None)),
         1e6,
     ]
-    assert [link.latency_s for link in changed.links] == [link.latency_s for link in links]
+    assert [link.latency_s for link in known] == [link.latency_s for link in links]
+    assert (b_to_c.clusters, b_to_c.bandwidth_bytes_per_s.median) == (("b", "c"), 1e6)
 
 
 def test_nic_changes_what_tests_through_it_measured() -> None:
