@@ -14,7 +14,7 @@ WIDE = 1.5  # median over minimum; an assumption: two tests of a steady link dif
 
 
 def spread_sentence(plans: Sequence[Plan], inventory: Inventory) -> tuple[str, ...]:
-    """Name the samples of the link that varies most, and how many networks of `plans` have one that varies by much.
+    """Name the samples of the link that varies most, and the number of networks of `plans` with a link that varies.
 
     Where the job is cautious, networks that no plan uses are named, too: that they count as slow may be why.
     """

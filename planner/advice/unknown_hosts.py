@@ -1,4 +1,4 @@
-"""Sentences on what a plan takes for granted of its hosts, since the inventory does not know it."""
+"""Sentences on facts of hosts that a plan assumes, since the inventory does not hold them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _memory_sentence(plan: Plan, hosts: Iterable[Host]) -> Iterator[str]:
     most = max(by_host.values())
     if most >= MIN_NAMED_BYTES:
         yield (
-            f"The plan needs up to {format_memory(most)} of each host's own memory, which is not known of "
+            f"The plan needs up to {format_memory(most)} of a host's own memory. The inventory does not hold its size for "
             f"{format_names(sorted(unknown), MAX_NAMED)}: `holmes probe` again, or look there."
         )
 

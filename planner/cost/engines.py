@@ -26,8 +26,8 @@ class Engine:
     fused_attention: no scores are kept. chunked_loss: no fp32 copy of all logits. shards_states: optimizer states over
     replicas, which each update a part. keeps_reduced: a rank keeps its part of the reduced gradients apart from the
     sums. reduced_bytes, gathered_bytes: a parameter's, as its gradient is summed and reduced, and its weight gathered;
-    None: as many as the weight has. gathers_first: under the first forward, else gradients are
-    all-reduced. overlaps_exchange: bucket by bucket under the last backward, else after all of it.
+    None: as many as the weight has. gathers_first: under the first forward, else gradients are all-reduced.
+    overlaps_exchange: bucket by bucket under the last backward, else after all of it.
 
     exposed_tp: share of the seconds of tensor parallel collectives that matrix products do not hide. inside_share:
     share of the links inside a host that collectives get. edge_share, exchange_share: shares of a host's NICs that

@@ -13,7 +13,7 @@ from planner.search.closed_form import PortName
 
 
 def edge_ports(networks: Networks, layout: Layout) -> Mapping[str, tuple[tuple[PortName, float], ...]]:
-    """Return, by name of a first shard's edge, its ports and their bytes/s among the replicas that use them so."""
+    """Return, by name of a first shard's edge, its ports with the bytes/s that each replica gets of them."""
     edges = [group for group in layout.groups_of_first_shards if group.axis in EDGE_AXES]
     found = {group.name: list(_ports(networks, layout, group)) for group in edges}
     replica = {group.name: layout.ranks[group.ranks[0]].dp_rank for group in edges}

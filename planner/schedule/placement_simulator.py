@@ -103,7 +103,7 @@ class PlacementSimulator:
         return [replace(mode, step_s=self.lower_bound_s(mode)) for mode in self.allowed_modes() if self.fits(mode)]
 
     def timed(self, mode: RunMode, within_s: float = inf) -> RunMode:
-        """`mode` with its simulated seconds; beyond `within_s` perhaps without shared ports, which makes them less."""
+        """Return `mode` with its simulated seconds; beyond `within_s` they may leave out what shared ports cost."""
         buckets, whole = self._buckets(mode.layers), self._pipelines(mode)
         step_s = simulate([each.without_sharing() for each in whole], buckets) + self._after_s
         if step_s <= within_s and any(each.times.shared is not None for each in whole):

@@ -16,7 +16,7 @@ LOW_SHARE = 0.80  # of a stated line rate; headers take a twentieth of it
 def find_stated_trunks(
     stated: Iterable[StatedTrunk], clusters: Sequence[Cluster]
 ) -> tuple[tuple[Trunk, ...], tuple[Finding, ...]]:
-    """The trunks and uplinks of clusters that were found, in the clusters' order, and a finding for each other one."""
+    """Return trunks and uplinks of known clusters, in the clusters' order, and a finding for each other one."""
     names = [cluster.name for cluster in clusters]
     trunks, findings = [], []
     for trunk in stated:

@@ -33,12 +33,11 @@ class LinkResults:
 
 
 def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits = USUAL_LIMITS) -> LinkResults:
-    """Links between a few pairs of every cluster and every two clusters, no host in two tests at a time; then trunks
-    and uplinks.
+    """Measure a few pairs of hosts of every cluster and every two clusters, then trunks and uplinks.
 
-    Where hosts.yaml asks for encryption between clusters, their pairs are measured in a tunnel too, right after.
-    `progress("a1 - b1", state)` is called as each pair or trunk is done. Nothing is written on the hosts, and what
-    runs there ends with this call or, at the latest, soon after this process.
+    No host is in two tests at a time. Where hosts.yaml asks for encryption between clusters, their pairs are measured
+    in a tunnel too, right after. `progress("a1 - b1", state)` is called as each pair or trunk is done. Nothing is
+    written on the hosts, and what runs there ends with this call or, at the latest, soon after this process.
     """
     measured = LinkResults()
     pairs = choose_pairs(inventory, limits.pairs)
