@@ -34,7 +34,7 @@ def _memory_sentence(plan: Plan, hosts: Iterable[Host]) -> Iterator[str]:
     most = max(by_host.values())
     if most >= MIN_NAMED_BYTES:
         yield (
-            f"The plan needs up to {format_memory(most)} of a host's own memory. The inventory does not hold its size for "
+            f"The plan needs up to {format_memory(most)} of a host's own memory. The inventory lacks its size for "
             f"{format_names(sorted(unknown), MAX_NAMED)}: `holmes probe` again, or look there."
         )
 
