@@ -102,6 +102,7 @@ def test_plan_beats_the_usual_order(setting: str, job: str) -> None:
     assert ratio > 1.2
 
 
+@pytest.mark.slow
 def test_ratios_of_the_paper_are_met_within_a_third() -> None:
     """0.62 and 0.56 without RDMA on four and eight hosts, 1.36 to 1.39 over Megatron-LM: public summaries of the paper.
 
