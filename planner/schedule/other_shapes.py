@@ -26,7 +26,6 @@ from planner.search.whole_replicas import place_whole_replicas
 from planner.time_left import TimeLeft
 
 MAX_STAGES = 1024  # of the candidates that are placed, in all
-MAX_PER_DEGREES = 6  # of the same degrees
 MAX_STRADDLING = 16  # candidates
 MAX_CLUSTERS = 3  # that are tried in every order
 MAX_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
@@ -41,10 +40,10 @@ def other_placements(
     """
     bounds, several = AnyScheduleBounds(problem), _may_straddle(problem)
     stages = straddled = 0
-    for before, candidate in _in_turns(candidates):
+    for candidate in _in_turns(candidates):
         if left.is_over:
             return
-        is_due = stages < MAX_STAGES and before < MAX_PER_DEGREES
+        is_due = stages < MAX_STAGES
         straddles = several and straddled < MAX_STRADDLING and min(candidate.pp, candidate.dp) > 1
         if not is_due and not straddles:
             continue
@@ -59,14 +58,14 @@ def other_placements(
             yield from straddling_placements(problem, candidate)
 
 
-def _in_turns(candidates: Iterable[Candidate]) -> list[tuple[int, Candidate]]:
-    """Return each candidate and how many of its degrees came before it, the first ones of all degrees first."""
-    seen, found = Counter[tuple[int, int, int]](), list[tuple[int, Candidate]]()
+def _in_turns(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the first candidate of each tensor, pipeline and data parallel degree, then the second ones and so on."""
+    seen, turns = Counter[tuple[int, int, int]](), list[tuple[int, Candidate]]()
     for candidate in candidates:
         degrees = candidate.tp, candidate.pp, candidate.dp
-        found.append((seen[degrees], candidate))
+        turns.append((seen[degrees], candidate))
         seen[degrees] += 1
-    return sorted(found, key=itemgetter(0))
+    return [candidate for _, candidate in sorted(turns, key=itemgetter(0))]
 
 
 def _in_blocks(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:
