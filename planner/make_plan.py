@@ -26,7 +26,7 @@ from planner.layout.in_flight import room_in_flight
 from planner.layout.usual_order import memory_fault, usual_group_slots, usual_placement
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
-from planner.problem.candidates import Candidate, enumerate_candidates, with_sharded_weights
+from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
@@ -114,25 +114,20 @@ def contenders_of(
     problem: Problem, result: SearchResult, left: TimeLeft | None = None, most_starts: int = STARTS
 ) -> list[Contender]:
     """Return the best placements, improved by local search; before them the best under ZeRO-3, where it is worth it."""
-    candidates = [each for _, each in result.ranked]
+    candidates, early = [each for _, each in result.ranked], EarlyBounds(problem)
     if result.found[0].placement.candidate.weight_shards > 1:
-        candidates += _sharded(problem, result.misfits)
+        candidates += [shared for each in result.misfits for shared in early.with_shared_weights(each)]
+        return rank_improved(problem, result.found, candidates, left, most_starts)
     contenders = rank_improved(problem, result.found, candidates, left, most_starts)
     worth_s = contenders[0].mode.step_s / WORTH_SHARDING
     bounds = AnyScheduleBounds(problem)  # to share weights makes no step shorter
-    others = _sharded(problem, [each for each in result.misfits if bounds.work_s(each) < worth_s])
+    near = (each for each in result.misfits if bounds.work_s(each) < worth_s)
+    others = [shared for each in near for shared in early.with_shared_weights(each)]
     try:
         sharded = rank_contenders(problem, result.sharded, left=left, others=others, within_s=worth_s)
     except HolmesError:  # none can run the schedule that job.yaml fixes
         sharded = []
     return [*(each for each in sharded[:1] if each.mode.step_s < worth_s), *contenders]
-
-
-def _sharded(problem: Problem, misfits: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates under ZeRO-3, over one cluster or more, that may fit where `misfits` do not."""
-    early, numbers = EarlyBounds(problem), range(1, len(problem.fleet.cluster_names) + 1)
-    found = (with_sharded_weights(problem.job, each, number) for each in misfits for number in numbers)
-    return [each for each in found if each is not None and early.fits(each)]
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def job_data(row: Measurement) -> dict[str, object]:
 
 
 def _calibration(compute_factor: float) -> dict[str, object]:
-    """What `--calibrate` would have found there."""
+    """The factors that `--calibrate` would have found there."""
     return {"run": "published", "compute_factor": compute_factor, "network_efficiency": 1.0, "memory_margin": 0.0}
 
 

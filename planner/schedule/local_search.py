@@ -31,7 +31,7 @@ NEAR = 0.1  # of a step
 MAX_STAGES = 6  # of pipelines whose stages are changed one by one; of longer ones it is the order of all, or the depth
 MAX_CLASSES = 4  # of hosts, for moves from one to another
 MAX_WORK = 400_000  # forwards and backwards simulated in all: half a second
-MORE_WORK = 2_000_000  # around the best alone, where its pipeline is longer than `MAX_STAGES`
+MORE_WORK = 2_000_000  # from all starts with the degrees of the best
 EVENLY = (1, 2, 4, 8)  # micro-batches more in flight on all edges, wherever a climb stands: deeper is not always faster
 LOOK, SIMULATION = 10, 500  # of that, what a bound costs by the square of the stages, and the shortest simulation
 
@@ -49,8 +49,8 @@ def rank_improved(
     shallower; then the best are changed while there is work left that may be done. In the end the best, and all that
     come near it, are run in the least memory that is worth it.
 
-    The search starts from `most_starts` beyond the best at most; fewer starts mean less work in all. Around the best of
-    a long pipeline, which has most neighbours, it does more. Whatever no time is `left` for is skipped.
+    The search starts from `most_starts` beyond the best at most; fewer starts mean less work in all. From all starts
+    with the degrees of the best it does more. Whatever no time is `left` for is skipped.
     """
     left = left or TimeLeft(inf)
     climb = _Climb(problem, MAX_WORK * most_starts // STARTS, left)

@@ -22,7 +22,6 @@ from planner.problem.candidates import (
     enumerate_candidates,
     with_host_states,
     with_other_fills,
-    with_sharded_weights,
 )
 from planner.problem.problem import Problem
 from planner.search.closed_form import site_stage_s
@@ -237,20 +236,19 @@ def _sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]
 
     In blocks, or with whole replicas over several clusters, where each cluster holds the weights once.
     """
-    job, sharded = state.problem.job, with_sharded_weights(state.problem.job, misfit)
-    if sharded is not None and state.early.fits(sharded):
-        yield Branch(state.early.compute_s(sharded), sharded, "blocks", refinements_of(job, "blocks"))
+    job = state.problem.job
+    for sharded in state.early.with_shared_weights(misfit):
+        if sharded.weight_shards == sharded.dp:
+            yield Branch(state.early.compute_s(sharded), sharded, "blocks", refinements_of(job, "blocks"))
     yield from _sharded_over_clusters(state, misfit)
 
 
 def _sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator[Branch]:
     """Yield the branches of the candidate whose replicas are over 2, 3 ... clusters, sharded inside each."""
-    job, clusters = state.problem.job, len({each.cluster for each in state.problem.fleet.classes})
-    for number in range(2, clusters + 1):
-        sharded = with_sharded_weights(job, candidate, number)
-        if sharded is not None and state.early.fits(sharded):
+    for sharded in state.early.with_shared_weights(candidate):
+        if sharded.weight_shards < sharded.dp:
             bound_s = state.early.whole_replicas_s(sharded)
-            yield Branch(bound_s, sharded, "whole replicas", refinements_of(job, "whole replicas"))
+            yield Branch(bound_s, sharded, "whole replicas", refinements_of(state.problem.job, "whole replicas"))
 
 
 def _prefer(state: SearchState) -> None:

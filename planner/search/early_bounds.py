@@ -15,7 +15,7 @@ from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import more_layer_bytes, whole_layers_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fill_share
-from planner.problem.candidates import Candidate, more_recompute
+from planner.problem.candidates import Candidate, more_recompute, with_sharded_weights
 from planner.problem.coefficients import slot_s
 from planner.problem.exchange_rates import two_levels
 from planner.problem.problem import Problem
@@ -66,6 +66,13 @@ class EarlyBounds:
             return None
         sizes = c.tp, c.pp, c.dp, c.micro_batch_size
         return Candidate(*sizes, recompute, c.fill, c.weight_shards, c.optimizer_offload)
+
+    def with_shared_weights(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Yield the candidate under ZeRO-3 in one cluster, with replicas over two, and so on, where it may fit."""
+        for number in range(1, len(self._fleet.cluster_names) + 1):
+            sharded = with_sharded_weights(self._job, candidate, number)
+            if sharded is not None and self.fits(sharded):
+                yield sharded
 
     def _read_more_recompute(
         self, tp: int, is_pipeline: bool, recompute: Recompute, fill: Fill, weight_shards: int

@@ -1,4 +1,4 @@
-"""What must not make a plan slower, or change its step, on fleets that drawn_fleets.py draws.
+"""Changes that must not make a plan slower, or change its step, on fleets that drawn_fleets.py draws.
 
 `python -m tests.planner.drawn_rules 0 300` plans so many fleets under every rule and prints those that break one.
 """

@@ -197,7 +197,7 @@ def _random_crossings(draw: random.Random) -> dict[tuple[int, int], Crossing]:
 
 
 def _random_uplinks(draw: random.Random, crossings: dict[tuple[int, int], Crossing]) -> dict[int, float]:
-    """Of some clusters the seconds of an edge on their uplinks; and in `crossings` trunks, and edges no faster."""
+    """Draw uplinks, as seconds of an edge by cluster, and add trunks and no faster edges to `crossings`."""
     uplinks = {x: draw.uniform(0, 5) for x in range(3) if draw.random() < 0.3}
     for x, y in ((0, 1), (0, 2), (1, 2)):
         measured = crossings.get((x, y), FREE)
