@@ -37,7 +37,7 @@ demo: $(READY)
 
 # The tests for after every change: no root, no network, no GPU, and no run of several processes.
 test: $(READY)
-	$(BIN)/python -m pytest -q $(PARALLEL) -o faulthandler_timeout=330 $(OPTIONS)
+	$(BIN)/python -m pytest -q $(PARALLEL) -o faulthandler_timeout=660 $(OPTIONS)
 
 # The same tests and those of test-slow, each at full size.
 test-all: $(READY)

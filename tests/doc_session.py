@@ -55,7 +55,7 @@ def run(command: str, folder: Path, columns: int) -> subprocess.CompletedProcess
         command = re.sub(r"^holmes ", f"{sys.executable} -m holmes_cli ", command)
     environment["PYTHONPATH"] = str(ROOT)
     return subprocess.run(
-        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
 
 

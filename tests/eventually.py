@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 LOOK_EVERY_S = 0.05
 
 

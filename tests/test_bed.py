@@ -62,7 +62,7 @@ def bed() -> Iterator[Bed]:
 
 
 def run(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def ssh(bed: Bed, host: str, command: str, *options: str) -> "subprocess.CompletedProcess[str]":

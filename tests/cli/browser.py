@@ -47,4 +47,4 @@ def _browse(page: Path, *what: str) -> str:
     assert BROWSER is not None
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.with_suffix('.profile')}"]
     command = [BROWSER, *options, *what, page.as_uri()]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout

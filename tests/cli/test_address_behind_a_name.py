@@ -58,7 +58,7 @@ def public_key(bed: Bed, host: str) -> str:
 
 def on_bed(bed: Bed, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        bed.on_host_command(FROM, command), input="", capture_output=True, text=True, timeout=60, check=False
+        bed.on_host_command(FROM, command), input="", capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -58,7 +58,7 @@ def environment(folder: Path) -> dict[str, str]:
 def holmes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "holmes_cli", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600, check=False
     )
 
 

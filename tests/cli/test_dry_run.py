@@ -51,7 +51,7 @@ def listing(site: Site, bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> L
             (rank,) = rank_pids(bed, host.name)
             shutil.copy(f"/proc/{rank}/environ", host.home / "environ")
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=600)[1]
     finally:
         process.kill()
     assert process.returncode == 130, said

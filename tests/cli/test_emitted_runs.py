@@ -59,7 +59,7 @@ def by_ssh(site: Site, tmp_path_factory: pytest.TempPathFactory) -> BySsh:
 def emitted(site: Site, plan_folder: Path, form: str, folder: Path) -> Path:
     """The plan as files of that format."""
     line = site.command("emit", "plan.json", "--to", form, "-o", str(folder))
-    subprocess.run(line, cwd=plan_folder, check=True, capture_output=True, timeout=120)
+    subprocess.run(line, cwd=plan_folder, check=True, capture_output=True, timeout=600)
     return folder
 
 
@@ -147,7 +147,7 @@ def test_a_batch_job_that_is_told_to_end_saves_and_the_next_one_goes_on(site: Si
     checkpoint = {"path": str(tmp_path / "checkpoints"), "every_steps": 100000}
     write_job(tmp_path, steps=100000, parallel={"pp": 2, "dp": 2}, checkpoint=checkpoint)
     for arguments in (("probe", str(site.hosts_yaml)), ("plan", "job.yaml")):
-        subprocess.run(site.command(*arguments), cwd=tmp_path, check=True, capture_output=True, timeout=120)
+        subprocess.run(site.command(*arguments), cwd=tmp_path, check=True, capture_output=True, timeout=600)
     folder = emitted(site, tmp_path, "slurm", tmp_path / "emitted")
     script = folder / "job.sbatch"
     with SlurmOnBed(site.bed) as slurm:

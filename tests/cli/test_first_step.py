@@ -46,7 +46,7 @@ def failed_run(site: Site, folder: Path, stages: str) -> tuple[str, Path]:
     ):
         subprocess.run(site.command(*arguments), check=True, capture_output=True)
     launch = site.command("launch", str(plan), "--runs", str(folder / "runs"))
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stderr
     return done.stderr, only_run(folder / "runs")
 

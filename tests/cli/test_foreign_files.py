@@ -251,7 +251,7 @@ def test_in_a_terminal_a_foreign_plan_is_asked_about(tmp_path: Path, answer: byt
         stderr=theirs,
         stdout=subprocess.PIPE,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     os.close(theirs)
     assert done.returncode == code

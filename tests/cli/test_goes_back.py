@@ -56,7 +56,7 @@ def planned(site: Site, folder: Path, **changes: Any) -> Path:
 def losses(site: Site, plan: Path, runs: Path, *options: str) -> dict[int, float]:
     """By step of a run that is done."""
     command = site.command("launch", str(plan), "--runs", str(runs), *options)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     lines = (only_run(runs) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return {step["step"]: step["loss"] for step in map(json.loads, lines)}

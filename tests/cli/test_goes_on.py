@@ -36,7 +36,7 @@ def test_killed_rank_costs_a_restart_from_the_checkpoint(site: Site, bed: Bed, t
         (victim,) = rank_pids(bed, "b1")
         os.kill(victim, signal.SIGKILL)
         assert "restart 1 of 1 on the same hosts" in said_until(process, "step 11/")
-        said = process.communicate(timeout=120)[1]
+        said = process.communicate(timeout=600)[1]
     finally:
         process.kill()
     assert process.returncode == 0, said
@@ -55,7 +55,7 @@ def test_host_that_is_away_for_a_while_is_waited_for(site: Site, bed: Bed, tmp_p
         said_until(process, "waiting for b2")
         bed.set_link("b2", "eno1", up=True)
         said_until(process, "step 11/")
-        said = process.communicate(timeout=120)[1]
+        said = process.communicate(timeout=600)[1]
     finally:
         bed.set_link("b2", "eno1", up=True)
         process.kill()
@@ -96,7 +96,7 @@ def test_slow_host_is_planned_around(site: Site, bed: Bed, tmp_path: Path) -> No
         (victim,) = rank_pids(bed, host)
         with slowed(victim):
             said = said_until(process, "the ranks save after this step")
-        said += process.communicate(timeout=120)[1]
+        said += process.communicate(timeout=600)[1]
     finally:
         process.kill()
     assert process.returncode == 0, said
@@ -127,9 +127,9 @@ def test_stop_lets_the_ranks_finish_their_step_and_save(
     site: Site, bed: Bed, tmp_path: Path, slow_run: subprocess.Popen[str]
 ) -> None:
     command = site.command("stop", str(only_run(tmp_path / "runs")))
-    stopped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    stopped = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert "the ranks finish their step and save; `holmes stop " in stopped.stderr
-    assert slow_run.wait(timeout=60) == 130
+    assert slow_run.wait(timeout=600) == 130
     run = read_run(only_run(tmp_path / "runs"))
     assert (run.state, run.failures) == ("stopped", ())
     assert run.steps_done >= 2
@@ -141,6 +141,6 @@ def test_second_ctrl_c_does_not_wait_for_the_step(bed: Bed, tmp_path: Path, slow
     slow_run.send_signal(signal.SIGINT)
     said_until(slow_run, "the ranks finish this step and save")
     slow_run.send_signal(signal.SIGINT)
-    assert slow_run.wait(timeout=60) == 130
+    assert slow_run.wait(timeout=600) == 130
     assert not (tmp_path / "checkpoints" / "latest").exists()
     assert nothing_is_left(bed)

@@ -97,7 +97,7 @@ def test_a_cluster_that_loses_its_network_comes_back_and_the_other_goes_on(site:
             assert (read_run(kept).attempt, read_run(kept).state) == (0, "running")
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=120) == 130
+            assert process.wait(timeout=600) == 130
 
 
 def lost_hosts(island: Path) -> list[str]:

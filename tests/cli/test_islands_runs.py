@@ -55,7 +55,7 @@ def launched(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-            process.wait(timeout=120)
+            process.wait(timeout=600)
 
 
 def run_folder(folder: Path) -> Path:
@@ -119,7 +119,7 @@ def test_an_island_that_is_killed_comes_back_while_the_other_goes_on(tmp_path: P
         assert f"is an island of {folder.name}" in refused.stderr
         stopped = holmes(tmp_path, "stop", folder.name)
         assert stopped.stdout == f"run {folder.name} is stopped\n"
-        assert process.wait(timeout=120) == 130
+        assert process.wait(timeout=600) == 130
     assert {read_run(folder / name).state for name in ("island-0", "island-1")} == {"stopped"}
     assert nothing_is_left(tmp_path)
 

@@ -27,7 +27,7 @@ def test_training_goes_on_from_the_other_hosts_disks(site: Site, tmp_path: Path)
             said_until(process, "plan without b2: ")
             on_host(site.bed, "b2", "rm", "-r", f"{disks}/saved")
             first = said_until(process, "step ").splitlines()[-1]
-            said = process.communicate(timeout=240)[1]
+            said = process.communicate(timeout=600)[1]
         finally:
             site.bed.set_link("b2", "eno1", up=True)
             process.kill()

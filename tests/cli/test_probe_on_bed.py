@@ -36,7 +36,7 @@ def probe(site: Site, *options: str) -> tuple[int, dict[str, Any]]:
     output = site.folder / "inventory.json"
     command = site.command("probe", *options, "-o", str(output))
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "100"}
+        command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "COLUMNS": "100"}
     )
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(output.read_text(encoding="utf-8"))

@@ -103,7 +103,7 @@ def test_a_profiled_run_lays_prediction_and_measurement_of_all_ranks_side_by_sid
         ("plan", str(path), "-i", files[0], "-o", files[1]),
         ("launch", files[1], "--runs", str(tmp_path / "runs")),
     ):
-        done = subprocess.run(site.command(*arguments), capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(site.command(*arguments), capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
         said = done.stdout
     run = only_run(tmp_path / "runs")

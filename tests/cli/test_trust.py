@@ -23,7 +23,7 @@ def trust(site: Site, folder: Path, known: str, *options: str, answer: str = "")
     hosts = folder / "hosts.yaml"
     hosts.write_text(yaml.safe_dump({"ssh_config": str(config), "hosts": ["a1"]}), encoding="utf-8")
     command = site.command("trust", str(hosts), *options)
-    done = subprocess.run(command, input=answer, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=answer, capture_output=True, text=True, timeout=600, check=False)
     return done.returncode, done.stdout + done.stderr, file.read_text(encoding="utf-8")
 
 

@@ -29,7 +29,7 @@ JOB = {
 
 
 def holmes(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(site.command(*arguments), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(site.command(*arguments), capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done
 

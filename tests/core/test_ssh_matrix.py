@@ -298,7 +298,7 @@ def _written(site: Site, folder: Path, cell: Cell) -> tuple[Path, dict[str, str]
 def ssh_accepts(config: Path) -> tuple[bool, str]:
     """Whether `ssh` logs in, and what it says. Always strict, as Holmes is; jumps ask nobody either."""
     command = ["ssh", "-F", str(config), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "target", "true"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode in (0, 255), done.stderr
     return done.returncode == 0, done.stderr
 

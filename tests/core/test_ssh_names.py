@@ -59,7 +59,7 @@ def shell_config(folder: Path) -> Path:
 
 def ssh_takes(config: Path, *words: str) -> bool:
     """Whether `ssh` takes a host, and perhaps a user, on its command line."""
-    done = subprocess.run(["ssh", "-G", "-F", str(config), *words], capture_output=True, timeout=60.0, check=False)
+    done = subprocess.run(["ssh", "-G", "-F", str(config), *words], capture_output=True, timeout=600, check=False)
     return b"contains invalid characters" not in done.stderr
 
 

@@ -110,7 +110,7 @@ def test_groups_without_a_communicator_are_refused_by_host_rank_and_name(tmp_pat
         for rank in range(2)
     ]
     for rank, process in enumerate(ranks):
-        said = process.communicate(timeout=200)[0]
+        said = process.communicate(timeout=600)[0]
         assert "torch sees 1 GPU" in said
         assert f"refused: host here, rank {rank}: group dp/0-1 (dp on here): " in said
 

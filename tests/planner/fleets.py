@@ -117,8 +117,8 @@ def gpt_7b(**changes: Any) -> Job:
 
 
 def plan_anew(inventory: Inventory, job: Job, **options: Any) -> Plan:
-    """Plan and verify."""
-    return make_plan(inventory, job, *SOURCES, **options)
+    """Plan and verify; without a limit of its own, for as long as it takes on a busy machine."""
+    return make_plan(inventory, job, *SOURCES, **{"time_limit_s": 3600.0} | options)
 
 
 @dataclass(frozen=True)

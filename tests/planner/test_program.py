@@ -231,7 +231,7 @@ def test_cbc_is_taken_where_highs_is_not_installed() -> None:
         "import sys; sys.modules['highspy'] = None; from planner.search.solve import solver_name; print(solver_name())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ), timeout=100, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ), timeout=600, check=True
     )
     assert done.stdout == "CBC\n"
 

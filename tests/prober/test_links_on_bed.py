@@ -97,7 +97,7 @@ def controller(bed: Bed, folder: Path, inventory: Inventory, **limits: object) -
 
 def measure(bed: Bed, folder: Path, inventory: Inventory, **limits: object) -> LinkResults:
     process = controller(bed, folder, inventory, **limits)
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
     links, problems, trunks = json.loads(stdout)
     return LinkResults(
@@ -189,7 +189,7 @@ def test_ended_controller_leaves_no_process(bed: Bed, tmp_path: Path, ending: si
         assert eventually(lambda: received_bytes(bed) > before + MUCH_BYTES)
     finally:
         process.send_signal(ending)
-        process.communicate(timeout=30)
+        process.communicate(timeout=600)
     assert nothing_is_left(bed)
 
 

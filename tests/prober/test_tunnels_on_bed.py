@@ -92,7 +92,7 @@ def test_a_probe_that_is_killed_leaves_no_tunnel(bed: Bed, tmp_path: Path) -> No
         assert eventually(lambda: len(tunnels(bed)) == 2)
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=600)
     assert eventually(lambda: tunnels(bed) == [])
     assert nothing_is_left(bed)
 
@@ -105,7 +105,7 @@ def test_an_end_that_is_killed_leaves_no_tunnel_and_a_finding(bed: Bed, tmp_path
         os.kill(ends(bed, host)[0], signal.SIGKILL)
         assert eventually(lambda: host not in tunnels(bed))
     finally:
-        stdout, _ = process.communicate(timeout=120)
+        stdout, _ = process.communicate(timeout=600)
     assert "NET-TUNNEL-NOT-MEASURED" in stdout
     assert eventually(lambda: tunnels(bed) == [])
     assert nothing_is_left(bed)
@@ -120,7 +120,7 @@ def test_what_is_left_where_all_were_killed_is_removed_by_the_next_probe(bed: Be
             os.kill(pid, signal.SIGKILL)
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=600)
     assert eventually(lambda: tunnels(bed) == [host])
     measured = measure(bed, tmp_path, encrypting(bed), **ONE_PAIR)
     assert measured.problems == []

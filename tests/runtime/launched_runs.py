@@ -259,6 +259,6 @@ def launch(
 
 
 def read_metrics(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """The lines of every `metrics-rank<k>.jsonl` in `folder`."""
+    """The whole lines of every `metrics-rank<k>.jsonl` in `folder`; a rank may be writing one more."""
     files = {int(path.stem.removeprefix("metrics-rank")): path for path in folder.glob("metrics-rank*.jsonl")}
-    return {rank: [json.loads(line) for line in path.read_text().splitlines()] for rank, path in files.items()}
+    return {rank: [json.loads(line) for line in path.read_text().split("\n")[:-1]] for rank, path in files.items()}

@@ -87,4 +87,4 @@ def test_a_rendezvous_that_is_changed_on_the_way_is_the_failure_that_the_agent_r
         for node in nodes:
             node.process.terminate()
         for node in nodes:
-            node.process.communicate(timeout=120)
+            node.process.communicate(timeout=600)

@@ -148,7 +148,7 @@ def test_a_peer_writes_and_reads_no_file_outside_the_checkpoint_of_another_host(
     ]
     for process in ranks:
         process.start()
-    answers = {rank: (got, said) for rank, got, said in (queue.get(timeout=120) for _ in ranks)}
+    answers = {rank: (got, said) for rank, got, said in (queue.get(timeout=600) for _ in ranks)}
     for process in ranks:
         process.join(60)
 

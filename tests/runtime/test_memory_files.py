@@ -248,7 +248,7 @@ def test_nobody_publishes_what_a_rank_beside_has_not_kept_yet(tmp_path: Path) ->
     ranks = [spawn.Process(target=save_together, args=(rank, tmp_path, answers), daemon=True) for rank in range(2)]
     for process in ranks:
         process.start()
-    kept = [answers.get(timeout=120) for _ in ranks]
+    kept = [answers.get(timeout=600) for _ in ranks]
     for process in ranks:
         process.join(60)
 

@@ -21,7 +21,7 @@ def stays_on(lists: str, local_rank: int | None) -> list[int]:
         environment["LOCAL_RANK"] = str(local_rank)
     command = SHOW.format(module="holmes_runtime.node.near_cpus")
     done = subprocess.run(
-        [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True, timeout=600
     )
     return [int(each) for each in done.stdout.strip("[]\n").split(",")]
 

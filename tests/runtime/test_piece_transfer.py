@@ -71,7 +71,7 @@ def test_all_bytes_come_in_order_in_chunks_that_grow_where_only_the_way_takes_ti
     ranks = [spawn.Process(target=give_and_take, args=(rank, tmp_path, answers), daemon=True) for rank in range(RANKS)]
     for process in ranks:
         process.start()
-    found = {pair: answer for _ in ranks for pair, answer in answers.get(timeout=120).items()}
+    found = {pair: answer for _ in ranks for pair, answer in answers.get(timeout=600).items()}
     for process in ranks:
         process.join(60)
 
@@ -139,7 +139,7 @@ def test_of_a_chunk_that_was_changed_or_sent_before_nothing_is_taken(tmp_path: P
     ]
     for process in ranks:
         process.start()
-    found = dict(answers.get(timeout=120) for _ in ranks)
+    found = dict(answers.get(timeout=600) for _ in ranks)
     for process in ranks:
         process.join(60)
     noticed = (0, f"what rank 0 sent to rank 1 {CHANGED}: part 1 of files for rank 1")

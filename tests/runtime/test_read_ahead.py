@@ -33,7 +33,7 @@ def test_a_step_finds_its_batch_already_read() -> None:
 
     BatchesAhead(read, 2, "here", CPU).take(0)
 
-    assert second.wait(timeout=60)
+    assert second.wait(timeout=600)
 
 
 @pytest.mark.parametrize("steps", [(0, 1, 2, 3), (2, 3), (3, 1, 2, 2)], ids=["from the start", "resumed", "any order"])

@@ -85,7 +85,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
     ranks = [fork.Process(target=exchange, args=(rank, folder, queue), daemon=True) for rank in range(RANKS)]
     for process in ranks:
         process.start()
-    found = [queue.get(timeout=120) for _ in ranks]
+    found = [queue.get(timeout=600) for _ in ranks]
     for process in ranks:
         process.join(60)
     return {rank: rest for rank, *rest in found}

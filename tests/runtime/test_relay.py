@@ -47,7 +47,7 @@ def test_an_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
     folder = tmp_path / "runs" / "r" / "node-0"
     folder.mkdir(parents=True)
     command = [sys.executable, "-c", RELAY, str(folder), agent]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == f"{ended}\n"
 
 
@@ -79,7 +79,7 @@ def test_relays_of_one_agent_do_not_disturb_each_other_and_end_when_it_has_remov
             assert [each.poll() for each in relays] == [None, None]
             shutil.rmtree(folder)
             said = [each.stdout.read().decode() for each in relays if each.stdout is not None]
-            assert [each.wait(timeout=60) for each in relays] == [0, 0]
+            assert [each.wait(timeout=600) for each in relays] == [0, 0]
         finally:
             for each in relays:
                 each.kill()

@@ -121,7 +121,7 @@ class WireEnd:
         return Work(partial(self._take, parts[0]))
 
     def _take(self, target: Tensor) -> None:
-        came = self._wire.queues[self._position].get(timeout=60)
+        came = self._wire.queues[self._position].get(timeout=600)
         if self._position == NEWCOMER and self._heard == self._wire.flips_at:
             data = came.view(torch.uint8)
             data[self._wire.bit // 8 % len(data)] ^= 1 << self._wire.bit % 8

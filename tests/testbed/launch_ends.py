@@ -156,7 +156,7 @@ def _ctrl_c_twice(run: Running) -> None:
 
 def _stop_command(run: Running) -> None:
     command = run.way.site.command("stop", str(only_run(run.folder / "runs")))
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
 
 
 def _kill_sshd(run: Running) -> None:
@@ -396,7 +396,7 @@ def _plan(site: Site, job: dict[str, Any], inventory: Path) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "job.yaml").write_text(text, encoding="utf-8")
     command = site.command("plan", str(folder / "job.yaml"), "-i", str(inventory), "-o", str(plan))
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
     return plan
 
 

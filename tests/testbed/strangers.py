@@ -55,7 +55,7 @@ class Strangers:
         self._over.set()
         self._watcher.join()
         for process, tries in ((self._outside, self.outside), (self._inside, self.inside)):
-            said, _ = process.communicate(timeout=120)
+            said, _ = process.communicate(timeout=600)
             tries += [Try(**json.loads(line)) for line in said.splitlines()]
 
     def _start(self, namespace: str) -> subprocess.Popen[str]:
