@@ -171,6 +171,11 @@ class Job(FileRecord):
         return self.precision or ("bf16" if self.device == "cuda" else "fp32")
 
     @property
+    def value_bytes(self) -> int:
+        """Bytes of one of those values."""
+        return 4 if self.value_type == "fp32" else 2
+
+    @property
     def compiles(self) -> bool:
         """True if layers are compiled: never in a rehearsal; a model of the user's own only by `compile: true`."""
         if self.compute.emulate is not None:

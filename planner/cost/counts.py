@@ -75,9 +75,9 @@ def make_execution(
     optimizer_offload: bool = False,
 ) -> Execution:
     """Return the execution of `job` with these degrees, in its precision and on its device."""
-    value_bytes, engine = 4 if job.value_type == "fp32" else 2, engine_of(job)
+    engine = engine_of(job)
     return Execution(
-        *(tp, dp if engine.shards_states else 1, micro_batch_size, value_bytes, recompute),
+        *(tp, dp if engine.shards_states else 1, micro_batch_size, job.value_bytes, recompute),
         *(reserve_bytes(job, tp, pp, dp), training_margin(job), weight_shards, optimizer_offload),
         sequence_parallel=engine.shards_sequences(recompute),
         fused_attention=engine.fused_attention,

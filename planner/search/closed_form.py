@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -169,15 +170,16 @@ def busiest_port_s(coeffs: Coefficients, sites: Sequence[Site], edges: Sequence[
     """
     busiest_s, before = 0.0, None
     wires_s: dict[PortName, float] = {}
+    use_of = cache(partial(nic_use, coeffs))
     for (site, following), edge in zip(pairwise(sites), edges, strict=True):
         if edge == NO_EDGE:
             continue
         for name, use_s in shared_wires_s(coeffs, site, following).items():
             wires_s[name] = wires_s.get(name, 0.0) + use_s
-        after = nic_use(coeffs, site, following)
+        after = use_of(site, following)
         if before is not None and before.name == after.name:
             busiest_s = max(busiest_s, before.use_s + after.use_s)
-        before = nic_use(coeffs, following, site)
+        before = use_of(following, site)
     return max([busiest_s, *wires_s.values()])
 
 

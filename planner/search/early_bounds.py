@@ -50,6 +50,7 @@ class EarlyBounds:
         self._job, self._fleet, self._num_layers = problem.job, problem.fleet, problem.job.model.num_layers
         self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
         self._more_recompute = cache(self._read_more_recompute)
+        self._crossing_sync_s = cache(self._read_crossing_sync_s)
 
     def fits(self, candidate: Candidate) -> bool:
         """Return True if the class with the largest memory might hold a stage's layers."""
@@ -126,6 +127,9 @@ class EarlyBounds:
 
     def crossing_sync_s(self, candidate: Candidate) -> float:
         """Lower bound on the exchange of one layer's parameters between replicas in several classes, in seconds."""
+        return self._crossing_sync_s(candidate.tp, candidate.dp)
+
+    def _read_crossing_sync_s(self, tp: int, dp: int) -> float:
         classes = self._fleet.classes
         shared, fabric = (
             max((rate for each in classes if (rate := getattr(each.hardware, name)) is not None), default=None)
@@ -138,12 +142,12 @@ class EarlyBounds:
             return 0.0
         ring = 1 / fastest
         for count in range(2, len(names) + 1):
-            if self._job.is_launched and candidate.dp % count == 0 and shared and fabric:
-                across, inside = two_levels(candidate.dp, count)
+            if self._job.is_launched and dp % count == 0 and shared and fabric:
+                across, inside = two_levels(dp, count)
                 ring = min(ring, max(across / shared, inside / fabric))
-        travels = sum(engine_of(self._job).travels_bytes(candidate.execution(self._job).value_bytes))
-        size = candidate.tp * layer_parameters(self._job.model, candidate.tp) * travels
-        return shard_exchange_bytes(size, candidate.dp) * float(ring)
+        travels = sum(engine_of(self._job).travels_bytes(self._job.value_bytes))
+        size = tp * layer_parameters(self._job.model, tp) * travels
+        return shard_exchange_bytes(size, dp) * float(ring)
 
     def _at_pace_s(
         self, candidate: Candidate, pace_s: float, speeds: CandidateSpeeds, mean: float | None = None
