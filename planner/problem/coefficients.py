@@ -327,7 +327,8 @@ def joined_s(coeffs: Coefficients, classes: Iterable[int], fabric: Sequence[floa
     `fabric` and `shared` are seconds by class.
     """
     classes = tuple(classes)
-    return max((fabric if are_alike(coeffs, classes) else shared)[c] for c in classes)
+    seconds = fabric if are_alike(coeffs, classes) else shared
+    return max([seconds[c] for c in classes])
 
 
 def are_alike(coeffs: Coefficients, classes: Iterable[int]) -> bool:

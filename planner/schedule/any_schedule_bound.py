@@ -39,23 +39,23 @@ ONE_STAGE_A_RANK = (None, "1f1b", "gpipe", "eager")  # schedules, or none fixed,
 
 
 class CumulativeSpeeds(NamedTuple):
-    """By class, fastest first: seconds of a layer, and group slots of it and all before; the least seconds of a head,
-    the least share of a layer's seconds that its forward takes. No class without a group slot."""
+    """By class, fastest first: seconds of a layer; group slots of it and all before, and their layers a second; the
+    least seconds of a head, the least share of a layer's seconds that its forward takes. No class without a group slot.
+    """
 
     layer_s: tuple[float, ...]
     ends: tuple[int, ...]
+    rates: tuple[float, ...]
     head_s: float
     forward_share: float
 
     def rate(self, number: int) -> float:
         """Return the layers a second of so many group slots, the fastest."""
-        found, before = 0.0, 0
-        for layer_s, end in zip(self.layer_s, self.ends, strict=True):
-            if number <= end:
-                return found + (number - before) / layer_s
-            found += (end - before) / layer_s
-            before = end
-        return found
+        at = bisect_left(self.ends, number)
+        if at == len(self.ends):
+            return self.rates[-1]
+        before, rate = (self.ends[at - 1], self.rates[at - 1]) if at else (0, 0.0)
+        return rate + (number - before) / self.layer_s[at]
 
     def slowest_s(self, number: int) -> float:
         """Return the seconds of a layer on the slowest of so many group slots, the fastest."""
@@ -197,4 +197,6 @@ class AnyScheduleBounds:
         forward_shares = [layer.forward_s / layer.both_s for layer, _ in seconds if layer.both_s]
         layers_s, numbers = zip(*classes, strict=True)
         least_head_s = min(head.both_s for _, head in seconds)
-        return CumulativeSpeeds(layers_s, tuple(accumulate(numbers)), least_head_s, min(forward_shares, default=0.0))
+        rates = accumulate(count / layer_s if layer_s else inf for layer_s, count in classes)
+        least_share = min(forward_shares, default=0.0)
+        return CumulativeSpeeds(layers_s, tuple(accumulate(numbers)), tuple(rates), least_head_s, least_share)

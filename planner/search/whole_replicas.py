@@ -67,8 +67,10 @@ def _place_over(
     coeffs: Coefficients, classes: Sequence[int], fixed_layers: tuple[int, ...] | None
 ) -> PricedPlacement | None:
     counts = _count_replicas(coeffs, classes)
+    if counts is None:
+        return None
     layers = fixed_layers or _cut(coeffs, classes)
-    if counts is None or layers is None or not _fits(coeffs, classes, layers):
+    if layers is None or not _fits(coeffs, classes, layers):
         return None
     lanes = {c: _lane(coeffs, c, counts[c], layers) for c in classes}
     shares = _share_microbatches(coeffs, lanes, counts)
