@@ -44,11 +44,11 @@ test-all: $(READY)
 	$(BIN)/python -m pytest -q $(PARALLEL) --timeout=1800 --hypothesis-profile=full $(OPTIONS) \
 		-m 'not cluster and not process and not torch and not cuda_build'
 
-# The probe's parsers on every recording, cut at every byte and mutated; the audit on planted faults; the solvers against
-# brute force on every seed; the tests on drawn examples, with all of them. A test may take half an hour, as CI runs these
-# by what others leave of the processors.
+# The probe's parsers on recordings cut and mutated; the audit on planted faults; the solvers against brute force; the
+# tests on drawn examples, with all of them. A test may take half an hour, as CI runs these by what others leave of the
+# processors.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q --timeout=1800 --hypothesis-profile=full $(OPTIONS) -m 'slow or hypothesis'
+	$(BIN)/python -m pytest -q --timeout=1800 --hypothesis-profile=full $(OPTIONS) -m '(slow or hypothesis) and not exhaustive'
 
 # Commands as processes, on processes of this machine: the sessions of README and docs, the demo, detached runs.
 test-process: $(READY)

@@ -39,6 +39,7 @@ os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".pytest_cache
 # The layers that a run may be of alone, each with the words one of which is in every file with a test of it.
 LAYERS: dict[str, tuple[str, ...]] = {layer: (f"mark.{layer}",) for layer in ("process", "torch", "slow", "cuda_build")}
 LAYERS["slow"] += ("tests.seeds",)
+LAYERS["(slow or hypothesis) and not exhaustive"] = (*LAYERS["slow"], "hypothesis")
 LAYERS["cluster"] = ("mark.cluster", "NEEDS_BED")
 
 

@@ -1,20 +1,32 @@
-"""Seeds of drawn cases: a few for the default layer, the others for the slow one."""
+"""Seeds of drawn cases: a few for the default layer, some for the slow one, all for `make test-all`."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+SOME = 1 / 4  # of the seeds beyond the few, so that CI ends in time
+
 
 def seeds(number: int, few: int) -> list[Any]:
-    """Return the seeds below `number` as parameters; those from `few` on are slow."""
-    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= few)) for seed in range(number)]
+    """Return the seeds below `number` as parameters: a few, some slow ones, all others exhaustive."""
+    return [pytest.param(seed, marks=_marks(seed, number, few)) for seed in range(number)]
 
 
 def seed_ranges(number: int, few: int) -> list[Any]:
-    """Return the same seeds as two ranges, the second one slow."""
-    return [
-        pytest.param(range(few), id=f"0-{few}"),
-        pytest.param(range(few, number), id=f"{few}-{number}", marks=pytest.mark.slow),
-    ]
+    """Return the same seeds as a range for each layer."""
+    ends = (0, few, _end_of_some(number, few), number)
+    found = [range(start, end) for start, end in pairwise(ends) if start < end]
+    return [pytest.param(each, id=f"{each.start}-{each.stop}", marks=_marks(each.start, number, few)) for each in found]
+
+
+def _end_of_some(number: int, few: int) -> int:
+    return few + round((number - few) * SOME)
+
+
+def _marks(seed: int, number: int, few: int) -> list[pytest.MarkDecorator]:
+    if seed < few:
+        return []
+    return [pytest.mark.slow if seed < _end_of_some(number, few) else pytest.mark.exhaustive]

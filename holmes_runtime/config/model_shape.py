@@ -9,7 +9,6 @@ shards matrices, and biases of their columns, are split; norms, and biases of th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Literal
 
 from holmes_runtime.config.checks import check
@@ -121,27 +120,27 @@ class ModelShape(SharedSettings):
             head_dim=None if self.query_size == self.hidden_size else self.head_dim,
         )
 
-    @cached_property
+    @property
     def kv_heads(self) -> int:
         """Key and value heads: as many as query heads unless given."""
         return self.num_kv_heads or self.num_heads
 
-    @cached_property
+    @property
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.head_dim or self.hidden_size // self.num_heads
 
-    @cached_property
+    @property
     def query_size(self) -> int:
         """Width of the queries of all heads."""
         return self.head_size * self.num_heads
 
-    @cached_property
+    @property
     def kv_size(self) -> int:
         """Width of the keys, and of the values, of all their heads."""
         return self.head_size * self.kv_heads
 
-    @cached_property
+    @property
     def ffn_size(self) -> int:
         """Width of the feed-forward network: 4 h unless given."""
         return self.ffn_hidden_size or 4 * self.hidden_size

@@ -162,6 +162,7 @@ def _check(event: str, name: str | bytes, case: dict[str, Any], touched: list[st
 
 def _main() -> None:
     os.environ.update(COLUMNS="100", NO_COLOR="1")
+    sys.dont_write_bytecode = True  # it is no command that writes it
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     from holmes_cli.app import main

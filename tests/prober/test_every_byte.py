@@ -1,6 +1,6 @@
 """Every recording cut at every byte: what is read of the rest was in the whole, and nothing else.
 
-The default tests cut at some bytes of each output; `pytest -m slow tests/prober` cuts at all of them.
+The default tests cut at some bytes of each output, the slow ones at every fifth, the exhaustive ones at all.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def test_what_is_left_of_a_cut_output_was_in_the_whole(output: Recorded) -> None
     check(output, step=max(1, len(output.text) // SOME_CUTS))
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step", [pytest.param(5, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_what_is_left_of_an_output_cut_at_any_byte_was_in_the_whole(output: Recorded) -> None:
-    check(output, step=1)
+def test_what_is_left_of_an_output_cut_at_any_byte_was_in_the_whole(output: Recorded, step: int) -> None:
+    check(output, step)

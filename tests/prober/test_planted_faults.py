@@ -1,7 +1,7 @@
 """The audit of fleets with one fault each: it is named, of the right host, and nothing is said of the others.
 
-The default tests plant a dozen faults in small fleets, `pytest -m slow tests/prober/test_planted_faults.py` 200 among
-64 hosts, and each kind once.
+The default tests plant a dozen faults in small fleets, the slow ones each kind once, the exhaustive ones 200 among 64
+hosts.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_there_are_many_kinds_of_faults_and_each_fits_a_fleet() -> None:
     assert all(any(fits(kind, Fleet(kinds, SMALL)) for kinds in FLEETS.values()) for kind in FAULTS)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FLEETS)
 def test_nothing_is_said_of_a_sound_fleet_of_64(name: str) -> None:
     fleet = Fleet(FLEETS[name], WHOLE)
@@ -135,6 +135,6 @@ def test_every_kind_of_fault_is_named_in_every_fleet(kind: str) -> None:
     assert [line for each in said for line in each.unexplained] == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_200_planted_faults_among_64_hosts_are_named() -> None:
     assert_told([planted(seed, WHOLE) for seed in range(SEEDS)])
