@@ -11,7 +11,7 @@ from tests.planner.kept_plans import cases, plan_line, read_lines
 CASES = dict(cases())
 LINES = read_lines()
 # Of all kinds of fleets and jobs some; a commit that plans otherwise changes most of them.
-BRIEF = list(CASES)[::3]
+BRIEF = list(CASES)[::6]
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="sum() rounds floats otherwise from Python 3.12 on")

@@ -77,6 +77,7 @@ def test_a_cautious_job_names_a_wire_that_varies_even_if_the_plan_does_not_use_i
     assert said.startswith("Wire varies (a - b: ")
 
 
+@pytest.mark.slow
 def test_advice_on_codecs_stays_cautious() -> None:
     gains = [
         {gain.codec: gain.step_s for gain in advise(inventory, plan_for(inventory, job), {}).codecs}
@@ -95,6 +96,7 @@ def test_the_network_that_varies_most_is_named_and_the_others_counted() -> None:
     assert said.startswith("Wire varies (a - b: minimum 20 Mbit/s, median 200 Mbit/s; and 1 more): ")
 
 
+@pytest.mark.slow
 def test_clusters_that_no_test_measured_count_the_least_sample_of_others_where_the_job_is_cautious() -> None:
     three = varying(cpu_inventory([2, 2, 1], fabric_gbps=100, shared_gbps=1))
     for cautious, rate in ((False, MEDIAN), (True, SLOWEST)):

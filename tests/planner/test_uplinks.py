@@ -49,6 +49,7 @@ UPLINKS = with_uplinks(SITES, 0.25)  # three sites of two hosts with NICs of 1 G
 BEST_S = 12.4  # over two sites, by an enumeration on a fluid simulation
 
 
+@pytest.mark.slow
 def test_a_plan_over_uplinks_takes_what_a_fluid_simulation_says_and_two_sites_are_the_best() -> None:
     plan = plan_for(UPLINKS, wire_job())
     fluid_s = FluidRun(UPLINKS, plan).step_s()
@@ -57,6 +58,7 @@ def test_a_plan_over_uplinks_takes_what_a_fluid_simulation_says_and_two_sites_ar
     assert len({rank.cluster for rank in plan.ranks}) == 2
 
 
+@pytest.mark.slow
 def test_a_pipeline_over_all_three_sites_shares_the_uplink_of_the_middle_one() -> None:
     plan = plan_for(UPLINKS, wire_job(pp=6, dp=1))
     assert plan.prediction.step_s == pytest.approx(FluidRun(UPLINKS, plan).step_s(), rel=0.01)

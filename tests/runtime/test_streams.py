@@ -6,9 +6,9 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -16,17 +16,14 @@ from holmes_runtime.comm.group_opening import BACKEND, GlooInterface, register_b
 from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
 from holmes_runtime.comm.streams import MIN_PART, start_receive, start_send
 
-LIMIT_S = 60
+LIMIT_S = 300
 EDGES = 16
 SIZES = (1, 2 * MIN_PART - 1, 2 * MIN_PART, 5 * MIN_PART + 3)
 
 
-def _rank(rank: int, streams: int, folder: Path) -> None:
-    """Exchanges messages of all sizes with the other rank, and adds gradients up with it."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    register_backend()
-    options = GlooInterface("edge", "lo", streams)
+def _exchange(rank: int, streams: int) -> None:
+    """Exchange messages of all sizes with the other rank, and add gradients up with it."""
+    options = GlooInterface(f"edge over {streams}", "lo", streams)
     group = dist.new_group([0, 1], backend=BACKEND, pg_options=options, timeout=timedelta(seconds=LIMIT_S))
     for size in SIZES:
         received = torch.zeros(size)
@@ -42,15 +39,10 @@ def _rank(rank: int, streams: int, folder: Path) -> None:
     gathered = torch.zeros_like(flat)
     gathered.view(2, -1)[rank] = part
     torch.testing.assert_close(start_all_gather(gathered, group)(), 2 * flat)
-    (folder / f"done-{rank}").touch()
 
 
-def _rank_that_hears_first(rank: int, folder: Path) -> None:
+def _hear_first(rank: int) -> None:
     """Of each edge both ends post what they will receive, on a group each, and then send, as a pipeline's do."""
-    torch.set_num_threads(1)
-    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    register_backend()
     for edge in range(EDGES):
         groups = [
             dist.new_group([0, 1], backend=BACKEND, pg_options=GlooInterface(f"{edge}.{end}", "lo", 1))
@@ -61,29 +53,37 @@ def _rank_that_hears_first(rank: int, folder: Path) -> None:
         for transfer in transfers:
             transfer.wait()
         torch.testing.assert_close(received, sent)
-    (folder / f"done-{rank}").touch()
 
 
-@pytest.mark.parametrize("streams", [1, 3])
-def test_messages_arrive_whole_over_any_number_of_connections(streams: int, tmp_path: Path) -> None:
-    _run(_rank, (streams,), tmp_path)
+CASES: dict[str, Callable[[int], None]] = {
+    "one connection": partial(_exchange, streams=1),
+    "three connections": partial(_exchange, streams=3),
+    "both ends hear first": _hear_first,
+}
 
 
-def test_ends_that_both_hear_before_they_speak_need_no_other_to_connect(tmp_path: Path) -> None:
-    """Which end waits for the other depends on port numbers, so several edges are tried."""
-    _run(_rank_that_hears_first, (), tmp_path)
+def _rank(rank: int, folder: Path) -> None:
+    """Run all cases, each of which leaves a file when it is done."""
+    torch.set_num_threads(1)
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    register_backend()
+    for name, case in CASES.items():
+        case(rank)
+        (folder / f"{name}, rank {rank}").touch()
 
 
-def _run(target: Callable[..., None], arguments: tuple[int, ...], folder: Path) -> None:
-    """Run `target` as two ranks. Each leaves a file when it is done.
+def test_messages_arrive_whole_and_ends_that_both_hear_before_they_speak_connect(tmp_path: Path) -> None:
+    """Two ranks start anew: a fork of a test process, whose threads may hold torch's locks, hung twice in ten runs.
 
-    They start anew: a fork of a test process, whose other threads may hold torch's locks then, hung twice in ten runs.
+    Which end waits for the other depends on port numbers, so several edges are tried.
     """
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=target, args=(rank, *arguments, folder)) for rank in (0, 1)]
+    ranks = [context.Process(target=_rank, args=(rank, tmp_path)) for rank in (0, 1)]
     for each in ranks:
         each.start()
     for each in ranks:
         each.join(LIMIT_S)
         each.kill()
-    assert {path.name for path in folder.glob("done-*")} == {"done-0", "done-1"}
+    done = {path.name for path in tmp_path.iterdir()} - {"store"}
+    assert done == {f"{name}, rank {rank}" for name in CASES for rank in (0, 1)}
