@@ -6,6 +6,9 @@ READY := $(VENV)/.ready
 LOCK := requirements-dev.lock
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Bytecode, also of rewritten assertions, is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 OPTIONS :=  # more options for pytest
 PARALLEL := -n auto --dist worksteal
 # For layers whose tests mostly wait, and share what a file has started.

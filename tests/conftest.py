@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -41,12 +42,18 @@ LAYERS: dict[str, tuple[str, ...]] = {layer: (f"mark.{layer}",) for layer in ("p
 LAYERS["slow"] += ("tests.seeds",)
 LAYERS["(slow or hypothesis) and not exhaustive"] = (*LAYERS["slow"], "hypothesis")
 LAYERS["cluster"] = ("mark.cluster", "NEEDS_BED")
+ALL_OF_A_LAYER = re.compile(
+    r"^pytestmark = .*(NEEDS_BED|mark\.(process|torch|cluster|slow|exhaustive|cuda_build))", re.M
+)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the files without a test of the layer that runs: to import all costs most of a minute."""
-    words = LAYERS.get(config.option.markexpr)
-    if words is None or not collection_path.name.startswith("test_"):
+    expression: str = config.option.markexpr
+    if not collection_path.name.startswith("test_"):
         return None
     text = collection_path.read_text(encoding="utf-8")
-    return None if any(word in text for word in words) else True
+    if expression in LAYERS:
+        return None if any(word in text for word in LAYERS[expression]) else True
+    is_default = expression in config.getini("addopts")
+    return True if is_default and ALL_OF_A_LAYER.search(text) else None

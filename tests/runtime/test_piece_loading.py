@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,16 +64,17 @@ def test_a_program_in_the_pickle_of_a_peer_is_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
+    "make",
     [
-        bytearray(200),
-        saved(torch.zeros(2, 2)),
-        saved(VALUES)[:-40],
-        archive(**{"data.pkl": b""}),
-        archive(**{STORAGE[1:]: bytes(1 << 28)}),
+        lambda: bytearray(200),
+        lambda: saved(torch.zeros(2, 2)),
+        lambda: saved(VALUES)[:-40],
+        lambda: archive(**{"data.pkl": b""}),
+        lambda: archive(**{STORAGE[1:]: bytes(1 << 28)}),
     ],
     ids=["zeros", "other size", "cut", "no numbers", "bomb"],
 )
-def test_what_is_no_tensor_of_that_size_is_damaged(data: bytearray) -> None:
+def test_what_is_no_tensor_of_that_size_is_damaged(make: Callable[[], bytearray]) -> None:
+    data = make()
     with pytest.raises(DamagedPiece, match=r"__0_0\.distcp: no tensor at byte 0"):
         values_of(data, box_of(data))
