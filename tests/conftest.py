@@ -42,9 +42,7 @@ LAYERS: dict[str, tuple[str, ...]] = {layer: (f"mark.{layer}",) for layer in ("p
 LAYERS["slow"] += ("tests.seeds",)
 LAYERS["(slow or hypothesis) and not exhaustive"] = (*LAYERS["slow"], "hypothesis")
 LAYERS["cluster"] = ("mark.cluster", "NEEDS_BED")
-ALL_OF_A_LAYER = re.compile(
-    r"^pytestmark = .*(NEEDS_BED|mark\.(process|torch|cluster|slow|exhaustive|cuda_build))", re.M
-)
+OTHER_LAYER = re.compile(r"^pytestmark = .*(NEEDS_BED|mark\.(process|torch|cluster|slow|exhaustive|cuda_build))", re.M)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -56,4 +54,4 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if expression in LAYERS:
         return None if any(word in text for word in LAYERS[expression]) else True
     is_default = expression in config.getini("addopts")
-    return True if is_default and ALL_OF_A_LAYER.search(text) else None
+    return True if is_default and OTHER_LAYER.search(text) else None
