@@ -42,7 +42,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -q $(PARALLEL) -o faulthandler_timeout=660 $(OPTIONS)
 
-# The same tests and those of test-slow, each at full size.
+# The same tests, those of test-slow and the exhaustive ones, each at full size.
 test-all: $(READY)
 	$(BIN)/python -m pytest -q $(PARALLEL) --timeout=1800 --hypothesis-profile=full $(OPTIONS) \
 		-m 'not cluster and not process and not torch and not cuda_build'

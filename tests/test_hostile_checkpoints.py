@@ -11,16 +11,21 @@ import pytest
 
 from tests.test_layers import ROOT
 
-CASES = 240
 
-
-@pytest.mark.process
 @pytest.mark.parametrize("mode", ["commands", "resume"])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(60), marks=pytest.mark.process),
+        pytest.param(range(60, 240), marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
+)
 def test_hostile_folders_end_in_a_sentence_within_time_and_memory_and_write_nothing_elsewhere(
-    tmp_path: Path, mode: str
+    tmp_path: Path, mode: str, seeds: range
 ) -> None:
-    words = [sys.executable, "-m", "tests.hostile_checkpoints", mode, str(tmp_path), "0", str(CASES)]
+    words = [sys.executable, "-m", "tests.hostile_checkpoints", mode, str(tmp_path), str(seeds.start), str(len(seeds))]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
 
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert lines == [{"cases": CASES}], done.stderr[-2000:]
+    assert lines == [{"cases": len(seeds)}], done.stderr[-2000:]

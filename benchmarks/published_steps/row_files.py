@@ -60,11 +60,11 @@ SITES = {
     "V8": EOS,
     "V9": EOS,
     "V10": Site("megatron-deepspeed", "NVIDIA A100-SXM4-80GB", 8, A100_BYTES, 50e9),  # four Omni-Path ports
-    "V11": replace(EOS, engine="holmes"),
-    "V12": replace(SELENE, engine="holmes"),
-    "V13": replace(SELENE_2020, engine="holmes"),
-    "V14": Site("holmes", "NVIDIA H100 96GB HBM2e", 8, 96 * 10**9, 400e9),
-    "V15": replace(SELENE, engine="holmes"),
+    "V11": replace(EOS, engine="fsdp"),
+    "V12": replace(SELENE, engine="fsdp"),
+    "V13": replace(SELENE_2020, engine="fsdp"),
+    "V14": Site("fsdp", "NVIDIA H100 96GB HBM2e", 8, 96 * 10**9, 400e9),
+    "V15": replace(SELENE, engine="fsdp"),
     "V16": ALPS,
 }
 

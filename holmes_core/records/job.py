@@ -29,7 +29,9 @@ from holmes_runtime.config.schedule import ScheduleName
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 BYTES_VOCABULARY = 4096
 """The largest vocabulary of bytes with some extra tokens; published tokenizers have several times as many."""
-EngineName = Literal["holmes", "megatron-2020", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
+EngineName = Literal[
+    "holmes", "fsdp", "megatron-2020", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"
+]
 
 
 class Parallel(Record):
@@ -166,6 +168,11 @@ class Job(FileRecord):
         return self.engine == "holmes"
 
     @property
+    def zero(self) -> Zero | None:
+        """The stage of ZeRO that job.yaml fixes, or its engine; None: the planner chooses."""
+        return 3 if self.engine == "fsdp" else self.parallel.zero
+
+    @property
     def value_type(self) -> Precision:
         """The precision of weights, activations and messages between stages."""
         return self.precision or ("bf16" if self.device == "cuda" else "fp32")
@@ -277,7 +284,7 @@ class Job(FileRecord):
         if batch < samples:
             raise ValueError(f"global_batch_size {batch} is less than dp x micro_batch_size = {samples}")
         interleaved = fixed.schedule == "interleaved" or (fixed.chunks or 1) > 1
-        for alike, name in ((fixed.zero == 3, "zero 3"), (interleaved, "schedule interleaved")):
+        for alike, name in ((self.zero == 3, "zero 3"), (interleaved, "schedule interleaved")):
             if alike and batch % samples:
                 raise ValueError(
                     f"global_batch_size {batch} is not a multiple of dp x micro_batch_size = {samples}, and under "

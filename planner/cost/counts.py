@@ -60,6 +60,7 @@ class Execution:
     fused_operators: bool = True
     activation_factor: float = 1.0
     sum_bytes: int = GRADIENT_BYTES
+    keeps_rounded: bool = True
     keeps_reduced: bool = True
     slowdown: float = 1.0
 
@@ -87,6 +88,7 @@ def make_execution(
         outer_bytes=outer_bytes(job.islands) if job.islands is not None else 0,
         activation_factor=engine.activation_factor,
         sum_bytes=engine.reduced_bytes,
+        keeps_rounded=engine.keeps_rounded,
         keeps_reduced=engine.keeps_reduced,
         slowdown=1 + engine.growth * log2(tp * pp * dp),
     )
@@ -180,12 +182,14 @@ def state_bytes(parameters: int, execution: Execution) -> int:
     the sums are the reduced gradients. Masters and moments may be in host memory instead. Source: Rajbhandari et al.,
     ZeRO, 2020, stages 1 and 3; holmes_runtime.parallel.zero1 and zero3.
     """
-    sharded = MOMENT_BYTES + (MASTER_BYTES if execution.value_bytes < 4 else 0)
+    has_masters = execution.value_bytes < MASTER_BYTES
+    sharded = MOMENT_BYTES + MASTER_BYTES * has_masters
     if execution.optimizer_offload:
         sharded = 0
     if execution.keeps_reduced and execution.dp > execution.weight_shards:
         sharded += 2 * GRADIENT_BYTES
-    kept = -(-parameters * (execution.value_bytes + execution.sum_bytes) // execution.weight_shards)
+    weight_bytes = execution.value_bytes if execution.keeps_rounded or not has_masters else 0
+    kept = -(-parameters * (weight_bytes + execution.sum_bytes) // execution.weight_shards)
     return kept + -(-parameters * sharded // execution.dp)
 
 

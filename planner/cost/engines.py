@@ -24,7 +24,8 @@ class Engine:
 
     sequence_parallel: tensor shards split sequences as well, with selective recomputation alone, or never.
     fused_attention: no scores are kept. chunked_loss: no fp32 copy of all logits. shards_states: optimizer states over
-    replicas, which each update a part. keeps_reduced: a rank keeps its part of the reduced gradients apart from the
+    replicas, which each update a part. shards_weights: it has ZeRO-3. keeps_rounded: weights in the job's precision
+    stand next to fp32 masters. keeps_reduced: a rank keeps its part of the reduced gradients apart from the
     sums. reduced_bytes, gathered_bytes: a parameter's, as its gradient is summed and reduced, and its weight gathered;
     None: as many as the weight has. gathers_first: under the first forward, else gradients are all-reduced.
     overlaps_exchange: bucket by bucket under the last backward, else after all of it.
@@ -36,14 +37,16 @@ class Engine:
     reserve_bytes and memory_margin: kept free on a GPU; None: as memory_margin.py has it. activation_factor: its
     activations over the runtime's.
 
-    schedules: those it has. Only the runtime lets replicas run unequal micro-batches, has ZeRO-3 and states in host
-    memory, and adds gradients up inside clusters first.
+    schedules: those it has. Only the runtime lets replicas run unequal micro-batches, has states in host memory, and
+    adds gradients up inside clusters first.
     """
 
     sequence_parallel: Literal["always", "selective", "never"] = "always"
     fused_attention: bool = True
     chunked_loss: bool = True
     shards_states: bool = True
+    shards_weights: bool = False
+    keeps_rounded: bool = True
     keeps_reduced: bool = True
     reduced_bytes: int = 4
     gathered_bytes: int | None = None
@@ -84,7 +87,9 @@ MEGATRON_2021 = Engine(
     schedules=MEGATRON_SCHEDULES,
 )
 ENGINES: dict[EngineName, Engine] = {
-    "holmes": Engine(),
+    "holmes": Engine(shards_weights=True),
+    # torch's FSDP, as llm-foundry and torchtitan run it: the fp32 weights that are sharded are the masters.
+    "fsdp": Engine(shards_weights=True, keeps_rounded=False, schedules=MEGATRON_SCHEDULES),
     # As it was in 2020, with torch's data parallel wrapper: gradients in 16 bits, bucket by bucket under the backward.
     "megatron-2020": replace(MEGATRON_2021, reduced_bytes=2, gathered_bytes=2, overlaps_exchange=True),
     "megatron-2021": MEGATRON_2021,

@@ -70,7 +70,7 @@ def check_degrees(plan: Plan) -> list[str]:
 
 
 def _zero_faults(plan: Plan) -> list[str]:
-    fixed, faults = plan.job.parallel.zero, []
+    fixed, faults = plan.job.zero, []
     if fixed == 1 < plan.zero or (fixed == 3 > plan.zero and plan.dp > 1):
         faults.append(f"zero is {plan.zero}, the job fixes {fixed}")
     if plan.zero == 3 and plan.schedule == "zero-bubble":

@@ -116,18 +116,18 @@ def check_job(job: Job) -> None:
 
 def _check_zero(job: Job) -> None:
     fixed = job.parallel
-    if job.model.tied_embeddings and fixed.zero == 3:
+    if job.model.tied_embeddings and job.zero == 3:
         raise HolmesError(
             "job: parallel.zero 3 with model.tied_embeddings: the table is used twice in a micro-batch, and would be "
             "let go after the first",
             "set parallel.zero to 1 or leave it out",
         )
-    if fixed.schedule == "zero-bubble" and fixed.zero == 3:
+    if fixed.schedule == "zero-bubble" and job.zero == 3:
         raise HolmesError(
             "job: parallel.schedule zero-bubble with parallel.zero 3: the weights are not there for half a backward",
             "set parallel.zero to 1, or choose another schedule",
         )
-    if fixed.zero == 3 and fixed.optimizer_offload:
+    if job.zero == 3 and fixed.optimizer_offload:
         raise HolmesError(
             "job: parallel.optimizer_offload with parallel.zero 3: its weights are made from masters on the device",
             "set parallel.zero to 1, or leave optimizer_offload out",
@@ -158,8 +158,10 @@ def _check_engine(job: Job) -> None:
             f"job: parallel.schedule is {fixed.schedule}, which engine {job.engine} does not have",
             f"set it to {', '.join(schedules[:-1])} or {schedules[-1]}, or leave it out",
         )
-    if fixed.zero == 3 or fixed.optimizer_offload:
-        what = "zero 3" if fixed.zero == 3 else "optimizer_offload"
+    if job.zero == 3 and fixed.zero == 1:
+        raise HolmesError(f"job: parallel.zero 1 with engine {job.engine}, which shards weights", "leave zero out")
+    if fixed.optimizer_offload or (job.zero == 3 and not engine_of(job).shards_weights):
+        what = "optimizer_offload" if fixed.optimizer_offload else "zero 3"
         raise HolmesError(
             f"job: parallel.{what} with engine {job.engine}: how it does that is not known",
             f"leave {what} out, or engine",
@@ -201,7 +203,7 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     found = tuple(
         Candidate(
             *(tp, pp, dp, micro_batch_size, recompute, fill),
-            weight_shards=dp if job.parallel.zero == 3 else 1,
+            weight_shards=dp if job.zero == 3 else 1,
             optimizer_offload=job.parallel.optimizer_offload or False,
         )
         for tp, rooms in classes.items()
@@ -247,16 +249,16 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
     not split, tables not tied, and states not in host memory.
     """
     shards, rest = divmod(candidate.dp, num_clusters)
-    fixed = job.parallel
-    cannot = fixed.zero == 1 or fixed.schedule == "zero-bubble" or job.model.tied_embeddings or not job.is_launched
-    if cannot or candidate.optimizer_offload or rest or shards == 1 or not candidate.divides(job.global_batch_size):
+    cannot = job.zero == 1 or job.parallel.schedule == "zero-bubble" or job.model.tied_embeddings
+    cannot = cannot or not engine_of(job).shards_weights or candidate.optimizer_offload
+    if cannot or rest or shards == 1 or not candidate.divides(job.global_batch_size):
         return None
     return replace(candidate, fill="1f1b", weight_shards=shards)
 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The candidates with optimizer states in host memory, which makes room at a price; none where job.yaml decides."""
-    if job.parallel.optimizer_offload is not None or job.parallel.zero == 3 or not job.is_launched:
+    if job.parallel.optimizer_offload is not None or job.zero == 3 or not job.is_launched:
         return ()
     return tuple(replace(candidate, optimizer_offload=True) for candidate in candidates)
 

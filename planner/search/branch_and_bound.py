@@ -78,7 +78,7 @@ def search(
     """
     state, candidates = SearchState(problem, time_limit_s), enumerate_candidates(problem.job, problem.fleet)
     ranked = _explore_all(state, candidates, progress)
-    may_shard = problem.job.parallel.zero is None
+    may_shard = problem.job.zero is None
     misfits = [each for each in dict.fromkeys(state.misfits) if may_shard and each.fill == "1f1b"]
     sharded = _explore_sharded(state, misfits)
     if state.incumbent is None:
@@ -213,7 +213,7 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
     if branch.refinements[0] is not early_bound or branch.form != "blocks":
         return
     job, candidate = state.problem.job, branch.candidate
-    if candidate.weight_shards > 1 and job.parallel.zero != 3:
+    if candidate.weight_shards > 1 and job.zero != 3:
         return  # `_sharded_branches` yields all there are
     more = state.early.more_recompute(candidate)
     if more is not None and (first := _first_branch(state, more)) is not None:

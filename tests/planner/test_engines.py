@@ -16,6 +16,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_runtime.config.model_shape import stage_parameters
 from launcher.prepare.prepare import run_config_of
+from planner.cost.counts import state_bytes
 from planner.cost.engines import ENGINES
 from planner.problem.candidates import Candidate
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_anew, plan_for
@@ -109,6 +110,18 @@ def test_fixing_pp_never_betters_an_engine_s_plan(
 def test_what_an_engine_does_not_have_is_refused(changed: dict[str, Any], what: str) -> None:
     with pytest.raises(HolmesError, match=what):
         plan_for(gpu_inventory([1]), gpt_7b(engine="megatron-2021", **changed))
+
+
+def test_fsdp_shards_weights_always_and_keeps_no_rounded_copy() -> None:
+    plan = plan_for(gpu_inventory([2]), gpt_7b(engine="fsdp", global_batch_size=192))
+    assert (plan.zero, plan.job.parallel.zero) == (3, None)
+    with pytest.raises(HolmesError, match="zero 1 with engine fsdp, which shards weights"):
+        plan_for(gpu_inventory([2]), gpt_7b(engine="fsdp", parallel={"zero": 1}))
+    states = [
+        state_bytes(100, Candidate(1, 1, 8, 1, "none", weight_shards=8).execution(gpt_7b(engine=engine, **changed)))
+        for engine, changed in (("fsdp", {}), ("fsdp", {"precision": "fp32"}), ("holmes", {}))
+    ]
+    assert states == [2 * 100, 2 * 100, pytest.approx(18 / 8 * 100, abs=1)]
 
 
 def test_other_engines_are_known_on_gpus_alone() -> None:
