@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 HostErrorKind = Literal[
-    "unreachable", "key unknown", "key changed", "refused login", "refused session", "timed out", "too much", "files"
+    "unreachable",
+    "key unknown",
+    "key changed",
+    "refused login",
+    "refused session",
+    "no answer",
+    "timed out",
+    "too much",
+    "files",
 ]
 
 ANSWER_IS_NO = 1

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from holmes_core.errors import HostError
+from holmes_core.errors import HolmesError, HostError
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile, StatedTrunk
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.remote.connect import connect
+from holmes_core.remote.transport import Completed, last_lines
 from prober.asking.commands import cut, script
 from prober.asking.recording import (
     HostNotes,
@@ -42,7 +43,7 @@ from prober.findings.value_findings import value_findings
 from prober.rails.choose_rails import with_rails
 from prober.rails.stated_rails import stated_rail_findings
 from prober.read_host import commands, read_host
-from prober.rules.reported_rules import RULE_OF_ERROR
+from prober.rules.reported_rules import NO_ANSWER, RULE_OF_ERROR, UNREACHABLE
 
 HOST_TIMEOUT_S = 60.0
 MAX_AT_ONCE = 256  # most of them wait for the second reading of the NIC counters
@@ -116,9 +117,12 @@ class ReadHost:
 def read_recording(name: str, recording: HostRecording) -> ReadHost:
     """One host with its rails, from its recording alone."""
     notes = recording.notes
-    if notes.failure is not None:
+    failure = notes.failure
+    if failure is None and not recording.outputs:
+        failure = NO_ANSWER.finding((name,), "its recording holds no output")
+    if failure is not None:
         unread = Host(name=name, access=notes.access, reachable=False, hints=notes.hints)
-        return ReadHost(unread, (notes.failure,), notes.cluster)
+        return ReadHost(unread, (failure,), notes.cluster)
     host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
     found = (*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs))
     return ReadHost(host, (*found, *stated_rail_findings(host, notes.rails)), notes.cluster)
@@ -170,23 +174,37 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
     )
     try:
         outputs, asked_at, answered_at = _ask(entry.name, access)
-    except HostError as error:
-        failure = Finding(
-            rule=RULE_OF_ERROR[error.kind],
-            severity="F",
-            hosts=(entry.name,),
-            evidence=error.evidence,
-            effect="nothing is known of this host; the plan leaves it out",
-            remedy=error.hint,
-        )
-        return HostRecording((), notes.model_copy(update={"failure": failure}))
+    except Exception as error:  # one host never costs the others
+        return HostRecording((), notes.model_copy(update={"failure": _failure(entry.name, error)}))
     clock = parse_clock(outputs)
     if clock is not None:
         began, ended = clock
-        round_trip_s = max(0.0, (answered_at - asked_at) - (ended - began))
-        skew_s = began - (asked_at + round_trip_s / 2)
-        notes = notes.model_copy(update={"round_trip_s": round(round_trip_s, 4), "clock_skew_s": round(skew_s, 4)})
+        waited_s = max(0.0, (answered_at - asked_at) - (ended - began))
+        skew_s = _least_skew_s(began - asked_at, ended - answered_at)
+        notes = notes.model_copy(update={"round_trip_s": round(waited_s, 4), "clock_skew_s": round(skew_s, 4)})
     return HostRecording(outputs, notes)
+
+
+def _failure(name: str, error: Exception) -> Finding:
+    """Return the finding on a host that could not be asked."""
+    if isinstance(error, HostError):
+        rule, evidence, remedy = RULE_OF_ERROR[error.kind], error.evidence, error.hint
+    elif isinstance(error, HolmesError):
+        rule, evidence, remedy = UNREACHABLE.id, error.what, error.hint
+    else:
+        rule, remedy = NO_ANSWER.id, NO_ANSWER.remedy
+        evidence = f"asking it ended with {type(error).__name__}: {error}"
+    unread = NO_ANSWER.finding((name,), evidence, remedy)
+    return unread.model_copy(update={"rule": rule})
+
+
+def _least_skew_s(after_asking_s: float, after_answer_s: float) -> float:
+    """Return the smallest skew that explains when a host's clock was read.
+
+    On the host's clock the script began `after_asking_s` after the question and ended `after_answer_s`, usually less
+    than 0, after its answer was here. A login shell may take seconds to start it, so neither is the skew itself.
+    """
+    return max(after_answer_s, min(0.0, after_asking_s))
 
 
 def _ask(name: str, access: Access) -> tuple[tuple[Recorded, ...], float, float]:
@@ -201,4 +219,14 @@ def _ask(name: str, access: Access) -> tuple[tuple[Recorded, ...], float, float]
         answered_at = time.time()
     finally:
         connection.close()
-    return cut(answer.stdout.decode(errors="replace"), token), asked_at, answered_at
+    said = "; ".join(last_lines(answer.stderr, 2))
+    outputs = cut(answer.stdout.decode(errors="replace"), token, said)
+    if not outputs:
+        raise _no_answer(name, answer)
+    return outputs, asked_at, answered_at
+
+
+def _no_answer(name: str, answer: Completed) -> HostError:
+    words = "; ".join(last_lines(answer.stderr, 2) or last_lines(answer.stdout, 2)) or "without a word"
+    what = f"its shell ended with status {answer.exit_code} and ran nothing that was asked: {words}"
+    return HostError(name, "no answer", what, NO_ANSWER.remedy)

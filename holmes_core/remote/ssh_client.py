@@ -55,8 +55,7 @@ class SshConnection(Connection):
 
         try:
             channel.settimeout(timeout_s)
-            channel.sendall(stdin)
-            channel.shutdown_write()
+            _feed(channel, stdin)
             stdout = read_answer(self._host, read)
             if not channel.status_event.wait(max(0.01, deadline - time.monotonic())):
                 raise TimeoutError
@@ -82,6 +81,17 @@ class SshConnection(Connection):
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise explain_session(self._host, error) from None
         return channel
+
+
+def _feed(channel: paramiko.Channel, data: bytes) -> None:
+    """Write all of a command's input and close it; a command that ended early has not read it."""
+    try:
+        channel.sendall(data)
+        channel.shutdown_write()
+    except TimeoutError:
+        raise
+    except (OSError, EOFError):
+        return  # its status and its last words say why
 
 
 class _SshStream(Stream):

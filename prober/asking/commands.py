@@ -11,6 +11,7 @@ from prober.asking.recording import CUT_OFF, Recorded
 
 TOOL_LIMIT_S = 20
 PIECE_BYTES = 65536
+_FOLDERS = "/usr/sbin:/sbin:/usr/local/sbin:/opt/amazon/efa/bin:/opt/rocm/bin:/usr/bin:/bin"  # searched last
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,18 @@ def script(commands: Iterable[Command], token: str) -> str:
 
     `token` is fresh for every probe, so that no output can look like a marker. The output leaves in large pieces:
     each small one would be an SSH packet, and checking packets is most of the asking side's work for a host.
+    Its first line is empty, for a login script that reads one.
     """
     parts = [
-        "{ export LC_ALL=C PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin:/opt/amazon/efa/bin:/opt/rocm/bin",
+        f"\nexport LC_ALL=C PATH=$PATH:{_FOLDERS}",
+        "{ echo",
         f"limit=; command -v timeout >/dev/null 2>&1 && limit='timeout -k 2 {TOOL_LIMIT_S}'",
         'has() { [ -e "$1" ]; }',
         "began=$(date +%s) uid=$(id -u)",
     ]
     for command in commands:
         parts.append(_guarded(command, _marked(command, token)))
+    parts.append(f"echo '{token} done'")
     parts.append(f"}} | {{ dd obs={PIECE_BYTES} 2>/dev/null || cat; }}")
     return "\n".join(parts) + "\n"
 
@@ -83,13 +87,19 @@ def _guarded(command: Command, text: str) -> str:
     return f"if {command.when}; then\n{text}\nfi" if command.when else text
 
 
-def cut(answer: str, token: str) -> tuple[Recorded, ...]:
-    """The outputs in order of asking. One whose end is missing keeps what came, with exit code CUT_OFF."""
+def cut(answer: str, token: str, said: str = "") -> tuple[Recorded, ...]:
+    """Return the outputs in order of asking. One whose end is missing keeps what came, with exit code CUT_OFF.
+
+    Where the script did not come to its end, the last output is the shell's own, with its last words `said`.
+    """
     outputs = []
-    for block in answer.split(f"{token} begin ")[1:]:
+    _, *blocks = re.split(rf"^{token} begin ", answer, flags=re.MULTILINE)
+    for block in blocks:
         command, _, rest = block.partition("\n")
-        text, _, code = rest.partition(f"{token} end ")
+        text, _, code = rest.partition(f"\n{token} end ")
         code = code.partition("\n")[0]
-        ended = code.isdecimal()
-        outputs.append(Recorded(command, text.removesuffix("\n") if ended else text, int(code) if ended else CUT_OFF))
+        outputs.append(Recorded(command, text, int(code) if code.isdecimal() else CUT_OFF))
+    ended = re.search(rf"^{token} done$", answer, flags=re.MULTILINE)
+    if outputs and outputs[-1].exit_code != CUT_OFF and not ended:
+        outputs.append(Recorded("sh -s", said, CUT_OFF))
     return tuple(outputs)

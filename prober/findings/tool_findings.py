@@ -37,7 +37,7 @@ _READ = frozenset(
         ),
         *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
         *("amd-smi", "fi_info", "npu-smi", "opainfo", "rocm-smi", "sminfo"),
-        *("systemctl", "tail", "test", "ulimit", "uname"),
+        *("sh", "systemctl", "tail", "test", "ulimit", "uname"),
     )
 )
 _RDMA_TOOLS = ("ibstat", "ibstatus", "ibv_devinfo", "rdma", "ibdev2netdev", "show_gids")
@@ -139,7 +139,7 @@ def _nobodys_port(output: Recorded, before: str, blocks: Sequence[str]) -> bool:
 
 def _fault(output: Recorded) -> tuple[RuleText, str] | None:
     if output.exit_code == CUT_OFF:
-        return TRUNCATED, "its answer was cut off"
+        return TRUNCATED, f"its answer was cut off: {_last_line(output)}"
     if output.exit_code in (TIMED_OUT, 137) and output.tool in _READ:
         return TRUNCATED, "it did not end in time"
     if _NO_DEVICE.search(output.text):

@@ -85,7 +85,7 @@ def _time_skew(host: Host) -> Evidence:
 
 def _slow_ssh(host: Host) -> Evidence:
     if host.round_trip_s is not None and host.round_trip_s > SLOW_SSH_S:
-        yield f"connecting took {host.round_trip_s:.1f} s"
+        yield f"the login shell took {host.round_trip_s:.1f} s before and after what was asked"
 
 
 def _name_is_loopback(host: Host) -> Evidence:
@@ -217,10 +217,10 @@ HOST_RULES = (
     Rule(
         "PROBE-SLOW-SSH",
         "W",
-        "connecting by SSH takes more than 2 s",
+        "starting a shell on the host takes more than 2 s",
         "every command waits for it",
-        "`UseDNS no` and `GSSAPIAuthentication no` in sshd_config; look at the host's name resolution",
-        "sshd_config(5)",
+        "look at what the shell reads at its start (`bash -xc true`): modules, conda, a slow network file system",
+        "bash(1), INVOCATION; sshd(8), LOGIN PROCESS",
         _slow_ssh,
     ),
     Rule(

@@ -41,6 +41,15 @@ NO_LOGIN = RuleText(
     "`ssh-copy-id` the key there, load it into an agent, or name `user:` and `identity_file:` in hosts.yaml",
     "ssh(1), ssh-copy-id(1), sshd_config(5)",
 )
+NO_ANSWER = RuleText(
+    "HOST-NO-ANSWER",
+    "F",
+    "the host let the probe in, and ran nothing that it asks",
+    _LEFT_OUT,
+    "log in there and run `sh`: look at the account's shell and the files it reads at its start, for a full disk or "
+    "quota, and for a container that has ended",
+    "sshd(8), LOGIN PROCESS; nologin(8)",
+)
 
 TOOL_MISSING = RuleText(
     "PROBE-TOOL-MISSING",
@@ -159,7 +168,7 @@ PORT_CLOSED = RuleText(
 )
 
 TEXTS = (
-    *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN),
+    *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN, NO_ANSWER),
     *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED),
     *(TRUNK_UNKNOWN, TRUNK_LOW, TUNNEL_NOT_MEASURED, TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),
 )
@@ -170,6 +179,7 @@ RULE_OF_ERROR: Mapping[HostErrorKind, str] = {
     "key changed": KEY_CHANGED.id,
     "refused login": NO_LOGIN.id,
     "refused session": TOOL_FAILED.id,
+    "no answer": NO_ANSWER.id,
     "timed out": TRUNCATED.id,
     "too much": TRUNCATED.id,
 }

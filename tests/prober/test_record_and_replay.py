@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.hosts_file import HostsFile
 from holmes_core.records.access import Access
-from prober.asking.recording import HostNotes, HostRecording, Recorded, read_recorded_hosts, write_recording
-from prober.probe import probe, replay
+from prober.asking.commands import cut
+from prober.asking.recording import CUT_OFF, HostNotes, HostRecording, Recorded, read_recorded_hosts, write_recording
+from prober.probe import inventory_of, probe, replay
 
 
 def silent(_host: str, _state: str) -> None:
@@ -23,6 +25,46 @@ def test_replay_gives_the_inventory_of_the_live_run_byte_for_byte(tmp_path: Path
     hosts = HostsFile.model_validate({"transport": "local", "hosts": ["b", "a"], "speeds_gbps": {"lo": 3}})
     live = probe(hosts, silent, record=tmp_path / "recording")
     assert replay(tmp_path / "recording").to_json() == live.to_json()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'This account is currently not available.'; exit 1", "status 1 .*: This account is currently not"),
+        ("echo hello; echo 'exec: zsh: not found' >&2; exit 127", "status 127 .*: exec: zsh: not found$"),
+        ("cat >/dev/null", "status 0 .*: without a word$"),
+        ("cat", "status 0 "),  # an echo of the question is no answer
+    ],
+)
+def test_a_host_that_ran_nothing_is_an_error_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    (tmp_path / "sh").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "sh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    hosts = HostsFile.model_validate({"transport": "local", "hosts": ["a"]})
+    inventory = probe(hosts, silent, record=tmp_path / "recording")
+    (finding,) = (each for each in inventory.findings if each.hosts == ("a",))
+    assert (finding.rule, finding.severity, inventory.host("a").reachable) == ("HOST-NO-ANSWER", "F", False)
+    assert re.search(words, finding.evidence)
+    assert replay(tmp_path / "recording").to_json() == inventory.to_json()
+
+
+def test_an_answer_that_breaks_off_between_two_commands_is_reported_with_the_last_words() -> None:
+    answer = "@@t begin id -u\n0\n\n@@t end 0\n"
+    outputs = cut(answer, "@@t", "Killed")
+    assert outputs == (Recorded("id -u", "0\n", 0), Recorded("sh -s", "Killed", CUT_OFF))
+    assert cut(f"{answer}@@t done\n", "@@t") == outputs[:1]
+    (finding,) = inventory_of({"a": HostRecording(outputs)}).findings
+    assert (finding.rule, finding.evidence) == ("PROBE-TRUNCATED", "sh: its answer was cut off: Killed")
+
+
+def test_a_recording_without_an_output_is_no_answer(tmp_path: Path) -> None:
+    write_recording(tmp_path, "a", (), HostNotes())
+    write_recording(tmp_path, "b", (Recorded("id -u", "0\n", 0),), HostNotes())
+    inventory = replay(tmp_path)
+    assert [host.reachable for host in inventory.hosts] == [False, True]
+    assert [(finding.rule, finding.hosts) for finding in inventory.findings] == [("HOST-NO-ANSWER", ("a",))]
 
 
 def test_outputs_come_back_as_they_were(tmp_path: Path) -> None:
