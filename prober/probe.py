@@ -32,6 +32,7 @@ from prober.asking.recording import (
 )
 from prober.fabrics.clusters import find_clusters, find_shared_network, place_hosts
 from prober.fabrics.nvlink_domains import domain_findings, find_nvlink_domains
+from prober.fabrics.own_bridges import with_own_bridges
 from prober.fabrics.placing import Placing
 from prober.fabrics.settle import RdmaVerdict
 from prober.facts.machine.limits import parse_clock
@@ -138,7 +139,7 @@ def inventory_of_read(
 
     `trials` settle what facts leave open of the clusters.
     """
-    hosts = tuple(each.host for each in read)
+    hosts = with_own_bridges([each.host for each in read])
     clusters, cluster_findings = find_clusters(hosts, _pins(read), trials)
     shared = find_shared_network(hosts)
     trunks, trunk_findings = find_stated_trunks(stated, clusters)

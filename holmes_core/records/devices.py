@@ -152,6 +152,7 @@ class Netdev(Record):
     speed_bytes_per_s: float | None
     ipv6_addresses: tuple[str, ...] = ()  # with prefix length
     kind: NetdevKind | None = None
+    isolated: bool = False  # its network is inside the machine, as other machines have one with the same address
     parent: str | None = None  # the netdev that a VLAN or macvlan is made on
     master: str | None = None  # the bond, bridge or VRF it is part of
     driver: str | None = None

@@ -14,6 +14,7 @@ from holmes_core.records.inventory import Cluster, FabricKind, Finding, Host, Ne
 from holmes_core.units import bytes_per_s_from_gbps
 from prober.fabrics.fabric import VIRTUAL_NAMES, Fabric, carries_traffic, fabric_of
 from prober.fabrics.fabric_findings import fabric_findings, pin_findings
+from prober.fabrics.own_bridges import is_cut_off
 from prober.fabrics.placing import Groups, Placing, place
 from prober.fabrics.rails_apart import rails_apart
 from prober.fabrics.settle import RdmaVerdict, settle
@@ -61,7 +62,7 @@ def find_clusters(
     clusters = tuple(_clusters(settled.groups, reachable, placing.fabrics))
     findings = (
         *pin_findings(placing),
-        *fabric_findings(placing, settled.answered),
+        *fabric_findings(placing, settled.answered | {host.name for host in hosts if is_cut_off(host)}),
         *settled_findings(settled),
     )
     return clusters, findings
@@ -94,8 +95,9 @@ def _clusters(groups: Groups, hosts: Mapping[str, Host], fabrics: Mapping[str, F
 def find_shared_network(hosts: Sequence[Host]) -> Network | None:
     """The IPv4 network on which every reachable host has an address; the fastest if there are several.
 
-    Where masks differ, it is the narrowest, and every address is in it: each host sees every other on its wire.
-    Without one: the networks of the default routes, taken as routed to each other. None if a host has no default route.
+    Of equally fast ones it is that of the interfaces that the hosts list first. Where masks differ, it is the
+    narrowest, and every address is in it: each host sees every other on its wire. Without one: the networks of the
+    default routes, taken as routed to each other. None if a host has no default route.
     """
     reachable = [host for host in hosts if host.reachable]
     local = any(host.access.transport == "local" for host in reachable)
@@ -112,12 +114,18 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
         if len(ports) == len(reachable) and (local or _all_differ(ports.values()))
     }
     if common:
-        subnet = max(common, key=lambda subnet: (_slowest(common[subnet]), subnet))
+        places = {host.name: [netdev.name for netdev in host.netdevs] for host in reachable}
+
+        def rank(subnet: str) -> tuple[float, int, str]:
+            listed = sum(places[port.host].index(str(port.netdev)) for port in common[subnet])
+            return _slowest(common[subnet]), -listed, subnet
+
+        subnet = max(common, key=rank)
         return Network(name="shared", kind=kind, subnet=subnet, ports=common[subnet])
     routed = [
         (host, netdev) for host in reachable for netdev in host.netdevs if netdev.name == host.default_route_netdev
     ]
-    if reachable and len(routed) == len(reachable) and all(netdev.addresses for _, netdev in routed):
+    if reachable and len(routed) == len(reachable) and all(carries_traffic(netdev) for _, netdev in routed):
         ports = tuple(_port(host.name, netdev, None) for host, netdev in routed)
         return Network(name="shared", kind="Ethernet", subnet=None, ports=ports)
     return None

@@ -136,8 +136,10 @@ def _efa(host: Host, rails: tuple[Nic, ...]) -> Fabric:
 
 
 def carries_traffic(netdev: Netdev) -> bool:
-    """It is up and has an IPv4 address, and is no container's and not the loopback."""
-    return bool(netdev.up) and bool(netdev.addresses) and not netdev.name.startswith((*VIRTUAL_NAMES, "lo"))
+    """It is up and has an IPv4 address, and is no container's, not the loopback and not inside the machine alone."""
+    return bool(netdev.up and netdev.addresses and not netdev.isolated) and not netdev.name.startswith(
+        (*VIRTUAL_NAMES, "lo")
+    )
 
 
 def _prefixes(host: Host, netdevs: Iterable[Netdev]) -> frozenset[str]:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from holmes_core.errors import HolmesError
-from prober.fabrics import fabric_findings, nvlink_domains, settled_findings
+from prober.fabrics import fabric_findings, nvlink_domains, own_bridges, settled_findings
 from prober.findings import hint_findings
 from prober.findings.audit import HOST_RULES, PEER_RULES
 from prober.rails import stated_rails
@@ -23,6 +23,7 @@ def _by_id() -> Mapping[str, tuple[RuleText, ...]]:
         *HOST_RULES,
         *PEER_RULES,
         *network_rules.TEXTS,
+        *own_bridges.TEXTS,
         *reported_rules.TEXTS,
         *nvlink_domains.TEXTS,
         *hint_findings.TEXTS,

@@ -10,6 +10,7 @@ from holmes_core.records.inventory import Cluster, Finding, Host, Network
 from holmes_core.units import format_rate
 from prober.fabrics.clusters import VIRTUAL_NAMES, fabric_of
 from prober.fabrics.collisions import addresses_given_twice
+from prober.fabrics.own_bridges import is_cut_off, own_bridge_findings
 from prober.fabrics.same_fabric import overlap
 from prober.rails.choose_rails import rails_of
 from prober.rails.port_networks import netdevs_of, parsed
@@ -57,12 +58,19 @@ def network_findings(hosts: Sequence[Host], clusters: Sequence[Cluster], shared:
     """Findings about what joins the clusters."""
     reachable = [host for host in hosts if host.reachable]
     findings = []
-    addresses_known = all(any(netdev.addresses for netdev in host.netdevs) for host in reachable)
-    if shared is None and len(clusters) > 1 and addresses_known:
+    cut_off = any(is_cut_off(host) for host in reachable)
+    known = all(any(netdev.addresses for netdev in host.netdevs) and _routes_known(host) for host in reachable)
+    if shared is None and len(clusters) > 1 and known and not cut_off:
         findings.append(_no_shared_network(reachable))
+    findings += own_bridge_findings(reachable)
     if shared is not None:
         findings += _interface_names_differ(shared)
     return findings + _subnet_conflicts(clusters, shared) + _covered_by_containers(reachable, shared)
+
+
+def _routes_known(host: Host) -> bool:
+    """A host with an address has a route at least to its own network."""
+    return bool(host.routes) or host.default_route_netdev is not None
 
 
 def _no_shared_network(hosts: Sequence[Host]) -> Finding:

@@ -157,7 +157,13 @@ def test_default_routes_serve_where_no_network_is_common() -> None:
 
 
 def test_clusters_that_cannot_reach_each_other_are_reported() -> None:
-    hosts = [host("a", netdev("eth0", "10.1.0.1/24")), host("b", netdev("eth0", "10.2.0.1/24"))]
+    own = [(Route(prefix=f"10.{number}.0.0/24", netdev="eth0"),) for number in (1, 2)]
+    hosts = [
+        host(name, netdev("eth0", f"10.{number}.0.1/24"), routes=own[number - 1])
+        for name, number in (("a", 1), ("b", 2))
+    ]
     clusters, _ = find_clusters(hosts, {})
     findings = audit(hosts, clusters, find_shared_network(hosts))
     assert [(finding.rule, finding.severity) for finding in findings] == [("NET-NO-SHARED-SUBNET", "F")]
+    routes_not_recorded = [hosts[0], hosts[1].model_copy(update={"routes": ()})]
+    assert audit(routes_not_recorded, clusters, None) == ()
