@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +16,12 @@ from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import Completed, last_lines
-from prober.asking.commands import cut, script
+from prober.asking.answers import read_hosts
+from prober.asking.commands import cut, fresh_token, script
 from prober.asking.recording import (
     HostNotes,
     HostRecording,
     Recorded,
-    read_recorded_hosts,
     read_security,
     read_stated_trunks,
     refuse_used_folder,
@@ -89,9 +88,15 @@ def probe(
     return inventory_of_read(read, *stated, trials) if trials else inventory
 
 
+def script_to_run() -> str:
+    """Return a shell script that asks all that `probe` asks, for hosts that Holmes cannot reach; see `replay`."""
+    about = "# Made by `holmes probe --script`. It only reads, and needs no root: `sh probe.sh > HOST.txt`."
+    return f"#!/bin/sh\n{about}\n{script(commands(Access()), fresh_token())}"
+
+
 def replay(folder: Path) -> Inventory:
-    """The Inventory of the recording in `folder`. Raises HolmesError naming file and key."""
-    return inventory_of(read_recorded_hosts(folder), read_stated_trunks(folder), read_security(folder))
+    """The Inventory of the recording or answers in `folder`. Raises HolmesError naming file and key."""
+    return inventory_of(read_hosts(folder), read_stated_trunks(folder), read_security(folder))
 
 
 def inventory_of(
@@ -210,7 +215,7 @@ def _least_skew_s(after_asking_s: float, after_answer_s: float) -> float:
 
 def _ask(name: str, access: Access) -> tuple[tuple[Recorded, ...], float, float]:
     """All outputs of one host, in one round trip, and when it was asked and answered; nothing is written there."""
-    token = f"@@{secrets.token_hex(8)}"
+    token = fresh_token()
     text = script(commands(access), token)
     with _connecting:
         connection = connect(name, access)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -32,8 +31,7 @@ from prober.findings.audit import refuses
 from prober.findings.catalogue import explain
 from prober.kept_links import WithKept, with_kept_links
 from prober.links.link_estimate import estimate_s
-from prober.probe import replay
-from prober.rule_text import RuleText
+from prober.probe import replay, script_to_run
 
 
 def probe_command(
@@ -59,8 +57,11 @@ def probe_command(
     ] = False,
     record: Annotated[Path | None, typer.Option("--record", help="Keep every raw output in this folder.")] = None,
     replay_folder: Annotated[
-        Path | None, typer.Option("--replay", help="Read the outputs in this folder instead of asking hosts.")
+        Path | None, typer.Option("--replay", help="Read the recording, or the script's answers, in this folder.")
     ] = None,
+    script: Annotated[
+        bool, typer.Option("--script", help="Print a shell script whose answers --replay reads; ask no host.")
+    ] = False,
     diff: Annotated[Path | None, typer.Option("--diff", help="Show what changed since this inventory.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with a picture.")] = None,
     rule: Annotated[
@@ -68,8 +69,8 @@ def probe_command(
     ] = None,
 ) -> None:
     """Ask every host for its GPUs and NICs, find the clusters, and report faults."""
-    if rule is not None:
-        show_rule(_explained(rule, hosts))
+    if rule is not None or script:
+        _print_without_hosts(rule, hosts)
         return
     older = read_file(Inventory, diff) if diff else None
     if replay_folder:
@@ -100,10 +101,15 @@ def probe_command(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-def _explained(rule: str, hosts: str | None) -> Sequence[RuleText]:
+def _print_without_hosts(rule: str | None, hosts: str | None) -> None:
+    """Print a rule, or else the script that others run."""
     if hosts is not None:
-        raise HolmesError("--explain asks no host", "leave the hosts out, or leave out `--explain`")
-    return explain(rule)
+        option = "--script" if rule is None else "--explain"
+        raise HolmesError(f"{option} asks no host", f"leave the hosts out, or leave out `{option}`")
+    if rule is None:
+        out.file.write(script_to_run())
+    else:
+        show_rule(explain(rule))
 
 
 def _replayed(folder: Path, hosts: str | None, links: bool) -> Inventory:

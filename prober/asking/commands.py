@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ class Command:
     limited: bool = False
     after_s: int | None = None
     shown: str | None = None
+
+
+def fresh_token() -> str:
+    """Return the first word of a script's markers, as no output has it."""
+    return f"@@{secrets.token_hex(8)}"
 
 
 def in_root(command: str) -> str:

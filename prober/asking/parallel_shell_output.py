@@ -17,21 +17,30 @@ Block = tuple[tuple[str, ...], str]
 
 def labels(text: str) -> tuple[str, ...]:
     """The hosts whose output it is, each once, in order; none unless all of it says whose it is."""
-    return tuple(dict.fromkeys(host for hosts, _ in _blocks(text) for host in hosts))
+    return tuple(by_host(text))
 
 
 def lines_of(text: str, host: str) -> str:
     """Return the output of that host, with its label before each line."""
-    own = "".join(block for hosts, block in _blocks(text) if host in hosts)
+    own = by_host(text).get(host, "")
     return "".join(f"{host}: {line}" for line in own.splitlines(keepends=True))
+
+
+def by_host(text: str) -> dict[str, str]:
+    """Return the output of each host, without labels."""
+    found: dict[str, list[str]] = {}
+    for hosts, block in _blocks(text):
+        for host in hosts:
+            found.setdefault(host, []).append(block)
+    return {host: "".join(blocks) for host, blocks in found.items()}
 
 
 def without_labels(text: str) -> str:
     """Return the output of one host without labels, or nothing for several hosts, which must not mix."""
-    found = labels(text)
+    found = by_host(text)
     if not found:
         return text
-    return "" if len(found) > 1 else "".join(block for _, block in _blocks(text))
+    return "" if len(found) > 1 else next(iter(found.values()))
 
 
 def _blocks(text: str) -> list[Block]:

@@ -17,12 +17,13 @@ Bounds = Mapping[str, tuple[float, float]]
 TOP_GBPS = 3200.0  # four times the fastest port there is, InfiniBand XDR
 TOP_BYTES_PER_S = bytes_per_s_from_gbps(TOP_GBPS)
 
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)  # of an RDMA device: IB_DEVICE_NAME_MAX
+_NETDEV_NAME = re.compile(r"[\w.-]{1,15}", re.ASCII)  # IFNAMSIZ of linux/if.h, less the end of a string
 
 
-def is_name(text: str) -> bool:
-    """Return True if a device or an interface can have this name: one word of letters, digits, `_`, `.` and `-`."""
-    return bool(_NAME.fullmatch(text))
+def is_name(text: str, of_netdev: bool = False) -> bool:
+    """Return True if a device or a netdev can have this name: one word of letters, digits, `_`, `.` and `-`."""
+    return bool((_NETDEV_NAME if of_netdev else _NAME).fullmatch(text))
 
 
 def possible(source: str, subject: str, facts: T, bounds: Bounds) -> tuple[T, list[ImpossibleValue]]:
@@ -45,7 +46,7 @@ def named(source: str, what: str, facts: Iterable[T], name: str) -> tuple[list[T
     known, found = [], []
     for each in facts:
         text = getattr(each, name)
-        if is_name(text):
+        if is_name(text, of_netdev=what == "netdev"):
             known.append(each)
         else:
             found.append(impossible_name(source, what, text))

@@ -466,3 +466,13 @@ def test_a_link_that_lost_its_name_leads_nowhere() -> None:
         " -> ../../devices/pci0000:c0/0000:c3:00.0/net/eth1\nlrwxrwxrwx 1 root root 0 eth0 -> ../../virtual/net/eth0\n"
     )
     assert [netdev.name for netdev in read(("ls -l /sys/class/net", links)).netdevs] == ["eth0"]
+
+
+def test_a_name_that_no_interface_can_have_is_refused() -> None:
+    names = {
+        name: [netdev.name for netdev in read(("ip link show", f"2: {name}: <UP> mtu 1500\n")).netdevs]
+        for name in ("enp1s0f0np0v123", "enp1s0f0np0v1234")
+    }
+    assert names == {"enp1s0f0np0v123": ["enp1s0f0np0v123"], "enp1s0f0np0v1234": []}
+    host = read(("rdma link", LINK.replace("eth2", "a" * 16)))
+    assert ([nic.netdev for nic in host.nics], len(host.impossible)) == ([None], 1)

@@ -128,7 +128,7 @@ def gid(index: int, text: str, version: str | None, netdev: str | None) -> Gid |
         gid=address.exploded,
         type=_gid_type(version),
         ipv4=str(mapped) if mapped else None,
-        netdev=netdev if netdev and is_name(netdev) else None,
+        netdev=netdev if netdev and is_name(netdev, of_netdev=True) else None,
     )
 
 

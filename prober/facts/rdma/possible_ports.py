@@ -46,7 +46,7 @@ def possible_ports(
 def _possible_port(source: str, port: PortFacts) -> tuple[PortFacts, list[ImpossibleValue]]:
     subject = f"{port.device}:{port.port}"
     clean, found = possible(source, subject, port, _OMNI_PATH_BOUNDS if is_omni_path(port) else _BOUNDS)
-    if clean.netdev is not None and not is_name(clean.netdev):
+    if clean.netdev is not None and not is_name(clean.netdev, of_netdev=True):
         found = [*found, impossible_name(source, f"netdev of {subject}", clean.netdev)]
         clean = replace(clean, netdev=None)
     return clean, found

@@ -1,0 +1,53 @@
+"""Answers of `holmes probe --script` that a user brings as files, one for each host or one of a parallel shell."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.regular_file import read_regular
+from holmes_core.remote.transport import MAX_ANSWER_BYTES
+from prober.asking.commands import cut
+from prober.asking.parallel_shell_output import by_host
+from prober.asking.recording import HostRecording, read_recorded_hosts
+
+TOKEN = "@@[0-9a-f]{16}"
+_BEGIN = re.compile(rf"^({TOKEN}) begin ", re.MULTILINE)
+_LABELLED = re.compile(rf"^[\w.-]+: {TOKEN} begin ", re.MULTILINE | re.ASCII)
+
+
+def read_hosts(folder: Path) -> dict[str, HostRecording]:
+    """Return every host of a recording, or of a folder with an answer in HOST.txt for each.
+
+    Raises:
+        HolmesError: It names the file and key that cannot be read.
+    """
+    if not folder.is_dir() or any(folder.glob("*/recording.json")):
+        return read_recorded_hosts(folder)
+    found: dict[str, HostRecording] = {}
+    for file in sorted(folder.glob("*.txt")):
+        found.update(_read_answers(file))
+    return found or read_recorded_hosts(folder)
+
+
+def _read_answers(file: Path) -> dict[str, HostRecording]:
+    """Return the hosts of one file: those that a parallel shell named, else the one that the file is named after."""
+    try:
+        text = read_regular(file, MAX_ANSWER_BYTES, file.parent).decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        raise HolmesError(f"{file}: cannot be read: {error.strerror}", "check the file") from None
+    text = text.replace("\r\n", "\n")
+    answers = by_host(text) if _LABELLED.search(text) else {file.stem: text}
+    return {name: _read_answer(file, answer) for name, answer in answers.items()}
+
+
+def _read_answer(file: Path, text: str) -> HostRecording:
+    """Return the outputs in one answer; none where the script did not run."""
+    begin = _BEGIN.search(text)
+    if begin is None:
+        return HostRecording(())
+    token = begin.group(1)
+    if len(re.findall(rf"^{token} done$", text, flags=re.MULTILINE)) > 1:
+        raise HolmesError(f"{file}: holds the answers of several runs of the script", "keep one answer in each file")
+    return HostRecording(cut(text, token))
