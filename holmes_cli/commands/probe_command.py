@@ -26,6 +26,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.parse_record import parse
 from holmes_core.records.record_file import read_file, read_signed, signed_parts, write_atomically
 from holmes_core.units import format_duration
+from prober.anonymize import anonymize
 from prober.differences import changes
 from prober.findings.audit import refuses
 from prober.findings.catalogue import explain
@@ -59,6 +60,10 @@ def probe_command(
     replay_folder: Annotated[
         Path | None, typer.Option("--replay", help="Read the recording, or the script's answers, in this folder.")
     ] = None,
+    anonymized: Annotated[
+        Path | None,
+        typer.Option("--anonymize", help="Copy what --replay reads to this folder, without names and addresses."),
+    ] = None,
     script: Annotated[
         bool, typer.Option("--script", help="Print a shell script whose answers --replay reads; ask no host.")
     ] = False,
@@ -69,8 +74,8 @@ def probe_command(
     ] = None,
 ) -> None:
     """Ask every host for its GPUs and NICs, find the clusters, and report faults."""
-    if rule is not None or script:
-        _print_without_hosts(rule, hosts)
+    if rule is not None or script or anonymized is not None:
+        _without_inventory(rule, anonymized, replay_folder, hosts)
         return
     older = read_file(Inventory, diff) if diff else None
     if replay_folder:
@@ -101,15 +106,21 @@ def probe_command(
         raise typer.Exit(ANSWER_IS_NO)
 
 
-def _print_without_hosts(rule: str | None, hosts: str | None) -> None:
-    """Print a rule, or else the script that others run."""
+def _without_inventory(rule: str | None, anonymized: Path | None, folder: Path | None, hosts: str | None) -> None:
+    """Print a rule, copy a recording, or else print the script that others run."""
+    option = "--explain" if rule is not None else "--anonymize" if anonymized is not None else "--script"
     if hosts is not None:
-        option = "--script" if rule is None else "--explain"
         raise HolmesError(f"{option} asks no host", f"leave the hosts out, or leave out `{option}`")
-    if rule is None:
-        out.file.write(script_to_run())
-    else:
+    if rule is not None:
         show_rule(explain(rule))
+    elif anonymized is None:
+        out.file.write(script_to_run())
+    elif folder is None:
+        raise HolmesError("--anonymize copies a recording", "name it: `--replay DIR`, from `holmes probe --record DIR`")
+    else:
+        anonymize(folder, anonymized)
+        said = f"{anonymized}: without names and addresses; read it before you share it"
+        out.print(said, markup=False, soft_wrap=True)
 
 
 def _replayed(folder: Path, hosts: str | None, links: bool) -> Inventory:

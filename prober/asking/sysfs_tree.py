@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from prober.asking.recording import LINK_LAYER_ENDS, Recorded
 
-_GREP_LINE = re.compile(
+GREP_LINE = re.compile(
     r"^(/(?:sys|proc|etc|root|home)/[^:]*?(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7][^:]*)?):(.*)$"
 )
 _WHOLE_VALUE_ENDS = (")", "ACTIVE", "DOWN", "LinkUp", "Polling", "Disabled", *LINK_LAYER_ENDS)
@@ -56,7 +56,7 @@ def read_tree(outputs: Iterable[Recorded]) -> Tree:
 def _read_grep(tree: Tree, output: Recorded) -> None:
     found: dict[str, list[str]] = {}
     for line in output.lines_ending(*_WHOLE_VALUE_ENDS):
-        match = _GREP_LINE.match(line)
+        match = GREP_LINE.match(line)
         if match and not match.group(2).startswith(" No such file"):
             found.setdefault(match.group(1), []).append(match.group(2))
     tree.values.update(found)

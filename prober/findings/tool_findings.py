@@ -19,7 +19,7 @@ from prober.rules.reported_rules import (
     TRUNCATED,
 )
 
-_READ = frozenset(
+READ_TOOLS = frozenset(
     (
         *("cat", "date", "dcb", "df", "dmesg", "env", "ethtool", "find", "getent", "grep", "head", "hostname"),
         *(
@@ -69,7 +69,7 @@ def _missing(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
 
 
 def _unread(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
-    foreign = sorted({output.tool for output in outputs if output.tool not in _READ and not output.asks_python})
+    foreign = sorted({output.tool for output in outputs if output.tool not in READ_TOOLS and not output.asks_python})
     if foreign:
         yield TOOL_UNREAD.finding((name,), f"outputs of {', '.join(foreign)} are not read")
 
@@ -78,7 +78,7 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
     refusals: dict[str, str] = {}
     for output in outputs:
         refused = next((line.strip() for line in output.lines if _REFUSED.search(line)), None)
-        if refused is not None and output.tool in _READ:
+        if refused is not None and output.tool in READ_TOOLS:
             refusals.setdefault(output.tool, refused[:100])
     if refusals:
         said = "; ".join(f"{tool}: {line}" for tool, line in sorted(refusals.items()))
@@ -140,7 +140,7 @@ def _nobodys_port(output: Recorded, before: str, blocks: Sequence[str]) -> bool:
 def _fault(output: Recorded) -> tuple[RuleText, str] | None:
     if output.exit_code == CUT_OFF:
         return TRUNCATED, f"its answer was cut off: {_last_line(output)}"
-    if output.exit_code in (TIMED_OUT, 137) and output.tool in _READ:
+    if output.exit_code in (TIMED_OUT, 137) and output.tool in READ_TOOLS:
         return TRUNCATED, "it did not end in time"
     if _NO_DEVICE.search(output.text):
         return None
