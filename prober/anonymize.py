@@ -52,6 +52,8 @@ def anonymize(folder: Path, to: Path) -> None:
 
 def anonymous_hosts(recorded: Mapping[str, HostRecording], anonymous: AnonymousText) -> dict[str, HostRecording]:
     """Return the hosts in their order, under other names. `anonymous` learns from all of them first."""
+    for name in recorded:
+        anonymous.name(name, "host")
     for name, recording in recorded.items():
         _learn(anonymous, name, recording)
     found = {}
@@ -63,13 +65,14 @@ def anonymous_hosts(recorded: Mapping[str, HostRecording], anonymous: AnonymousT
 
 
 def _learn(anonymous: AnonymousText, name: str, recording: HostRecording) -> None:
-    anonymous.name(name, "host")
     access = recording.notes.access
-    for own_name, kind in ((access.address, "host"), (access.user, "user")):
-        if own_name:
-            anonymous.name(own_name, kind)
-    for own_name in _own_names(recording.outputs):
-        anonymous.name(own_name, "host")
+    for own_name in (*filter(None, [access.address]), *_own_names(recording.outputs)):
+        if own_name.partition(".")[0] == name.partition(".")[0]:
+            anonymous.alias(own_name, name)
+        else:
+            anonymous.name(own_name, "host")
+    if access.user:
+        anonymous.name(access.user, "user")
     for output in recording.outputs:
         anonymous.learn(output.command)
         anonymous.learn(output.text)

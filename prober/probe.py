@@ -234,5 +234,6 @@ def _ask(name: str, access: Access) -> tuple[tuple[Recorded, ...], float, float]
 
 def _no_answer(name: str, answer: Completed) -> HostError:
     words = "; ".join(last_lines(answer.stderr, 2) or last_lines(answer.stdout, 2)) or "without a word"
-    what = f"its shell ended with status {answer.exit_code} and ran nothing that was asked: {words}"
+    lost = " (killed, or the connection was lost)" if answer.exit_code < 0 else ""
+    what = f"its shell ended with status {answer.exit_code}{lost} and ran nothing that was asked: {words}"
     return HostError(name, "no answer", what, NO_ANSWER.remedy)

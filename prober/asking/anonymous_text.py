@@ -29,6 +29,8 @@ _PATTERNS = {
     "path": rf"(?<![\w/.~@-])(?:\.\.\.|~?/(?!(?:{_SYSTEM})\b)[A-Za-z_])[\w.+@-]*(?:/[\w.+@~-]*)+|"
     rf"(?<![\w/.~@-])/(?!(?:{_SYSTEM})\b)[A-Za-z_][\w.+@-]+",
 }
+_PATTERN = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _PATTERNS.items()), re.ASCII)
+_WORD = re.compile(r"[A-Za-z0-9][\w-]*(?:\.[\w-]+)*", re.ASCII)
 _KEPT_NAMES = re.compile(r"\.?nccl\.conf|python[0-9.]*|.+\.so(?:\.[0-9.]+)?")  # of files: readers look for them
 _SERIAL = re.compile(r"\bserial[ _]?(?:number|no\.?)?[\"']?\s*[:=]\s*[\"']?([\w.-]+)", re.IGNORECASE)
 _TYPED = re.compile(
@@ -48,19 +50,26 @@ class AnonymousText:
     def __init__(self, key: bytes) -> None:
         self._addresses = AnonymousAddresses(key)
         self._names: dict[str, str] = {}
+        self._owners: dict[str, str] = {}  # the whole names of first labels
         self._identifiers: set[str] = set()  # GUIDs and MAC addresses as digits, for outputs that print them bare
         self._serials: dict[str, str] = {}
         self._paths: dict[str, str] = {}
-        self._pattern: re.Pattern[str] | None = None
 
     def name(self, name: str, kind: str) -> str:
-        """Return the name that stands for a name of that kind, the same for the whole name and its first label."""
-        short = name if _is_address(name) else name.partition(".")[0]
-        if short not in self._names:
-            count = sum(known.startswith(f"{kind}-") for known in set(self._names.values())) + 1
-            self._names[short] = f"{kind}-{count:04}"
-        self._names.setdefault(name, self._names[short])
-        return self._names[short]
+        """Return the name that stands for a name of that kind; its first label alone is the same name."""
+        label = name if _is_address(name) else name.partition(".")[0]
+        owner = self._owners.setdefault(label, name)
+        if name not in self._names and label in self._names and owner in (name, label):
+            self._names[name], self._owners[label] = self._names[label], name
+        elif name not in self._names and not (name == label and label in self._names):
+            new = f"{kind}-{sum(each.startswith(kind) for each in set(self._names.values())) + 1:04}"
+            self._names[name] = new
+            self._names.setdefault(label, new)
+        return self._names[name]
+
+    def alias(self, alias: str, name: str) -> None:
+        """Take `alias` for another name of the one that is called `name`."""
+        self._names.setdefault(alias, self._names[name])
 
     def learn(self, text: str) -> None:
         """Take note of the names, serials and identifiers that the text shows as such."""
@@ -74,38 +83,35 @@ class AnonymousText:
                 self._serials.setdefault(serial, f"serial{len(self._serials) + 1:04}")
         for found in re.findall(rf"{_PATTERNS['guid']}|{_PATTERNS['groups']}", text):
             self._identifiers.add(re.sub("0x|:", "", found).casefold())
-        self._pattern = None
 
     def text(self, text: str) -> str:
         """Return the text with all names, addresses, identifiers and paths replaced."""
-        pattern = self._pattern = self._pattern or self._compiled()
         text = _TYPED.sub(lambda match: self.names_alone(match.group()), text)
-        return "".join(self._line(pattern, line) for line in text.splitlines(keepends=True))
+        text = _WORD.sub(lambda match: self._word(match.group()), text)
+        return "".join(map(self._line, text.splitlines(keepends=True)))
 
     def names_alone(self, text: str) -> str:
         """Return the text with every known name replaced, also one that is a usual word of other outputs."""
         return re.sub(r"[\w.-]+", lambda word: self._names.get(word.group(), word.group()), text)
 
-    def _line(self, pattern: re.Pattern[str], line: str) -> str:
+    def _word(self, word: str) -> str:
+        """Replace a serial, or a name that stands alone, before its domain, or before the name of an interface."""
+        if word in self._serials:
+            return self._serials[word]
+        for end in (len(word), *reversed([match.start() for match in re.finditer("[-_.]", word)])):
+            if (new := self._names.get(word[:end])) is not None and _is_distinct(word[:end]):
+                return new if re.match(r"\.[A-Za-z]", word[end:]) else new + word[end:]
+        return word
+
+    def _line(self, line: str) -> str:
         match = GREP_LINE.match(line.rstrip("\r\n"))
         if match is None:
-            return pattern.sub(self._replaced, line)
-        path, value = pattern.sub(self._replaced, match.group(1)), pattern.sub(self._replaced, match.group(2))
+            return _PATTERN.sub(self._replaced, line)
+        path, value = (_PATTERN.sub(self._replaced, part) for part in match.groups())
         return f"{path}:{value}{line[match.end() :]}"
-
-    def _compiled(self) -> re.Pattern[str]:
-        patterns = dict(_PATTERNS)
-        names = [each for each in self._names if _is_distinct(each)]
-        if names:
-            patterns = {"name": rf"(?<![\w-])(?:{_any(names)})(?:\.[A-Za-z][\w-]*)*(?![\w-])", **patterns}
-        if self._serials:
-            patterns = {"serial": rf"(?<!\w)(?:{_any(self._serials)})(?!\w)", **patterns}
-        return re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in patterns.items()), re.ASCII)
 
     def _replaced(self, match: re.Match[str]) -> str:
         by_kind: dict[str, Callable[[str], str]] = {
-            "name": self._of_name,
-            "serial": self._serials.__getitem__,
             "uuid": self._addresses.digits,
             "groups": self._of_groups,
             "dashes": lambda text: self._of_pairs(text, "-"),
@@ -117,10 +123,6 @@ class AnonymousText:
         }
         assert match.lastgroup is not None
         return by_kind[match.lastgroup](match.group())
-
-    def _of_name(self, text: str) -> str:
-        known = max((each for each in self._names if text.startswith(each) and _is_distinct(each)), key=len)
-        return self._names[known]
 
     def _of_guid(self, digits: str, before: str = "") -> str:
         return f"{before}{self._addresses.guid(int(digits, 16)):0{len(digits)}x}"
@@ -194,12 +196,9 @@ def _is_address(text: str) -> bool:
 
 def _is_distinct(name: str) -> bool:
     """Return True for a name that is no usual word of an output, and no address, which has a pattern of its own."""
-    has_letter = any(letter.isalpha() for letter in name)
-    return len(name) >= MIN_NAME and has_letter and name.casefold() not in _USUAL_WORDS and not _is_address(name)
-
-
-def _any(words: Iterable[str]) -> str:
-    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+    if _is_address(name) or name.casefold() in _USUAL_WORDS or not any(letter.isalpha() for letter in name):
+        return False
+    return len(name) >= MIN_NAME or bool(re.fullmatch("[a-uwyz][0-9]", name))  # x8 is a width, v2 a version
 
 
 def _in_network(new: int, old: int, length: str, width: int) -> int | None:

@@ -222,6 +222,14 @@ def test_a_host_that_failed_stays_one_without_its_words(tmp_path: Path) -> None:
     assert [word for word in ("alice", "falcon", "10.1.2.3") if word in text] == []
 
 
+def test_hosts_of_one_first_label_stay_two() -> None:
+    anonymous = AnonymousText(KEY)
+    names = ("n1.east", "n1.west", "n1", "n2", "n2.east", "n2.west", "n2", "10.0.0.1", "10.0.0.2", "n1.west")
+    numbers = [int(anonymous.name(name, "host")[-4:]) for name in names]
+    assert numbers == [1, 2, 1, 3, 3, 4, 3, 5, 6, 2]
+    assert anonymous.text("n2.west n2-ib0 n2.org:1 n22 xn2 x8\n") == "host-0004 host-0003-ib0 host-0003:1 n22 xn2 x8\n"
+
+
 @pytest.mark.parametrize("name", ["10.1.2.3", "a", "node", "fd00:1::7"])
 def test_names_that_are_usual_words_or_addresses_are_replaced_where_they_name_the_host(
     tmp_path: Path, name: str
