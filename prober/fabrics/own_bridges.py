@@ -30,7 +30,7 @@ CUT_OFF = RuleText(
     "a host has addresses on bridges inside its machine alone",
     "hosts cannot reach it: the address leads each of them to itself",
     "give the containers the machine's network (`docker run --network host`, `hostNetwork: true`), or an overlay or "
-    "private network on which each has an address of its own",
+    "private network on which each has an address of its own; on one network correct the address that is set twice",
     "Docker documentation, networking overview (bridge, host, overlay)",
 )
 TEXTS = (OWN_BRIDGE, CUT_OFF)
