@@ -48,7 +48,7 @@ def shell(words: str) -> Account:
 ACCOUNTS = {
     "plain-1": Account(),
     "plain-2": Account(),
-    "nologin": Account("exec nologin", rule=NO_ANSWER, words="not available"),
+    "nologin": Account("exec /usr/sbin/nologin", rule=NO_ANSWER, words="not available"),
     "false": Account("exec false", rule=NO_ANSWER, words="status 1"),
     "full-home": bashrc("echo x >/dev/full || exit 1\n", NO_ANSWER, "No space left"),
     "expired": Account("echo 'Your account has expired' >&2; exit 1", rule=NO_ANSWER, words="has expired"),
