@@ -200,8 +200,7 @@ def _failure(name: str, error: Exception) -> Finding:
     else:
         rule, remedy = NO_ANSWER.id, NO_ANSWER.remedy
         evidence = f"asking it ended with {type(error).__name__}: {error}"
-    unread = NO_ANSWER.finding((name,), evidence, remedy)
-    return unread.model_copy(update={"rule": rule})
+    return NO_ANSWER.finding((name,), evidence, remedy).model_copy(update={"rule": rule})
 
 
 def _least_skew_s(after_asking_s: float, after_answer_s: float) -> float:
