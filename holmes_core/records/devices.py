@@ -59,6 +59,7 @@ class Gpu(Record):
     pci_width_max: int | None = None
     fabric_state: str | None = None  # the state of its NVSwitch fabric, `Completed`
     fabric_status: str | None = None
+    fabric_faults: tuple[str, ...] = ()  # lines of its health that are no good news, `Bandwidth: Degraded`
     nvlink_cluster: str | None = None  # ClusterUUID of the NVLink fabric that it shares with other hosts' GPUs
     nvlink_clique: int | None = None  # CliqueId there: GPUs of one clique reach each other
     numa_node: int | None = None

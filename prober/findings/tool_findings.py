@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.inventory import Finding
 from prober.asking.recording import CUT_OFF, TIMED_OUT, Recorded
 from prober.facts.gpu.gpu_query import lacks_field_names
-from prober.facts.gpu.gpus import read_failure
+from prober.facts.gpu.gpus import read_failure, read_gpus
 from prober.rule_text import RuleText
 from prober.rules.gpu_rules import LOST_GPU
 from prober.rules.reported_rules import (
@@ -87,9 +87,8 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
 
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     failure = read_failure(outputs)
-    # GPU-NONE, GPU-DRIVER-MISMATCH and GPU-COUNT report these.
-    answers = ("No devices were found", "exit 18", "version mismatch", LOST_GPU)
-    if failure is not None and not any(answer in failure for answer in answers):
+    # Without a GPU, GPU-NONE, GPU-DRIVER-MISMATCH and GPU-COUNT report it.
+    if failure is not None and LOST_GPU not in failure and read_gpus(outputs, ()).gpus:
         yield TOOL_FAILED.finding((name,), f"nvidia-smi: {failure}")
 
 

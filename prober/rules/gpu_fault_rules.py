@@ -18,7 +18,8 @@ FATAL_XIDS = frozenset((46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140
 NVLINK5_XIDS = range(144, 151)  # the line itself says Fatal or Nonfatal
 RECOVERY_XID = 154
 NO_ACTION = "None"
-_SXM_NAME = re.compile(r"SXM|HGX|HBM3\b|\b[BH][123]00\b(?!.*(?:PCIe|NVL))|\bGB\d{3}\b|\bDGX\b")
+_SXM_NAME = re.compile(r"SXM|HGX|HBM3e?\b|\b[BH](?:[123]00|20|800)\b(?!.*(?:PCIe|NVL))|\bGB\d{3}\b|\bDGX\b")
+BOARD_GPUS = 8  # of an HGX board: a virtual machine with all of them has the switches too
 
 
 def _ecc(host: Host) -> Evidence:
@@ -107,35 +108,65 @@ def _counted(xids: Iterable[_Xid]) -> Iterable[tuple[_Xid, str]]:
 
 
 def _nvlinks_below_sisters(host: Host) -> Evidence:
-    """GPUs of one model in one host have equally many NVLinks; one that has fewer up has lost some."""
+    """GPUs of one model in one host have equally many NVLinks; one that has fewer up has lost some.
+
+    A card without any has no bridge, though others of the host have.
+    """
     by_model: dict[str | None, list[Gpu]] = defaultdict(list)
     for gpu in host.gpus:
         by_model[gpu.name].append(gpu)
     for gpus in by_model.values():
         most = max((gpu.nvlinks_up or 0 for gpu in gpus), default=0)
         for gpu in gpus:
-            if gpu.nvlinks_up is not None and gpu.nvlinks_up < most:
+            without_bridge = gpu.nvlinks_up == 0 and not is_on_board(gpu)
+            if gpu.nvlinks_up is not None and gpu.nvlinks_up < most and not without_bridge:
                 yield EvidenceLine(f"GPU {gpu.index}: {gpu.nvlinks_up} NVLinks up, others here {most}", _reset_of(gpu))
 
 
+def is_on_board(gpu: Gpu) -> bool:
+    """By its name, the GPU is part of a board that is wired by NVLink, and no card."""
+    return bool(_SXM_NAME.search(gpu.name or ""))
+
+
 def _nvlinks_all_below(host: Host) -> Iterable[Gpu]:
-    """GPUs with inactive NVLinks where no GPU of the host has more."""
+    """GPUs with inactive NVLinks where no GPU of the host has more, and cards without a link."""
     most = max((gpu.nvlinks_up or 0 for gpu in host.gpus), default=0)
     for gpu in host.gpus:
-        if gpu.nvlinks_up == most and gpu.nvlinks_total is not None and gpu.nvlinks_up < gpu.nvlinks_total:
+        below = gpu.nvlinks_total is not None and (gpu.nvlinks_up or 0) < gpu.nvlinks_total
+        if below and (gpu.nvlinks_up == most or (gpu.nvlinks_up == 0 and not is_on_board(gpu))):
             yield gpu
 
 
 def _nvlinks_inactive_on_board(host: Host) -> Evidence:
     """Boards that are wired by NVLink have all of them up; a virtual machine may have been given half a board."""
     for gpu in _nvlinks_all_below(host):
-        if _SXM_NAME.search(gpu.name or "") and host.virtual_machine is not True:
+        if is_on_board(gpu) and not _has_part_of_board(host):
             yield EvidenceLine(f"GPU {gpu.index}: {gpu.nvlinks_up} of {gpu.nvlinks_total} NVLinks up", _reset_of(gpu))
+    dark = _without_any_link(host)
+    if len(dark) > 1 and not _has_part_of_board(host):
+        yield EvidenceLine(f"GPU {_numbers(dark)}: all NVLinks inactive", _wake_fabric(dark[0]))
+
+
+def _without_any_link(host: Host) -> list[Gpu]:
+    """GPUs of a board without a link; nvidia-smi gives no number of links then."""
+    return [gpu for gpu in host.gpus if is_on_board(gpu) and gpu.nvlinks_up == 0 and gpu.nvlinks_total is None]
+
+
+def _has_part_of_board(host: Host) -> bool:
+    return host.virtual_machine is True and len(host.gpus) < BOARD_GPUS
+
+
+def _numbers(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(str(gpu.index) for gpu in gpus)
+
+
+def _wake_fabric(gpu: Gpu) -> str:
+    return f"`nvidia-smi -q` shows the state of `Fabric`; {_fabric_remedy(gpu)}; then drain the host"
 
 
 def _nvlinks_without_bridge(host: Host) -> Evidence:
     for gpu in _nvlinks_all_below(host):
-        if not _SXM_NAME.search(gpu.name or "") or host.virtual_machine is True:
+        if not is_on_board(gpu) or _has_part_of_board(host):
             yield f"GPU {gpu.index} ({gpu.name or 'name not known'}): {gpu.nvlinks_up} of {gpu.nvlinks_total} up"
 
 
@@ -147,12 +178,13 @@ def _reset_of(gpu: Gpu) -> str:
 
 
 def _nvlinks_below_peers(peers: Sequence[Host]) -> PeerEvidence:
-    """A host none of whose GPUs shows what the same model has elsewhere."""
-    models = sorted({gpu.name for host in peers for gpu in host.gpus if gpu.name})
+    """A host none of whose GPUs shows what the same model has elsewhere; cards may have bridges on some hosts only."""
+    models = sorted({gpu.name for host in peers for gpu in host.gpus if gpu.name and is_on_board(gpu)})
     for model in models:
         ups = {host.name: up for host in peers if (up := _most_up(host, model)) is not None}
         usual = majority(ups.values())
-        low = [name for name, up in ups.items() if usual is not None and up < usual]
+        dark = {host.name for host in peers if len(_without_any_link(host)) > 1}  # which is a finding of its own
+        low = [name for name, up in ups.items() if usual is not None and up < usual and name not in dark]
         if low and usual is not None:
             seen = ", ".join(f"{name} {ups[name]:g}" for name in low)
             yield tuple(low), f"{model}: NVLinks up {seen}; {usual:g} on most hosts of the cluster"
@@ -170,6 +202,19 @@ def _fabric(host: Host) -> Evidence:
         if unfinished or gpu.fabric_status not in (None, "Success", *NO_FABRIC):
             seen = f"GPU {gpu.index}: fabric state {gpu.fabric_state}, status {gpu.fabric_status}{manager}"
             yield EvidenceLine(seen, _fabric_remedy(gpu))
+        elif any(_cuts_off(fault) for fault in gpu.fabric_faults):
+            yield f"GPU {gpu.index}: fabric health {', '.join(gpu.fabric_faults)}"
+
+
+def _cuts_off(fault: str) -> bool:
+    """The GPU has lost ways to its peers, rather than some of its bandwidth for a while."""
+    return bool(re.search(r"Unhealthy|Incorrect", fault, re.IGNORECASE))
+
+
+def _fabric_degraded(host: Host) -> Evidence:
+    for gpu in host.gpus:
+        if gpu.fabric_faults and not any(_cuts_off(fault) for fault in gpu.fabric_faults):
+            yield f"GPU {gpu.index}: fabric health {', '.join(gpu.fabric_faults)}"
 
 
 def _fabric_remedy(gpu: Gpu) -> str:
@@ -277,11 +322,21 @@ HOST_RULES = (
     Rule(
         "GPU-FABRIC",
         "F",
-        "a GPU's NVSwitch fabric is not completed, or with another status than Success",
-        "NVSwitch is not set up; CUDA fails with error 802",
-        "start the fabric manager of the driver's version",
-        "NVIDIA fabric manager user guide (nvlsm for B200 boards); NVIDIA MNNVL user guide (NVL72)",
+        "a GPU's NVSwitch fabric is not completed, with another status than Success, or unhealthy",
+        "NVSwitch is not set up, or some ways to peers are closed: CUDA fails with error 802, or NCCL over NVLink does",
+        "look at the NVLink switches (NMX-Controller or fabric manager log) and at `nvidia-smi nvlink -e`; reset the "
+        "GPU when its links are well, or leave the host out",
+        "NVIDIA fabric manager user guide (nvlsm for B200 boards); NVIDIA MNNVL user guide (NVL72); NVIDIA/nccl#2186",
         _fabric,
+    ),
+    Rule(
+        "GPU-FABRIC",
+        "W",
+        "the health of a GPU's NVLink fabric is degraded, or the fabric is recovering",
+        "the GPU has less NVLink bandwidth than its peers, and all wait for it",
+        "wait for a recovery to end and probe again; else look at the NVLink switches and at `nvidia-smi nvlink -e`",
+        "NVIDIA NVML API (nvmlGpuFabricInfo, health mask); NVIDIA/nccl#2186",
+        _fabric_degraded,
     ),
     Rule(
         "GPU-INFOROM",

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from holmes_core.records.inventory import Host
 from holmes_core.units import format_memory
 from prober.rule_text import FIELD, EvidenceLine
+from prober.rules.kernel_log_rules import init_cause
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing
 
 BAD_THROTTLES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 LOST_GPU = "Unable to determine the device handle"
+_VERSIONS_DIFFER = ("exit 18", "version mismatch")
 OTHER_DRIVERS = {"amdgpu": "AMD", "habanalabs": "Intel Gaudi", "drv_davinci_intf_host": "Ascend"}  # by kernel module
 
 
@@ -24,8 +26,8 @@ def _gpu_none(host: Host) -> Evidence:
     if host.access.transport == "local" or host.gpus or (host.other_accelerators and not host.gpu_count_lspci):
         return
     if host.nvidia_smi_failure:
-        if "No devices were found" in host.nvidia_smi_failure:
-            yield "nvidia-smi: No devices were found"
+        if not any(text in host.nvidia_smi_failure for text in (*_VERSIONS_DIFFER, LOST_GPU)):
+            yield _nvidia_smi_failed(host, host.nvidia_smi_failure)
         return
     without_driver = host.kernel_modules_complete and not has_module(host, "nvidia")
     other = next((maker for module, maker in OTHER_DRIVERS.items() if has_module(host, module)), None)
@@ -35,6 +37,22 @@ def _gpu_none(host: Host) -> Evidence:
         yield EvidenceLine("no NVIDIA GPU in lspci", "leave the host out, or use `device: cpu` in job.yaml")
     elif without_driver:
         yield "no NVIDIA driver is loaded"
+
+
+def _nvidia_smi_failed(host: Host, failure: str) -> str | EvidenceLine:
+    """Return the failure, with the remedy of its cause."""
+    seen = f"nvidia-smi: {failure}"
+    if "No devices were found" in failure:
+        if cause := init_cause(host):
+            return EvidenceLine(f"{seen}; {cause[0]}", cause[1])
+        return EvidenceLine(seen, _NOT_STARTED) if has_module(host, "nvidia") else seen
+    if "libnvidia-ml.so" in failure:
+        return EvidenceLine(seen, _NO_LIBRARY)
+    if "Failed to initialize NVML" not in failure:
+        return EvidenceLine(seen, _NO_DRIVER)
+    if "Insufficient Permissions" in failure:
+        return EvidenceLine(seen, _NO_RIGHTS)
+    return EvidenceLine(seen, _LOST_DEVICES if is_given_a_part(host) or has_module(host, "nvidia") else _NO_DRIVER)
 
 
 def _missing_gpus(host: Host) -> str | None:
@@ -77,7 +95,7 @@ def _gpu_given(host: Host) -> Evidence:
 
 def _driver_mismatch(host: Host) -> Evidence:
     failure = host.nvidia_smi_failure or ""
-    if "exit 18" in failure or "version mismatch" in failure:
+    if any(text in failure for text in _VERSIONS_DIFFER):
         yield f"nvidia-smi: {failure}"
 
 
@@ -139,6 +157,25 @@ def _models_differ(peers: Sequence[Host]) -> PeerEvidence:
     yield from differing(models, "GPU")
 
 
+_NOT_STARTED = (
+    "the driver is loaded and starts no GPU: `dmesg | grep -e NVRM -e Xid` says why; in a container, start it with its "
+    "GPUs (`--gpus all`, or CDI)"
+)
+_NO_LIBRARY = (
+    "in a container: install nvidia-container-toolkit on the host and start the container with `--gpus all`; else "
+    "install the driver's libraries of the version that is loaded"
+)
+_NO_DRIVER = (
+    "`modprobe nvidia` and its message in `dmesg`: after a new kernel build the module again (`dkms autoinstall`), and "
+    "sign it where Secure Boot is on"
+)
+_NO_RIGHTS = (
+    "let this user open /dev/nvidia* (mode 0666 by default, NVreg_DeviceFileMode), or ask the scheduler for GPUs"
+)
+_LOST_DEVICES = (
+    "in a container: start it anew, as its device cgroup lost /dev/nvidia* (a reload of systemd does that); CDI or the "
+    "cgroupfs driver keeps them; on the host itself: `dmesg | grep -i xid`, then reboot"
+)
 _OTHER_MAKER = "Holmes trains on NVIDIA GPUs (CUDA and NCCL): leave the host out, or use `device: cpu` in job.yaml"
 _LOST = (
     "`dmesg | grep -i xid` and `lspci -d 10de:` tell which one; a GPU reset or a power cycle brings it back, "
@@ -149,10 +186,10 @@ HOST_RULES = (
     Rule(
         "GPU-NONE",
         "F",
-        "no NVIDIA GPU is visible, or its driver is not loaded",
+        "no NVIDIA GPU is visible, its driver is not loaded, or nvidia-smi fails as a whole",
         "nothing to train on",
         "`modprobe nvidia`, or use `device: cpu` in job.yaml",
-        "NVIDIA driver installation guide; " + FIELD,
+        "NVIDIA driver installation guide; NVIDIA container toolkit, troubleshooting; NVIDIA/nvidia-docker#1671",
         _gpu_none,
     ),
     Rule(

@@ -13,6 +13,7 @@ from typing import Any
 
 from holmes_core.records.inventory import Finding
 from prober.asking.recording import HostNotes, HostRecording, Recorded
+from prober.facts.machine import kernel_log
 
 IB, NET, PCI, CONF = "/sys/class/infiniband", "/sys/class/net", "/sys/bus/pci/devices", "/proc/sys/net/ipv4/conf"
 ROOT_CAPABILITIES = "000001ffffffffff"
@@ -246,7 +247,7 @@ def _system(m: Machine) -> Iterator[Recorded]:
     yield Recorded("ls /sys/kernel/iommu_groups", "".join(f"{number}\n" for number in range(40)), 0)
     yield Recorded("cat /sys/kernel/iommu_groups/*/type | sort -u", f"{m.iommu}\n", 0)
     yield Recorded("grep -Hsm1 -ow hypervisor /proc/cpuinfo", "", 1)
-    yield Recorded("dmesg | grep -e 'NVRM: Xid' -e nvidia-peermem -e 'limited by'", _lines(m.log), 0 if m.log else 1)
+    yield Recorded(kernel_log.LOG.shell, _lines(m.log), 0 if m.log else 1)
     yield Recorded("ulimit -l", f"{m.memlock}\n", 0)
     yield Recorded("ulimit -n", f"{m.nofile}\n", 0)
     shm = f"tmpfs {m.shm_kib} 0 {m.shm_kib} 0% /dev/shm\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holmes_core.records.access import Access
@@ -40,6 +42,8 @@ def pci(acs_below: bool) -> tuple[PciDevice, ...]:
     below = (PciDevice(address="1:0", what="gpu", parent="0:1"), PciDevice(address="2:0", what="nic", parent="0:2"))
     return (PciDevice(address="0:0", what="bridge"), *ports, *below)
 
+
+BAD_CABLE = "mlx5_core 0000:9c:00.0: Port module event[error]: module 0, Cable error, Bad or shorted cable/module"
 
 HOST_CASES: dict[str, tuple[Host, Host]] = {
     "HOST-OS-LIB": (
@@ -164,6 +168,34 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
     "GPU-NVLINK-INACTIVE": (gpus(gpu(nvlinks_up=4, nvlinks_total=6)), gpus(gpu(nvlinks_up=6, nvlinks_total=6))),
     "GPU-IMEX": (gpus(gpu(name="NVIDIA GB200"), imex="inactive"), gpus(gpu(name="NVIDIA GB200"), imex="active")),
     "GPU-FABRIC": (gpus(gpu(fabric_state="In Progress")), gpus(gpu(fabric_state="Completed", fabric_status="Success"))),
+    "GPU-INIT-FAILED": (
+        gpus(
+            gpu(pci_address="0000:1b:00.0"), warnings=("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x22:0x38:667)",)
+        ),
+        gpus(
+            gpu(pci_address="0000:3b:00.0"), warnings=("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x22:0x38:667)",)
+        ),
+    ),
+    "NVSWITCH-SXID": (
+        host(warnings=("nvidia-nvswitch3: SXid (PCI:0000:c3:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",)),
+        host(warnings=("nvidia-nvswitch3: open (major=510)",)),
+    ),
+    "NIC-SLOT-POWER": (
+        host(warnings=("mlx5_core 0000:5c:00.0: Detected insufficient power on the PCIe slot (27W).",)),
+        host(warnings=("mlx5_core 0000:13:00.0: PCIe slot power capability was not advertised.",)),
+    ),
+    "NIC-MODULE-FAULT": (
+        host(warnings=(BAD_CABLE,)),
+        host(warnings=(BAD_CABLE, "mlx5_core 0000:9c:00.0: Port module event: module 0, Cable plugged")),
+    ),
+    "NIC-CARD-HEALTH": (
+        host(warnings=("mlx5_core 0000:5e:00.0: device's health compromised - reached miss count",)),
+        host(warnings=("mlx5_core 0000:5e:00.0: firmware version: 28.39.1002",)),
+    ),
+    "PCI-AER": (
+        host(warnings=("pcieport 0000:64:01.0: AER: Uncorrected (Fatal) error received: 0000:65:00.0",)),
+        host(warnings=("pcieport 0000:64:01.0: AER: Corrected error received: 0000:65:00.0",) * 3),
+    ),
     "GPU-INFOROM": (host(warnings=("WARNING: infoROM is corrupted at gpu 0000:3B:00.0",)), host()),
     "GPU-BUSY": (
         gpus(gpu(), gpu_processes=(GpuProcess(pid=7, gpu=0, name="python", memory_bytes=2**30),)),
@@ -362,9 +394,64 @@ def test_python_that_does_not_run_says_what_its_shell_said() -> None:
     assert "activate" in finding.remedy
 
 
-def test_nvidia_smi_that_finds_no_gpu_has_not_failed() -> None:
-    assert fired("GPU-NONE", host(nvidia_smi_failure="exit 6: No devices were found"))
-    assert not fired("GPU-NONE", host(nvidia_smi_failure="exit 9: NVIDIA-SMI has failed"))
+@pytest.mark.parametrize(
+    ("failure", "facts", "remedy"),
+    [
+        ("exit 6: No devices were found", {}, "modprobe"),
+        ("exit 6: No devices were found", {"kernel_modules": ("nvidia",)}, "dmesg"),
+        (
+            "No devices were found",
+            {"warnings": ("NVRM: GPU memory zone movable auto onlining failed!",)},
+            "memhp_default_state=online_movable",
+        ),
+        ("Failed to initialize NVML: Unknown Error", {"container": "docker"}, "start it anew"),
+        ("Failed to initialize NVML: Insufficient Permissions", {}, "/dev/nvidia*"),
+        ("exit 9: NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", {}, "dkms"),
+        ("exit 12: NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", {}, "nvidia-container-toolkit"),
+    ],
+)
+def test_nvidia_smi_without_a_gpu_refuses_with_the_remedy_of_its_cause(
+    failure: str, facts: dict[str, Any], remedy: str
+) -> None:
+    (finding,) = (
+        found for found in audit([host(nvidia_smi_failure=failure, **facts)], (), None) if found.severity == "F"
+    )
+    assert (finding.rule, remedy in finding.remedy) == ("GPU-NONE", True)
+
+
+@pytest.mark.parametrize(
+    ("health", "found"),
+    [
+        (("Summary: Unhealthy", "Route Unhealthy: True"), ["F"]),
+        (("Bandwidth: Degraded",), ["W"]),
+        (("Route Recovery in progress: True",), ["W"]),
+        ((), []),
+    ],
+)
+def test_health_of_the_fabric_counts_though_its_state_is_completed(health: tuple[str, ...], found: list[str]) -> None:
+    sick = gpu(fabric_state="Completed", fabric_status="Success", fabric_faults=health)
+    assert [finding.severity for finding in audit([gpus(sick)], (), None) if finding.rule == "GPU-FABRIC"] == found
+
+
+def nvlinks(name: str, *up: int | None, total: int | None = None, **facts: Any) -> list[str]:
+    """The severities of GPU-NVLINK-INACTIVE of one host with GPUs of that name."""
+    cards = [gpu(index, name=name, nvlinks_up=links, nvlinks_total=total) for index, links in enumerate(up)]
+    return [found.severity for found in audit([gpus(*cards, **facts)], (), None) if found.rule == "GPU-NVLINK-INACTIVE"]
+
+
+def test_a_board_without_any_nvlink_refuses_and_a_card_or_a_lone_gpu_does_not() -> None:
+    assert nvlinks("NVIDIA H100 80GB HBM3", *[0] * 8) == ["F"]
+    assert nvlinks("NVIDIA H100 80GB HBM3", *[0] * 8, virtual_machine=True) == ["F"]
+    assert nvlinks("NVIDIA H100 80GB HBM3", 0, 0, virtual_machine=True) == []
+    assert nvlinks("NVIDIA GH200 480GB", 0) == nvlinks("NVIDIA H100 80GB HBM3", 0) == []
+    assert nvlinks("NVIDIA RTX A6000", 0, 0) == []
+    assert nvlinks("NVIDIA H100 80GB HBM3", 18, 18, 0) == ["F"]
+
+
+def test_a_card_without_a_bridge_among_bridged_ones_does_not_refuse() -> None:
+    assert nvlinks("NVIDIA RTX A6000", 4, 4, 0, total=4) == ["I"]
+    assert nvlinks("NVIDIA RTX A6000", 4, 4, 0) == []
+    assert nvlinks("NVIDIA RTX A6000", 4, 4, 2, total=4) == ["F"]
 
 
 def test_rail_that_is_down_refuses_launch_and_a_spare_port_informs() -> None:

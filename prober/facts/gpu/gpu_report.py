@@ -12,8 +12,9 @@ from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import ANSWERED, flag
 from prober.facts.gpu.partial_gpu import PartialGpu
 
-# The state of the NVLink fabric is printed only here; all of the report would be 60 kB for eight GPUs.
-REPORT = Command("nvidia-smi -q | grep -A5 -e '^GPU ' -e '^    Fabric$'", limited=True, when=ANSWERED)
+# The NVLink fabric is printed only here, with its health in up to 14 lines; the whole report would be 60 kB for eight
+# GPUs.
+REPORT = Command("nvidia-smi -q | grep -A14 -e '^GPU ' -e '^    Fabric$'", limited=True, when=ANSWERED)
 
 Path = tuple[str, ...]
 
@@ -68,9 +69,19 @@ def _facts(index: int, address: str | None, about: Mapping[Path, str], driver: s
         pci_width_max=lanes(about.get(("PCI", "GPU Link Info", "Link Width", "Max"))),
         fabric_state=about.get(("Fabric", "State")),
         fabric_status=about.get(("Fabric", "Status")),
+        fabric_faults=_fabric_faults(about),
         nvlink_cluster=_cluster_uuid(about.get(("Fabric", "ClusterUUID"))),
         nvlink_clique=whole_number(about.get(("Fabric", "CliqueId"))),
     )
+
+
+_HEALTHY = ("Healthy", "Full", "False", "None", "Not Supported", "NotSupported", "No")
+
+
+def _fabric_faults(about: Mapping[Path, str]) -> tuple[str, ...]:
+    """The lines of the fabric's health that report a fault, as driver 570 and later print them."""
+    lines = {path[-1]: value for path, value in about.items() if path[:2] == ("Fabric", "Health")}
+    return tuple(f"{name}: {value}" for name, value in lines.items() if value not in _HEALTHY)
 
 
 def _cluster_uuid(text: str | None) -> str | None:

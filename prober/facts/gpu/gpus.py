@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -31,6 +30,7 @@ _FAILURES = (
     "Unable to determine the device handle",
     "No devices were found",
     "couldn't communicate with the NVIDIA driver",
+    "couldn't find libnvidia-ml.so",
 )
 _BOUNDS: Bounds = {
     "memory_bytes": (MIB, 2**44),
@@ -45,9 +45,6 @@ _BOUNDS: Bounds = {
     "numa_node": (0, 4096),
 }
 _NO_NVLINK = {"nvlinks_up": 0, "nvlinks_total": 0}
-_WARNINGS = re.compile(
-    r"infoROM is corrupted|NVRM: Xid|nvidia-peermem.*invalid context|limited by .*PCIe", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -139,15 +136,6 @@ def _failure(output: Recorded) -> str | None:
         first = said[0] if said else (output.plain.strip().split("\n")[0] or "no output")
         return f"exit {output.exit_code}: {first}"[:200] if output.exit_code else first[:200]
     return None
-
-
-def warnings_of(outputs: Sequence[Recorded]) -> tuple[str, ...]:
-    """Lines of nvidia-smi and the kernel log that are faults in themselves."""
-    lines = []
-    for output in outputs:
-        if output.tool in ("nvidia-smi", "dmesg", "journalctl"):
-            lines += [line.strip()[:300] for line in output.lines if _WARNINGS.search(line)]
-    return tuple(dict.fromkeys(lines))
 
 
 def gpu_records(

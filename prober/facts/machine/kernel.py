@@ -1,4 +1,4 @@
-"""The kernel: its release, modules, command line, what machine it runs on, and its log."""
+"""The kernel: its release, modules, command line, and what machine it runs on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ CPUS = Command("nproc")
 IOMMU = Command("ls /sys/kernel/iommu_groups")
 IOMMU_TYPES = Command("cat /sys/kernel/iommu_groups/*/type | sort -u", when="has /sys/kernel/iommu_groups/*/type")
 VIRTUAL = Command("grep -Hsm1 -ow hypervisor /proc/cpuinfo")
-LOG = Command("dmesg | grep -e 'NVRM: Xid' -e nvidia-peermem -e 'limited by'", when="command -v dmesg >/dev/null 2>&1")
 SERVICES = Command(
     "systemctl is-active nvidia-fabricmanager nvidia-imex", limited=True, when="command -v nvidia-smi >/dev/null 2>&1"
 )
