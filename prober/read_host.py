@@ -32,10 +32,12 @@ from prober.facts.rdma import (
     libfabric,
     mlxlink,
     nics,
+    nvlink_bridge,
     opainfo,
     rdma_statistic,
     rdma_sysfs,
     rdma_tool,
+    verbs_library,
 )
 from prober.facts.rdma.port_facts import PortFacts
 from prober.facts.rdma.possible_ports import possible_ports
@@ -61,7 +63,7 @@ def commands(access: Access) -> tuple[Command, ...]:
         rdma_sysfs.PKEYS,
         *(rdma_tool.RDMA_LINK, rdma_tool.RDMA_DEV, rdma_statistic.RDMA_STATISTIC),
         *(ibstat.IBSTAT, ibstat.SMINFO, ibv_devinfo.IBV_DEVINFO, ibdev2netdev.IBDEV2NETDEV, ibdev2netdev.SHOW_GIDS),
-        mlxlink.MLXLINK,
+        *(mlxlink.MLXLINK, nvlink_bridge.VPD),
         *(libfabric.FI_INFO, opainfo.OPAINFO),
         *(flow_control.MLNX_QOS, flow_control.DCB),
         *(pci_tree.SYSFS, pci_tree.PATHS, pci_tree.LSPCI, pci_tree.LSPCI_VVV, pci_tree.LSPCI_DENIED),
@@ -105,6 +107,13 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
     nic_reading = _nics(ports, netdev_reading, pci, _rdma_ruled_out(outputs, tree, about), notes.speeds_gbps)
     lspci_gpus = pci_tree.gpus_of(pci.values())
     gpu_reading = gpus.read_gpus(outputs, _from_lspci(lspci_gpus))
+    marked_pci = {address for address, device in pci.items() if device.manages_switches}
+    known_nics = nvlink_bridge.with_bridges_told(
+        verbs_library.with_unopenable_told(nic_reading.nics, outputs, notes.access.container is not None),
+        [gpu.name for gpu in gpu_reading.gpus if gpu.name],
+        nvlink_bridge.marked_devices(outputs),
+        marked_pci,
+    )
     uverbs, openable = limits.parse_uverbs(outputs)
     return Host(
         name=name,
@@ -112,8 +121,8 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         reachable=True,
         hints=notes.hints,
         **vars(about),
-        gpus=gpus.gpu_records(gpu_reading.gpus, *_nearest_nics(pci, nic_reading.nics)),
-        nics=nic_reading.nics,
+        gpus=gpus.gpu_records(gpu_reading.gpus, *_nearest_nics(pci, known_nics)),
+        nics=known_nics,
         netdevs=netdev_reading.netdevs,
         default_route_netdev=ip_routes.parse_default_route(outputs),
         routes=ip_routes.parse_routes(outputs),
@@ -132,7 +141,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         shm_bytes=limits.parse_shm(outputs),
         clock_skew_s=notes.clock_skew_s,
         round_trip_s=notes.round_trip_s,
-        counter_interval_s=_counter_interval_s(outputs, nic_reading.nics),
+        counter_interval_s=_counter_interval_s(outputs, known_nics),
         container=confinement.read_container(outputs, tree),
         slurm_job_id=confinement.read_slurm_job_id(outputs, tree),
         gpu_device_files=confinement.read_gpu_device_files(tree),

@@ -122,6 +122,7 @@ class Nic(Record):
     active_mtu: int | None = None  # bytes, of RDMA packets
     virtual_function: bool | None = None
     bond: bool = False
+    nvlink_management: bool = False  # the port joins the host to the NVSwitches of its own board
     gids: tuple[Gid, ...] = ()
     gid_choice: int | None = None  # index of the RoCE v2 entry with an IPv4 address, which is NCCL's default
     pkeys: tuple[int, ...] | None = None

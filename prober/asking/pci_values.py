@@ -8,6 +8,8 @@ from collections.abc import Callable
 from holmes_core.records.devices import PciLink
 from prober.asking.numbers import number, whole_number
 
+NVSWITCH_MARK = "SW_MNG"  # in the product data of a bridge to NVSwitches. Source: NVIDIA fabric manager, start script
+
 
 def normal_address(text: str) -> str:
     """`0000:19:00.0` of `19:00.0`, `00000000:19:00.0` and `0000:19:00.0`."""

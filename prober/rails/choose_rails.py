@@ -15,13 +15,14 @@ from holmes_core.records.inventory import Host
 from prober.rails.efa import efa_rails
 from prober.rails.nearness import BESIDE, Nearness, nearness_of, path_class, path_rank
 from prober.rails.port_groups import PortGroup, best_group, fabric_of_port, near_part, port_groups, ties
-from prober.rails.port_networks import default_route_netdevs, has_address, netdevs_of
+from prober.rails.port_networks import default_route_netdevs, has_address, is_fast_path, netdevs_of
 
 RAIL_KINDS = ("InfiniBand", "RoCE")
 STATED = "named by `rails:` of hosts.yaml"
 NOT_STATED = "not among `rails:` of hosts.yaml"
 IN_VAIN = f"{STATED}, but "
 WITH_PLUGIN = "EFA, which NCCL reaches by its plugin"
+BESIDE_EFA = "beside EFA adapters, which carry more"
 # PCI device ids of BlueField, BlueField-2 and BlueField-3 as hca_type spells them. Source: pci.ids, vendor 15b3.
 BLUEFIELD_TYPES = ("MT41680", "MT41682", "MT41686", "MT41692")
 
@@ -100,11 +101,13 @@ def _stated(host: Host, stated: Sequence[str]) -> tuple[list[Nic], str, Reasons]
 
 def _chosen(host: Host, nearness: Nearness) -> tuple[list[Nic], str, Reasons]:
     reasons: Reasons = {}
-    candidates = _candidates(host, nearness, reasons)
-    if not candidates:
-        return list(efa_rails(host)), WITH_PLUGIN, reasons
+    candidates, with_plugin = _candidates(host, nearness, reasons), list(efa_rails(host))
     groups = port_groups(host, candidates, nearness)
+    if not groups:
+        return with_plugin, WITH_PLUGIN, reasons
     best = best_group(groups)
+    if with_plugin and _carries_no_less(with_plugin, best):
+        return with_plugin, WITH_PLUGIN, {**{nic.hca: BESIDE_EFA for nic in candidates}, **reasons}
     rails = near_part(host, best, nearness)
     for group in groups:
         for nic in group.ports:
@@ -115,14 +118,25 @@ def _chosen(host: Host, nearness: Nearness) -> tuple[list[Nic], str, Reasons]:
     return list(rails), _why(host, rails, best, bool(reasons)), reasons
 
 
+def _carries_no_less(adapters: Sequence[Nic], group: PortGroup) -> bool:
+    """True also where a rate is not known: a machine with EFA adapters has them for its jobs."""
+    rates = [nic.rate_gbps for nic in adapters]
+    return None in rates or sum(rate or 0 for rate in rates) >= group.total_gbps
+
+
 def _candidates(host: Host, nearness: Nearness, reasons: Reasons) -> list[Nic]:
     """Return the ports that NCCL takes, without front-end ports; adds the reason for each of these to `reasons`."""
     found = [nic for nic in host.nics if nic.usable_by_nccl_ib and nic.kind in RAIL_KINDS]
-    for leave_out in (_front_end, _beside_connectx):
+    for leave_out in (_fast_paths, _front_end, _beside_connectx):
         out = leave_out(host, found, nearness)
         reasons |= out
         found = [nic for nic in found if nic.hca not in out]
     return found
+
+
+def _fast_paths(host: Host, candidates: Sequence[Nic], _: Nearness) -> Reasons:
+    out = [nic for nic in candidates if is_fast_path(host, nic)]
+    return {nic.hca: "accelerated networking of a virtual netdev, which carries TCP alone" for nic in out}
 
 
 def _front_end(host: Host, candidates: Sequence[Nic], _: Nearness) -> Reasons:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -61,6 +62,26 @@ def network_of(interface: str) -> str:
 def networks_of(netdevs: Iterable[Netdev]) -> frozenset[str]:
     """The networks of their addresses."""
     return frozenset(network_of(text) for text in interfaces_of(netdevs))
+
+
+_SYNTHETIC_DRIVERS = (None, "hv_netvsc", "virtio_net")
+
+
+def is_fast_path(host: Host, nic: Nic) -> bool:
+    """Return True for a virtual machine's accelerated function: its netdev is below a paravirtual one with the address.
+
+    Azure's carry no RoCE to other machines. Source: Linux, Documentation/networking/device_drivers/ethernet/microsoft/
+    netvsc.rst; azure-rdma udev rules (mlx5_an0); boards of Microsoft's front end are called MSF.
+    """
+    if nic.kind != "RoCE":
+        return False
+    if re.match(r"mlx5_an\d", nic.device) or (nic.board_id or "").startswith("MSF"):
+        return True
+    by_name = {netdev.name: netdev for netdev in host.netdevs}
+    own = by_name.get(nic.netdev or "")
+    above = by_name.get(own.master or "") if own is not None and not own.addresses else None
+    plain = above is not None and above.kind in (None, "physical") and re.match(r"eth\d|en[opsx]", above.name)
+    return above is not None and bool(plain) and above.driver in _SYNTHETIC_DRIVERS
 
 
 def default_route_netdevs(host: Host) -> frozenset[str]:

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
+from prober.facts.rdma.verbs_library import CANNOT_OPEN, FINDS_NONE, NO_DRIVER, NOT_THERE
 from prober.rails.choose_rails import rails_of, undecided_ports
 from prober.rule_text import FIELD, EvidenceLine
-from prober.rules.port_rules import RDMA, active_ports
+from prober.rules.port_rules import active_ports
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
+
+PCI_ENCODING = 128 / 130  # of lanes from 8 GT/s on. Source: PCI Express base specification
 
 
 def _soft_rdma(host: Host) -> Evidence:
@@ -70,14 +73,41 @@ def _two_fabrics(host: Host) -> Evidence:
         yield "; ".join(f"{key}: {', '.join(ports)}" for key, ports in fabrics.items())
 
 
-def _duplicate_faces(host: Host) -> Evidence:
-    cards: dict[str, list[str]] = {}
+def _nvlink_bridge(host: Host) -> Evidence:
+    bridges = [nic.hca for nic in host.nics if nic.nvlink_management]
+    if bridges:
+        yield f"{', '.join(bridges)} manage the NVSwitches of this host's board"
+
+
+def _verbs_library(host: Host) -> Evidence:
+    """One line a reason, with the remedy of its kind."""
+    reasons: dict[str, list[str]] = {}
     for nic in host.nics:
-        if nic.sys_image_guid and nic.kind in RDMA:
-            cards.setdefault(nic.sys_image_guid, []).append(nic.device)
-    for devices in cards.values():
-        if len(set(devices)) > 1:
-            yield f"{', '.join(dict.fromkeys(devices))} are one card"
+        if nic.why.startswith(CANNOT_OPEN):
+            reasons.setdefault(nic.why.removeprefix(CANNOT_OPEN), []).append(nic.hca)
+    for reason, ports in reasons.items():
+        remedy = next((text for kind, text in _LIBRARY_REMEDIES.items() if kind in reason), _MATCHING_DRIVER)
+        yield EvidenceLine(f"{', '.join(ports)}: {CANNOT_OPEN}{reason}", remedy)
+
+
+def _duplicate_faces(host: Host) -> Evidence:
+    """Functions of one card whose slot cannot carry all their ports at once; planes of a wide slot add up."""
+    cards: dict[str, list[Nic]] = {}
+    for nic in active_ports(host):
+        if nic.sys_image_guid:
+            cards.setdefault(nic.sys_image_guid, []).append(nic)
+    for ports in cards.values():
+        devices = ", ".join(dict.fromkeys(nic.device for nic in ports))
+        total, slot = sum(nic.rate_gbps or 0 for nic in ports), _slot_gbps(ports)
+        if len(ports) > 1 and slot is not None and total > slot:
+            yield f"{devices} are one card: {total:g} Gbit/s of ports, {slot:.0f} Gbit/s of PCI Express"
+
+
+def _slot_gbps(ports: Sequence[Nic]) -> float | None:
+    """Gbit/s of the slots of a card, each counted once; None where one is not known."""
+    slots = {(nic.pci_address or nic.device).rpartition(".")[0]: nic.pci for nic in ports}
+    rates = [(link.speed_gts or 0) * (link.width or 0) for link in slots.values()]
+    return sum(rates) * PCI_ENCODING if all(rates) else None
 
 
 def _bond_one_qp(host: Host) -> Evidence:
@@ -150,6 +180,19 @@ def _sets_differ(peers: Sequence[Host]) -> PeerEvidence:
     yield from differing(lists, "usable ports")
 
 
+_MATCHING_DRIVER = (
+    "install the user-space driver of the same release as the kernel module where the job runs, in the container's "
+    "image too: the vendor's package (libbnxt_re, libionic, MLNX_OFED or DOCA), or a newer rdma-core"
+)
+_LIBRARY_REMEDIES = {
+    NO_DRIVER: "install the provider where the job runs: `ibverbs-providers` (Debian, Ubuntu), `rdma-core` (RHEL), or "
+    "the card vendor's own",
+    NOT_THERE: "install `libibverbs1` and `ibverbs-providers` (Debian, Ubuntu) or `libibverbs` and `rdma-core` (RHEL) "
+    "where the job runs, in the container's image too",
+    FINDS_NONE: "see that /dev/infiniband/uverbs* are there (in a container `--device=/dev/infiniband`) and "
+    "`ibverbs-providers` or the vendor's driver is installed where the job runs",
+}
+
 HOST_RULES = (
     Rule(
         "NIC-SOFT-RDMA",
@@ -159,6 +202,25 @@ HOST_RULES = (
         "leave it out of NCCL_IB_HCA; `rdma link delete DEVICE` removes it",
         "rdma-core, rxe(7); iproute2, rdma-link(8)",
         _soft_rdma,
+    ),
+    Rule(
+        "NIC-NVLINK-BRIDGE",
+        "I",
+        "InfiniBand ports belong to the bridge between the host and the NVSwitches of its HGX B200 or B300 board",
+        "left alone, NCCL takes them for rails, and the first collective between hosts fails or hangs",
+        "nothing with Holmes, which leaves them out; by hand, name the real rails in NCCL_IB_HCA, or leave these out "
+        "with `^=`",
+        "NVIDIA fabric manager user guide (NVLSM); aws/sagemaker-hyperpod-cli PR 282; siderolabs/extensions#893",
+        _nvlink_bridge,
+    ),
+    Rule(
+        "NIC-VERBS-LIBRARY",
+        "W",
+        "the kernel has an RDMA port, and the verbs library that NCCL loads cannot open it",
+        "NCCL logs `NET/IB : No device found` at most, and uses sockets; Holmes leaves the port out",
+        "install the verbs driver that matches the kernel module, where the job runs (in the container's image)",
+        "rdma-core, libibverbs/init.c; k8snetworkplumbingwg/sriov-cni#348; NVIDIA/nccl#1044",
+        _verbs_library,
     ),
     Rule(
         "NIC-EFA-NEEDS-PLUGIN",
@@ -209,10 +271,10 @@ HOST_RULES = (
     Rule(
         "NIC-DUPLICATE-FACE",
         "I",
-        "RDMA devices have one system image GUID: they are faces or ports of one card",
-        "their rates do not add up where the slot or the cable limits",
-        "count the card once",
-        "NVIDIA/nccl#307; NVIDIA/dgx-spark-playbooks",
+        "ports of one card (one system image GUID) are faster together than its PCI Express link",
+        "their rates do not add up: both together carry what the slot does",
+        "nothing, unless the slot is slower than the card (PCI-LINK-DEGRADED); by hand, count the card once",
+        "NVIDIA/nccl#307; PCI Express base specification (lane rates)",
         _duplicate_faces,
     ),
     Rule(

@@ -24,7 +24,8 @@ def _far_rails(host: Host) -> Evidence:
 def _is_far(host: Host, gpu: Gpu) -> bool:
     rails = rails_of(host)
     if not rails:
-        return gpu.nearest_path == "SYS" and bool(gpu.nearest_nics)
+        bridges = {nic.device for nic in host.nics if nic.nvlink_management}
+        return gpu.nearest_path == "SYS" and bool(set(gpu.nearest_nics) - bridges)
     return {_path(host, gpu, nic) for nic in rails} == {"SYS"}
 
 

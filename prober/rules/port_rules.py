@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
@@ -18,11 +19,16 @@ LEFT_OUT = "nothing: Holmes names the rails exactly; if these are others, name t
 
 def active_ports(host: Host) -> Iterable[Nic]:
     """Ports that NCCL's verbs transport would list by itself."""
-    return (nic for nic in host.nics if nic.kind in RDMA and nic.state == "Active")
+    return (nic for nic in of_the_job(host) if nic.state == "Active")
+
+
+def of_the_job(host: Host) -> Iterable[Nic]:
+    """InfiniBand and RoCE ports, without those that reach no other host."""
+    return (nic for nic in host.nics if nic.kind in RDMA and not nic.nvlink_management)
 
 
 def _none_usable(host: Host) -> Evidence:
-    ports = [nic for nic in host.nics if nic.kind in RDMA]
+    ports = list(of_the_job(host))
     if ports and all(nic.usable_by_nccl_ib is False for nic in ports):
         yield "; ".join(f"{nic.hca} {nic.state or 'state not known'}" for nic in ports)
 
@@ -49,7 +55,7 @@ def _waiting(nic: Nic) -> str:
 
 
 def _rail_waits(host: Host) -> Evidence:
-    for nic in host.nics:
+    for nic in of_the_job(host):
         if _waits_for_subnet_manager(nic) and _is_missing_rail(host, nic):
             yield (
                 EvidenceLine(_waiting(nic), f"{_VIRTUAL_REMEDY}; {NO_RAIL}") if nic.virtual_function else _waiting(nic)
@@ -57,15 +63,15 @@ def _rail_waits(host: Host) -> Evidence:
 
 
 def _spare_waits(host: Host) -> Evidence:
-    waiting = [nic for nic in host.nics if _waits_for_subnet_manager(nic) and not _is_missing_rail(host, nic)]
+    waiting = [nic for nic in of_the_job(host) if _waits_for_subnet_manager(nic) and not _is_missing_rail(host, nic)]
     if waiting:
         yield f"{', '.join(nic.hca for nic in waiting)}; they are no rails"
 
 
 def ports_down(host: Host) -> Iterable[Nic]:
     """RDMA ports without a link, whatever the reason."""
-    for nic in host.nics:
-        if nic.kind in RDMA and nic.state not in (None, "Active") and not _waits_for_subnet_manager(nic):
+    for nic in of_the_job(host):
+        if nic.state not in (None, "Active") and not _waits_for_subnet_manager(nic):
             yield nic
 
 
@@ -94,9 +100,57 @@ def _raise(nic: Nic) -> str:
     return "ask the fabric's owner to enable the port; then the cable and the switch port"
 
 
-def _other_port_down(host: Host) -> Evidence:
+def _better_ports_down(host: Host) -> Sequence[Nic]:
+    """Ports that look like the compute rails and are all down, so that the front end has their place.
+
+    They outnumber the rails, and are InfiniBand where those are RoCE, a newer card, or nearer to the GPUs.
+    """
+    rails = rails_of(host)
+    if not rails or is_stated(rails[0]) or rails[0].kind not in RDMA:
+        return ()
+    down: dict[tuple[str, str | None], list[Nic]] = {}
     for nic in ports_down(host):
-        if not _is_missing_rail(host, nic):
+        if not nic.virtual_function:
+            down.setdefault((nic.kind, nic.hca_type), []).append(nic)
+    up = {(nic.kind, nic.hca_type) for nic in active_ports(host)}
+    groups = [ports for model, ports in down.items() if model not in up and len(ports) > len(rails)]
+    return max((ports for ports in groups if _are_better(host, ports, rails)), key=len, default=())
+
+
+def _are_better(host: Host, ports: Sequence[Nic], rails: Sequence[Nic]) -> bool:
+    nearness = nearness_of(host)
+    near = [
+        any(path_class(path) == BESIDE for nic in group for path in nearness.get(nic.device, {}).values())
+        for group in (ports, rails)
+    ]
+    theirs, ours = _connectx(ports[0]), _connectx(rails[0])
+    return (
+        (ports[0].kind == "InfiniBand" and rails[0].kind == "RoCE")
+        or near == [True, False]
+        or (theirs is not None and ours is not None and theirs > ours)
+    )
+
+
+def _connectx(nic: Nic) -> int | None:
+    """The PCI device id of a ConnectX, which grows from one generation to the next. Source: pci.ids, vendor 15b3."""
+    match = re.fullmatch(r"MT(4\d{3})", nic.hca_type or "")
+    return int(match[1]) if match else None
+
+
+def _front_end_in_place_of_rails(host: Host) -> Evidence:
+    if ports := _better_ports_down(host):
+        listed, rails = ", ".join(nic.hca for nic in ports), ", ".join(nic.hca for nic in rails_of(host))
+        yield EvidenceLine(
+            f"{listed}: all {len(ports)} {ports[0].kind} ports of this kind are down; {rails} have their place",
+            f"{_raise(ports[0])}, and so for the others; if the job is to use {rails}, name them by `rails:` in "
+            "hosts.yaml",
+        )
+
+
+def _other_port_down(host: Host) -> Evidence:
+    told = _better_ports_down(host)
+    for nic in ports_down(host):
+        if nic not in told and not _is_missing_rail(host, nic):
             yield f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}; it is no rail"
 
 
@@ -208,6 +262,16 @@ HOST_RULES = (
         + NO_RAIL,
         "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
         _rail_down,
+    ),
+    Rule(
+        "NIC-PORT-DOWN",
+        "W",
+        "all ports that look like the compute rails are down, and a few others, of the front end, are left",
+        "the job runs at the front end's rate, a fraction of what the machine was bought for",
+        "bring the ports up: cable, optic, switch port and subnet manager; if the others are the rails, "
+        "name them by `rails:` in hosts.yaml",
+        "NVIDIA/nccl#1935; " + FIELD,
+        _front_end_in_place_of_rails,
     ),
     Rule(
         "NIC-PORT-DOWN",

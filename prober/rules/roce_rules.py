@@ -9,6 +9,7 @@ from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.fabrics.clusters import fabric_of
 from prober.rails.choose_rails import rails_of
+from prober.rails.port_networks import is_fast_path
 from prober.rule_text import EvidenceLine
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
@@ -17,8 +18,9 @@ SMALL_MTU = 1024
 
 
 def roce_ports(host: Host) -> Iterable[Nic]:
-    """RoCE ports that are Active, or may be."""
-    return (nic for nic in host.nics if nic.kind == "RoCE" and nic.state in ("Active", None))
+    """RoCE ports that are Active, or may be, and could carry a job."""
+    usable = (nic for nic in host.nics if nic.kind == "RoCE" and nic.state in ("Active", None))
+    return (nic for nic in usable if not is_fast_path(host, nic))
 
 
 def rail_netdevs(host: Host) -> list[Netdev]:

@@ -67,7 +67,7 @@ def test_every_remedy_of_a_finding_about_which_ports_are_rails_names_rails_of_ho
 
 
 def test_a_rule_is_found_in_any_case_of_letters() -> None:
-    assert [about.severity for about in explain("nic-port-down")] == ["F", "I", "F", "W"]
+    assert [about.severity for about in explain("nic-port-down")] == ["F", "W", "I", "F", "W"]
 
 
 def test_a_rule_that_is_not_known_names_the_nearest() -> None:

@@ -9,10 +9,13 @@ import pytest
 from prober.fabrics.clusters import fabric_of
 from prober.rails.choose_rails import rails_of, with_rails
 from tests.prober.test_expected_findings import audited, expected
-from tests.prober.test_recordings import with_scenarios
+from tests.prober.test_recordings import expected as expected_of
+from tests.prober.test_recordings import scenarios, with_scenarios
+
+RAILS = [folder for folder in scenarios() if isinstance(expected_of(folder).get("rails"), list)]
 
 
-@with_scenarios("rails")
+@pytest.mark.parametrize("folder", RAILS, ids=lambda folder: folder.name)
 def test_rails_are_those_of_the_machine_in_their_order(folder: Path) -> None:
     wanted, host = expected(folder.name), audited(folder.name).hosts[0]
     assert [nic.hca for nic in rails_of(host)] == wanted["rails"]

@@ -10,11 +10,13 @@ from holmes_core.records.access import Access
 from holmes_core.records.devices import BondSlave, Gid, Gpu, GpuProcess, PciDevice, PciLink
 from holmes_core.records.inventory import Conflict, Host, LibfabricDomain, NcclSetting, OfiPlugin, Software
 from prober.fabrics.clusters import find_clusters, find_shared_network
+from prober.facts.rdma.verbs_library import CANNOT_OPEN
 from prober.findings.audit import HOST_RULES, PEER_RULES, audit, joined
 from prober.rules.rule import PeerRule, Rule
 from tests.prober.made_hosts import GOOD, gpu, gpus, host, netdev, nic, nics, roce, roce_host
 
 V1, V2 = Gid(index=0, gid="fe80::1", type="RoCE v1"), Gid(index=3, gid="::ffff:a02:1", type="RoCE v2", ipv4="10.2.0.1")
+GEN5, GEN6 = PciLink(speed_gts=32, width=8), PciLink(speed_gts=64, width=16)
 V6 = Gid(index=1, gid="fd00::1", type="RoCE v2")
 NARROW = PciLink(speed_gts=32, width=8, max_speed_gts=32, max_width=16)
 SLOW = PciLink(speed_gts=2.5, width=16, max_speed_gts=32, max_width=16)
@@ -110,9 +112,11 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
     "NIC-IWARP": (nics(nic("irdma0", "iWARP")), nics(nic())),
     "NIC-TWO-FABRICS": (nics(nic(), nic("mlx5_1", sm_lid=9)), nics(nic(), nic("mlx5_1"))),
     "NIC-DUPLICATE-FACE": (
-        nics(nic(sys_image_guid="1"), nic("mlx5_1", sys_image_guid="1")),
-        nics(nic(sys_image_guid="1"), nic("mlx5_1", sys_image_guid="2")),
+        nics(nic(sys_image_guid="1", pci=GEN5), nic("mlx5_1", sys_image_guid="1", pci=GEN5)),
+        nics(nic(sys_image_guid="1", pci=GEN6), nic("mlx5_1", sys_image_guid="1", pci=GEN6)),
     ),
+    "NIC-NVLINK-BRIDGE": (nics(nic(nvlink_management=True)), nics(nic())),
+    "NIC-VERBS-LIBRARY": (nics(nic(why=f"{CANNOT_OPEN}it finds no device")), nics(nic(state="Down"))),
     "NIC-BOND-ONE-QP": (nics(nic("mlx5_bond_0", bond=True)), nics(nic())),
     "NIC-BOND-DEGRADED": (
         host(netdevs=(netdev("bond0", bond_slaves=(BondSlave(name="e1", mii_status="down"),)),)),

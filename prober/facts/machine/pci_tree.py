@@ -13,7 +13,7 @@ from holmes_core.records.devices import PciDevice, PciLink
 from prober.asking.commands import Command
 from prober.asking.merge import by_key, filled
 from prober.asking.numbers import number
-from prober.asking.pci_values import normal_address, numa_node, pci_link, pci_path
+from prober.asking.pci_values import NVSWITCH_MARK, normal_address, numa_node, pci_link, pci_path
 from prober.asking.recording import Recorded
 from prober.asking.sysfs_tree import Tree
 from prober.facts.machine.pci_paths import bridges_above, path_between
@@ -59,6 +59,7 @@ class PciFacts:
     numa_node: int | None = None
     acs_redirects: bool | None = None
     max_read_request_bytes: int | None = None
+    manages_switches: bool | None = None  # by its vital product data
 
 
 _FIRST_LINE = re.compile(
@@ -106,6 +107,8 @@ def _with_line(device: PciFacts, text: str) -> PciFacts:
         return replace(device, link=_with_link(device.link or PciLink(), *match.groups()))
     if match := re.search(r"MaxReadReq (\d{1,5}) bytes", text):
         return replace(device, max_read_request_bytes=int(match.group(1)))
+    if NVSWITCH_MARK in text:
+        return replace(device, manages_switches=True)
     if text.startswith("ACSCtl:") and "CmpltRedir" in text:
         return replace(device, acs_redirects="ReqRedir+" in text or "CmpltRedir+" in text)
     return device

@@ -22,7 +22,8 @@ _ASK = (
     'c = re.search(r"^cuda\\b[^=]*= *.([0-9.]+)", t, re.M); '
     'c and print("cuda", c.group(1)); '
     '[print("nccl", d.version) for d in m.distributions(path=[str(p.parent.parent)] if p else []) '
-    'if str(d.metadata["Name"]).startswith("nvidia-nccl-cu")]'
+    'if str(d.metadata["Name"]).startswith("nvidia-nccl-cu")]; '
+    'exec("try:\\n import ctypes; ctypes.CDLL(\\"libibverbs.so.1\\")\\nexcept OSError as e: print(\\"verbs\\", e)")'
 )
 
 SHOWN_LINES, MAX_SHOWN = 3, 400  # lines and characters of what a failed start says

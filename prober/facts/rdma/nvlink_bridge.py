@@ -1,0 +1,62 @@
+"""Functions of the bridge that joins a host to the NVSwitches of its own HGX B200 or B300 board.
+
+They are a ConnectX-7's, Active and InfiniBand, below a subnet manager on the host itself (nvlsm). The switches are set
+up through them. They reach no other host, and their LIDs are the same in every server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from holmes_core.records.devices import Nic
+from prober.asking.commands import Command
+from prober.asking.pci_values import NVSWITCH_MARK
+from prober.asking.recording import Recorded
+
+WHY = "it manages the NVSwitches of this host's board, and reaches no other host"
+MAX_GBPS = 100
+MANY_FUNCTIONS = 3  # of one card: no other InfiniBand card shows as many without SR-IOV
+
+VPD = Command(
+    f'grep -lsa {NVSWITCH_MARK} "$d/device/vpd"',
+    each="/sys/class/infiniband/*",
+    only='grep -qs 0x15b3 "$d/device/vendor" && [ ! -e "$d/device/physfn" ]',
+    limited=True,
+    when='[ "$uid" = 0 ]',
+)
+_BOARD = re.compile(r"\bB[123]00\b")
+_VPD_FILE = re.compile(r"^/sys/class/infiniband/([^/\s]+)/device/vpd$", re.MULTILINE)
+
+
+def marked_devices(outputs: Iterable[Recorded]) -> frozenset[str]:
+    """Return the devices of those files of vital product data that name the mark."""
+    asked = [output for output in outputs if NVSWITCH_MARK in output.command]
+    return frozenset(name for output in asked for name in _VPD_FILE.findall(output.plain))
+
+
+def with_bridges_told(
+    nics: Sequence[Nic], gpu_names: Collection[str], marked: Collection[str], marked_pci: Collection[str]
+) -> tuple[Nic, ...]:
+    """The NICs, with the bridge's functions told from others.
+
+    `marked` are devices, `marked_pci` PCI addresses, whose product data says so.
+    """
+    ports = [nic for nic in nics if nic.kind == "InfiniBand" and not nic.virtual_function]
+    # Amazon sells no InfiniBand: where there is EFA, an InfiniBand port is the board's own.
+    amazon = any(nic.kind == "EFA" for nic in nics)
+    on_board = any(_BOARD.search(name) for name in gpu_names)
+    sure = {nic.hca for nic in ports if amazon or nic.device in marked or nic.pci_address in marked_pci}
+    sure |= {nic.hca for nic in ports if _number_of_signs(nic, ports, on_board) >= 2}
+    told = {"nvlink_management": True, "usable_by_nccl_ib": False, "why": WHY}
+    return tuple(nic.model_copy(update=told) if nic.hca in sure else nic for nic in nics)
+
+
+def _number_of_signs(nic: Nic, ports: Sequence[Nic], on_board: bool) -> int:
+    """Count the signs of a bridge that no other port has two of."""
+    if nic.rate_gbps is not None and nic.rate_gbps > MAX_GBPS:
+        return 0
+    sisters = {port.device for port in ports if nic.sys_image_guid and port.sys_image_guid == nic.sys_image_guid}
+    alike = [port for port in ports if (port.hca_type, port.rate_gbps) == (nic.hca_type, nic.rate_gbps)]
+    own_manager = bool(nic.sm_lid) and nic.sm_lid in {port.lid for port in alike}
+    return (len(sisters) >= MANY_FUNCTIONS) + own_manager + (on_board and nic.rate_gbps is not None)
