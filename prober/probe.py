@@ -36,6 +36,7 @@ from prober.fabrics.placing import Placing
 from prober.fabrics.settle import RdmaVerdict
 from prober.facts.machine.limits import parse_clock
 from prober.findings.audit import audit, joined
+from prober.findings.gpu_choice import gpu_choice_findings
 from prober.findings.hint_findings import hint_findings
 from prober.findings.stated_trunks import find_stated_trunks
 from prober.findings.tool_findings import tool_findings
@@ -131,7 +132,8 @@ def read_recording(name: str, recording: HostRecording) -> ReadHost:
         return ReadHost(unread, (failure,), notes.cluster)
     host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
     found = (*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs))
-    return ReadHost(host, (*found, *stated_rail_findings(host, notes.rails)), notes.cluster)
+    chosen = (*stated_rail_findings(host, notes.rails), *gpu_choice_findings(host))
+    return ReadHost(host, (*found, *chosen), notes.cluster)
 
 
 def inventory_of_read(
@@ -176,6 +178,7 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
         cluster=entry.cluster,
         speeds_gbps={**hosts_file.speeds_gbps, **entry.speeds_gbps},
         rails=entry.rails or hosts_file.rails,
+        gpus=entry.gpus or hosts_file.gpus,
         hints=entry.hints,
     )
     try:

@@ -12,6 +12,7 @@ from prober.asking.commands import Command
 from prober.asking.recording import HostNotes, Recorded
 from prober.asking.sysfs_tree import Tree, read_tree
 from prober.facts.gpu import gpu_processes, gpu_query, gpu_report, gpu_text, gpus, other_accelerators
+from prober.facts.gpu.job_gpus import with_left_out
 from prober.facts.gpu.partial_gpu import PartialGpu
 from prober.facts.machine import (
     confinement,
@@ -107,13 +108,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
     nic_reading = _nics(ports, netdev_reading, pci, _rdma_ruled_out(outputs, tree, about), notes.speeds_gbps)
     lspci_gpus = pci_tree.gpus_of(pci.values())
     gpu_reading = gpus.read_gpus(outputs, _from_lspci(lspci_gpus))
-    marked_pci = {address for address, device in pci.items() if device.manages_switches}
-    known_nics = nvlink_bridge.with_bridges_told(
-        verbs_library.with_unopenable_told(nic_reading.nics, outputs, notes.access.container is not None),
-        [gpu.name for gpu in gpu_reading.gpus if gpu.name],
-        nvlink_bridge.marked_devices(outputs),
-        marked_pci,
-    )
+    known_nics = _known_nics(nic_reading.nics, outputs, pci, gpu_reading.gpus, notes)
     uverbs, openable = limits.parse_uverbs(outputs)
     return Host(
         name=name,
@@ -121,7 +116,8 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         reachable=True,
         hints=notes.hints,
         **vars(about),
-        gpus=gpus.gpu_records(gpu_reading.gpus, *_nearest_nics(pci, known_nics)),
+        gpus=with_left_out(gpus.gpu_records(gpu_reading.gpus, *_nearest_nics(pci, known_nics)), notes.gpus),
+        gpus_stated=notes.gpus,
         nics=known_nics,
         netdevs=netdev_reading.netdevs,
         default_route_netdev=ip_routes.parse_default_route(outputs),
@@ -177,6 +173,20 @@ def _nics(
     by_name = {netdev.name: netdev for netdev in found.netdevs}
     links = {address: device.link for address, device in pci.items() if device.link is not None}
     return nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical, stated_gbps)
+
+
+def _known_nics(
+    found: Sequence[Nic],
+    outputs: Sequence[Recorded],
+    pci: PciDevices,
+    known_gpus: Iterable[PartialGpu],
+    notes: HostNotes,
+) -> tuple[Nic, ...]:
+    """The NICs, with those told that the verbs library cannot open, and those that manage NVSwitches."""
+    openable = verbs_library.with_unopenable_told(found, outputs, notes.access.container is not None)
+    marked_pci = {address for address, device in pci.items() if device.manages_switches}
+    gpu_names = [gpu.name for gpu in known_gpus if gpu.name]
+    return nvlink_bridge.with_bridges_told(openable, gpu_names, nvlink_bridge.marked_devices(outputs), marked_pci)
 
 
 def _gpu_count(outputs: Sequence[Recorded], tree: Tree, found: int) -> int | None:

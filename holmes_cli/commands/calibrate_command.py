@@ -82,6 +82,6 @@ def _there(job: Job, path: Path, name: str | None) -> _Slots:
 def _slots_of(job: Job, host: Host, hosts: list[Host]) -> int:
     """Return the GPUs of the host; on CPUs the processes of all hosts on the same machine."""
     if job.device == "cuda":
-        return max(1, len(host.gpus))
+        return max(1, len(host.for_job().gpus))
     same = [each for each in hosts if host.boot_id is not None and each.boot_id == host.boot_id]
     return job.slots_per_host * max(1, len(same))

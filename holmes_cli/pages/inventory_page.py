@@ -252,7 +252,7 @@ def _link_row(link: Link) -> tuple[str, ...]:
 
 def _summary(inventory: Inventory) -> str:
     reachable = sum(host.reachable for host in inventory.hosts)
-    gpus = sum(len(host.gpus) for host in inventory.hosts)
+    gpus = sum(len(host.for_job().gpus) for host in inventory.hosts)
     severities = Counter(finding.severity for finding in inventory.findings)
     return (
         f"{reachable} of {len(inventory.hosts)} hosts reached, {gpus} GPUs, {len(inventory.clusters)} clusters; "

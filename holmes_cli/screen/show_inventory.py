@@ -95,8 +95,11 @@ def _host_row(inventory: Inventory, cluster: Cluster, host: Host) -> tuple[str, 
 
 
 def _gpus(host: Host) -> str:
-    kinds = Counter((gpu.name, gpu.memory_bytes) for gpu in host.gpus)
-    listed = [f"{count} x {name or 'GPU'} {format_memory(memory)}" for (name, memory), count in kinds.items()]
+    kinds = Counter((gpu.name, gpu.memory_bytes, gpu.left_out is not None) for gpu in host.gpus)
+    listed = [
+        f"{count} x {name or 'GPU'} {format_memory(memory)}{', left out' if out else ''}"
+        for (name, memory, out), count in kinds.items()
+    ]
     return "\n".join(listed) or "none"
 
 

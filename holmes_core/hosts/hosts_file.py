@@ -29,6 +29,9 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 RailPatterns = Annotated[tuple[Annotated[str, AfterValidator(checked_rail_pattern)], ...], Field(min_length=1)]
 
 
+GpuIndices = Annotated[tuple[Annotated[int, Field(ge=0, lt=1024, strict=True)], ...], Field(min_length=1)]
+
+
 class HostEntry(Record):
     """One host of hosts.yaml. Missing keys are taken from the top of the file, then from the SSH configuration."""
 
@@ -56,6 +59,8 @@ class HostEntry(Record):
     """As at the top of the file, for this host. Example: {eth0: 25}"""
     rails: RailPatterns | None = None
     """As at the top of the file, for this host. Example: ["mlx5_[0-3]"]"""
+    gpus: GpuIndices | None = None
+    """As at the top of the file, for this host. Example: [0, 1, 2, 4]"""
     hints: Hints = Hints()
 
 
@@ -149,6 +154,9 @@ class HostsFile(Record):
     Example: {eth0: 25}"""
     rails: RailPatterns | None = None
     """RDMA ports that carry the job, where the probe would choose others. Example: ["mlx5_[0-3]"]"""
+    gpus: GpuIndices | None = None
+    """GPUs that the job uses, by nvidia-smi's numbers; not set: all but display cards and much smaller ones.
+    Example: [0, 1, 2, 4]"""
     hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)
     """Machines to ask, each with keys, or its name alone. Example: ["node[01-16]"]"""
     trunks: tuple[StatedTrunk, ...] = ()

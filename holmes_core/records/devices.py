@@ -67,6 +67,7 @@ class Gpu(Record):
     cpus: str | None = None  # near it, `0-31,64-95`
     nearest_nics: tuple[str, ...] = ()  # RDMA devices at `nearest_path`; NIC0 where topo -m lacks its legend
     nearest_path: str | None = None  # in nvidia-smi's words: PIX, PXB, PHB, NODE, SYS
+    left_out: str | None = None  # the reason why the job does not use it
 
 
 class GpuProcess(Record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -111,6 +112,7 @@ class Host(Record):
     hints: Hints = Hints()
     hostname: str | None = None  # its own name
     gpus: tuple[Gpu, ...] = ()
+    gpus_stated: tuple[int, ...] | None = None  # the GPUs that `gpus:` of hosts.yaml names
     nics: tuple[Nic, ...] = ()
     netdevs: tuple[Netdev, ...] = ()
     default_route_netdev: str | None = None
@@ -166,6 +168,37 @@ class Host(Record):
     def may_lock_memory(self) -> bool | None:
         """True if the probing process is free of the limit on locked memory (CAP_IPC_LOCK). None is not known."""
         return None if self.capabilities_effective is None else bool(self.capabilities_effective >> CAP_IPC_LOCK & 1)
+
+    def for_job(self) -> Host:
+        """Return the host with the GPUs that the job uses alone, and without the faults of others."""
+        used = tuple(gpu for gpu in self.gpus if gpu.left_out is None)
+        stated = self.gpus_stated is not None and set(self.gpus_stated) == {gpu.index for gpu in used}
+        if len(used) == len(self.gpus) and not stated:
+            return self
+        out = len(self.gpus) - len(used)
+        indices = {None, *(gpu.index for gpu in used)}
+        counts = (self.gpu_count_lspci, self.gpu_device_files)
+        lspci, files = (len(used) if stated and count else count and max(0, count - out) for count in counts)
+        processes = self.gpu_processes
+        update = {
+            "gpus": used,
+            "gpu_count_lspci": lspci,
+            "gpu_device_files": files,
+            "nvidia_smi_failure": None if stated else self.nvidia_smi_failure,
+            "gpu_processes": processes and tuple(process for process in processes if process.gpu in indices),
+            "warnings": tuple(line for line in self.warnings if not _is_about_another_gpu(line, used)),
+        }
+        return self.model_copy(update=update)
+
+
+def _is_about_another_gpu(line: str, used: Sequence[Gpu]) -> bool:
+    """A line of the driver on a GPU that is none of `used`, as its PCI address says."""
+    match = re.search(r"(?:Xid \(PCI:|NVRM: GPU )((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2})", line, re.IGNORECASE)
+    known = [gpu.pci_address for gpu in used if gpu.pci_address is not None]
+    ends = tuple(address.partition(".")[0][-len("00:00") :] for address in known)
+    if match is None or len(known) < len(used):
+        return False
+    return not any(match[1].lower().endswith(end) for end in ends)
 
 
 class NetworkPort(Record):
@@ -269,6 +302,10 @@ class Inventory(FileRecord):
         """
         alone = (finding for finding in self.findings if finding.severity == "F" and len(finding.hosts) == 1)
         return {finding.hosts[0]: finding for finding in alone}
+
+    def for_job(self) -> Inventory:
+        """Return the inventory with the GPUs that the job uses alone."""
+        return self.model_copy(update={"hosts": tuple(host.for_job() for host in self.hosts)})
 
     def host(self, name: str) -> Host:
         """Return the host of that name. Raises KeyError."""

@@ -23,7 +23,7 @@ def step_spread_s(plan: Plan, inventory: Inventory) -> tuple[float, float] | Non
     compute = job.compute
     if job.device == "cpu" or compute.emulate or compute.calibration or compute.flops_per_s is not None:
         return None
-    names = {gpu.name for node in plan.nodes for gpu in inventory.host(node.host).gpus if gpu.name}
+    names = {gpu.name for node in plan.nodes for gpu in inventory.host(node.host).for_job().gpus if gpu.name}
     published = all(is_published(name, job.value_type, job.engine) for name in names)
     spread = (PUBLISHED_SPREAD if published else SPREAD) * (step.step_s - step.exposed_edge_s - step.exposed_dp_s)
     return step.step_s - spread, step.step_s + spread
@@ -41,7 +41,7 @@ def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     names: dict[str, None] = {}
     hosts = []
     for node in plan.nodes:
-        gpus = inventory.host(node.host).gpus
+        gpus = inventory.host(node.host).for_job().gpus
         assumed = [gpu.name for gpu in gpus if gpu.name and not is_published(gpu.name, job.value_type, job.engine)]
         names |= dict.fromkeys(assumed)
         hosts += [node.host] if assumed else []

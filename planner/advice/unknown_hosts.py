@@ -43,7 +43,7 @@ def _link_sentence(plan: Plan, hosts: Iterable[Host]) -> Iterator[str]:
     ranks = Counter(rank.host for rank in plan.ranks)
     assumed: dict[tuple[str, str], list[str]] = {}
     for host in hosts:
-        for name, links in {gpu.name: assumed_links(gpu) for gpu in host.gpus if gpu.name}.items():
+        for name, links in {gpu.name: assumed_links(gpu) for gpu in host.for_job().gpus if gpu.name}.items():
             if links is not None and ranks[host.name] > 1:
                 assumed.setdefault((name, links), []).append(host.name)
     for (name, links), names in assumed.items():

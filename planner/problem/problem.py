@@ -52,6 +52,7 @@ def read_problem(inventory: Inventory, job: Job) -> Problem:
     check_job(job)
     if not inventory.hosts:
         raise HolmesError("the inventory has no hosts", "list hosts in hosts.yaml and run `holmes probe hosts.yaml`")
+    inventory = inventory.for_job()
     networks = Networks(inventory, job)
     return Problem(inventory, job, read_fleet(inventory, job, networks), networks)
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.hosts_file import RailPatterns, StatedTrunk
+from holmes_core.hosts.hosts_file import GpuIndices, RailPatterns, StatedTrunk
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Hints
 from holmes_core.records.link import IN_THE_CLEAR, Security
@@ -133,6 +133,7 @@ class HostNotes(Record):
     cluster: str | None = None
     speeds_gbps: dict[str, float] = {}
     rails: RailPatterns | None = None
+    gpus: GpuIndices | None = None
     hints: Hints = Hints()
     clock_skew_s: float | None = None
     round_trip_s: float | None = None

@@ -54,7 +54,7 @@ PEER_RULES: tuple[PeerRule, ...] = (
 
 def audit(hosts: Sequence[Host], clusters: Sequence[Cluster], shared: Network | None) -> tuple[Finding, ...]:
     """All findings of all rules: hosts in order, then the job and its clusters, then what joins them."""
-    by_name = {host.name: host for host in hosts if host.reachable}
+    by_name = {host.name: host.for_job() for host in hosts if host.reachable}
     findings = [finding for host in by_name.values() for rule in HOST_RULES for finding in rule.findings(host)]
     job = tuple(by_name.values())
     groups = [tuple(by_name[name] for name in cluster.hosts) for cluster in clusters]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from holmes_core.errors import HolmesError
 from prober.fabrics import fabric_findings, nvlink_domains, own_bridges, settled_findings
-from prober.findings import hint_findings
+from prober.findings import gpu_choice, hint_findings
 from prober.findings.audit import HOST_RULES, PEER_RULES
 from prober.rails import stated_rails
 from prober.rule_text import RuleText
@@ -27,6 +27,7 @@ def _by_id() -> Mapping[str, tuple[RuleText, ...]]:
         *reported_rules.TEXTS,
         *nvlink_domains.TEXTS,
         *hint_findings.TEXTS,
+        *gpu_choice.TEXTS,
         *fabric_findings.TEXTS,
         *settled_findings.TEXTS,
         *stated_rails.TEXTS,

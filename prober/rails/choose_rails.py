@@ -44,8 +44,9 @@ def is_stated(nic: Nic) -> bool | None:
 
 def with_rails(host: Host, stated: Sequence[str] | None = None) -> Host:
     """The host with every port said to be a rail or not, and every GPU's rail. `stated`: the patterns of `rails:`."""
-    nearness = nearness_of(host)
-    rails, why, reasons = _stated(host, stated) if stated else _chosen(host, nearness)
+    job = host.for_job()
+    nearness = nearness_of(job)
+    rails, why, reasons = _stated(job, stated) if stated else _chosen(job, nearness)
     numbers = {nic.hca: number for number, nic in enumerate(_in_order(rails, nearness))}
     nics = tuple(
         nic.model_copy(
@@ -56,7 +57,8 @@ def with_rails(host: Host, stated: Sequence[str] | None = None) -> Host:
         )
         for nic in host.nics
     )
-    return host.model_copy(update={"nics": nics, "gpus": _with_nearest_rails(host.gpus, rails, numbers, nearness)})
+    nearest = {gpu.index: gpu for gpu in _with_nearest_rails(job.gpus, rails, numbers, nearness)}
+    return host.model_copy(update={"nics": nics, "gpus": tuple(nearest.get(gpu.index, gpu) for gpu in host.gpus)})
 
 
 def undecided_ports(host: Host) -> tuple[Nic, ...]:
@@ -65,6 +67,7 @@ def undecided_ports(host: Host) -> tuple[Nic, ...]:
     Either another group has as many ports, as fast and as near. Or each port has its own subnet, and the ports do not
     match the GPUs in number: they may be rails, or one rail and storage.
     """
+    host = host.for_job()
     rails = rails_of(host)
     if not rails or rails[0].rail_why == STATED or rails[0].kind not in RAIL_KINDS:
         return ()

@@ -103,7 +103,8 @@ def _mig(host: Host) -> Evidence:
     for gpu in host.gpus:
         if gpu.mig:
             yield EvidenceLine(
-                f"GPU {gpu.index} is in MIG mode", f"`nvidia-smi -i {gpu.index} -mig 0`, or leave the GPU out"
+                f"GPU {gpu.index} is in MIG mode",
+                f"`nvidia-smi -i {gpu.index} -mig 0`, or name the others by `gpus:` in hosts.yaml",
             )
 
 
@@ -147,7 +148,7 @@ def _drivers_differ(hosts: Sequence[Host]) -> PeerEvidence:
 
 def _fewer_gpus(peers: Sequence[Host]) -> PeerEvidence:
     """Hosts that were given a part of a machine have the GPUs they were given."""
-    whole = [host for host in peers if not is_given_a_part(host)]
+    whole = [host for host in peers if not is_given_a_part(host) and host.gpus_stated is None]
     counts = {host.name: float(len(host.gpus)) if host.gpus else None for host in whole}
     yield from below(counts, "GPUs", lambda count: f"{count:g}")
 
@@ -235,7 +236,7 @@ HOST_RULES = (
         "F",
         "a GPU is in MIG mode",
         "NCCL has no path between instances of one GPU",
-        "`nvidia-smi -i GPU -mig 0`, or leave the GPU out",
+        "`nvidia-smi -i GPU -mig 0`, or leave the GPU out: name the others by `gpus:` in hosts.yaml",
         "NVIDIA Multi-Instance GPU user guide (no GPU-to-GPU peer transfers)",
         _mig,
     ),
@@ -271,7 +272,7 @@ HOST_RULES = (
         "W",
         "processes compute on a GPU while the probe runs",
         "less memory and a slow rank, and all wait for it",
-        "wait, or choose other GPUs",
+        "wait, or name other GPUs by `gpus:` in hosts.yaml",
         "nvidia-smi(1), --query-compute-apps",
         _busy,
     ),

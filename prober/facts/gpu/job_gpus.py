@@ -1,0 +1,34 @@
+"""GPUs that are not for the job: those that hosts.yaml does not name, else display cards and much smaller ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from holmes_core.records.devices import Gpu
+
+NOT_STATED = "not among `gpus:` of hosts.yaml"
+DISPLAY = "a display card"
+SMALL_SHARE = 1 / 4  # of the largest GPU's memory: a model is cut by the smallest, and the others would wait for it
+_DISPLAY_NAME = re.compile(r"\bDisplay\b|\bNVS\b|\bT[46]00\b|\bT1000\b|\bGT \d{3,4}\b|\bQuadro [KMP]\d{3}\b")
+
+
+def with_left_out(gpus: Sequence[Gpu], stated: Collection[int] | None) -> tuple[Gpu, ...]:
+    """The GPUs, each that is not for the job with the reason. `stated`: the indices of `gpus:` in hosts.yaml."""
+    return tuple(gpu.model_copy(update={"left_out": _reason(gpu, gpus, stated)}) for gpu in gpus)
+
+
+def _reason(gpu: Gpu, gpus: Sequence[Gpu], stated: Collection[int] | None) -> str | None:
+    if stated is not None:
+        return None if gpu.index in stated else NOT_STATED
+    others = [other for other in gpus if other.name != gpu.name and not _is_display(other)]
+    if others and _is_display(gpu):
+        return DISPLAY
+    largest = max((other.memory_bytes or 0 for other in others), default=0)
+    if gpu.memory_bytes is not None and gpu.memory_bytes < SMALL_SHARE * largest:
+        return f"it has less than a quarter of the memory of {others[0].name or 'the others'}"
+    return None
+
+
+def _is_display(gpu: Gpu) -> bool:
+    return bool(_DISPLAY_NAME.search(gpu.name or ""))
