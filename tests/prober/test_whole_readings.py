@@ -78,6 +78,8 @@ def faults(folder: Path) -> list[str]:
     wrong += [f"found: {rule}" for rule in data.get("refuted_findings", ()) if rule in dict(findings)]
     if "refuses_launch" in data and refuses(seen) != data["refuses_launch"]:
         wrong.append(f"refuses: {[finding.rule for finding in seen.findings if finding.severity == 'F']}")
+    if "clusters" in data and len(seen.clusters) != data["clusters"]:
+        wrong.append(f"clusters: {[cluster.hosts for cluster in seen.clusters]}")
     graver = " ".join(finding.evidence for finding in seen.findings if finding.severity in "FW")
     return [*wrong, *(f"not told: {text}" for text in data.get("told", ()) if text not in graver)]
 
