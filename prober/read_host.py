@@ -23,6 +23,7 @@ from prober.facts.machine import (
     nccl_settings,
     pci_tree,
     software,
+    tuning,
 )
 from prober.facts.netdev import ethtool, flow_control, interface_addresses, ip_routes, ip_tool, netdev_sysfs, netdevs
 from prober.facts.netdev.partial_netdev import PartialNetdev
@@ -89,6 +90,7 @@ def commands(access: Access) -> tuple[Command, ...]:
             kernel.VIRTUAL,
             kernel_log.LOG,
         ),
+        *(tuning.FILES, tuning.FILTERS, tuning.FIREWALLD),
         *(limits.MEMLOCK, limits.NOFILE, limits.SHM, limits.UVERBS, limits.OWN_NAME),
         *(confinement.SIGNS, confinement.CGROUPS),
         *(nccl_settings.ENVIRONMENT, nccl_settings.CONF_FILES, nccl_plugins.PLUGINS),
@@ -116,6 +118,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         reachable=True,
         hints=notes.hints,
         **vars(about),
+        **vars(tuning.read_tuning(outputs, tree)),
         gpus=with_left_out(gpus.gpu_records(gpu_reading.gpus, *_nearest_nics(pci, known_nics)), notes.gpus),
         gpus_stated=notes.gpus,
         nics=known_nics,

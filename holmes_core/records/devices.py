@@ -32,6 +32,7 @@ class PciDevice(Record):
     numa_node: int | None = None
     acs_redirects: bool | None = None  # its ACS control has ReqRedir+ or CmpltRedir+; not known without root
     max_read_request_bytes: int | None = None
+    relaxed_ordering: bool | None = None  # its control register allows it; not known without root
 
 
 class Gpu(Record):
@@ -128,6 +129,10 @@ class Nic(Record):
     gid_choice: int | None = None  # index of the RoCE v2 entry with an IPv4 address, which is NCCL's default
     pkeys: tuple[int, ...] | None = None
     """P_Keys of InfiniBand by index, as NCCL_IB_PKEY counts; bit 0x8000 is full membership, 0 a void entry."""
+    traffic_class: int | None = None  # that the device gives all packets, whatever the program asks for; 0 for none
+    effective_ber: float | None = None  # bit errors that error correction left, a bit; mlxlink's
+    raw_ber: float | None = None  # those before error correction
+    fec: str | None = None  # the error correction in use, `Standard_RS-FEC - RS(544,514)`
     counters: tuple[tuple[str, int], ...] = ()  # (name, errors since boot)
     counter_growth: tuple[tuple[str, int], ...] | None = None
     """(name, growth) of counters that grew between two readings of one probe; None where read once."""
@@ -171,6 +176,7 @@ class Netdev(Record):
     arp_ignore: int | None = None
     arp_announce: int | None = None
     pfc_enabled_priorities: tuple[int, ...] | None = None  # () where PFC is off
+    ecn_priorities: tuple[int, ...] | None = None  # with DCQCN on at both ends of a flow; () where it is off
     trust: Literal["pcp", "dscp"] | None = None  # the field that the card takes a packet's priority from
 
 

@@ -125,6 +125,13 @@ class Host(Record):
     cpu_count: int | None = None
     memory_bytes: int | None = None
     hugepages: int | None = None
+    memory_limit_bytes: int | None = None  # of the control group that the probe runs in, or of one above
+    cpu_limit: float | None = None  # CPUs that this group may use at once
+    cpu_governor: str | None = None  # `performance`
+    cpu_frequency_driver: str | None = None  # `intel_pstate`
+    numa_balancing: bool | None = None
+    conntrack_share: float | None = None  # of the table of tracked connections, in use
+    packet_filter: str | None = None  # what drops connections that it does not know
     kernel_modules: tuple[str, ...] | None = None  # modules that the outputs show loaded
     kernel_modules_complete: bool = False  # only then is a module that is not listed surely not loaded
     peermem: bool | None = None  # GPUDirect RDMA through nvidia_peermem or nv_peer_mem
@@ -317,11 +324,16 @@ class Inventory(FileRecord):
 
 def _lasting(host: Host) -> Host:
     """Return the host without facts that no plan uses: clocks, round trip, error counters, GPU processes, throttle."""
-    passing = ("clock_skew_s", "round_trip_s", "counter_interval_s", "gpu_processes", "python_failure")
+    passing = (
+        *("clock_skew_s", "round_trip_s", "counter_interval_s", "gpu_processes", "python_failure", "conntrack_share"),
+    )
     update = dict.fromkeys(passing)
     gpus = tuple(gpu.model_copy(update={"throttle_reasons": ()}) if gpu.throttle_reasons else gpu for gpu in host.gpus)
-    uncounted = {"counters": (), "counter_growth": None}
+    uncounted = {"counters": (), "counter_growth": None, "effective_ber": None, "raw_ber": None}
     nics = tuple(
-        nic.model_copy(update=uncounted) if nic.counters or nic.counter_growth is not None else nic for nic in host.nics
+        nic.model_copy(update=uncounted)
+        if any(getattr(nic, name) != value for name, value in uncounted.items())
+        else nic
+        for nic in host.nics
     )
     return host.model_copy(update={**update, "gpus": gpus, "nics": nics})

@@ -19,6 +19,7 @@ from prober.rules import (
     rail_rules,
     rate_rules,
     roce_rules,
+    tuning_rules,
 )
 from prober.rules.rule import PeerRule, Rule
 
@@ -36,6 +37,7 @@ HOST_RULES: tuple[Rule, ...] = (
     *pci_rules.HOST_RULES,
     *path_rules.HOST_RULES,
     *network_rules.HOST_RULES,
+    *tuning_rules.HOST_RULES,
 )
 PEER_RULES: tuple[PeerRule, ...] = (
     *machine_rules.PEER_RULES,

@@ -30,6 +30,7 @@ READ_TOOLS = frozenset(
             "id",
             "ifconfig",
             "ip",
+            "iptables",
             "journalctl",
             "ldconfig",
             "ls",

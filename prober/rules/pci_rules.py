@@ -110,6 +110,13 @@ def _small_reads(host: Host) -> Evidence:
             )
 
 
+def _strict_ordering(host: Host) -> Evidence:
+    rails = {nic.pci_address: nic.device for nic in rails_of(host) if nic.pci_address}
+    strict = [device for device in host.pci if device.relaxed_ordering is False and device.address in rails]
+    if strict:
+        yield f"{', '.join(rails[device.address] for device in strict)}: RlxdOrd- in the device control register"
+
+
 def _acs_on_path(host: Host) -> Evidence:
     """Only bridges that a GPU and a NIC share count: there ACS sends their traffic to the root and back."""
     tree = {device.address: device for device in host.pci}
@@ -178,6 +185,16 @@ def _least(values: Iterable[float | None]) -> float | None:
 _RESEAT = "reseat the card; look at the slot's setting in the BIOS, at riser and cable"
 
 HOST_RULES = (
+    Rule(
+        "PCI-RELAXED-ORDERING",
+        "I",
+        "the device control register of a rail's NIC forbids relaxed ordering",
+        "writes to GPU memory wait for one another: less bandwidth, on AMD CPUs and in virtual machines most of all",
+        "`mlxconfig -d DEVICE set PCI_WR_ORDERING=1` and a cold reset, and `Relaxed Ordering` in the BIOS; NCCL then "
+        "uses it by itself",
+        "NCCL user guide, environment variables (NCCL_IB_PCI_RELAXED_ORDERING); AMD EPYC tuning guides for InfiniBand",
+        _strict_ordering,
+    ),
     Rule(
         "PCI-LINK-DEGRADED",
         "F",

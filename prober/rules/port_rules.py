@@ -30,7 +30,8 @@ def of_the_job(host: Host) -> Iterable[Nic]:
 def _none_usable(host: Host) -> Evidence:
     ports = list(of_the_job(host))
     if ports and all(nic.usable_by_nccl_ib is False for nic in ports):
-        yield "; ".join(f"{nic.hca} {nic.state or 'state not known'}" for nic in ports)
+        seen = "; ".join(f"{nic.hca} {nic.state or 'state not known'}" for nic in ports)
+        yield EvidenceLine(seen, _OF_ANOTHER_NAMESPACE) if all(_is_elsewhere(host, nic) for nic in ports) else seen
 
 
 def _waits_for_subnet_manager(nic: Nic) -> bool:
@@ -44,9 +45,16 @@ def _is_spare_function(host: Host, nic: Nic) -> bool:
     return nic.virtual_function is True and any(rail.kind == "InfiniBand" for rail in rails_of(host))
 
 
+def _is_elsewhere(host: Host, nic: Nic) -> bool:
+    """In a container, a RoCE port without netdev and GIDs is another network namespace's, and cannot be set up here."""
+    in_container = host.container not in (None, "none")
+    return in_container and nic.kind == "RoCE" and nic.netdev is None and not nic.gids
+
+
 def _is_missing_rail(host: Host, nic: Nic) -> bool:
     """Return True if a port without service should be a rail."""
     spare = _is_spare_port(host, nic) or _is_spare_function(host, nic) or _serves_others(host, nic)
+    spare = spare or (bool(rails_of(host)) and _is_elsewhere(host, nic))
     return is_rail_class(host, nic) and (is_stated(nic) is True or not spare)
 
 
@@ -85,12 +93,15 @@ def missing_rails(host: Host) -> Evidence:
     for nic in ports_down(host):
         if _is_missing_rail(host, nic):
             yield EvidenceLine(
-                f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}", f"{_raise(nic)}; {NO_RAIL}"
+                f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}",
+                f"{_raise(host, nic)}; {NO_RAIL}",
             )
 
 
-def _raise(nic: Nic) -> str:
+def _raise(host: Host, nic: Nic) -> str:
     """Return the remedy for a port by its reason for being down."""
+    if _is_elsewhere(host, nic):
+        return _OF_ANOTHER_NAMESPACE
     if nic.phys_state == "Polling":
         return "it sees no partner: check the cable, the optic and the switch port"
     if nic.kind == "RoCE":
@@ -142,7 +153,7 @@ def _front_end_in_place_of_rails(host: Host) -> Evidence:
         listed, rails = ", ".join(nic.hca for nic in ports), ", ".join(nic.hca for nic in rails_of(host))
         yield EvidenceLine(
             f"{listed}: all {len(ports)} {ports[0].kind} ports of this kind are down; {rails} have their place",
-            f"{_raise(ports[0])}, and so for the others; if the job is to use {rails}, name them by `rails:` in "
+            f"{_raise(host, ports[0])}, and so for the others; if the job is to use {rails}, name them by `rails:` in "
             "hosts.yaml",
         )
 
@@ -215,6 +226,10 @@ def _mixed_link_layers(host: Host) -> Evidence:
         yield f"{listed}; the rails are {rails[0].kind}"
 
 
+_OF_ANOTHER_NAMESPACE = (
+    "the port is another network namespace's, and nothing raises it from inside this one: give the container an RDMA "
+    "device and netdev of its own (RDMA device plugin or SR-IOV CNI), or the host's network"
+)
 _VIRTUAL_REMEDY = (
     "on the hypervisor give the function a GUID and `ip link set PF vf N state auto`; "
     "opensm needs `virt_enabled 2` in its configuration"

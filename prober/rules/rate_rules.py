@@ -10,9 +10,11 @@ from holmes_core.units import bytes_per_s_from_gbps, format_rate
 from prober.fabrics.clusters import fabric_of
 from prober.rails.choose_rails import rails_of
 from prober.rules.port_rules import LEFT_OUT, active_ports
-from prober.rules.rule import NO_RAIL, Evidence, PeerEvidence, PeerRule, Rule, below, majority
+from prober.rules.rule import NO_RAIL, Evidence, PeerEvidence, PeerRule, Rule, below, differing, majority
 
 MAX_FLAPS = 3
+MAX_EFFECTIVE_BER = 1e-12  # InfiniBand Architecture Specification; sound links have 1.5e-254, none in mlxlink's count
+MAX_RAW_BER = 1e-5  # RS(544,514) mends up to 2.4e-4. Source: IEEE 802.3, clause 91 and annex 120
 GB10_PORT_GBPS = 200  # ConnectX-7 of DGX Spark; NVIDIA/dgx-spark-playbooks, multi-sparks-through-switch
 NEAR = ("PIX", "PXB")
 FLAP_COUNTERS = ("link_downed", "link_error_recovery")
@@ -129,6 +131,21 @@ def _errors(host: Host) -> Evidence:
     yield from _grown(host, ERROR_COUNTERS)
 
 
+def _bit_errors(host: Host) -> Evidence:
+    for nic in active_ports(host):
+        if nic.effective_ber is not None and nic.effective_ber > MAX_EFFECTIVE_BER:
+            yield f"{nic.hca}: {nic.effective_ber:.0e} bit errors a bit after error correction"
+        elif nic.raw_ber is not None and nic.raw_ber > MAX_RAW_BER:
+            yield f"{nic.hca}: {nic.raw_ber:.0e} bit errors a bit before error correction, near its limit"
+
+
+def _fec_differs(peers: Sequence[Host]) -> PeerEvidence:
+    modes: dict[str, object] = {}
+    for host in peers:
+        modes[host.name] = ", ".join(sorted({nic.fec for nic in rails_of(host) if nic.fec})) or None
+    yield from differing(modes, "error correction of the rails")
+
+
 def _rails_below_peers(peers: Sequence[Host]) -> PeerEvidence:
     """Rates of rails of one model; hosts with other cards are another class, not a fault."""
     models = sorted({nic.hca_type for host in peers for nic in rails_of(host) if nic.hca_type})
@@ -231,9 +248,28 @@ HOST_RULES = (
         "NCCL user guide, networking troubleshooting (RDMA protocol statistics); NVIDIA/nccl#426",
         _errors,
     ),
+    Rule(
+        "NIC-BIT-ERRORS",
+        "W",
+        "a port has more than 1e-12 bit errors after error correction, or more than 1e-5 before it",
+        "packets are lost and sent again, and the link may go down under load",
+        "clean or change the cable and optics at both ends; `mlxlink -d DEVICE -m -c -e` shows levels and eyes",
+        "InfiniBand architecture (bit error rate); NVIDIA MFT documentation, mlxlink (--show_counters)",
+        _bit_errors,
+    ),
 )
 
 PEER_RULES = (
+    PeerRule(
+        "NIC-FEC-DIFFERS",
+        "I",
+        "rails of a cluster's hosts use different error correction",
+        "links of one kind behave unlike: one without it loses packets that others mend",
+        "the same FEC at all ports and switches: `mlxlink -d DEVICE --fec AU` lets both ends agree",
+        "NVIDIA MFT documentation, mlxlink (--fec)",
+        "cluster",
+        _fec_differs,
+    ),
     PeerRule(
         "NIC-RATE-BELOW-CLASS",
         "W",

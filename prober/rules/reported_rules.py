@@ -80,7 +80,9 @@ TOOL_FAILED = RuleText(
     "W",
     "a tool ended with an error or died half way",
     "what was read of it is kept; the rest is unknown",
-    "run the tool on the host by hand and read its message",
+    "go by its message: an RDMA tool that fails or dies is most often older than the kernel's driver (update rdma-core "
+    "and infiniband-diags together with it), nvidia-smi with some GPUs left has one that does not answer "
+    "(`dmesg | grep -i xid`)",
     "Azure/azhpc-images#213; leptonai/gpud PR 752",
 )
 TRUNCATED = RuleText(

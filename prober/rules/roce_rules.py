@@ -9,7 +9,7 @@ from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.fabrics.clusters import fabric_of
 from prober.rails.choose_rails import rails_of
-from prober.rails.port_networks import is_fast_path
+from prober.rails.port_networks import is_fast_path, netdevs_of
 from prober.rule_text import EvidenceLine
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
 
@@ -86,10 +86,44 @@ def _mtu_small(host: Host) -> Evidence:
 
 
 def _pfc_off(host: Host) -> Evidence:
+    """The card trusts PCP, so that untagged packets have no priority of their own; or ECN is off, too."""
     names = {nic.netdev for nic in roce_ports(host)}
     for netdev in host.netdevs:
-        if netdev.name in names and netdev.pfc_enabled_priorities == () and netdev.trust == "pcp":
-            yield f"{netdev.name}: PFC off on every priority, trust pcp"
+        unprotected = netdev.name in names and netdev.pfc_enabled_priorities == () and not netdev.ecn_priorities
+        if unprotected and (netdev.trust == "pcp" or netdev.ecn_priorities == ()):
+            ecn = ", ECN off" if netdev.ecn_priorities == () else ""
+            yield f"{netdev.name}: PFC off on every priority{ecn}, trust {netdev.trust or 'not known'}"
+
+
+def _trust_pcp(host: Host) -> Evidence:
+    """A VLAN's packets carry a priority; those without a tag have 0."""
+    by_name = {netdev.name: netdev for netdev in host.netdevs}
+    for nic in rails_of(host):
+        card, own = by_name.get(nic.netdev or ""), next(iter(netdevs_of(host, nic)), None)
+        if nic.kind != "RoCE" or card is None or card.trust != "pcp" or (own is not None and own.kind == "vlan"):
+            continue
+        protected = {*(card.pfc_enabled_priorities or ()), *(card.ecn_priorities or ())}
+        if protected and 0 not in protected:
+            listed = ", ".join(map(str, sorted(protected)))
+            yield EvidenceLine(
+                f"{nic.hca}: trust pcp without a VLAN; PFC or ECN is on for priority {listed}, packets have 0",
+                f"`mlnx_qos -i {card.name} --trust dscp`, and NCCL_IB_TC of that priority (106 is DSCP 26, priority 3) "
+                "in `launch.environment` of job.yaml",
+            )
+
+
+def _no_traffic_class(host: Host) -> Evidence:
+    """With DSCP trusted, traffic class 0 is priority 0, unless the device gives all packets another."""
+    asked = {"env", "printenv"} & set(host.sources)
+    if not asked or any(setting.name == "NCCL_IB_TC" for setting in host.nccl_settings):
+        return
+    by_name = {netdev.name: netdev for netdev in host.netdevs}
+    for nic in rails_of(host):
+        card = by_name.get(nic.netdev or "")
+        priorities = card.pfc_enabled_priorities if card is not None and card.trust == "dscp" else None
+        if nic.kind == "RoCE" and priorities and 0 not in priorities and not nic.traffic_class:
+            listed = ", ".join(map(str, priorities))
+            yield f"{nic.hca}: PFC for priority {listed}, trust dscp, and NCCL_IB_TC is not set"
 
 
 def _rp_filter(host: Host) -> Evidence:
@@ -137,6 +171,9 @@ def _pfc_differs(peers: Sequence[Host]) -> PeerEvidence:
     yield from differing(settings, "priorities with PFC")
     trusted = {host.name: {netdev.trust for netdev in rail_netdevs(host) if netdev.trust} for host in peers}
     yield from differing({name: ", ".join(sorted(words)) or None for name, words in trusted.items()}, "trust")
+    marked = {host.name: {netdev.ecn_priorities for netdev in rail_netdevs(host)} - {None} for host in peers}
+    shown = {name: "; ".join(sorted(map(str, found))) or None for name, found in marked.items()}
+    yield from differing(shown, "priorities with ECN")
 
 
 _GIVE_V2_GID = (
@@ -196,12 +233,31 @@ HOST_RULES = (
     Rule(
         "ROCE-PFC-OFF",
         "W",
-        "no priority has PFC, and the card trusts PCP",
+        "no priority has PFC, and the card trusts PCP or has ECN (DCQCN) off as well",
         "the network may drop RDMA packets, and each loss costs a time-out",
         "set up PFC or congestion control end to end, and NCCL_IB_TC to the traffic class in use, in "
         "`launch.environment` of job.yaml",
         "Mellanox/mlnx-tools, mlnx_qos; NCCL user guide, networking troubleshooting (congestion indicators)",
         _pfc_off,
+    ),
+    Rule(
+        "ROCE-TRUST",
+        "W",
+        "a RoCE rail has PFC or ECN for a priority, trusts PCP, and its packets have no VLAN tag to carry one",
+        "RDMA goes by priority 0, without the protection that was set up, and loses packets when links are full",
+        "`mlnx_qos -i NETDEV --trust dscp`, and NCCL_IB_TC to the traffic class of that priority",
+        "NVIDIA MLNX_OFED documentation, RoCE (trust state); Mellanox/mlnx-tools, mlnx_qos",
+        _trust_pcp,
+    ),
+    Rule(
+        "ROCE-TRAFFIC-CLASS",
+        "I",
+        "PFC is on for a priority other than 0, the card trusts DSCP, and NCCL_IB_TC is not set",
+        "NCCL sends with traffic class 0, which most sites map to priority 0, without PFC",
+        "ask the network's owner for the class, and set it in `launch.environment` of job.yaml: NCCL_IB_TC=106 is DSCP "
+        "26, priority 3 at most sites",
+        "NCCL user guide, environment variables (NCCL_IB_TC); NVIDIA MLNX_OFED documentation, RoCE",
+        _no_traffic_class,
     ),
     Rule(
         "ROCE-RP-FILTER",
@@ -250,7 +306,7 @@ PEER_RULES = (
     PeerRule(
         "ROCE-PFC-DIFFERS",
         "W",
-        "rails have PFC for other priorities, or trust another field, than on other hosts of the cluster",
+        "rails have PFC or ECN for other priorities, or trust another field, than on other hosts of the cluster",
         "loss on the hosts without it",
         "the same priorities everywhere: `mlnx_qos -i NETDEV --pfc 0,0,0,1,0,0,0,0` sets priority 3 alone",
         "Mellanox/mlnx-tools, mlnx_qos; scitix/sichek",

@@ -52,6 +52,11 @@ WHETHER_RAILS_OR_NOT = {
     *("GDR-NO-PEERMEM", "NET-ADDRESS-TWICE", "NET-INTERFACE-DOWN", "NET-MASK-DIFFERS", "NIC-BOND-ONE-QP"),
     *("PCI-LINK-DEGRADED", "RDMA-BW-LOW"),
     *("ROCE-MTU-DIFFERS", "ROCE-NO-V2-GID", "ROCE-PFC-DIFFERS", "ROCE-RP-FILTER"),
+    "NCCL-ADAPTIVE-ROUTING",
+    "NCCL-SERVICE-LEVEL",
+    "NIC-FEC-DIFFERS",
+    "PCI-RELAXED-ORDERING",
+    "ROCE-TRUST",
 }
 """Rules about rails whose remedy is to mend the port or its settings, even where it should be no rail."""
 WITHOUT_PORTS_TO_NAME = {"a host has no RDMA port at all, and most hosts with the same GPUs have rails"}

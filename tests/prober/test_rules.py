@@ -47,6 +47,8 @@ def pci(acs_below: bool) -> tuple[PciDevice, ...]:
 
 BAD_CABLE = "mlx5_core 0000:9c:00.0: Port module event[error]: module 0, Cable error, Bad or shorted cable/module"
 
+COLLNET = NcclSetting(where="environment", name="NCCL_COLLNET_ENABLE", value="1")
+
 HOST_CASES: dict[str, tuple[Host, Host]] = {
     "HOST-OS-LIB": (
         host(python_asked=True, software=Software(python="3.11.7", torch=None)),
@@ -200,6 +202,42 @@ HOST_CASES: dict[str, tuple[Host, Host]] = {
         host(warnings=("pcieport 0000:64:01.0: AER: Uncorrected (Fatal) error received: 0000:65:00.0",)),
         host(warnings=("pcieport 0000:64:01.0: AER: Corrected error received: 0000:65:00.0",) * 3),
     ),
+    "HOST-CGROUP-LIMIT": (
+        gpus(gpu(), gpu(1), memory_limit_bytes=2**34, memory_bytes=2**41),
+        gpus(gpu(), gpu(1), memory_limit_bytes=2**34, memory_bytes=2**33, cpu_limit=16.0),
+    ),
+    "HOST-CPU-GOVERNOR": (
+        gpus(gpu(), cpu_governor="powersave", cpu_frequency_driver="acpi-cpufreq"),
+        gpus(gpu(), cpu_governor="performance"),
+    ),
+    "HOST-NUMA-BALANCING": (gpus(gpu(), numa_balancing=True), gpus(gpu(), numa_balancing=False)),
+    "NET-CONNTRACK-FULL": (host(conntrack_share=0.95), host(conntrack_share=0.5)),
+    "NET-FIREWALL": (host(packet_filter="firewalld is active"), host()),
+    "NCCL-ADAPTIVE-ROUTING": (
+        nics(nic(), nccl_settings=(NcclSetting(where="environment", name="NCCL_IB_ADAPTIVE_ROUTING", value="0"),)),
+        nics(nic(), nccl_settings=(NcclSetting(where="environment", name="NCCL_IB_ADAPTIVE_ROUTING", value="1"),)),
+    ),
+    "NCCL-SERVICE-LEVEL": (
+        roce_host(nccl_settings=(NcclSetting(where="environment", name="NCCL_IB_SL", value="3"),)),
+        nics(nic(), nccl_settings=(NcclSetting(where="environment", name="NCCL_IB_SL", value="3"),)),
+    ),
+    "NCCL-SHARP": (
+        host(nccl_settings=(COLLNET,), nccl_net_plugins=()),
+        host(nccl_settings=(COLLNET,), nccl_net_plugins=("/opt/hpcx/nccl_rdma_sharp_plugin/lib/libnccl-net.so",)),
+    ),
+    "ROCE-TRUST": (
+        roce_host(own=netdev(pfc_enabled_priorities=(3,), trust="pcp")),
+        roce_host(own=netdev(pfc_enabled_priorities=(3,), trust="dscp")),
+    ),
+    "ROCE-TRAFFIC-CLASS": (
+        roce_host(own=netdev(pfc_enabled_priorities=(3,), trust="dscp"), sources=("env",)),
+        roce_host(roce(traffic_class=106), netdev(pfc_enabled_priorities=(3,), trust="dscp"), sources=("env",)),
+    ),
+    "NIC-BIT-ERRORS": (nics(nic(effective_ber=3e-9)), nics(nic(effective_ber=1.5e-254, raw_ber=1e-7))),
+    "PCI-RELAXED-ORDERING": (
+        nics(nic(pci_address="1:0"), pci=(PciDevice(address="1:0", what="nic", relaxed_ordering=False),)),
+        nics(nic(pci_address="1:0"), pci=(PciDevice(address="2:0", what="nic", relaxed_ordering=False),)),
+    ),
     "GPU-INFOROM": (host(warnings=("WARNING: infoROM is corrupted at gpu 0000:3B:00.0",)), host()),
     "GPU-BUSY": (
         gpus(gpu(), gpu_processes=(GpuProcess(pid=7, gpu=0, name="python", memory_bytes=2**30),)),
@@ -301,6 +339,10 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
         (gpus(gpu(pci_width=16)), gpus(gpu(), name="b")),
     ),
     "TOPO-RAIL-SWAPPED": ((rails("a", 1, 2), rails("b", 2, 1)), (rails("a", 1, 2), rails("b", 1, 2))),
+    "NIC-FEC-DIFFERS": (
+        (nics(nic(fec="No FEC")), nics(nic(fec="Standard_RS-FEC - RS(544,514)"), name="b")),
+        (nics(nic(fec="No FEC")), nics(nic(), name="b")),
+    ),
     "NET-MASK-DIFFERS": ((rails("a", 1), rails("b", 1, mask=16)), (rails("a", 1), rails("b", 1))),
     "NET-IPOIB-DIFFERS": ((ipoib("a", 1), ipoib("b", 2)), (ipoib("a", 1), ipoib("b", 1))),
     "NET-ADDRESS-TWICE": ((rails("a", 1, 2), rails("b", 1, 3)), (rails("a", 1, 2), rails("b", 1, 2, number=2))),

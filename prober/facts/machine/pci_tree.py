@@ -59,6 +59,7 @@ class PciFacts:
     numa_node: int | None = None
     acs_redirects: bool | None = None
     max_read_request_bytes: int | None = None
+    relaxed_ordering: bool | None = None
     manages_switches: bool | None = None  # by its vital product data
 
 
@@ -107,6 +108,8 @@ def _with_line(device: PciFacts, text: str) -> PciFacts:
         return replace(device, link=_with_link(device.link or PciLink(), *match.groups()))
     if match := re.search(r"MaxReadReq (\d{1,5}) bytes", text):
         return replace(device, max_read_request_bytes=int(match.group(1)))
+    if match := re.match(r"RlxdOrd([+-]) ", text):
+        return replace(device, relaxed_ordering=match.group(1) == "+")
     if NVSWITCH_MARK in text:
         return replace(device, manages_switches=True)
     if text.startswith("ACSCtl:") and "CmpltRedir" in text:
@@ -176,6 +179,7 @@ def _record(device: PciFacts) -> PciDevice:
         numa_node=device.numa_node,
         acs_redirects=device.acs_redirects,
         max_read_request_bytes=device.max_read_request_bytes,
+        relaxed_ordering=device.relaxed_ordering,
     )
 
 

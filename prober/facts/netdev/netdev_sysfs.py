@@ -15,7 +15,7 @@ _ROOT = "/sys/class/net"
 _CONF = "/proc/sys/net/ipv4/conf"
 _FILES = [
     *("operstate", "carrier", "speed", "mtu", "type", "address", "flags", "bonding/slaves", "device/numa_node"),
-    "qos/trust",
+    *("qos/trust", "ecn/roce_np/enable/[0-7]", "ecn/roce_rp/enable/[0-7]"),
 ]
 
 LIST = Command(f"ls -l {_ROOT}")
@@ -63,6 +63,7 @@ def _netdev(tree: Tree, name: str) -> PartialNetdev:
         rp_filter=_conf(tree, name, "rp_filter"),
         arp_ignore=_conf(tree, name, "arp_ignore"),
         arp_announce=_conf(tree, name, "arp_announce"),
+        ecn_priorities=_ecn_priorities(tree, name),
         trust="pcp" if trust == "pcp" else "dscp" if trust == "dscp" else None,
     )
 
@@ -86,6 +87,15 @@ def _kind(tree: Tree, name: str, link: str, link_type: int | None) -> NetdevKind
     if "/devices/virtual/" in link:
         return "virtual"
     return "physical" if link else None
+
+
+def _ecn_priorities(tree: Tree, name: str) -> tuple[int, ...] | None:
+    """Priorities for which the card both marks (notification point) and slows down (reaction point)."""
+    root = re.escape(f"{_ROOT}/{name}/ecn")
+    known = {(match[1], int(match[2])): value for match, value in tree.matching(rf"{root}/(roce_[nr]p)/enable/([0-7])")}
+    if not known:
+        return None
+    return tuple(n for n in range(8) if known.get(("roce_np", n)) == known.get(("roce_rp", n)) == "1")
 
 
 def _conf(tree: Tree, name: str, key: str) -> int | None:

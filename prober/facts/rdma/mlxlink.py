@@ -9,7 +9,7 @@ from prober.asking.recording import Recorded
 from prober.facts.rdma.port_facts import PortFacts, phys_state_word, state_word
 
 MLXLINK = Command(
-    'mlxlink -d "$n"',
+    'mlxlink -d "$n" -c',
     each="/sys/class/infiniband/*",
     only='grep -qs 0x15b3 "$d/device/vendor" && [ ! -e "$d/device/physfn" ]',
     limited=True,
@@ -40,8 +40,20 @@ def parse_mlxlink(output: Recorded) -> tuple[PortFacts, ...]:
             phys_state=phys_state_word(lines.get("Physical state")) or seeking,
             rate_gbps=_rate_gbps(lines) if state == "Active" else None,
             firmware=lines.get("Firmware Version") or None,
+            effective_ber=_error_rate(lines.get("Effective Physical BER")) if state == "Active" else None,
+            raw_ber=_error_rate(lines.get("Raw Physical BER")) if state == "Active" else None,
+            fec=_fec(lines.get("FEC")),
         ),
     )
+
+
+def _error_rate(text: str | None) -> float | None:
+    """`15E-255`, which stands for no error at all, and `2E-7`."""
+    return float(text) if text and re.fullmatch(r"\d{1,6}(?:\.\d{1,6})?E-\d{1,3}", text) else None
+
+
+def _fec(text: str | None) -> str | None:
+    return text[:60] if text and text != "N/A" else None
 
 
 def _link_layer(lines: dict[str, str]) -> str | None:

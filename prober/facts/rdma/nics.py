@@ -143,6 +143,10 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         gids=gids,
         gid_choice=next((entry.index for entry in gids if entry.type == "RoCE v2" and entry.ipv4), None),
         pkeys=port.pkeys if kind == "InfiniBand" else None,
+        traffic_class=port.traffic_class,
+        effective_ber=port.effective_ber,
+        raw_ber=port.raw_ber,
+        fec=port.fec,
         counters=port.counters,
         counter_growth=port.counter_growth,
     )

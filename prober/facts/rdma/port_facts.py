@@ -81,6 +81,10 @@ class PortFacts:
     netdev_elsewhere: bool | None = None
     gids: tuple[Gid, ...] = ()
     pkeys: tuple[int, ...] | None = None
+    traffic_class: int | None = None
+    effective_ber: float | None = None
+    raw_ber: float | None = None
+    fec: str | None = None
     counters: tuple[tuple[str, int], ...] = ()
     counter_growth: tuple[tuple[str, int], ...] | None = None
 

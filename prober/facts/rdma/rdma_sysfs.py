@@ -20,7 +20,7 @@ _ROOT = "/sys/class/infiniband"
 _DEVICE_FILES = [
     *("board_id", "fw_ver", "hca_type", "node_guid", "node_type", "sys_image_guid", "device/vendor"),
     *("device/numa_node", "device/current_link_speed", "device/current_link_width", "device/max_link_speed"),
-    "device/max_link_width",
+    *("device/max_link_width", "tc/1/traffic_class"),
 ]
 _PORT_FILES = ["link_layer", "state", "phys_state", "rate", "lid", "sm_lid"]
 _COUNTER_FILES = [
@@ -128,6 +128,7 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
         virtual_function=_is_virtual(tree, device),
         gids=gids,
         pkeys=_pkeys(files),
+        traffic_class=_traffic_class(about.get("tc/1/traffic_class")),
         counters=_counters(files),
     )
 
@@ -155,6 +156,12 @@ def _pkeys(files: Mapping[str, str]) -> tuple[int, ...] | None:
         if match and key is not None and 0 < key <= 0xFFFF:
             table[int(match.group(1))] = key
     return tuple(table.get(index, 0) for index in range(max(table) + 1)) if table else None
+
+
+def _traffic_class(text: str | None) -> int | None:
+    """`Global tclass=106`, as MLNX_OFED has it."""
+    match = re.fullmatch(r"Global tclass=(\d{1,3})", text or "")
+    return int(match.group(1)) if match else None
 
 
 def _counters(files: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
