@@ -13,6 +13,7 @@ from holmes_core.records.link import DIRECTIONS, Link, Trunk
 from prober.links.link_pairs import Pair, choose_pairs, into_rounds
 from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.pair_test import USUAL_LIMITS, LinkLimits, PairTest, Sessions, link_finding
+from prober.links.path_mtu import path_mtu_findings
 from prober.links.trunk_rate import alone_links, trunk_pairs, uplink_pairs
 from prober.links.trunk_test import measure_trunk
 from prober.links.tunnel_test import measure_in_tunnel
@@ -94,6 +95,7 @@ def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: 
         return result
     for direction in DIRECTIONS:
         test = PairTest(pair, direction, sessions, limits)
+        result.problems += path_mtu_findings(test, inventory)
         for links in (test.tcp_links(), *test.rdma_links(inventory)):
             try:
                 for link in links:

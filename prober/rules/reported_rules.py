@@ -160,6 +160,15 @@ GPU_RDMA_LOW = RuleText(
     "look at PCI-ACS-ON-PATH, PCI-IOMMU-ON, TOPO-FAR-NIC and GDR-NO-PEERMEM of both hosts",
     "NCCL user guide, networking troubleshooting (compare host-memory with GPU-memory results)",
 )
+PATH_MTU = RuleText(
+    "NET-PATH-MTU",
+    "W",
+    "packets of the MTU of both ends' netdevs are lost between two hosts, and small ones are not",
+    "TCP hangs at its first large message where routers do not say so, and RDMA with the larger MTU does too",
+    "set the switch ports and all on the way to the hosts' MTU plus headers (9216 for 9000), or `ip link set NETDEV "
+    "mtu 1500` at both ends; overlays and VLANs take up to 50 bytes",
+    "Linux, Documentation/networking/ip-sysctl.rst (ip_no_pmtu_disc); ping(8) (-M do)",
+)
 PORT_CLOSED = RuleText(
     "NET-PORT-CLOSED",
     "F",
@@ -172,7 +181,7 @@ PORT_CLOSED = RuleText(
 TEXTS = (
     *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN, NO_ANSWER),
     *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED),
-    *(TRUNK_UNKNOWN, TRUNK_LOW, TUNNEL_NOT_MEASURED, TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PORT_CLOSED),
+    *(TRUNK_UNKNOWN, TRUNK_LOW, TUNNEL_NOT_MEASURED, TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PATH_MTU, PORT_CLOSED),
 )
 
 RULE_OF_ERROR: Mapping[HostErrorKind, str] = {
