@@ -12,7 +12,7 @@ from prober.rules.rule import Evidence, Rule
 
 MANY_CORRECTED = 100  # lines since boot of one device; a sound link has a few in a year
 _ADDRESS = r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_INIT_FAILED = re.compile(rf"GPU ({_ADDRESS}): RmInitAdapter failed", re.IGNORECASE)
+_INIT_FAILED = re.compile(rf"NVRM: (?:GPU ({_ADDRESS}): )?(?:RmInitAdapter|rm_init_adapter) failed", re.IGNORECASE)
 
 # What the driver prints before it gives up a GPU, and what mends it.
 _CAUSES: tuple[tuple[str, str], ...] = (
@@ -39,18 +39,19 @@ def init_cause(host: Host) -> tuple[str, str] | None:
         for line in host.warnings:
             if "NVRM" in line and re.search(pattern, line):
                 return line, remedy
-    return next(((line, INIT_REMEDY) for line in host.warnings if "RmInitAdapter failed" in line), None)
+    return next(((line, INIT_REMEDY) for line in host.warnings if _INIT_FAILED.search(line)), None)
 
 
 def _init_failed(host: Host) -> Evidence:
     """A GPU that nvidia-smi shows has started since; a host without any is GPU-NONE's."""
     if host.nvidia_smi_failure and not host.gpus:
         return
-    shown = {gpu.pci_address for gpu in host.gpus}
-    failed = {normal_address(match[1]): line for line in host.warnings if (match := _INIT_FAILED.search(line))}
+    shown = {gpu.pci_address or str(gpu.index) for gpu in host.gpus}
+    missing = host.gpu_count_lspci is not None and len(shown) < host.gpu_count_lspci
+    failed = {match[1]: line for line in host.warnings if (match := _INIT_FAILED.search(line))}
     cause = init_cause(host)
     for address, line in failed.items():
-        if address not in shown:
+        if missing if address is None else normal_address(address) not in shown:
             yield EvidenceLine(line, cause[1] if cause else INIT_REMEDY)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.fabrics.clusters import is_rail_class
-from prober.rails.choose_rails import is_stated, rails_of
+from prober.rails.choose_rails import BLUEFIELD_TYPES, is_stated, rails_of
 from prober.rails.nearness import BESIDE, nearness_of, path_class
 from prober.rule_text import FIELD, EvidenceLine
 from prober.rules.rule import NAME_IT, NO_RAIL, Evidence, Rule
@@ -139,6 +139,7 @@ def _are_better(host: Host, ports: Sequence[Nic], rails: Sequence[Nic]) -> bool:
         (ports[0].kind == "InfiniBand" and rails[0].kind == "RoCE")
         or near == [True, False]
         or (theirs is not None and ours is not None and theirs > ours)
+        or (theirs is not None and rails[0].hca_type in BLUEFIELD_TYPES)
     )
 
 

@@ -12,7 +12,7 @@ from prober.rails.choose_rails import with_rails
 from prober.rails.stated_rails import stated_rail_findings
 from tests.prober import machines
 from tests.prober.machines import host
-from tests.prober.made_hosts import audited, nic, nics, severities
+from tests.prober.made_hosts import audited, nic, nics, roce, severities
 
 DOWN: dict[str, Any] = {"state": "Down", "phys_state": "Polling", "hca_type": "MT4129"}
 
@@ -103,3 +103,30 @@ def test_what_brings_a_port_up_also_says_how_to_state_that_it_is_no_rail(machine
     remedies = [finding.remedy for finding in audited(machine) if finding.rule == "NIC-PORT-DOWN"]
     assert remedies
     assert all("`rails:` in hosts.yaml" in remedy for remedy in remedies)
+
+
+@pytest.mark.parametrize(
+    ("rail", "down", "severity"),
+    [
+        (roce("mlx5_8", hca_type="MT4125", rate_gbps=100.0), {"hca_type": "MT4129"}, "W"),
+        (roce("mlx5_8", hca_type="MT41692"), {"hca_type": "MT4129"}, "W"),
+        (roce("mlx5_8", hca_type="MT4129"), {"hca_type": "MT4125"}, "I"),
+        (roce("mlx5_8", hca_type="MT4125"), {"hca_type": "MT4129", "virtual_function": True}, "I"),
+    ],
+)
+def test_compute_rails_that_are_all_down_behind_a_front_end_warn(
+    rail: Nic, down: dict[str, Any], severity: str
+) -> None:
+    ports = [roce(f"mlx5_{i}", f"ens{i}", state="Down", sys_image_guid=str(i), **down) for i in range(4)]
+    found = severities("NIC-PORT-DOWN", nics(rail, *ports))
+    assert set(found) == {severity}
+    assert len(found) == (1 if severity == "W" else 4)
+
+
+def test_a_down_port_of_another_namespace_is_no_lost_rail_in_a_container() -> None:
+    own = roce("mlx5_0", "net1", hca_type="MT4129")
+    other = nic("mlx5_1", "RoCE", state="Down", hca_type="MT4129")
+    assert severities("NIC-PORT-DOWN", nics(own, other, container="kubernetes")) == ["I"]
+    assert severities("NIC-PORT-DOWN", nics(own, other, container="none")) == ["F"]
+    (alone,) = (found for found in audited(nics(other, container="kubernetes")) if found.rule == "NIC-NONE-USABLE")
+    assert "device plugin" in alone.remedy

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holmes_core.records.inventory import Host
+from holmes_core.records.devices import Nic
+from holmes_core.records.inventory import Host, OfiPlugin
 from prober.fabrics.clusters import find_clusters
+from prober.facts.rdma.nvlink_bridge import with_bridges_told
 from prober.findings.audit import audit
 from prober.rails.choose_rails import rails_of, undecided_ports, with_rails
 from prober.rails.stated_rails import stated_rail_findings
 from tests.prober.machines import gid, gpus, host, ib, netdev, roce, switch
+from tests.prober.made_hosts import nic
 
 COMPUTE = tuple(ib(f"mlx5_{i}") for i in range(8))
 
@@ -288,3 +291,50 @@ def some_machine(choose: random.Random) -> Host:
     cards = gpus(*[(f"mlx5_{i}",) if near else () for i in range(count)])
     nets.append(netdev("bond0", "10.9.0.1/24"))
     return host(nics=ports, netdevs=nets, gpus=cards, default_route_netdev="bond0")
+
+
+def bridge(*lids: int, image: str | None = "b", rate: float = 100, sm_lid: int = 1) -> tuple[Nic, ...]:
+    """Functions of a card below a subnet manager at `sm_lid`."""
+    return tuple(
+        ib(f"mlx5_{20 + at}", rate, lid=lid, sm_lid=sm_lid, hca_type="MT4129", sys_image_guid=image)
+        for at, lid in enumerate(lids)
+    )
+
+
+@pytest.mark.parametrize(
+    ("ports", "gpu_name", "told"),
+    [
+        (bridge(1, 4, 5, 6), "", 4),  # several functions and their own manager
+        (bridge(7, 8, 9, sm_lid=2), "NVIDIA B200", 3),  # several functions on such a board, the manager elsewhere
+        (bridge(1, 4, image=None), "NVIDIA B300 SXM6 AC", 2),  # no GUID known
+        ((*bridge(1, 4), *COMPUTE), "", 2),  # faster rails beside them
+        (bridge(7, 8, sm_lid=2), "NVIDIA B200", 0),  # a storage card with two ports
+        (bridge(1, 4, sm_lid=1, rate=400), "NVIDIA B200", 0),  # rails of a host where opensm runs
+        (bridge(1), "NVIDIA H100 80GB HBM3", 0),  # two HDR100 hosts back to back
+        ((*bridge(7, 8, sm_lid=2), nic("efa_0", "EFA")), "", 2),
+    ],
+)
+def test_functions_that_manage_nvswitches_are_told_by_two_signs(
+    ports: tuple[Nic, ...], gpu_name: str, told: int
+) -> None:
+    found = with_bridges_told(ports, [gpu_name], (), ())
+    assert sum(port.nvlink_management for port in found) == told
+    assert not any(port.usable_by_nccl_ib for port in found if port.nvlink_management)
+
+
+def test_efa_adapters_are_rails_beside_slower_verbs_ports_and_not_beside_faster_ones() -> None:
+    plugin = (OfiPlugin(path="/opt/amazon/ofi-nccl/lib/libnccl-net.so", version="1.17.1"),)
+    adapters = tuple(nic(f"rdmap{i}s0", "EFA", usable_by_nccl_ib=False, rate_gbps=200.0) for i in range(2))
+    slow, fast = roce("mlx5_0", "eth1", 100), roce("mlx5_0", "eth1", 800)
+    net = (netdev("eth1", "10.1.1.5/24"),)
+    assert rails(host(nics=(*adapters, slow), netdevs=net, ofi_plugins=plugin)) == ["rdmap0s0", "rdmap1s0"]
+    assert rails(host(nics=(*adapters, fast), netdevs=net, ofi_plugins=plugin)) == ["mlx5_0"]
+
+
+@pytest.mark.parametrize("driver", [None, "hv_netvsc", "bonding"])
+def test_a_function_below_a_paravirtual_netdev_is_no_rail_and_below_a_bond_is(driver: str | None) -> None:
+    kind = "bond" if driver == "bonding" else None
+    above = netdev("eth0", "10.60.0.4/24", driver=driver, kind=kind)
+    below = netdev("enP31006s1", master="eth0")
+    machine = host(nics=(roce("mlx5_0", "enP31006s1"),), netdevs=(above, below))
+    assert rails(machine) == (["mlx5_0"] if driver == "bonding" else [])

@@ -10,7 +10,7 @@ from prober.asking.recording import Recorded
 
 # Extended regular expressions, for grep on the host and for Python here.
 _FAULTS = (
-    "NVRM: .*(Xid|RmInitAdapter failed|memory onlining|onlining failed|not supported by|open kernel modules)",
+    "NVRM: .*(Xid|rm_?init_?adapter failed|memory onlining|onlining failed|not supported by|open kernel modules)",
     "NVRM: .*(API mismatch|BAR[0-9] is 0M|fallen off the bus)",
     "SXid",
     "nvidia-peermem.*invalid context",

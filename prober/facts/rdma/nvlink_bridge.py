@@ -47,16 +47,20 @@ def with_bridges_told(
     amazon = any(nic.kind == "EFA" for nic in nics)
     on_board = any(_BOARD.search(name) for name in gpu_names)
     sure = {nic.hca for nic in ports if amazon or nic.device in marked or nic.pci_address in marked_pci}
-    sure |= {nic.hca for nic in ports if _number_of_signs(nic, ports, on_board) >= 2}
+    faster = any((nic.rate_gbps or 0) > MAX_GBPS for nic in nics if nic.kind in ("InfiniBand", "RoCE"))
+    sure |= {nic.hca for nic in ports if _number_of_signs(nic, ports, on_board or faster) >= 2}
     told = {"nvlink_management": True, "usable_by_nccl_ib": False, "why": WHY}
     return tuple(nic.model_copy(update=told) if nic.hca in sure else nic for nic in nics)
 
 
-def _number_of_signs(nic: Nic, ports: Sequence[Nic], on_board: bool) -> int:
-    """Count the signs of a bridge that no other port has two of."""
+def _number_of_signs(nic: Nic, ports: Sequence[Nic], fits_machine: bool) -> int:
+    """Count the signs of a bridge that no other port has two of.
+
+    `fits_machine`: the GPUs are of such a board, or other ports are faster, as its rails are.
+    """
     if nic.rate_gbps is not None and nic.rate_gbps > MAX_GBPS:
         return 0
     sisters = {port.device for port in ports if nic.sys_image_guid and port.sys_image_guid == nic.sys_image_guid}
     alike = [port for port in ports if (port.hca_type, port.rate_gbps) == (nic.hca_type, nic.rate_gbps)]
     own_manager = bool(nic.sm_lid) and nic.sm_lid in {port.lid for port in alike}
-    return (len(sisters) >= MANY_FUNCTIONS) + own_manager + (on_board and nic.rate_gbps is not None)
+    return (len(sisters) >= MANY_FUNCTIONS) + own_manager + (fits_machine and nic.rate_gbps is not None)

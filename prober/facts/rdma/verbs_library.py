@@ -16,7 +16,7 @@ _ABI_LINE = re.compile(
     r"/sys/class/infiniband/([^/\s]+)"
 )
 _DRIVER_LINE = re.compile(r"no userspace device-specific driver found for /sys/class/infiniband/([^/\s]+)")
-_NONE = re.compile(r"^(?:No IB devices found|0 HCAs? found)", re.MULTILINE)
+_NONE = re.compile(r"^(?:No IB devices found|0 HCAs? found|Failed to get IB devices list)", re.MULTILINE)
 _LIBRARY = re.compile(
     r"error while loading shared libraries: (lib(?:ibverbs|rdmacm|nl)\S*):|^verbs (.*libibverbs.*)$", re.M
 )
