@@ -42,11 +42,12 @@ def with_bridges_told(
 
     `marked` are devices, `marked_pci` PCI addresses, whose product data says so.
     """
-    ports = [nic for nic in nics if nic.kind == "InfiniBand" and not nic.virtual_function]
+    slow = [nic for nic in nics if nic.kind == "InfiniBand" and (nic.rate_gbps or 0) <= MAX_GBPS]
+    ports = [nic for nic in slow if not nic.virtual_function]
     # Amazon sells no InfiniBand: where there is EFA, an InfiniBand port is the board's own.
-    amazon = any(nic.kind == "EFA" for nic in nics)
+    amazon = {nic.hca for nic in slow} if any(nic.kind == "EFA" for nic in nics) else set()
     on_board = any(_BOARD.search(name) for name in gpu_names)
-    sure = {nic.hca for nic in ports if amazon or nic.device in marked or nic.pci_address in marked_pci}
+    sure = amazon | {nic.hca for nic in nics if nic.device in marked or nic.pci_address in marked_pci}
     faster = any((nic.rate_gbps or 0) > MAX_GBPS for nic in nics if nic.kind in ("InfiniBand", "RoCE"))
     sure |= {nic.hca for nic in ports if _number_of_signs(nic, ports, on_board or faster) >= 2}
     told = {"nvlink_management": True, "usable_by_nccl_ib": False, "why": WHY}
@@ -58,8 +59,6 @@ def _number_of_signs(nic: Nic, ports: Sequence[Nic], fits_machine: bool) -> int:
 
     `fits_machine`: the GPUs are of such a board, or other ports are faster, as its rails are.
     """
-    if nic.rate_gbps is not None and nic.rate_gbps > MAX_GBPS:
-        return 0
     sisters = {port.device for port in ports if nic.sys_image_guid and port.sys_image_guid == nic.sys_image_guid}
     alike = [port for port in ports if (port.hca_type, port.rate_gbps) == (nic.hca_type, nic.rate_gbps)]
     own_manager = bool(nic.sm_lid) and nic.sm_lid in {port.lid for port in alike}
