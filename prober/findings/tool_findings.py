@@ -26,6 +26,7 @@ READ_TOOLS = frozenset(
             "ibdev2netdev",
             "ibstat",
             "ibstatus",
+            "ibv_devices",
             "ibv_devinfo",
             "id",
             "ifconfig",

@@ -168,7 +168,7 @@ _NO_LIBRARY = (
 )
 _NO_DRIVER = (
     "`modprobe nvidia` and its message in `dmesg`: after a new kernel build the module again (`dkms autoinstall`), and "
-    "sign it where Secure Boot is on"
+    "sign it where Secure Boot is on; a host without a GPU: `device: cpu` in job.yaml, or leave it out"
 )
 _NO_RIGHTS = (
     "let this user open /dev/nvidia* (mode 0666 by default, NVreg_DeviceFileMode), or ask the scheduler for GPUs"

@@ -67,11 +67,17 @@ def _sxids(host: Host, fatal: bool) -> Evidence:
 
 
 def _sxid_fatal(host: Host) -> Evidence:
-    return _sxids(host, fatal=True)
+    yield from () if _links_are_well(host) else _sxids(host, fatal=True)
 
 
 def _sxid(host: Host) -> Evidence:
-    return _sxids(host, fatal=False)
+    yield from _sxids(host, fatal=False)
+    yield from _sxids(host, fatal=True) if _links_are_well(host) else ()
+
+
+def _links_are_well(host: Host) -> bool:
+    """All NVLinks of all GPUs are up, so that the board was reset since."""
+    return bool(host.gpus) and all(gpu.nvlinks_total and gpu.nvlinks_up == gpu.nvlinks_total for gpu in host.gpus)
 
 
 def _last_of_cards(host: Host, pattern: str) -> Mapping[str, str]:
@@ -96,7 +102,7 @@ def _module(host: Host) -> Evidence:
 
 
 def _card_health(host: Host) -> Evidence:
-    yield from _last_of_cards(host, "health compromised|[Ff]atal error|(?<!event).*[Hh]igh temperature").values()
+    yield from _last_of_cards(host, "health compromised|[Ff]atal error|[Hh]igh temperature on sensors").values()
 
 
 def _aer(host: Host) -> Iterable[tuple[str, str, bool, str]]:
@@ -144,7 +150,7 @@ HOST_RULES = (
     Rule(
         "NVSWITCH-SXID",
         "F",
-        "the kernel log since boot has a fatal SXid of an NVSwitch",
+        "the kernel log since boot has a fatal SXid of an NVSwitch, and not all NVLinks are known to be up",
         "the switch has closed the link or itself; NCCL hangs or fails on this host until a reset",
         "end what runs on the host and `nvidia-smi -r` (all GPUs and switches of the board), or reboot; then see that "
         "nvidia-fabricmanager is active; drain the host if it returns",
@@ -154,7 +160,7 @@ HOST_RULES = (
     Rule(
         "NVSWITCH-SXID",
         "W",
-        "the kernel log since boot has an SXid of an NVSwitch that is not fatal",
+        "the kernel log since boot has an SXid of an NVSwitch that is not fatal, or after which all NVLinks are up",
         "an error on the way between GPUs; the traffic it hit was lost or sent again",
         "look for an Xid of a GPU at the same time, which names the cause; reset the board or drain the host if it "
         "comes back",

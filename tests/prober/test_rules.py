@@ -465,6 +465,14 @@ def test_nvidia_smi_without_a_gpu_refuses_with_the_remedy_of_its_cause(
     assert (finding.rule, remedy in finding.remedy) == ("GPU-NONE", True)
 
 
+def test_a_switch_whose_links_are_all_up_again_warns_and_no_longer_refuses() -> None:
+    line = "nvidia-nvswitch3: SXid (PCI:0000:c3:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+    for up, severity in ((18, "W"), (17, "F"), (None, "F")):
+        cards = [gpu(index, nvlinks_up=up, nvlinks_total=18) for index in range(2)]
+        found = audit([gpus(*cards, warnings=(line,))], (), None)
+        assert [finding.severity for finding in found if finding.rule == "NVSWITCH-SXID"] == [severity]
+
+
 @pytest.mark.parametrize(
     ("health", "found"),
     [

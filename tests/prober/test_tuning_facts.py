@@ -129,11 +129,14 @@ def test_lines_of_the_kernel_log_that_are_no_faults_are_left_out() -> None:
         ),
         ("0 HCAs found:\n", "finds no device"),
         ("No IB devices found\n", "finds no device"),
+        ("Failed to get IB devices list: Function not implemented\n", "finds no device"),
+        ("    device          \t   node GUID\n    ------          \t----------------\n", "finds no device"),
     ],
 )
 def test_a_port_that_the_verbs_library_does_not_open_is_not_usable(text: str, why: str) -> None:
     kernel = ("rdma link show", "link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens1 \n")
-    (nic,) = (nic for nic in read(kernel, ("ibv_devinfo", text)).nics if nic.device == "mlx5_0")
+    asked = "ibv_devices" if "node GUID" in text else "ibv_devinfo"
+    (nic,) = (nic for nic in read(kernel, (asked, text)).nics if nic.device == "mlx5_0")
     assert (nic.usable_by_nccl_ib, why in nic.why) == (False, True)
     (other,) = (nic for nic in read(kernel, ("ibv_devinfo -d mlx5_1", text)).nics if nic.device == "mlx5_0")
     assert other.usable_by_nccl_ib is (why != "no driver")
@@ -143,3 +146,10 @@ def test_a_driver_missing_for_another_card_says_nothing_of_one_that_is_listed() 
     text = "libibverbs: Warning: couldn't load driver 'libipathverbs-rdmav25.so'\nhca_id: mlx5_0\n\tport: 1\n"
     kernel = ("rdma link show", "link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens1 \n")
     assert [nic.usable_by_nccl_ib for nic in read(kernel, ("ibv_devinfo", text)).nics] == [True]
+
+
+def test_a_device_that_the_library_lists_is_usable_whatever_another_one_lacks() -> None:
+    head = "    device          \t   node GUID\n    ------          \t----------------\n"
+    table = f"{head}    mlx5_0          \t9c63c00300554800\n"
+    kernel = ("rdma link show", "link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens1 \n")
+    assert [nic.usable_by_nccl_ib for nic in read(kernel, ("ibv_devices", table)).nics] == [True]

@@ -45,7 +45,7 @@ def _is_ethernet(netdev: Netdev | None) -> bool:
 
 _NAMES: tuple[tuple[str, NicKind], ...] = (
     (r"ib(?:[osx]|p\d|P\d)", "InfiniBand"),  # as rdma-core names devices by link layer; after P the PCI domain
-    (r"roce(?:[osx]|p\d|P\d)|(?:bnxt_re|qedr|erdma_|mana_|hns_)\d", "RoCE"),
+    (r"roce(?:[osx]|p\d|P\d)|(?:bnxt_re|ionic_|qedr|erdma_|mana_|hns_)\d", "RoCE"),
 )
 _NETDEV_NAMES: tuple[tuple[str, NicKind], ...] = (
     (r"ib(?:\d|[os]\d|p\d|P\d|x[0-9a-f])", "InfiniBand"),  # as systemd and the kernel name interfaces

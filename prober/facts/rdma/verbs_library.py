@@ -16,7 +16,12 @@ _ABI_LINE = re.compile(
     r"/sys/class/infiniband/([^/\s]+)"
 )
 _DRIVER_LINE = re.compile(r"no userspace device-specific driver found for /sys/class/infiniband/([^/\s]+)")
-_NONE = re.compile(r"^(?:No IB devices found|0 HCAs? found|Failed to get IB devices list)", re.MULTILINE)
+# A block of ibv_devinfo, or a row of ibv_devices; none, or a table without rows.
+_OPENED = re.compile(r"^(?:hca_id:[ \t]*(\S+)|[ \t]*(\S+)[ \t]+[0-9a-f]{16})[ \t]*$", re.MULTILINE)
+_NONE = re.compile(
+    r"^(?:No IB devices found|0 HCAs? found|Failed to get IB devices list|[ \t]*-{4,}[ \t]+-{8,}[ \t]*\n\Z)",
+    re.MULTILINE,
+)
 _LIBRARY = re.compile(
     r"error while loading shared libraries: (lib(?:ibverbs|rdmacm|nl)\S*):|^verbs (.*libibverbs.*)$", re.M
 )
@@ -52,7 +57,7 @@ def _reasons(outputs: Iterable[Recorded], in_container: bool) -> dict[str, str]:
                 found[device] = f"{ABI} {kernel}, its driver {driver} is for {low} to {high}"
             for device in _DRIVER_LINE.findall(output.plain):
                 found[device] = f"{NO_DRIVER} for this card is installed"
-            opened |= set(re.findall(r"^hca_id:\s*(\S+)", output.plain, flags=re.MULTILINE))
+            opened |= {device or row for device, row in _OPENED.findall(output.plain)}
             if _NONE.search(output.plain) and not _names_device(output.words):
                 found.setdefault(_ALL, f"it {FINDS_NONE}")
     if opened:
