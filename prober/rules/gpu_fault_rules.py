@@ -62,7 +62,7 @@ class _Xid:
 
 def _xids(host: Host) -> Iterable[_Xid]:
     for line in host.warnings:
-        if "Xid" in line:
+        if re.search(r"(?<!S)Xid", line):
             match = re.search(r"Xid \(([^)]*)\): (\d+)", line)
             yield _Xid(match[1], int(match[2]), line) if match else _Xid("", None, line)
 
@@ -139,17 +139,20 @@ def _nvlinks_all_below(host: Host) -> Iterable[Gpu]:
 
 def _nvlinks_inactive_on_board(host: Host) -> Evidence:
     """Boards that are wired by NVLink have all of them up; a virtual machine may have been given half a board."""
-    for gpu in _nvlinks_all_below(host):
-        if is_on_board(gpu) and not _has_part_of_board(host):
-            yield EvidenceLine(f"GPU {gpu.index}: {gpu.nvlinks_up} of {gpu.nvlinks_total} NVLinks up", _reset_of(gpu))
+    if _has_part_of_board(host):
+        return
     dark = _without_any_link(host)
-    if len(dark) > 1 and not _has_part_of_board(host):
+    if 1 < len(dark) == len([gpu for gpu in host.gpus if is_on_board(gpu)]):
         yield EvidenceLine(f"GPU {_numbers(dark)}: all NVLinks inactive", _wake_fabric(dark[0]))
+        return
+    for gpu in _nvlinks_all_below(host):
+        if is_on_board(gpu):
+            yield EvidenceLine(f"GPU {gpu.index}: {gpu.nvlinks_up} of {gpu.nvlinks_total} NVLinks up", _reset_of(gpu))
 
 
 def _without_any_link(host: Host) -> list[Gpu]:
-    """GPUs of a board without a link; nvidia-smi gives no number of links then."""
-    return [gpu for gpu in host.gpus if is_on_board(gpu) and gpu.nvlinks_up == 0 and gpu.nvlinks_total is None]
+    """GPUs of a board that have NVLinks, none of them up; nvidia-smi may give no number of links then."""
+    return [gpu for gpu in host.gpus if is_on_board(gpu) and gpu.nvlinks_up == 0 and gpu.nvlinks_total != 0]
 
 
 def _has_part_of_board(host: Host) -> bool:

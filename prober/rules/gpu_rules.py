@@ -52,7 +52,8 @@ def _nvidia_smi_failed(host: Host, failure: str) -> str | EvidenceLine:
         return EvidenceLine(seen, _NO_DRIVER)
     if "Insufficient Permissions" in failure:
         return EvidenceLine(seen, _NO_RIGHTS)
-    return EvidenceLine(seen, _LOST_DEVICES if is_given_a_part(host) or has_module(host, "nvidia") else _NO_DRIVER)
+    lost = "Unknown Error" in failure or is_given_a_part(host) or has_module(host, "nvidia")
+    return EvidenceLine(seen, _LOST_DEVICES if lost else _NO_DRIVER)
 
 
 def _missing_gpus(host: Host) -> str | None:

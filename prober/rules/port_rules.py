@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 from prober.fabrics.clusters import is_rail_class
+from prober.facts.rdma.verbs_library import CANNOT_OPEN
 from prober.rails.choose_rails import BLUEFIELD_TYPES, is_stated, rails_of
 from prober.rails.nearness import BESIDE, nearness_of, path_class
 from prober.rule_text import FIELD, EvidenceLine
@@ -29,6 +30,8 @@ def of_the_job(host: Host) -> Iterable[Nic]:
 
 def _none_usable(host: Host) -> Evidence:
     ports = list(of_the_job(host))
+    if any(nic.why.startswith(CANNOT_OPEN) for nic in ports):
+        return  # NIC-VERBS-LIBRARY says more
     if ports and all(nic.usable_by_nccl_ib is False for nic in ports):
         seen = "; ".join(f"{nic.hca} {nic.state or 'state not known'}" for nic in ports)
         yield EvidenceLine(seen, _OF_ANOTHER_NAMESPACE) if all(_is_elsewhere(host, nic) for nic in ports) else seen
