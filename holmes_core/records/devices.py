@@ -48,6 +48,7 @@ class Gpu(Record):
     mig_devices: int | None = None
     nvlinks_up: int | None = None
     nvlinks_total: int | None = None  # 0: it has no NVLink; None with `nvlinks_up` 0: it has, and none is up
+    nvlink_peers: int | None = None  # GPUs of the host that `topo -m` shows it joined to by NVLink
     compute_mode: str | None = None  # `Default`, `Exclusive_Process`, `Prohibited`
     persistence_mode: bool | None = None
     ecc_uncorrected: int | None = None  # errors since the driver was loaded

@@ -292,3 +292,8 @@ def test_a_query_of_one_gpu_is_of_the_one_that_the_command_names() -> None:
     ]
     gpus = read_host("host", outputs, HostNotes()).gpus
     assert [(gpu.index, gpu.uuid) for gpu in gpus] == [(1, "GPU-1"), (3, "GPU-3")]
+
+
+def test_a_gaudi_in_lspci_is_an_accelerator_of_another_maker() -> None:
+    line = "0000:19:00.0 Processing accelerators [1200]: Habana Labs Ltd. Device [1da3:1020] (rev 01)\n"
+    assert read_host("host", [Recorded("lspci -Dnn", line, 0)], HostNotes()).other_accelerators == ("Intel Gaudi",)

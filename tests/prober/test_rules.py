@@ -539,3 +539,13 @@ def test_container_bridge_over_a_peer_is_a_conflict() -> None:
 def test_equal_findings_of_several_hosts_are_one_row() -> None:
     findings = joined(audit([nics(EFA, name=name) for name in "abc"], (), None))
     assert [finding.hosts for finding in findings if finding.rule == "NIC-EFA-NEEDS-PLUGIN"] == [("a", "b", "c")]
+
+
+def test_a_gpu_that_topo_shows_without_nvlink_refuses_where_others_are_a_board() -> None:
+    def found(*peers: int, name: str | None = "NVIDIA B200") -> list[str]:
+        cards = [gpu(index, name=name, nvlink_peers=count) for index, count in enumerate(peers)]
+        return [each.severity for each in audit([gpus(*cards)], (), None) if each.rule == "GPU-NVLINK-INACTIVE"]
+
+    assert found(6, 6, 0, 6, 6, 6, 6, 6) == ["F"]
+    assert found(6, 6, 0, 6, 6, 6, 6, 6, name=None) == ["W"]
+    assert found(1, 1, 0, 0) == found(0, 0) == []

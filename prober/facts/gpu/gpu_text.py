@@ -89,8 +89,10 @@ def _topology_row(index: int, columns: list[str], words: list[str], legend: dict
     cpus = rest[0] if rest and re.fullmatch(r"[\d,-]+", rest[0]) else None
     nics = {name: cell for name, cell in cells.items() if not re.fullmatch(r"GPU\d+", name)}
     path = next((near for near in _NEAR if near in nics.values()), None)
+    others = [cell for name, cell in cells.items() if re.fullmatch(r"GPU\d+", name) and name != f"GPU{index}"]
     return PartialGpu(
         index=index,
+        nvlink_peers=sum(bool(re.fullmatch(r"NV\d+", cell)) for cell in others) if others else None,
         numa_node=whole_number(rest[1]) if cpus and len(rest) > 1 else None,
         cpus=cpus,
         nearest_nics=tuple(legend.get(name, name) for name, cell in nics.items() if path and cell == path),

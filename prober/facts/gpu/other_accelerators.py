@@ -13,7 +13,7 @@ NPU_SMI = Command("npu-smi info", limited=True, when="command -v npu-smi >/dev/n
 
 _AMD_NAME = re.compile(r"(?:Card series|Device Name|MARKET_NAME):\s*(\S.*?)\s*$", re.IGNORECASE)
 _NPU_ROW = re.compile(r"\|\s*\d{1,3}\s+(Ascend\w+|\d{3}\w[\w-]*)\s*\|\s*[A-Za-z]+\s*\|")
-_LSPCI_ROW = re.compile(r"^\S+ ([A-Za-z ]+?)(?: \[[0-9a-f]{4}\])?: (Advanced Micro Devices|Huawei)(.*)$")
+_LSPCI_ROW = re.compile(r"^\S+ ([A-Za-z ]+?)(?: \[[0-9a-f]{4}\])?: (Advanced Micro Devices|Huawei|Habana Labs)(.*)$")
 _ACCELERATOR = "Processing accelerators"
 _ASCEND = re.compile(r"\bAscend\b|\bDevice d\d{3}\b")  # other engines of Huawei's processors have that class too
 
@@ -48,7 +48,9 @@ def _lspci_names(output: Recorded) -> Iterator[str]:
     for line in output.whole_lines:
         if match := _LSPCI_ROW.match(line):
             kind, maker, rest = match.groups()
-            if maker == "Huawei" and kind == _ACCELERATOR and _ASCEND.search(rest):
+            if maker == "Habana Labs" and kind == _ACCELERATOR:
+                yield "Intel Gaudi"
+            elif maker == "Huawei" and kind == _ACCELERATOR and _ASCEND.search(rest):
                 yield "Huawei Ascend"
-            elif maker != "Huawei" and (name := re.search(r"\[(?:AMD )?(Instinct [^\]]+)\]", rest)):
+            elif maker == "Advanced Micro Devices" and (name := re.search(r"\[(?:AMD )?(Instinct [^\]]+)\]", rest)):
                 yield f"AMD {name.group(1)}"
