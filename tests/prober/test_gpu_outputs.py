@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from holmes_core.records.inventory import Host
 from holmes_core.units import MIB
 from prober.asking.recording import HostNotes, Recorded
+from prober.facts.gpu import gpu_report
 from prober.findings.tool_findings import tool_findings
 from prober.read_host import read_host
 
@@ -297,3 +300,11 @@ def test_a_query_of_one_gpu_is_of_the_one_that_the_command_names() -> None:
 def test_a_gaudi_in_lspci_is_an_accelerator_of_another_maker() -> None:
     line = "0000:19:00.0 Processing accelerators [1200]: Habana Labs Ltd. Device [1da3:1020] (rev 01)\n"
     assert read_host("host", [Recorded("lspci -Dnn", line, 0)], HostNotes()).other_accelerators == ("Intel Gaudi",)
+
+
+def test_the_command_of_a_live_probe_keeps_the_whole_health_of_the_fabric() -> None:
+    health = ("Summary", "Bandwidth", "Route Recovery in progress", "Route Unhealthy", "Access Timeout Recovery")
+    lines = ["State : Completed", "Status : Success", "CliqueId : 1", "ClusterUUID : b2da", "Health", *health, "Last"]
+    words = re.search(r"grep -A(\d+)", gpu_report.REPORT.shell)
+    assert words is not None
+    assert int(words[1]) >= len(lines)
