@@ -90,8 +90,9 @@ def plan(
 
     The sources are the paths that the plan records; by default inventory.json and job.yaml in the plan's folder.
     `order` "usual" is that of other launchers, to compare with. After `time_limit_s` the best so far is taken, with its
-    gap; the default is that of `holmes plan`. `lp` is written with the last integer program. Raises HolmesError if
-    there is no plan, with the failed limit and a change that would make it fit; and if the job allows islands.
+    gap; the default is that of `holmes plan`. `lp` is written with the integer program of the plan's degrees. Raises
+    HolmesError if there is no plan, with the failed limit and a change that would make it fit; and if the job allows
+    islands.
     """
     from planner.make_plan import TIME_LIMIT_S, make_plan
 

@@ -33,6 +33,7 @@ from planner.schedule.any_schedule_bound import AnyScheduleBounds
 from planner.schedule.local_search import STARTS, rank_improved
 from planner.schedule.runners_up import Contender, rank_contenders
 from planner.search.branch_and_bound import Progress, SearchResult, search
+from planner.search.certificate import Certificate, certify, form_of
 from planner.search.closed_form import price_ranks_s
 from planner.search.early_bounds import EarlyBounds
 from planner.search.placement import Placement
@@ -66,13 +67,13 @@ def make_plan(
     The same input gives the same plan, unless the time limit, which is for all of this, ends the search. The usual
     order with the degrees that suit it best is a contender too, so that no plan is slower than it; with `order` "usual"
     it is the plan. Where the limit ended the search, so is the best found in each cluster alone. `lp` names a file for
-    the last integer program. Raises HolmesError: what fails and what would make it fit.
+    the integer program that certifies it. Raises HolmesError: what fails and what would make it fit.
     """
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
     writing_s = _writing_s(problem, time_limit_s)
-    result = search(problem, left.seconds - writing_s - SIMULATING * time_limit_s, progress, lp)
+    result = search(problem, left.seconds - writing_s - SIMULATING * time_limit_s, progress)
     if result.status == "time limit":
         result = with_single_clusters(problem, result, left.less(writing_s + SIMULATING * time_limit_s / 2))
     if order == "usual":
@@ -82,7 +83,8 @@ def make_plan(
         written, compared = usual, _Comparisons()
     else:
         written, compared = _write_and_compare(problem, result, left.less(writing_s))
-    solve = _report(problem, result, written, compared, order)
+    certificate = _certify(problem, result, written, left.less(writing_s), lp) if order == "holmes" or lp else None
+    solve = _report(problem, result, written, compared, order, certificate)
     plan = _write(problem, inventory_source, job_source, order, written, solve, compared.usual)
     faults = verify(plan, inventory)
     if faults:
@@ -166,13 +168,40 @@ def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
     )
 
 
+def _certify(
+    problem: Problem, result: SearchResult, written: WrittenPlan, left: TimeLeft, lp: Path | None
+) -> Certificate:
+    """Return the certificate of the plan as it is run; the search may know better placements of its degrees."""
+    placement = replace(written.placement, candidate=_candidate_run(written))
+    form, candidate = form_of(placement), placement.candidate
+    found = [each for each in (*result.found, *result.sharded) if each.placement.candidate == candidate]
+    known_s = [each.objective_s for each in found if form_of(each.placement) == form]
+    return certify(problem, placement, min([_placement_s(problem, written), *known_s]), left, lp)
+
+
+def _candidate_run(written: WrittenPlan) -> Candidate:
+    """Return the candidate with the fill of the schedule that is run."""
+    return replace(written.placement.candidate, fill=fill_of(written.layout.mode.schedule))
+
+
+def _placement_s(problem: Problem, written: WrittenPlan) -> float:
+    """Return the closed form of the ranks as they were written out."""
+    placement = written.placement
+    return price_ranks_s(
+        problem, _candidate_run(written), placement.layers, written.layout.ranks, placement.microbatches
+    )
+
+
 def _report(
-    problem: Problem, result: SearchResult, written: WrittenPlan, compared: _Comparisons, order: Order
+    problem: Problem,
+    result: SearchResult,
+    written: WrittenPlan,
+    compared: _Comparisons,
+    order: Order,
+    certificate: Certificate | None,
 ) -> SolveReport:
-    """Return the search's proof, and the closed form of the ranks as they were written out."""
-    candidate = replace(written.placement.candidate, fill=fill_of(written.layout.mode.schedule))
-    layers = written.placement.layers
-    placement_s = price_ranks_s(problem, candidate, layers, written.layout.ranks, written.placement.microbatches)
+    """Return the search's proof, the closed form of the ranks as they were written out, and the certificate."""
+    candidate, placement_s = _candidate_run(written), _placement_s(problem, written)
     objective_s, bound_s = min(placement_s, result.found[0].objective_s), result.bound_s
     if candidate.weight_shards > 1 and result.sharded:
         objective_s = min(objective_s, result.sharded[0].objective_s)
@@ -193,7 +222,9 @@ def _report(
         gap=gap,
         placement_s=placement_s,
         candidates=result.candidates,
-        programs=result.programs,
+        programs=result.programs + (certificate.programs if certificate else 0),
+        certificate_s=certificate.least_s if certificate else None,
+        simulated=len(problem.simulated),
         step_bound_s=step_bound_s,
         step_gap=1 - step_bound_s / step_s if step_s else 0.0,
         crossing=written.placement.crossing(problem.fleet),

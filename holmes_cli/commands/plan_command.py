@@ -74,7 +74,8 @@ def plan_command(
         float, typer.Option("--time-limit", min=0.0, help="Seconds for all of it; then the best so far, with its gap.")
     ] = TIME_LIMIT_S,
     write_lp: Annotated[
-        Path | None, typer.Option("--write-lp", metavar="FILE", help="Also write the last integer program.")
+        Path | None,
+        typer.Option("--write-lp", metavar="FILE", help="Also write the integer program of the plan's degrees."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of tables.")] = False,
 ) -> None:

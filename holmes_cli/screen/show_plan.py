@@ -147,7 +147,7 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         *assumed_speed_sentence(plan, inventory),
         *_codec_sentences(plan),
         *_engine_sentence(plan),
-        _proof_sentence(plan.solve),
+        _proof_sentence(plan),
     )
 
 
@@ -211,17 +211,33 @@ def _usual_sentence(plan: Plan) -> str:
     return f"{ratio}, {format_seconds(usual.step_s)} a step"
 
 
-def _proof_sentence(solve: SolveReport) -> str:
-    """Return the proof: the gap of the placement and of its simulated step."""
+def _proof_sentence(plan: Plan) -> str:
+    """Return the proof for the closed form that placements are searched by, and the rank of the simulated step."""
+    solve = plan.solve
     if solve.status == "fixed":
         return "Placement: fixed by the usual rank order, nothing was solved."
-    gap = "proven best" if solve.gap == 0 else f"at most {solve.gap:.2%} from the best"
-    tried = f"{count(solve.candidates, 'candidate')}, {count(solve.programs, 'integer program')}"
-    placement = f"Placement: {gap} by the closed-form cost ({solve.solver}, {solve.status}; {tried})."
-    if solve.step_gap is None:
-        return placement
-    step = "proven best" if solve.step_gap == 0 else f"at most {solve.step_gap:.1%} from the best"
-    return f"{placement} Its simulated step: {step} of all placements under all schedules."
+    sure = "proven" if solve.gap == 0 else f"{solve.status}: at most {solve.gap:.2%} above the bound"
+    parts = [f"the best of {count(solve.candidates, 'candidate')} takes {format_seconds(solve.objective_s)} ({sure})"]
+    if solve.certificate_s is not None:
+        program = f"by an integer program, {solve.solver}"
+        parts.append(f"the best of these degrees {format_seconds(solve.certificate_s)} ({program})")
+    parts.append(f"this one {format_seconds(solve.placement_s)}")
+    formula = f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return (
+        f"Placement: by formula {formula}; by simulation, which decides, {_simulated(solve, plan.prediction.step_s)}."
+    )
+
+
+def _simulated(solve: SolveReport, step_s: float) -> str:
+    """Return the rank of the plan among the placements simulated, and the bound under any schedule."""
+    seconds = format_seconds(step_s)
+    several = solve.simulated is not None and solve.simulated > 1
+    fastest = f"it is the fastest of {solve.simulated} at {seconds}" if several else f"it takes {seconds}"
+    if solve.step_bound_s is None:
+        return fastest
+    if solve.step_gap == 0:
+        return f"{fastest}, proven best under any schedule"
+    return f"{fastest}, and none takes less than {format_seconds(solve.step_bound_s)} under any schedule"
 
 
 def _placement_tree(plan: Plan, title: str = "Placement") -> Tree:

@@ -158,7 +158,9 @@ class SolveReport(Record):
     gap: float  # (objective - bound) / objective; 0 is a proof
     placement_s: float  # this plan's; larger than the objective where simulation preferred another of the best
     candidates: int
-    programs: int  # integer programs that were solved
+    programs: int  # integer programs that were solved, the certificate among them
+    certificate_s: float | None = None  # the least of placements with this plan's degrees, by an integer program
+    simulated: int | None = None  # placements; this plan's step is the least of theirs, but for what memory costs
     step_bound_s: float | None = None  # no candidate's step is simulated faster, however placed and scheduled
     step_gap: float | None = None  # (prediction's step - step_bound) / step
     crossing: Crossing

@@ -36,6 +36,11 @@ class Problem:
         return read_rails(self.inventory, self.job)
 
     @cached_property
+    def simulated(self) -> set[object]:
+        """The placements that were simulated so far."""
+        return set()
+
+    @cached_property
     def _coefficients(self) -> Callable[[Candidate], Coefficients]:
         def make(candidate: Candidate) -> Coefficients:
             coeffs = make_coefficients(self.job, self.fleet, self.networks, candidate)

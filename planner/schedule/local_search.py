@@ -20,7 +20,7 @@ from planner.problem.problem import Problem
 from planner.schedule.least_memory import WORTH_MEMORY, in_least_memory
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import RunMode
-from planner.schedule.runners_up import Contender, best_of_each_crossing, fastest_first, rank_contenders
+from planner.schedule.runners_up import Contender, best_of_each_crossing, fastest_first, plain, rank_contenders
 from planner.schedule.simulate import MAX_SIMULATED
 from planner.search.placement import Placement, PricedPlacement
 from planner.time_left import TimeLeft
@@ -113,6 +113,7 @@ class _Climb:
             if work > self._work or self._left.is_over or way.mode.step_s >= within_s * (1 - RELATIVE_TOLERANCE):
                 break
             self._work -= work
+            self._problem.simulated.add(plain(way.placement))
             mode = way.simulator.timed(way.mode, within_s)
             if mode.step_s < within_s * (1 - RELATIVE_TOLERANCE):
                 found = replace(best.found, placement=way.placement)

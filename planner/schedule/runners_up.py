@@ -138,6 +138,7 @@ class _Contest:
                 continue
             if mode is not None:
                 entrant.simulate(mode, within_s)
+                self._problem.simulated.add(plain(entrant.found.placement))
                 work += entrant.work
                 continue
             for bounded in entrant.simulator.modes():

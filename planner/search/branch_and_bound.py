@@ -12,7 +12,6 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from typing import Literal
 
 from planner.cost.fill import fills
@@ -24,20 +23,18 @@ from planner.problem.candidates import (
     with_other_fills,
 )
 from planner.problem.problem import Problem
-from planner.search.closed_form import site_stage_s
 from planner.search.no_placement import out_of_memory, out_of_time
 from planner.search.placement import Placement, PricedPlacement
-from planner.search.program_spec import ProgramSpec, may_cross
+from planner.search.program_spec import may_cross
 from planner.search.refinements import (
     NEED_TIME,
     PROGRAMS,
     Branch,
     SearchState,
     early_bound,
-    fixed_cut,
     refinements_of,
 )
-from planner.search.solve import placement_of, solve, solve_preferred, write_lp
+from planner.search.solve import placement_of, solve_preferred
 from planner.tolerances import RELATIVE_TOLERANCE
 
 MAX_KEPT = 48  # placements for the simulation, which also looks at other shapes
@@ -67,14 +64,12 @@ class SearchResult:
     misfits: tuple[Candidate, ...] = ()
 
 
-def search(
-    problem: Problem, time_limit_s: float, progress: Progress | None = None, lp: Path | None = None
-) -> SearchResult:
+def search(problem: Problem, time_limit_s: float, progress: Progress | None = None) -> SearchResult:
     """Return the placements of least closed-form seconds, and how sure that is.
 
     Optimizer states are in host memory only where nothing fits otherwise. Stops at `time_limit_s` with the best so far;
-    within the limit the result depends on the input alone. `lp` names a file for the last program. Raises HolmesError
-    when memory holds no candidate, or nothing was found in time.
+    within the limit the result depends on the input alone. Raises HolmesError when memory holds no candidate, or
+    nothing was found in time.
     """
     state, candidates = SearchState(problem, time_limit_s), enumerate_candidates(problem.job, problem.fleet)
     ranked = _explore_all(state, candidates, progress)
@@ -91,9 +86,6 @@ def search(
     if state.incumbent is None:
         raise out_of_time(time_limit_s) if state.open_bounds_s else out_of_memory(problem, candidates)
     _prefer(state)
-    _certify(state)
-    if lp is not None:
-        write_lp(_spec_of_best(state), lp)
     bound_s = min([state.incumbent_s, *state.open_bounds_s])
     return SearchResult(
         _best_first(state),
@@ -263,36 +255,6 @@ def _prefer(state: SearchState) -> None:
         found = placement_of(spec, solution)
         if found is not None and solution.status == "optimal":
             state.found[key] = found
-
-
-def _certify(state: SearchState) -> None:
-    """Solve the program of the incumbent at its pace as well, where bounds alone closed the search.
-
-    Whole-replica placements are solved without an integer program.
-    """
-    key, limit_s = state.incumbent, state.program_limit_s
-    if key is None or limit_s <= 0 or key[1] == "whole replicas" or key in state.specs:
-        return
-    spec = _spec_of_best(state)
-    solution = solve(spec, limit_s)
-    state.programs += 1
-    if state.keep(key, placement_of(spec, solution)):
-        state.specs[key] = spec
-
-
-def _spec_of_best(state: SearchState) -> ProgramSpec:
-    """Return the program of the best placement that one can find, at its pace."""
-    keys = [key for key in state.found if key[1] != "whole replicas"] or list(state.found)
-    key = min(keys, key=lambda key: (state.found[key].objective_s, key))
-    if key in state.specs:
-        return replace(state.specs[key], at_most_s=None)
-    coeffs, placement = state.problem.coefficients(key[0]), state.found[key].placement
-    if (fixed_layers := fixed_cut(state.problem.job, key[0])) is not None:
-        return ProgramSpec(coeffs, fixed_layers=fixed_layers)
-    last = coeffs.candidate.pp - 1
-    stages = enumerate(zip(placement.sites, placement.layers, strict=True))
-    pace_s = max(site_stage_s(coeffs, row, held, stage == last) for stage, (row, held) in stages)
-    return ProgramSpec(coeffs, pace_s, pace_s)
 
 
 def _best_first(state: SearchState) -> tuple[PricedPlacement, ...]:

@@ -8,7 +8,7 @@ decision has a weight of its own, arbitrary but always the same.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,13 @@ from typing import Any, Literal
 import pulp
 
 from holmes_core.errors import HolmesError
+from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import are_even
 from planner.search.closed_form import SiteBlock, blocks_step_s
 from planner.search.placement import PricedPlacement, from_blocks
 from planner.search.program import Program, build
 from planner.search.program_spec import ProgramSpec
+from planner.search.replica_program import ReplicaProgram, build_replicas
 
 CUTOFF = 1e-3  # relative: how far above `at_most_s` the row that cuts off worse placements is, for the solvers' sake
 
@@ -74,11 +76,29 @@ def placement_of(spec: ProgramSpec, solution: Solution) -> PricedPlacement | Non
     return PricedPlacement(blocks_step_s(coeffs, solution.blocks), placement)
 
 
-def write_lp(spec: ProgramSpec, path: Path) -> None:
-    """Write the program to `path` in LP format, in seconds, every constraint by its name. Raises HolmesError."""
+def solve_replicas(
+    coeffs: Coefficients, fixed_layers: tuple[int, ...] | None, time_limit_s: float, solver: SolverName | None = None
+) -> float | None:
+    """Return the least closed-form seconds of whole replicas over several classes, by their program; None: none."""
+    with _quiet():
+        unit_s = sum(coeffs.layer_s) * coeffs.num_microbatches or 1.0
+        program = build_replicas(coeffs, fixed_layers, unit_s)
+        if program is None:
+            return None
+        program.model.solve(_engine(solver or solver_name(), time_limit_s))
+        return program.least_s() if program.model.sol_status == pulp.LpSolutionOptimal else None
+
+
+def write_lp(make: Callable[[], Program | ReplicaProgram | None], path: Path) -> None:
+    """Write the program to `path` in LP format, every constraint by its name.
+
+    Raises HolmesError: the file cannot be written.
+    """
     try:
         with _quiet():
-            build(spec, unit_s=1.0).model.writeLP(str(path))
+            program = make()
+            if program is not None:
+                program.model.writeLP(str(path))
     except OSError as error:
         raise HolmesError(
             f"{path}: cannot be written: {error.strerror or error}", "choose a folder that exists and is writable"

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
 from math import inf
+from typing import NamedTuple
 
 from planner.cost.collectives import times_as_long
 from planner.problem.coefficients import Coefficients, crossings_of
@@ -39,9 +40,9 @@ def place_whole_replicas(coeffs: Coefficients, fixed_layers: tuple[int, ...] | N
     """
     best: PricedPlacement | None = None
     least_s = inf
-    for classes in _sets(coeffs):
-        found = _place_over(coeffs, classes, fixed_layers)
-        if found is not None and (seconds := found.objective_s + _latency_s(coeffs, classes)) < least_s:
+    for replicas in replica_sets(coeffs, fixed_layers):
+        found = _place(coeffs, replicas)
+        if found is not None and (seconds := found.objective_s + _latency_s(coeffs, tuple(replicas.counts))) < least_s:
             best, least_s = found, seconds
     return best
 
@@ -63,33 +64,55 @@ def _sets(coeffs: Coefficients) -> Iterator[tuple[int, ...]]:
         yield from (tuple(fastest[:size]) for size in sizes)
 
 
-def _place_over(
+class ReplicaSet(NamedTuple):
+    """Replicas over several classes: how many in each, their common cut, and by class a lane of one micro-batch."""
+
+    counts: dict[int, int]
+    layers: tuple[int, ...]
+    lanes: dict[int, ReplicaKind]
+
+
+def replica_sets(coeffs: Coefficients, fixed_layers: tuple[int, ...] | None) -> Iterator[ReplicaSet]:
+    """Yield the replicas over each set of classes that has room for them."""
+    for classes in _sets(coeffs):
+        if (replicas := _replicas_over(coeffs, classes, fixed_layers)) is not None:
+            yield replicas
+
+
+def _replicas_over(
     coeffs: Coefficients, classes: Sequence[int], fixed_layers: tuple[int, ...] | None
-) -> PricedPlacement | None:
+) -> ReplicaSet | None:
     counts = _count_replicas(coeffs, classes)
     if counts is None:
         return None
     layers = fixed_layers or _cut(coeffs, classes)
     if layers is None or not _fits(coeffs, classes, layers):
         return None
-    lanes = {c: _lane(coeffs, c, counts[c], layers) for c in classes}
-    shares = _share_microbatches(coeffs, lanes, counts)
-    if shares is None or not _hold_weights_together(coeffs, counts, shares):
-        return None
-    site = tuple(sorted(classes))
+    return ReplicaSet(counts, tuple(layers), {c: _lane(coeffs, c, counts[c], layers) for c in classes})
+
+
+def stage_exchanges(coeffs: Coefficients, replicas: ReplicaSet) -> list[StageExchange]:
+    """Return the exchange of each stage's gradients between all replicas."""
+    counts, layers = replicas.counts, replicas.layers
+    site = tuple(sorted(counts))
     is_even = are_even(coeffs.cluster[c] for c, count in counts.items() for _ in range(count))
     rings, sizes = rings_on_nic(coeffs, site, counts), [coeffs.sync_bytes(s, held) for s, held in enumerate(layers)]
     per_byte = {
         size: sync_s_per_byte(coeffs, site, rings, longer, is_even) for size, longer in times_as_long(sizes).items()
     }
-    step = step_s(
-        coeffs,
-        [lane._replace(microbatches=max(shares[c])) for c, lane in lanes.items()],
-        [StageExchange(held, per_byte[size]) for held, size in zip(layers, sizes, strict=True)],
-    )
-    row = tuple(c for c in site for _ in range(counts[c]))
+    return [StageExchange(held, per_byte[size]) for held, size in zip(layers, sizes, strict=True)]
+
+
+def _place(coeffs: Coefficients, replicas: ReplicaSet) -> PricedPlacement | None:
+    shares = share_microbatches(coeffs, replicas)
+    if shares is None:
+        return None
+    lanes = [lane._replace(microbatches=max(shares[c])) for c, lane in replicas.lanes.items()]
+    step = step_s(coeffs, lanes, stage_exchanges(coeffs, replicas))
+    site = tuple(sorted(replicas.counts))
+    row = tuple(c for c in site for _ in range(replicas.counts[c]))
     microbatches = tuple(share for c in site for share in shares[c])
-    placement = Placement(coeffs.candidate, tuple(layers), (row,) * coeffs.candidate.pp, microbatches)
+    placement = Placement(coeffs.candidate, replicas.layers, (row,) * coeffs.candidate.pp, microbatches)
     return PricedPlacement(step, placement)
 
 
@@ -163,16 +186,27 @@ def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[i
     return shares if min(shares.values()) >= 1 else one_each
 
 
-def _share_microbatches(
-    coeffs: Coefficients, lanes: dict[int, ReplicaKind], counts: dict[int, int]
-) -> dict[int, tuple[int, ...]] | None:
+def shares_evenly(coeffs: Coefficients, replicas: ReplicaSet) -> bool:
+    """Return True if all replicas run as many micro-batches, one more or less: classes of equal speed do.
+
+    Other shares need as many micro-batches as stages, since fewer would hold less memory than was checked.
+    """
+    return len({coeffs.layer_s[c] for c in replicas.lanes}) == 1 or coeffs.num_microbatches < coeffs.candidate.pp
+
+
+def share_microbatches(coeffs: Coefficients, replicas: ReplicaSet) -> dict[int, tuple[int, ...]] | None:
     """Return the micro-batches of every replica by class, such that the slowest lane ends earliest.
 
-    Classes of equal speed share evenly. None where a replica would run none. Other shares need as many micro-batches
-    as stages, since fewer would hold less memory than was checked.
+    None where a replica would run none, or replicas that hold weights together would not run equally many.
     """
+    shares = _share_microbatches(coeffs, replicas)
+    return shares if shares is not None and _hold_weights_together(coeffs, replicas.counts, shares) else None
+
+
+def _share_microbatches(coeffs: Coefficients, replicas: ReplicaSet) -> dict[int, tuple[int, ...]] | None:
+    counts, lanes = replicas.counts, replicas.lanes
     total = coeffs.total_microbatches
-    if len({coeffs.layer_s[c] for c in lanes}) == 1 or coeffs.num_microbatches < coeffs.candidate.pp:
+    if shares_evenly(coeffs, replicas):
         busiest_s = {
             c: lane_s(coeffs, lane._replace(microbatches=coeffs.num_microbatches)) for c, lane in lanes.items()
         }
