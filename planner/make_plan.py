@@ -100,11 +100,21 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float
     Raises:
         HolmesError: nothing fits, or a rate is not known.
     """
+    return best_step_s(*_few_contenders(inventory, job, time_limit_s))
+
+
+def planned_anew(inventory: Inventory, job: Job, time_limit_s: float) -> WrittenPlan:
+    """Return the placement that `planned_step_s` prices, written out, with its prediction. Raises HolmesError alike."""
+    left = TimeLeft(time_limit_s)
+    return write_best(*_few_contenders(inventory, job, time_limit_s), left)[0]
+
+
+def _few_contenders(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, list[Contender]]:
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
     result = search(problem, SEARCHING * left.seconds)
-    return best_step_s(problem, contenders_of(problem, result, left, most_starts=STARTS_OF_A_CHANGE))
+    return problem, contenders_of(problem, result, left, most_starts=STARTS_OF_A_CHANGE)
 
 
 def _writing_s(problem: Problem, time_limit_s: float) -> float:

@@ -11,7 +11,8 @@ import typer
 
 from holmes_cli.api import plan, plan_any_mode
 from holmes_cli.job_overrides import read_job
-from holmes_cli.screen.change_tables import advice_sheet, mode_sheets, what_if_sheet
+from holmes_cli.screen.advice_record import plan_advice, with_advice
+from holmes_cli.screen.change_tables import ablation_sheet, advice_sheet, explain_sheet, mode_sheets, what_if_sheet
 from holmes_cli.screen.comparison_tables import comparison_sheets
 from holmes_cli.screen.plan_tables import Sheet, plan_sheets
 from holmes_cli.screen.show_plan import (
@@ -30,10 +31,10 @@ from holmes_core.records.job import Calibration, Job
 from holmes_core.records.plan import IslandsPlan, Order, Plan, SourceFile
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import read_file, read_signed, signed_parts, write_atomically
+from planner.advice.ablation import parse_features
 from planner.advice.calibration import calibrate, calibrated
-from planner.advice.changes import apply_changes
 from planner.advice.plan_with_advice import PlanRequest, plan_with_advice
-from planner.advice.what_if import parse_changes
+from planner.advice.what_if import what_if
 from planner.layout.reprice import plan_timeline
 from planner.make_plan import TIME_LIMIT_S
 
@@ -54,8 +55,20 @@ def plan_command(
         typer.Option(
             "--what-if",
             metavar="CHANGE",
-            help="Also plan for link:A-B=10Gb/s, fabric:A=400Gb/s, nic:HOST/NETDEV=25Gb/s, +host:NAME=like:HOST or "
-            "-host:NAME, several joined by commas; may be given many times.",
+            help="Also plan for link:A-B=10Gb/s, fabric:A=400Gb/s, nic:HOST/NETDEV=25Gb/s, +host:NAME=like:HOST, "
+            "-host:NAME, gpu:A=H100 or tp=4, several joined by commas; may be given many times.",
+        ),
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Also answer the usual questions: other degrees, idle hosts, wire, a week."),
+    ] = False,
+    without: Annotated[
+        str | None,
+        typer.Option(
+            "--without",
+            metavar="FEATURES",
+            help="Also price the same plan without pipeline, uneven, overlap or several.",
         ),
     ] = None,
     overrides: Annotated[
@@ -77,7 +90,7 @@ def plan_command(
         Path | None,
         typer.Option("--write-lp", metavar="FILE", help="Also write the integer program of the plan's degrees."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan and all advice as JSON, not tables.")] = False,
 ) -> None:
     """Place every training tasklet on a GPU by integer programming, and predict the step."""
     job_record = read_job(job, overrides or ())
@@ -86,12 +99,14 @@ def plan_command(
     if not signed.is_own:
         err.print(_FOREIGN.format(inventory), markup=False, soft_wrap=True)
     other = read_file(Plan, compare) if compare else None
-    changed = {text: apply_changes(inventory_record, parse_changes(text, inventory_record)) for text in changes or ()}
     known_job = _calibrated(job_record, calibrate(inventory_record, run)) if run else job_record
+    changed = {text: what_if(text, inventory_record, known_job) for text in changes or ()}
+    features = parse_features(without) if without is not None else ()
     order: Order = "usual" if usual_order else "holmes"
     sources = _source(inventory, inventory_record, output), _source(job, job_record, output, overrides or ())
     if known_job.islands is not None:
-        _check_options({"--what-if": bool(changes), "--compare": compare is not None, "--usual-order": usual_order})
+        given = {"--what-if": bool(changes), "--compare": compare is not None, "--usual-order": usual_order}
+        _check_options({**given, "--explain": explain, "--without": without is not None})
         with err.status("planning") as status:
             best = plan_any_mode(inventory_record, known_job, *sources, time_limit, write_lp, status.update)
         _write(output, best, signed.is_own)
@@ -102,16 +117,20 @@ def plan_command(
         def make(within_s: float) -> Plan:
             return plan(inventory_record, known_job, *sources, order, within_s, write_lp, status.update)
 
-        request = PlanRequest(inventory_record, known_job, order, changed, make, time_limit)
-        answer = plan_with_advice(request, html is not None or not as_json, status.update)
-    advice = [advice_sheet(answer.plan, answer.advised)] if answer.advised else []
+        request = PlanRequest(inventory_record, known_job, order, changed, make, time_limit, explain, features)
+        answer = plan_with_advice(request, status.update)
+    advice = [advice_sheet(answer.plan, answer.advised)]
     asked = [what_if_sheet(answer.plan, answer.what_ifs)] if answer.what_ifs else []
+    asked += [explain_sheet(answer.answers)] if answer.answers else []
+    asked += [ablation_sheet(answer.plan, answer.ablations)] if answer.ablations else []
     asked += comparison_sheets(answer.plan, other, str(compare)) if other else []
     if html:
         _write_page(html, answer.plan, inventory_record, [*advice, *asked])
     _write(output, answer.plan, signed.is_own)
     if as_json:
-        _print_file(output, asked)
+        out.file.writelines(with_advice(output, plan_advice(answer, inventory_record)))
+        for sheet in asked:
+            show_sheet(sheet, err)
     else:
         show_plan(answer.plan, inventory_record, [*advice, *asked])
         _show_files(output, html, is_launched=known_job.is_launched)
@@ -137,7 +156,8 @@ def _show_mode(plan: Plan | IslandsPlan, inventory: Inventory, output: Path, htm
 
         write_atomically(html, islands_page(plan, islands_headline(plan, inventory), (islands_sheet(plan), *modes)))
     if as_json:
-        _print_file(output, ())
+        with open(output, encoding="utf-8") as written:
+            out.file.writelines(written)
         return
     if isinstance(plan, Plan):
         show_plan(plan, inventory, modes)
@@ -176,14 +196,6 @@ def _write_page(path: Path, plan: Plan, inventory: Inventory, sheets: Sequence[S
     sentences = (*headline(plan, inventory), *plan_sentences(plan, inventory))
     page = plan_page(plan, inventory, spans, sentences, (*plan_sheets(plan, inventory), *sheets))
     write_atomically(path, page)
-
-
-def _print_file(plan: Path, sheets: Sequence[Sheet]) -> None:
-    """Print the written plan, alone on standard output; `sheets` go to standard error."""
-    with open(plan, encoding="utf-8") as written:
-        out.file.writelines(written)
-    for sheet in sheets:
-        show_sheet(sheet, err)
 
 
 def _source(path: Path, record: FileRecord, output: Path, overrides: Sequence[str] = ()) -> SourceFile:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees
 from holmes_core.errors import HolmesError
+from holmes_core.records.advice import Ablation, Help, PlanAnswer
 from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_rate, format_seconds
@@ -24,15 +25,53 @@ MODE_WORDS: dict[Mode, str] = {
 SPEED = ("step", "tokens/s", "ratio")
 
 
-def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
-    """Return the helpful changes, as `--what-if` takes them, best first, or a row that says that none helps."""
-    rows = [(item.words, str(item.change), *_speed(item.step_s, plan)) for item in advised.found]
-    rows += [
-        (_codec_words(codec), f"job.yaml: wire: {{edges: {codec}}}", *_speed(step_s, plan))
-        for codec, step_s in advised.codecs
-    ]
+def helps(plan: Plan, advised: Advised) -> tuple[Help, ...]:
+    """Return the helpful changes: of the inventory, best first, then of job.yaml."""
+    found = [_help(item.words, item.step_s, plan, what_if=str(item.change)) for item in advised.found]
+    for codec, step_s in advised.codecs:
+        found.append(_help(_codec_words(codec), step_s, plan, job=f"wire: {{edges: {codec}}}"))
     if advised.batch is not None:
-        rows.append(_batch_row(plan, *advised.batch))
+        found.append(_batch_help(plan, *advised.batch))
+    return tuple(found)
+
+
+def _help(words: str, step_s: float, plan: Plan, what_if: str | None = None, job: str | None = None) -> Help:
+    ratio = plan.prediction.step_s / step_s if step_s else 1.0
+    speed = ratio * plan.prediction.tokens_per_s
+    return Help(words=words, what_if=what_if, job=job, step_s=step_s, tokens_per_s=speed, ratio=ratio)
+
+
+def _codec_words(codec: Codec) -> str:
+    return f"what crosses between stages packed as {codec}, which changes training: {loss_words(codec)}"
+
+
+def _batch_help(plan: Plan, batch: int, step_s: float) -> Help:
+    """Return another batch size: its ratio is that of tokens/s, as its step has another number of tokens."""
+    now, sample_s = plan.prediction, step_s / batch
+    tokens_per_s = plan.job.model.seq_length / sample_s
+    before = format_seconds(now.step_s / plan.job.global_batch_size)
+    return Help(
+        words=f"a batch of {batch}: {format_seconds(sample_s)} a sample, not {before}",
+        what_if=None,
+        job=f"global_batch_size: {batch}",
+        step_s=step_s,
+        tokens_per_s=tokens_per_s,
+        ratio=tokens_per_s / now.tokens_per_s,
+    )
+
+
+def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
+    """Return the helpful changes, as `--what-if` or job.yaml takes them, or a row that says that none helps."""
+    rows = [
+        (
+            each.words,
+            each.what_if or f"job.yaml: {each.job}",
+            format_seconds(each.step_s),
+            f"{each.tokens_per_s:.0f}",
+            f"{each.ratio:.2f}x",
+        )
+        for each in helps(plan, advised)
+    ]
     if not rows:
         rows.append(("none of those tried makes the step faster", "", "", "", ""))
     if advised.untried:
@@ -42,23 +81,31 @@ def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
     return Sheet("What would help most", ("change", "--what-if", *SPEED), tuple(rows))
 
 
-def _codec_words(codec: Codec) -> str:
-    return f"what crosses between stages packed as {codec}, which changes training: {loss_words(codec)}"
-
-
-def _batch_row(plan: Plan, batch: int, step_s: float) -> tuple[str, str, str, str, str]:
-    """Return the row of another batch size: seconds per sample and tokens/s, as its step has another number of
-    tokens."""
-    now, sample_s = plan.prediction, step_s / batch
-    tokens_per_s = plan.job.model.seq_length / sample_s
-    before = format_seconds(now.step_s / plan.job.global_batch_size)
-    return (
-        f"a batch of {batch}: {format_seconds(sample_s)} a sample, not {before}",
-        f"job.yaml: global_batch_size: {batch}",
-        format_seconds(step_s),
-        f"{tokens_per_s:.0f}",
-        f"{tokens_per_s / now.tokens_per_s:.2f}x",
+def explain_sheet(answers: Sequence[PlanAnswer]) -> Sheet:
+    """Return the usual questions about the plan, each with its answer."""
+    rows = tuple(
+        (
+            each.question,
+            each.answer,
+            format_seconds(each.plan.step_s) if each.plan else "",
+            f"{each.plan.ratio:.2f}x" if each.plan else "",
+        )
+        for each in answers
     )
+    return Sheet("Why this plan", ("question", "answer", "step", "ratio"), rows)
+
+
+def ablation_sheet(plan: Plan, ablations: Sequence[Ablation]) -> Sheet:
+    """Return the step as planned and without some of its features."""
+    rows = [("as planned", *_speed(plan.prediction.step_s, plan))]
+    for each in ablations:
+        name = f"without {', '.join(each.without)}"
+        rows.append(
+            (f"{name}: does not fit: {each.why}", "", "", "")
+            if each.step_s is None
+            else (name, *_speed(each.step_s, plan))
+        )
+    return Sheet("The same plan without", ("feature", *SPEED), tuple(rows))
 
 
 def what_if_sheet(plan: Plan, outcomes: Mapping[str, Plan | HolmesError]) -> Sheet:

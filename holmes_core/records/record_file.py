@@ -30,7 +30,7 @@ F = TypeVar("F", bound=FileRecord)
 MAX_OWN_BYTES = 512 * MIB  # an inventory of 12,500 hosts with eight GPUs has 150 MB
 MAX_HEADER_BYTES = 4096  # kind, digest and signature have 200
 MAX_OTHER_VALUES = 4 * MAX_VALUES  # outside the lines of records; a plan of 92,000 ranks has 434,000
-_HEADER = ("kind", "digest", "signature")
+_HEADER = ("kind", "digest", "signature", "advice")  # the last in what `holmes plan --json` prints, and never trusted
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _price_networks(
     The best are planned anew, where `effort` allows it after `num_hosts` more hosts.
     """
     anew, networks, unpriced = TimeLeft(effort.limit_s), list[Advice](), list[str]()
-    for change, words in _faster_networks(inventory, plan.job):
+    for change, words in faster_networks(inventory, plan.job):
         if left.seconds:
             networks.append(Advice(change, words, reprice_step_s(change.applied_to(inventory), plan)))
         else:
@@ -183,7 +183,7 @@ def _searched_s(inventory: Inventory, job: Job, limit_s: float) -> float:
         return inf
 
 
-def _faster_networks(inventory: Inventory, job: Job) -> Iterator[tuple[LinkRate | TrunkRate | FabricRate, str]]:
+def faster_networks(inventory: Inventory, job: Job) -> Iterator[tuple[LinkRate | TrunkRate | FabricRate, str]]:
     """Yield each pair of clusters, trunk and fabric at twice its rate: the measured or the slowest port's, if known."""
     networks = Networks(inventory, job)
     if inventory.shared is not None:

@@ -16,8 +16,11 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
 from holmes_core.records.link import Link, Spread, Trunk
-from holmes_core.units import bytes_per_s_from_gbps, format_names
+from holmes_core.units import GIB, bytes_per_s_from_gbps, format_names
+from holmes_runtime.config.gpu_peaks import product_of
 from planner.cost.collectives import tcp_payload_share
+from planner.cost.gpu_speeds import MEMORY_GIB
+from planner.cost.slot import named_board
 from planner.islands.uniform_links import assumed_link
 from planner.problem.connections import limited_by_encryption, slowest_between
 
@@ -29,6 +32,8 @@ FORMS = (
     "nic:HOST/NETDEV=25Gb/s",
     "+host:NAME=like:HOST",
     "-host:NAME",
+    "gpu:CLUSTER=H100",
+    "tp=4",
 )
 
 
@@ -225,7 +230,35 @@ class WithoutHost:
         return changed.model_copy(update={"clusters": tuple(cluster for cluster in changed.clusters if cluster.hosts)})
 
 
-Change = LinkRate | TrunkRate | FabricRate | NicRate | MoreHost | WithoutHost
+@dataclass(frozen=True)
+class GpuType:
+    """All GPUs of a cluster are of another product; as many, and what joins them to one another as the product has."""
+
+    cluster: str
+    gpu: str
+
+    def __str__(self) -> str:
+        return f"gpu:{self.cluster}={self.gpu}"
+
+    def applied_to(self, inventory: Inventory) -> Inventory:
+        """Return the inventory with such GPUs. Raises HolmesError where the cluster or the product is not known."""
+        names = _known_cluster(inventory, self, self.cluster).hosts
+        product = product_of(self.gpu)
+        if product is None:
+            raise refused(self, f"no speed is known of {self.gpu!r} (known: {', '.join(MEMORY_GIB)})")
+        memory = {"name": named_board(product), "memory_bytes": MEMORY_GIB[product] * GIB}
+        new = {**memory, "nvlinks_up": None, "nvlinks_total": None, "nvlink_cluster": None, "nvlink_clique": None}
+        hosts = [
+            host.model_copy(update={"gpus": tuple(gpu.model_copy(update=new) for gpu in host.gpus)})
+            if host.name in names
+            else host
+            for host in inventory.hosts
+        ]
+        domains = [domain for domain in inventory.nvlink_domains if not set(names) & set(domain.hosts)]
+        return inventory.model_copy(update={"hosts": tuple(hosts), "nvlink_domains": tuple(domains)})
+
+
+Change = GpuType | LinkRate | TrunkRate | FabricRate | NicRate | MoreHost | WithoutHost
 
 
 def apply_changes(inventory: Inventory, changes: Iterable[Change]) -> Inventory:

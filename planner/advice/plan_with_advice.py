@@ -6,55 +6,64 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from holmes_core.errors import HolmesError
+from holmes_core.records.advice import Ablation, PlanAnswer
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Order, Plan
+from planner.advice.ablation import ablations
 from planner.advice.advise import EFFORT, Advised, advise, trying_more_hosts
+from planner.advice.questions import answers
 from planner.make_plan import make_plan
 from planner.time_left import TimeLeft
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The inventory and job to plan, the function that does so, and changed inventories by the words of the changes.
+    """The inventory and job to plan, the function that does so, and by the words of changes both as changed.
 
-    `make` is given the seconds it may take; `time_limit_s` is for all plans together.
+    `make` is given the seconds it may take; `time_limit_s` is for all plans together. `explains`: the usual questions
+    are asked as well. `without` names features to price the plan without.
     """
 
     inventory: Inventory
     job: Job
     order: Order
-    changed: Mapping[str, Inventory]
+    changed: Mapping[str, tuple[Inventory, Job]]
     make: Callable[[float], Plan]
     time_limit_s: float
+    explains: bool = False
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class PlanAndAdvice:
-    """The plan; for each changed inventory its plan, or why there is none; and the advice, if it was wanted."""
+    """The plan; for each change its plan, or why there is none; the advice; and what else was asked."""
 
     plan: Plan
     what_ifs: Mapping[str, Plan | HolmesError]
-    advised: Advised | None
+    advised: Advised
+    answers: tuple[PlanAnswer, ...] = ()
+    ablations: tuple[Ablation, ...] = ()
 
 
-def plan_with_advice(request: PlanRequest, wants_advice: bool, tell: Callable[[str], None]) -> PlanAndAdvice:
+def plan_with_advice(request: PlanRequest, tell: Callable[[str], None]) -> PlanAndAdvice:
     """Return the answer to `request`; `tell` is given a line for each thing begun after the plan itself.
 
-    Where advice is wanted, other processes try one more host in each cluster meanwhile; none outlives the call.
+    Other processes try one more host in each cluster meanwhile; none outlives the call.
 
     Raises:
         HolmesError: there is no plan.
     """
     left = TimeLeft(request.time_limit_s)
-    if not wants_advice:
-        return PlanAndAdvice(*_plans(request, left, tell), None)
     with trying_more_hosts(request.inventory, request.job, request.order) as more_hosts:
         plan, what_ifs = _plans(request, left, tell)
         tell("trying what would help most")
         with_more_hosts_s = {change: call.result_within(left.seconds) for change, call in more_hosts.items()}
     effort = replace(EFFORT, in_all_s=left.seconds)
-    return PlanAndAdvice(plan, what_ifs, advise(request.inventory, plan, with_more_hosts_s, effort))
+    advised = advise(request.inventory, plan, with_more_hosts_s, effort)
+    tell("explaining the plan")
+    explained = tuple(answers(request.inventory, plan, left)) if request.explains else ()
+    return PlanAndAdvice(plan, what_ifs, advised, explained, ablations(request.inventory, plan, request.without))
 
 
 def _plans(
@@ -63,16 +72,16 @@ def _plans(
     """Return the plan and the plans of changed inventories, each made in an equal share of the time left by then."""
     plan = request.make(left.seconds / (1 + len(request.changed)))
     what_ifs: dict[str, Plan | HolmesError] = {}
-    for words, inventory in request.changed.items():
+    for words, changed in request.changed.items():
         tell(f"planning with {words}")
-        what_ifs[words] = _plan_or_error(plan, inventory, left.seconds / (len(request.changed) - len(what_ifs)))
+        what_ifs[words] = _plan_or_error(plan, *changed, left.seconds / (len(request.changed) - len(what_ifs)))
     return plan, what_ifs
 
 
-def _plan_or_error(plan: Plan, inventory: Inventory, time_limit_s: float) -> Plan | HolmesError:
+def _plan_or_error(plan: Plan, inventory: Inventory, job: Job, time_limit_s: float) -> Plan | HolmesError:
     """Return the plan after a change; that nothing fits is an answer too."""
     sources = plan.inventory, plan.job_source
     try:
-        return make_plan(inventory, plan.job, *sources, plan.order, time_limit_s=time_limit_s)
+        return make_plan(inventory, job, *sources, plan.order, time_limit_s=time_limit_s)
     except HolmesError as error:
         return error

@@ -1,4 +1,4 @@
-"""The words of `--what-if`: changes of an inventory as a user types them.
+"""The words of `--what-if`: changes of an inventory, and keys of a job, as a user types them.
 
     link:A-B=10Gb/s          clusters A and B reach each other at 10 Gbit/s a host on the network all clusters share
     trunk:A-B=10Gb/s         all traffic between clusters A and B together has 10 Gbit/s each way
@@ -7,6 +7,8 @@
     nic:HOST/NETDEV=25Gb/s   one interface (a netdev, or an RDMA device such as mlx5_0) runs at 25 Gbit/s
     +host:NAME=like:OTHER    one more host like OTHER, in its cluster
     -host:NAME               one host less
+    gpu:A=H100               all GPUs of cluster A are H100
+    tp=4                     a key of job.yaml's `parallel` is fixed, such as pp, dp, micro_batch_size or schedule
 
 Several changes at once are joined by commas.
 """
@@ -17,10 +19,46 @@ import re
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job, Parallel
+from holmes_core.records.parse_record import parse
+from holmes_core.records.plain_data import parse_yaml
 from holmes_core.units import bytes_per_s_from_gbps
-from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, NicRate, TrunkRate, WithoutHost, refused
+from planner.advice.changes import (
+    Change,
+    FabricRate,
+    GpuType,
+    LinkRate,
+    MoreHost,
+    NicRate,
+    TrunkRate,
+    WithoutHost,
+    apply_changes,
+    refused,
+)
 
 _GBPS = {"G": 1.0, "M": 1e-3}
+PARALLEL_KEYS = frozenset(Parallel.model_fields) - {"layers"}  # whose value has commas
+
+
+def what_if(text: str, inventory: Inventory, job: Job) -> tuple[Inventory, Job]:
+    """Return the inventory and the job with the changes in `text`.
+
+    Raises:
+        HolmesError: a change cannot be read or made, or the job does not allow the value (wrong usage).
+    """
+    changes, fixed = list[str](), dict[str, object]()
+    for each in text.split(","):
+        key, equals, value = each.strip().partition("=")
+        if equals and key in PARALLEL_KEYS:
+            fixed[key] = parse_yaml(value, f"--what-if {text}")
+        else:
+            changes.append(each)
+    changed = apply_changes(inventory, parse_changes(",".join(changes), inventory)) if changes else inventory
+    if not fixed:
+        return changed, job
+    data = job.model_dump(mode="json")
+    data["parallel"] |= fixed
+    return changed, parse(Job, data, f"--what-if {text}")
 
 
 def parse_changes(text: str, inventory: Inventory) -> tuple[Change, ...]:
@@ -45,6 +83,8 @@ def _parse(text: str, inventory: Inventory) -> Change:
         return NicRate(found[1], found[2], _bandwidth_bytes_per_s(text, found[3]))
     if found := re.fullmatch(r"\+host:([^=]+)=like:([^=]+)", text):
         return MoreHost(name=found[1], like=found[2])
+    if found := re.fullmatch(r"gpu:([^=]+)=([^=]+)", text):
+        return GpuType(found[1], found[2])
     if found := re.fullmatch(r"-host:([^=]+)", text):
         return WithoutHost(found[1])
     raise refused(text, "not a change that can be read")

@@ -103,6 +103,16 @@ MEMORY_TB_PER_S = {
     **{"RTX 5090": 1.792, "RTX 4090": 1.008, "RTX 3090": 0.936, "V100 PCIE": 0.9, "V100": 0.9, "T4": 0.32},
 }
 
+# GiB that nvidia-smi shows of a GPU's memory, by product, for GPUs that were not probed. Source: the same data sheets,
+# whose GB are GiB within 1 %, but for B200, GB200, B300 and GB300: NVIDIA's guides of DGX and NVL72.
+MEMORY_GIB = {
+    **{"GB300": 277, "B300": 268, "GB200": 185, "B200": 179, "GH200": 96, "H200 NVL": 140, "H200": 140, "H20": 96},
+    **{"H100 NVL": 93, "H100 PCIe": 80, "H100 HBM2e": 96, "H100": 80, "H800 PCIe": 80, "H800": 80, "A800": 80},
+    **{"A100 40GB": 40, "A100": 80, "A40": 45, "A30": 24, "A10G": 22, "A10": 22, "L40S": 45, "L40": 45, "L4": 22},
+    **{"RTX A6000": 48, "RTX 6000 Ada": 48, "RTX 5090": 32, "RTX 4090": 24, "RTX 3090": 24, "V100 PCIE": 16},
+    **{"V100": 32, "T4": 15},
+}
+
 
 def constant_speed(flops_per_s: float, update_bytes_per_s: float | None = None) -> Speed:
     """Return the speed of a slot whose achieved FLOP/s alone is known, measured on the job's own layer."""

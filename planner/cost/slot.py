@@ -133,6 +133,12 @@ def assumed_links(gpu: Gpu) -> str | None:
     return "PCI Express" if rate is None else f"NVLink at {rate / 1e9:.0f} GB/s a direction"
 
 
+def named_board(product: str) -> str:
+    """Return a name as CUDA gives it of a GPU of that product, on an SXM board where there are such."""
+    is_sxm = product in NVLINKS_OF_SXM or product == "A100 40GB"
+    return f"NVIDIA {product}{' SXM' * is_sxm}"
+
+
 def nvlink_bytes_per_s(host: Host) -> float | None:
     """Return bytes/s of collectives on the slowest GPU's NVLinks, in one direction; None where some GPU has none.
 

@@ -55,7 +55,7 @@ def write_best(
         rest = zip(contenders[1:], others, strict=True)
         return written, tuple(alternative(each, theirs, own, scale) for each, theirs in rest)
     first, *slower = fastest_first(contenders, [written.prediction.step_s for written in all_written])
-    parts = [_step_parts(written.prediction) for written in all_written]
+    parts = [step_parts_of(written.prediction) for written in all_written]
     return all_written[first], tuple(alternative(contenders[at], parts[at], parts[first]) for at in slower)
 
 
@@ -77,7 +77,7 @@ def _are_many(contenders: Sequence[Contender]) -> bool:
     return sum(c.tp * c.pp * c.dp for c in candidates) > MAX_RANKS_WRITTEN or forwards > MAX_FORWARDS_WRITTEN
 
 
-def _step_parts(prediction: Prediction) -> StepParts:
+def step_parts_of(prediction: Prediction) -> StepParts:
     """Return the parts that runners-up are compared by."""
     return StepParts(
         prediction.compute_s + prediction.exposed_tp_s,

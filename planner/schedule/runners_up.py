@@ -210,11 +210,11 @@ def alternative(other: Contender, parts: StepParts, best: StepParts, scale: floa
         schedule=mode.schedule,
         chunks=mode.chunks,
         step_s=parts.step_s * scale,
-        why=_why_slower(best, parts),
+        why=why_slower(best, parts),
     )
 
 
-def _why_slower(best: StepParts, other: StepParts) -> str:
+def why_slower(best: StepParts, other: StepParts) -> str:
     """Return the part of the step that grew most, and by how much."""
     if other.step_s <= best.step_s * (1 + RELATIVE_TOLERANCE):
         return "equally fast; the plan prefers less recomputation, then a simpler schedule, then the closed form's best"

@@ -13,6 +13,7 @@ import yaml
 from holmes_cli.screen.change_tables import advice_sheet
 from holmes_cli.screen.plan_tables import bar, plan_sheets
 from holmes_cli.screen.show_plan import plan_sentences, show_plan
+from holmes_core.records.advice import PlanAdvice
 from holmes_core.records.plan import Alternative, Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.units import format_seconds
@@ -64,11 +65,18 @@ def test_tables_and_tree_fit_into_a_hundred_columns(command: Command) -> None:
     assert max(len(line) for line in done.stdout.splitlines() if line.startswith(("┏", "│", "├", "└"))) <= 100
 
 
-def test_json_is_the_plan_alone_whatever_is_asked(command: Command, tmp_path: Path) -> None:
+def test_json_is_the_plan_with_all_advice_whatever_is_asked(command: Command, tmp_path: Path) -> None:
     command("plan", "job.yaml", "-o", "other.json", "--usual-order")
     done = command("plan", "job.yaml", "--json", "--what-if", "link:a-b=1Gb/s", "--compare", "other.json")
-    assert done.stdout == (tmp_path / "plan.json").read_text(encoding="utf-8")
-    assert json.loads(done.stdout)["kind"] == "plan"
+    printed, written = json.loads(done.stdout), json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    advice = PlanAdvice.model_validate(printed.pop("advice"))
+    assert printed == written
+    assert [each.change for each in advice.what_ifs] == ["link:a-b=1Gb/s"]
+    assert advice.helps[0].what_if == "link:a-b=40Mb/s"
+    assert advice.bottleneck in advice.notes
+    assert (advice.explain, advice.ablations) == ((), ())
+    (tmp_path / "printed.json").write_text(done.stdout, encoding="utf-8")
+    assert read_file(Plan, tmp_path / "printed.json") == read_file(Plan, tmp_path / "plan.json")
     assert "What if" in done.stderr
     assert "This plan and other.json" in done.stderr
 
@@ -105,6 +113,18 @@ def test_plan_compared_with_itself_has_moved_nothing(command: Command) -> None:
     command("plan", "job.yaml", "-o", "other.json")
     done = command("plan", "job.yaml", "--compare", "other.json")
     assert "Hosts that hold other tasklets: 0 of 4" in done.stdout
+
+
+def test_questions_and_features_are_answered_on_screen_and_in_json(command: Command) -> None:
+    asked = ("plan", "job.yaml", "--explain", "--without", "overlap,uneven")
+    shown = command(*asked).stdout
+    assert "Why this plan" in titles(shown)
+    assert "The same plan without" in titles(shown)
+    advice = PlanAdvice.model_validate(json.loads(command(*asked, "--json").stdout)["advice"])
+    assert [each.without for each in advice.ablations] == [("uneven",), ("overlap",), ("uneven", "overlap")]
+    assert {"what fits into a week?", "which rate of link:a-b changes the plan?"} <= {
+        each.question for each in advice.explain
+    }
 
 
 def test_search_that_is_cut_short_tells_how_far_from_the_best_its_plan_may_be(command: Command, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.link import Link, Spread
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, NicRate, WithoutHost, apply_changes
 from planner.advice.what_if import parse_changes
+from planner.advice.what_if import what_if as parsed_what_if
 from planner.cost.collectives import tcp_payload_share
+from planner.cost.gpu_speeds import MEMORY_GIB, MEMORY_TB_PER_S
 from planner.layout.verify import verify
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
@@ -222,3 +224,28 @@ def test_change_that_cannot_be_made_is_refused_with_the_forms(text: str, why: st
 def test_change_is_written_as_it_is_read(text: str, change: Change) -> None:
     assert parse_changes(text, BED) == (change,)
     assert str(change) == text
+
+
+def test_gpus_of_another_product_have_its_memory_and_links() -> None:
+    inventory = what_if(gpu_inventory([1, 1]), "gpu:b=H100")
+    gpus = {host.name: host.gpus[0] for host in inventory.hosts}
+    assert gpus["b1"].name == "NVIDIA H100 SXM"
+    assert gpus["b1"].memory_bytes == 80 * 2**30
+    assert gpus["a1"].name == gpu_inventory([1, 1]).host("a1").gpus[0].name
+    assert plan_for(inventory, gpt_7b()).prediction.step_s < plan_for(gpu_inventory([1, 1]), gpt_7b()).prediction.step_s
+
+
+def test_every_product_with_a_speed_has_a_memory_size() -> None:
+    assert set(MEMORY_GIB) == set(MEMORY_TB_PER_S)
+
+
+@pytest.mark.parametrize("text", ["gpu:b=Z9000", "gpu:c=H100", "tp=0", "schedule=none", "dp=33"])
+def test_gpus_and_degrees_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(HolmesError, match="--what-if"):
+        parsed_what_if(text, BED, bed_job())
+
+
+def test_a_degree_is_fixed_next_to_a_changed_inventory() -> None:
+    inventory, job = parsed_what_if("link:a-b=1Gb/s, pp=1, dp=4", BED, bed_job(parallel={"tp": 1}))
+    assert (job.parallel.tp, job.parallel.pp, job.parallel.dp) == (1, 1, 4)
+    assert set(shared_rates(inventory).values()) == {GBPS}

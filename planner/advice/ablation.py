@@ -1,0 +1,97 @@
+"""The step of a plan without some of its features, as the Holmes paper's ablation has them (arXiv 2312.03549).
+
+    pipeline  clusters joined by the pipeline: without, ranks are in the usual order, and gradients go in one ring
+    uneven    the cut by speed: without, each stage has as many layers, the remainder on the first ones
+    overlap   the exchange of gradients and weights under compute: without, it begins after a stage's last backward
+
+Everything else stays as planned. Together features may gain less than the sum of their gains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.advice import Ablation
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
+from holmes_core.units import format_memory
+from planner.layout.assign_hosts import number_ranks
+from planner.layout.layout import Layout, lay_out
+from planner.layout.layout_costs import LayoutCosts
+from planner.layout.reprice import layout_of
+from planner.layout.usual_order import usual_group_slots
+from planner.problem.problem import Problem, read_problem
+from planner.schedule.buckets import BucketSeconds
+from planner.schedule.shared_core_runs import simulate_sharing
+from planner.search.placement import even_shares
+
+FEATURES = ("pipeline", "uneven", "overlap")
+
+
+def parse_features(text: str) -> tuple[str, ...]:
+    """Return the features named in `text`. Raises HolmesError (wrong usage) for an unknown one."""
+    named = [each.strip() for each in text.split(",")]
+    unknown = [each for each in named if each not in FEATURES]
+    if unknown:
+        raise HolmesError(f"--without {text}: {unknown[0]!r} is no feature", f"name any of {', '.join(FEATURES)}")
+    return tuple(each for each in FEATURES if each in named)
+
+
+def ablations(inventory: Inventory, plan: Plan, features: Sequence[str]) -> tuple[Ablation, ...]:
+    """Return the step of `plan` without each feature, and without all of them if they are several."""
+    sets = [(each,) for each in features] + ([tuple(features)] if len(features) > 1 else [])
+    return tuple(_ablation(inventory, plan, each) for each in sets)
+
+
+def _ablation(inventory: Inventory, plan: Plan, without: tuple[str, ...]) -> Ablation:
+    problem = read_problem(inventory, plan.job)
+    layout = _layout_without(problem, plan, without)
+    fault = _memory_fault(problem, layout)
+    if fault is not None:
+        return Ablation(without=without, step_s=None, why=fault)
+    return Ablation(without=without, step_s=_step_s(problem, layout, "overlap" not in without), why="")
+
+
+def _layout_without(problem: Problem, plan: Plan, without: Sequence[str]) -> Layout:
+    layout = layout_of(problem, plan)
+    mode, ranks = layout.mode, layout.ranks
+    if "uneven" in without:
+        mode = replace(mode, layers=even_shares(sum(mode.layers), len(mode.layers)))
+    if "pipeline" in without:
+        slots = usual_group_slots(problem, layout.candidate)
+        ranks = number_ranks(slots, [host.name for host in problem.inventory.hosts], layout.candidate.tp)
+    data_parallel = "flat" if "pipeline" in without else layout.data_parallel
+    again = lay_out(problem, layout.candidate, mode, ranks, layout.microbatches, data_parallel)
+    return again.with_codecs(layout.codecs)
+
+
+def _memory_fault(problem: Problem, layout: Layout) -> str | None:
+    """Return in words the first rank whose GPU lacks memory; None if all fit or memory is not known."""
+    execution = layout.candidate.execution(problem.job)
+    pp, microbatches = layout.candidate.pp, max(layout.microbatches)
+    needed = tuple(layout.mode.rank_memory_bytes(problem.job.model, execution, pp, microbatches))
+    for rank in layout.ranks:
+        room = problem.fleet.hosts[rank.host].hardware.memory_bytes
+        if room is not None and needed[rank.pp_rank] > room:
+            asked = f"rank {rank.rank} needs {format_memory(needed[rank.pp_rank])}"
+            return f"{asked}, and a GPU of {rank.host} has room for {format_memory(room)}"
+    return None
+
+
+def _step_s(problem: Problem, layout: Layout, overlaps: bool) -> float:
+    costs = LayoutCosts(problem, layout)
+    buckets = costs.buckets() if overlaps else [[_together(stage)] for stage in costs.buckets()]
+    simulated_s = simulate_sharing(costs.pipelines(), buckets, costs.most_faster)
+    return simulated_s + sum(costs.norm_s()) + costs.tied_s() + costs.optimizer_s()
+
+
+def _together(buckets: Sequence[BucketSeconds]) -> BucketSeconds:
+    """Return a stage's buckets as one, whose weights are gathered as soon as its gradients are reduced."""
+    return BucketSeconds(
+        backward_s=sum(each.backward_s for each in buckets),
+        reduce_s=sum(each.reduce_s + each.gather_s for each in buckets),
+        late_s=max(each.late_s for each in buckets),
+        across_reduce_s=sum(each.across_reduce_s + each.across_gather_s for each in buckets),
+    )

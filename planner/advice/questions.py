@@ -1,0 +1,233 @@
+"""Answers to the usual questions about a plan: other degrees, idle hosts, the cut, the wire, and the end of training.
+
+Most answers are plans made anew under one more condition, each in the time that is left; none is made once it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, prod
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.advice import PlanAnswer, PlannedStep
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan
+from holmes_core.units import format_duration, format_seconds
+from planner.advice.ablation import ablations
+from planner.advice.advise import faster_networks
+from planner.advice.changes import FabricRate, LinkRate, MoreHost, TrunkRate, apply_changes
+from planner.advice.left_out import left_out_sentences
+from planner.layout.write_out import WrittenPlan, step_parts_of
+from planner.make_plan import planned_anew
+from planner.problem.fleet import Fleet
+from planner.problem.problem import read_problem
+from planner.schedule.runners_up import why_slower
+from planner.time_left import TimeLeft
+from planner.tolerances import RELATIVE_TOLERANCE
+
+WEEK_S = 7 * 86400.0
+MAX_HOSTS = 64  # as many as a week's answer may need
+MAX_LINKS = 3  # whose rate is varied
+FARTHEST = 5  # powers of two by which a rate is varied, to either side
+CROSSES = {"pipeline": "pipeline", "data": "gradients", "both": "pipeline and gradients"}
+TRIES = 3  # numbers of hosts that a week is tried with
+
+
+def answers(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnswer]:
+    """Yield the answers, until no time is left."""
+    yield from _other_degrees(inventory, plan, left)
+    yield from _idle(inventory, plan, left)
+    yield from _cut(inventory, plan)
+    yield from _wires(inventory, plan, left)
+    yield from _week(inventory, plan, left)
+
+
+def in_short(written: WrittenPlan, plan: Plan, fleet: Fleet) -> PlannedStep:
+    """Return a plan made anew in short, its speed relative to `plan`, whose step has as many tokens."""
+    candidate, step_s = written.placement.candidate, written.prediction.step_s
+    return PlannedStep(
+        tp=candidate.tp,
+        pp=candidate.pp,
+        dp=candidate.dp,
+        micro_batch_size=candidate.micro_batch_size,
+        crossing=written.placement.crossing(fleet),
+        hosts=len({rank.host for rank in written.layout.ranks}),
+        step_s=step_s,
+        ratio=plan.prediction.step_s / step_s if step_s else 1.0,
+    )
+
+
+def _fixing(plan: Plan, **keys: int) -> Job:
+    return plan.job.model_copy(update={"parallel": plan.job.parallel.model_copy(update=keys)})
+
+
+def _under(inventory: Inventory, plan: Plan, job: Job, question: str, left: TimeLeft) -> PlanAnswer:
+    """Return the answer that the plan of `job` gives: it does not fit, or is slower, and why."""
+    try:
+        written = planned_anew(inventory, job, left.seconds)
+    except HolmesError as error:
+        return PlanAnswer(question=question, answer=f"no plan: {error.what}")
+    short = in_short(written, plan, read_problem(inventory, job).fleet)
+    more = short.step_s / plan.prediction.step_s - 1 if plan.prediction.step_s else 0.0
+    why = f"{more:.1%} slower: {why_slower(step_parts_of(plan.prediction), step_parts_of(written.prediction))}"
+    if more <= RELATIVE_TOLERANCE:
+        why = f"{-more:.1%} faster" if more < -RELATIVE_TOLERANCE else "as fast; the plan takes the simpler of equals"
+    return PlanAnswer(question=question, answer=f"{_degrees(short)}: {why}", plan=short)
+
+
+def _degrees(short: PlannedStep) -> str:
+    hosts = f"{short.hosts} host{'s' if short.hosts > 1 else ''}"
+    crosses = "" if short.crossing == "nothing" else f", {CROSSES[short.crossing]} across clusters"
+    return f"tp={short.tp} pp={short.pp} dp={short.dp} on {hosts}{crosses}"
+
+
+def _other_degrees(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnswer]:
+    """Another tensor degree, fewer or more pipeline ranks, and a micro-batch of half or twice the size."""
+    fixed, fleet = plan.job.parallel, read_problem(inventory, plan.job).fleet
+    most = max(len(host.gpus) for host in fleet.hosts.values())
+    sizes = [size for exponent in range(most.bit_length()) if (size := 2**exponent) <= most]
+    layers, batch = plan.job.model.num_layers, plan.job.global_batch_size
+    tried = {
+        "tp": sizes,
+        "pp": [1, plan.pp // 2, plan.pp * 2] if plan.pp > 1 else [2],
+        "micro_batch_size": [plan.micro_batch_size // 2, plan.micro_batch_size * 2],
+    }
+    for key, values in tried.items():
+        now = getattr(plan, key)
+        if getattr(fixed, key) is not None:
+            yield PlanAnswer(
+                question=f"why {key} {now}?", answer=f"job.yaml fixes it: --what-if {key}=... tries another"
+            )
+            continue
+        for value in sorted({each for each in values if each and each != now}):
+            possible = batch % value == 0 if key == "micro_batch_size" else key == "tp" or value <= layers
+            if left.is_over or not possible:
+                continue
+            job, question = _fixing(plan, **{key: value}), f"why not {key} {value}?"
+            needed = prod(getattr(job.parallel, degree) or 1 for degree in ("tp", "pp", "dp"))
+            if needed > fleet.num_group_slots(1):
+                yield PlanAnswer(question=question, answer=f"with what job.yaml fixes it takes {needed} ranks")
+            else:
+                yield _under(inventory, plan, job, question, left)
+
+
+def _idle(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnswer]:
+    """Hosts or GPUs that are idle, and the plan with the same tensor degree that uses as many of them as it can."""
+    for sentence in left_out_sentences(plan, inventory):
+        hosts, _, reason = sentence.removeprefix("Left out: ").partition(": ")
+        yield PlanAnswer(question=f"why idle: {hosts}?", answer=reason.removesuffix("."))
+    slots, used = read_problem(inventory, plan.job).fleet.num_group_slots(plan.tp), plan.pp * plan.dp
+    fixed = plan.job.parallel
+    ways = [(pp * (slots // pp), -pp) for pp in range(1, 2 * plan.pp + 1) if pp <= plan.job.model.num_layers]
+    most, pp = max(way for way in ways)
+    if most > used and fixed.pp is None and fixed.dp is None:
+        job = _fixing(plan, tp=plan.tp, pp=-pp, dp=most // -pp)
+        yield _under(inventory, plan, job, f"and with {most * plan.tp} ranks, not {used * plan.tp}?", left)
+
+
+def _cut(inventory: Inventory, plan: Plan) -> Iterator[PlanAnswer]:
+    """The seconds of the stages, and the step with an even cut on the same hosts."""
+    if plan.pp == 1:
+        return
+    layers = [stage.num_layers for stage in plan.stages]
+    seconds = [max(row) for row in plan.prediction.microbatch_compute_s]
+    slowest = f"a micro-batch takes {format_seconds(min(seconds))} to {format_seconds(max(seconds))} on a rank"
+    question = f"why {', '.join(map(str, layers)) if len(layers) <= 8 else 'these'} layers?"
+    if max(layers) - min(layers) <= 1:
+        yield PlanAnswer(question=question, answer=f"an even cut; {slowest}")
+        return
+    (even,) = ablations(inventory, plan, ("uneven",))
+    if even.step_s is None:
+        yield PlanAnswer(question=question, answer=f"{slowest}; an even cut does not fit: {even.why}")
+        return
+    more = even.step_s / plan.prediction.step_s - 1
+    compared = f"{more:.1%} slower" if more > 0 else f"{-more:.1%} faster"
+    yield PlanAnswer(question=question, answer=f"{slowest}; an even cut is {compared}, {format_seconds(even.step_s)}")
+
+
+def _wires(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnswer]:
+    """The rates of the links between clusters, or inside the only one, at which the plan changes."""
+    twice = [change for change, _ in faster_networks(inventory, plan.job) if not isinstance(change, TrunkRate)]
+    between = [change for change in twice if isinstance(change, LinkRate)]
+    for change in (between or twice)[:MAX_LINKS]:
+        if left.is_over:
+            return
+        name = str(change).partition("=")[0]
+        parts = [_where_it_changes(inventory, plan, change, sign, left) for sign in (-1, 1)]
+        yield PlanAnswer(question=f"which rate of {name} changes the plan?", answer="; ".join(parts))
+
+
+def _where_it_changes(inventory: Inventory, plan: Plan, twice: LinkRate | FabricRate, sign: int, left: TimeLeft) -> str:
+    """Return in words the first power of two below (`sign` -1) or above the present rate that gives another plan."""
+    same, other = 0, FARTHEST + 1
+    words, step = "", FARTHEST
+    while other - same > 1 and not left.is_over:
+        change = _scaled(twice, 2.0 ** (sign * step - 1))
+        found = _another(change.applied_to(inventory), plan, left)
+        if found is None:
+            same = step
+            if same == FARTHEST:
+                break
+        else:
+            other, words = step, found
+        step = (same + other) // 2
+    end = _scaled(twice, 2.0 ** (sign * (other if words else same) - 1))
+    rate = str(end).partition("=")[2]
+    if words:
+        return f"at {rate}: {words}"
+    return f"the same {'down' if sign < 0 else 'up'} to {rate}" if same else "no time to try"
+
+
+def _scaled(change: LinkRate | FabricRate, factor: float) -> LinkRate | FabricRate:
+    rate = change.bandwidth_bytes_per_s * factor
+    if isinstance(change, LinkRate):
+        return LinkRate(change.clusters, rate)
+    return FabricRate(change.cluster, rate)
+
+
+def _another(inventory: Inventory, plan: Plan, left: TimeLeft) -> str | None:
+    """Return the plan on the changed inventory in words; None where it has the degrees and hosts of `plan`."""
+    try:
+        short = in_short(planned_anew(inventory, plan.job, left.seconds), plan, read_problem(inventory, plan.job).fleet)
+    except HolmesError as error:
+        return f"no plan: {error.what}"
+    same = (short.tp, short.pp, short.dp, short.crossing) == (plan.tp, plan.pp, plan.dp, plan.solve.crossing)
+    return None if same else f"{_degrees(short)}, {format_seconds(short.step_s)}"
+
+
+def _week(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnswer]:
+    """Steps and tokens of a week; and where the job takes longer, as many more hosts as it needs."""
+    job, step_s = plan.job, plan.prediction.step_s
+    if not step_s:
+        return
+    steps, total_s = int(WEEK_S / step_s), job.steps * step_s
+    tokens = steps * job.global_batch_size * job.model.seq_length
+    room = f"a week has {steps} steps, {tokens / 1e9:.4g} billion tokens"
+    if total_s <= WEEK_S:
+        yield PlanAnswer(
+            question="what fits into a week?", answer=f"all {job.steps} steps, {format_duration(total_s)}; {room}"
+        )
+        return
+    yield PlanAnswer(
+        question="what fits into a week?", answer=f"not all {job.steps} steps, {format_duration(total_s)}; {room}"
+    )
+    like = plan.nodes[-1].host
+    count = ceil(len(plan.nodes) * (total_s / WEEK_S - 1))
+    for _ in range(TRIES):
+        if left.is_over or len(inventory.hosts) + count > MAX_HOSTS:
+            return
+        more = [MoreHost(f"more-{number}", like) for number in range(1, count + 1)]
+        question = f"with {count} more host{'s' if count > 1 else ''} like {like}?"
+        try:
+            written = planned_anew(apply_changes(inventory, more), job, left.seconds)
+        except HolmesError:
+            return
+        ends_s = job.steps * written.prediction.step_s
+        short = in_short(written, plan, read_problem(apply_changes(inventory, more), job).fleet)
+        yield PlanAnswer(
+            question=question, answer=f"all steps in {format_duration(ends_s)}: {_degrees(short)}", plan=short
+        )
+        if ends_s <= WEEK_S:
+            return
+        count = max(count + 1, ceil((len(plan.nodes) + count) * ends_s / WEEK_S) - len(plan.nodes))
