@@ -9,6 +9,7 @@ no schedule avoids counts. A replica runs m micro-batches; one takes w_r seconds
 - All ranks together run every layer of every micro-batch.
 - Where no class has room for a stage's replicas, their gradients and weights cross between hosts that differ: T is no
   less than that and all but the first forward and the last backward that may hide it, with chunks all but p of each.
+- Where no cluster has room for all tensor groups, gradients or messages cross between clusters: crossing_bound.py.
 
 Then the fastest rank that holds an average share of the layers updates it.
 """
@@ -30,6 +31,7 @@ from planner.problem.candidates import Candidate
 from planner.problem.coefficients import slot_s
 from planner.problem.fleet import HostClass
 from planner.problem.problem import Problem
+from planner.schedule.crossing_bound import LayerSeconds, crossing_bound_s
 from planner.schedule.run_mode import CHUNKS
 from planner.search.early_bounds import EarlyBounds
 from planner.tolerances import ROUNDING
@@ -66,6 +68,7 @@ class AnyScheduleBounds:
     """The lower bounds of a problem's candidates."""
 
     def __init__(self, problem: Problem) -> None:
+        self._problem = problem
         self._job, self._fleet, self._early = problem.job, problem.fleet, EarlyBounds(problem)
         self._classes = problem.fleet.classes
         self._num_layers = problem.job.model.num_layers
@@ -77,7 +80,7 @@ class AnyScheduleBounds:
         for work_s, candidate in sorted((self.work_s(each), each) for each in dict.fromkeys(candidates)):
             if work_s >= least_s:
                 break
-            least_s = min(least_s, self.candidate_s(candidate, least_s))
+            least_s = min(least_s, max(self.candidate_s(candidate, least_s), self.across_s(candidate)))
         return least_s
 
     def work_s(self, candidate: Candidate) -> float:
@@ -151,6 +154,20 @@ class AnyScheduleBounds:
         if candidate.dp <= max(each.num_group_slots(candidate.tp) for each in self._classes):
             return 0.0
         return self._early.crossing_sync_s(candidate)
+
+    def across_s(self, candidate: Candidate) -> float:
+        """Return a bound from what must cross between clusters; 0 where the fleet is one, or weights are in shards.
+
+        Apart from `candidate_s`, by which contenders are chosen: the best of a crossing is wanted, even if it is slow.
+        """
+        fastest_s, m = self._speeds_of(candidate).layer_s[0], candidate.num_microbatches(self._job.global_batch_size)
+        if len(self._fleet.cluster_names) == 1 or candidate.weight_shards > 1 or not fastest_s:
+            return 0.0
+        if self._shares_cores(candidate):
+            return 0.0
+        kept = max(0, m - (1 if self._chunks(candidate) == 1 else candidate.pp))
+        sync_s = self._early.crossing_sync_s(candidate) if candidate.dp > 1 else 0.0
+        return crossing_bound_s(self._problem, candidate, LayerSeconds(m * fastest_s, sync_s + kept * fastest_s))
 
     def _fill_share(self, candidate: Candidate) -> float:
         """Return the least phi of the schedules that it may run."""

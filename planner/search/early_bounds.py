@@ -5,6 +5,7 @@ They need none of a candidate's coefficients, and rule out all but a few hundred
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
@@ -51,6 +52,10 @@ class EarlyBounds:
         self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
         self._more_recompute = cache(self._read_more_recompute)
         self._crossing_sync_s = cache(self._read_crossing_sync_s)
+        hosts = Counter[str]()
+        for each in problem.fleet.classes:
+            hosts[each.cluster] += len(each.hosts)
+        self._most_hosts = max(hosts.values())  # of a cluster
 
     def fits(self, candidate: Candidate) -> bool:
         """Return True if the class with the largest memory might hold a stage's layers."""
@@ -144,7 +149,8 @@ class EarlyBounds:
         for count in range(2, len(names) + 1):
             if self._job.is_launched and dp % count == 0 and shared and fabric:
                 across, inside = two_levels(dp, count)
-                ring = min(ring, max(across / shared, inside / fabric))
+                groups = max(1.0, dp / count / self._most_hosts)  # on some host, one for each replica
+                ring = min(ring, max(groups * across / shared, inside / fabric))
         travels = sum(engine_of(self._job).travels_bytes(self._job.value_bytes))
         size = tp * layer_parameters(self._job.model, tp) * travels
         return shard_exchange_bytes(size, dp) * float(ring)

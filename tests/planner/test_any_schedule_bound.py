@@ -45,6 +45,7 @@ def test_no_way_to_run_a_small_fleet_comes_below_the_bound(seed: int) -> None:
     assert best
     for candidate, step_s in best.items():
         assert AnyScheduleBounds(problem).candidate_s(candidate) <= step_s
+        assert AnyScheduleBounds(problem).across_s(candidate) <= step_s
     assert AnyScheduleBounds(problem).least_s(best) <= min(best.values())
 
 
