@@ -146,8 +146,9 @@ def inventory_of_read(
 
     `trials` settle what facts leave open of the clusters.
     """
-    hosts = with_own_bridges([each.host for each in read])
-    clusters, cluster_findings = find_clusters(hosts, _pins(read), trials)
+    pinned = _pins(read)
+    hosts = with_own_bridges([each.host for each in read], pinned)
+    clusters, cluster_findings = find_clusters(hosts, pinned, trials)
     shared = find_shared_network(hosts)
     trunks, trunk_findings = find_stated_trunks(stated, clusters)
     host_findings = [finding for each in read for finding in each.findings]

@@ -1,13 +1,15 @@
 """Networks inside each machine that look shared, such as the bridges on which containers of several machines sit alone.
 
 Two machines on one wire have different addresses. Where most machines of a network have an address that another one has
-too, it is not one network: each machine has its own.
+too, it is not one network: each machine has its own. Sites may use the same
+addresses too: hosts.yaml says so by its clusters, with different addresses in each.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
 
 from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Finding, Host
@@ -21,7 +23,8 @@ OWN_BRIDGE = RuleText(
     "I",
     "most hosts of a network have an address on it that another host has too",
     "it is taken for a bridge inside each machine, which carries nothing between hosts",
-    "nothing if it is a container's bridge; if it is one network, give every host an address of its own",
+    "nothing if it is a container's bridge; if it is one network, give every host an address of its own; if several "
+    "sites use the same addresses, name each site's hosts by `cluster:` in hosts.yaml",
     "Docker documentation, bridge network driver; RFC 5227, IPv4 address conflict detection",
 )
 CUT_OFF = RuleText(
@@ -36,15 +39,26 @@ CUT_OFF = RuleText(
 TEXTS = (OWN_BRIDGE, CUT_OFF)
 
 
-def with_own_bridges(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts with the netdevs of such networks marked as isolated."""
-    addresses: dict[str, dict[str, set[str]]] = {}  # by network and machine
+class _Seat(NamedTuple):
+    """A host's addresses on a network, its machine, and its cluster of hosts.yaml."""
+
+    machine: str
+    cluster: str | None
+    addresses: frozenset[str]
+
+
+def with_own_bridges(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[Host, ...]:
+    """Return the hosts with the netdevs of such networks marked as isolated. `pinned`: host name to cluster."""
+    seats: dict[str, list[_Seat]] = {}
     for host in hosts:
+        there: dict[str, set[str]] = {}
         for netdev in host.netdevs if host.access.transport != "local" else ():
             for interface in netdev.addresses if carries_traffic(netdev) else ():
-                machine = host.boot_id or host.name
-                addresses.setdefault(network_of(interface), {}).setdefault(machine, set()).add(interface)
-    isolated = {network for network, of_machines in addresses.items() if _is_each_ones_own(of_machines)}
+                there.setdefault(network_of(interface), set()).add(interface)
+        for network, addresses in there.items():
+            seat = _Seat(host.boot_id or host.name, pinned.get(host.name), frozenset(addresses))
+            seats.setdefault(network, []).append(seat)
+    isolated = {network for network, of_hosts in seats.items() if _is_each_ones_own(of_hosts)}
     return tuple(_with_isolated(host, isolated) for host in hosts)
 
 
@@ -64,10 +78,19 @@ def own_bridge_findings(hosts: Sequence[Host]) -> Iterable[Finding]:
             yield text.finding(tuple(names), shown)
 
 
-def _is_each_ones_own(of_machines: Mapping[str, Set[str]]) -> bool:
-    owners = Counter(address for addresses in of_machines.values() for address in addresses)
-    alike = [any(owners[address] > 1 for address in addresses) for addresses in of_machines.values()]
-    return 2 * sum(alike) > len(alike)
+def _is_each_ones_own(seats: Sequence[_Seat]) -> bool:
+    """Return True if most machines have no address of their own, and no cluster of hosts.yaml shows one network."""
+    if not _most_alike(seats):
+        return False
+    clusters = {seat.cluster for seat in seats} - {None}
+    in_clusters = [[seat for seat in seats if seat.cluster == cluster] for cluster in clusters]
+    return all(_most_alike(there) for there in in_clusters if len({seat.machine for seat in there}) > 1)
+
+
+def _most_alike(seats: Sequence[_Seat]) -> bool:
+    owners = Counter(address for _, address in {(seat.machine, each) for seat in seats for each in seat.addresses})
+    alike = {seat.machine for seat in seats if all(owners[address] > 1 for address in seat.addresses)}
+    return 2 * len(alike) > len({seat.machine for seat in seats})
 
 
 def _with_isolated(host: Host, isolated: Set[str]) -> Host:

@@ -49,7 +49,7 @@ def test_containers_of_a_sample_reach_each_other_as_on_the_site(name: str) -> No
 
 
 def isolated(*hosts: Host) -> list[list[str]]:
-    return [[each.name for each in host.netdevs if each.isolated] for host in with_own_bridges(hosts)]
+    return [[each.name for each in host.netdevs if each.isolated] for host in with_own_bridges(hosts, {})]
 
 
 def pod(name: str, address: str, number: int, boot_id: str | None = None) -> Host:
@@ -77,3 +77,16 @@ def test_a_pinned_cluster_of_hosts_that_cannot_meet_is_refused_too() -> None:
     hosts = [host(name, netdev("eth0", "172.17.0.2/16")) for name in "ab"]
     inventory = inventory_of_read([ReadHost(each, (), "x") for each in hosts])
     assert [finding.rule for finding in inventory.findings if finding.severity == "F"] == ["NET-NO-SHARED-SUBNET"]
+
+
+def test_sites_of_the_same_addresses_keep_their_networks_where_they_are_pinned() -> None:
+    hosts = [
+        pod(f"{site}{last}", f"10.0.0.{last}/24", 10 * at + last) for at, site in enumerate("xy") for last in (1, 2)
+    ]
+    clusters = inventory_of_read([ReadHost(each, (), each.name[0]) for each in hosts]).clusters
+    assert [[port.netdev for port in cluster.fabric.ports] for cluster in clusters] == [["eth0"] * 2] * 2
+
+
+def test_an_address_that_hosts_hold_in_common_leaves_them_their_own() -> None:
+    hosts = [host(name, netdev("eth0", f"10.0.0.{n}/24", "10.0.0.100/24")) for n, name in enumerate("ab", 1)]
+    assert isolated(*hosts) == [[], []]
