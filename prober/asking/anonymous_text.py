@@ -38,7 +38,13 @@ _TYPED = re.compile(
 )
 _HOME = re.compile(r"/(?:home|Users)/([\w.+-]+)")
 _USUAL_WORDS = frozenset(
-    ("root", "host", "hosts", "node", "local", "localhost", "linux", "gpu", "cpu", "link", "net", "eth", "data", "test")
+    (
+        *("root", "host", "hosts", "node", "local", "localhost", "linux", "gpu", "cpu"),
+        *("link", "net", "eth", "data", "test", "nvidia", "tesla", "geforce", "mellanox"),
+        *("mlx5", "infiniband", "ethernet", "rdma", "inet", "state", "rate", "port", "active"),
+        *("a10", "a100", "h100", "h200", "h800", "b200", "b300", "gb200", "l40s"),
+        *("v100",),
+    )
 )
 MAX_ROW = 1 << 16  # characters
 MIN_SERIAL, MIN_NAME = 5, 3  # characters; shorter ones stand in other words

@@ -256,3 +256,12 @@ def test_networks_stay_networks_and_every_address_changes() -> None:
 
 def common_bits(one: int, other: int) -> int:
     return 32 - (one ^ other).bit_length()
+
+
+@pytest.mark.parametrize("user", ["nvidia", "mlx5", "infiniband"])
+def test_a_user_called_like_a_device_changes_no_fact(user: str) -> None:
+    outputs = tuple(recording(Fleet(FLEETS["H100 on InfiniBand and A100 on RoCE"], 2).machine(0)).outputs)
+    own = {"n1": HostRecording(outputs, HostNotes(access=Access(user=user)))}
+    (host,), (copy,) = (inventory_of(each).hosts for each in (own, anonymous_hosts(own, AnonymousText(KEY))))
+    assert [gpu.name for gpu in copy.gpus] == [gpu.name for gpu in host.gpus]
+    assert [(nic.hca, nic.rate_gbps) for nic in copy.nics] == [(nic.hca, nic.rate_gbps) for nic in host.nics]
