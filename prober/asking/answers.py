@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 
@@ -10,11 +11,14 @@ from holmes_core.records.regular_file import read_regular
 from holmes_core.remote.transport import MAX_ANSWER_BYTES
 from prober.asking.commands import cut
 from prober.asking.parallel_shell_output import by_host
-from prober.asking.recording import HostRecording, read_recorded_hosts
+from prober.asking.recording import HostRecording, host_name, read_recorded_hosts
 
 TOKEN = "@@[0-9a-f]{16}"
 _BEGIN = re.compile(rf"^({TOKEN}) begin ", re.MULTILINE)
 _LABELLED = re.compile(rf"^[\w.-]+: {TOKEN} begin ", re.MULTILINE | re.ASCII)
+_HEADED = re.compile(rf"^-{{8,}}\n\s*{TOKEN} begin ", re.MULTILINE)
+_UNLABELLED = re.compile(r"^(?![\w.-]+:(?: |$)).*\n?", re.MULTILINE | re.ASCII)
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # `>` of Windows PowerShell
 
 
 def read_hosts(folder: Path) -> dict[str, HostRecording]:
@@ -27,18 +31,28 @@ def read_hosts(folder: Path) -> dict[str, HostRecording]:
         return read_recorded_hosts(folder)
     found: dict[str, HostRecording] = {}
     for file in sorted(folder.glob("*.txt")):
-        found.update(_read_answers(file))
+        answers = _read_answers(file)
+        twice = next((name for name in answers if name in found), None)
+        if twice is not None:
+            raise HolmesError(
+                f"{file}: host {twice} has an answer in another file, too", "keep one answer of each host"
+            )
+        found.update(answers)
     return found or read_recorded_hosts(folder)
 
 
 def _read_answers(file: Path) -> dict[str, HostRecording]:
     """Return the hosts of one file: those that a parallel shell named, else the one that the file is named after."""
     try:
-        text = read_regular(file, MAX_ANSWER_BYTES, file.parent).decode("utf-8-sig", errors="replace")
+        data = read_regular(file, MAX_ANSWER_BYTES, file.parent)
     except OSError as error:
         raise HolmesError(f"{file}: cannot be read: {error.strerror}", "check the file") from None
-    text = text.replace("\r\n", "\n")
-    answers = by_host(text) if _LABELLED.search(text) else {file.stem: text}
+    text = data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig", errors="replace").replace("\r\n", "\n")
+    if _LABELLED.search(text):
+        text = _UNLABELLED.sub("", text)  # the parallel shell's own words
+    answers = (
+        by_host(text) if _LABELLED.search(text) or _HEADED.search(text) else {host_name(file.with_suffix("")): text}
+    )
     return {name: _read_answer(file, answer) for name, answer in answers.items()}
 
 

@@ -103,9 +103,9 @@ def cut(answer: str, token: str, said: str = "") -> tuple[Recorded, ...]:
     for block in blocks:
         command, _, rest = block.partition("\n")
         text, _, code = rest.partition(f"\n{token} end ")
-        code = code.partition("\n")[0]
-        outputs.append(Recorded(command, text, int(code) if code.isdecimal() else CUT_OFF))
-    ended = re.search(rf"^{token} done$", answer, flags=re.MULTILINE)
-    if outputs and outputs[-1].exit_code != CUT_OFF and not ended:
+        ended = re.match(r"[0-9]{1,3}$", code, flags=re.MULTILINE)
+        outputs.append(Recorded(command, text, int(ended.group()) if ended else CUT_OFF))
+    done = re.search(rf"^{token} done$", answer, flags=re.MULTILINE)
+    if outputs and outputs[-1].exit_code != CUT_OFF and not done:
         outputs.append(Recorded("sh -s", said, CUT_OFF))
     return tuple(outputs)

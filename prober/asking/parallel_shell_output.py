@@ -7,7 +7,7 @@ import re
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import expand_pattern
 
-_LABEL = re.compile(r"([A-Za-z0-9_.-]+):(?: |$)")
+_LABEL = re.compile(r"([A-Za-z0-9_.-]+):(?: |\s*$)")
 _HEADLINE = re.compile(r"^-{8,}\n(\S+)(?: \(\d+\))?\n-{8,}\n", re.MULTILINE)
 _SAID_ITSELF = ("pdsh@", "clush: ", "srun: ")
 
@@ -23,7 +23,7 @@ def labels(text: str) -> tuple[str, ...]:
 def lines_of(text: str, host: str) -> str:
     """Return the output of that host, with its label before each line."""
     own = by_host(text).get(host, "")
-    return "".join(f"{host}: {line}" for line in own.splitlines(keepends=True))
+    return "".join(f"{host}: {line}" for line in _lines(own))
 
 
 def by_host(text: str) -> dict[str, str]:
@@ -45,14 +45,19 @@ def without_labels(text: str) -> str:
 
 def _blocks(text: str) -> list[Block]:
     """Lines by their labels (pdsh, clush, srun -l), or blocks by their headlines (dshbak, clush -b)."""
-    text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_SAID_ITSELF))
+    text = "".join(line for line in _lines(text) if not line.startswith(_SAID_ITSELF))
     before, *parts = _HEADLINE.split(text)
     if parts and not before.strip():
         return [(_hosts(names), block) for names, block in zip(parts[::2], parts[1::2], strict=True)]
-    lines = [line for line in text.splitlines(keepends=True) if line.strip()]
+    lines = [line for line in _lines(text) if line.strip()]
     matches = [_LABEL.match(line) for line in lines]
     known = [((match.group(1),), line[match.end() :]) for match, line in zip(matches, lines, strict=True) if match]
     return list(known) if len(known) == len(lines) else []
+
+
+def _lines(text: str) -> list[str]:
+    """The lines with their ends, as a parallel shell cuts them: at nothing but newlines."""
+    return re.findall(r".*\n|.+", text)
 
 
 def _hosts(names: str) -> tuple[str, ...]:

@@ -220,20 +220,19 @@ def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
     if not folders:
         hint = "it should hold one folder a host, each with a recording.json: a list of {file, command, exit_code}"
         raise HolmesError(f"{folder}: no recording in it", hint)
-    recorded = {_host_name(each): _read_recording(each) for each in folders}
+    recorded = {host_name(each): _read_recording(each) for each in folders}
     return dict(sorted(recorded.items(), key=lambda item: _asked_at(item[1])))
 
 
-def _host_name(host_folder: Path) -> str:
-    """Return the name of a host's folder. Raises HolmesError for one that is not text."""
+def host_name(path: Path) -> str:
+    """Return the last part of a host's path. Raises HolmesError for one that is not text."""
     try:
-        host_folder.name.encode()
+        path.name.encode()
     except UnicodeEncodeError:
         raise HolmesError(
-            f"{host_folder.parent}: the name of the folder {os.fsencode(host_folder.name)!r} is not UTF-8",
-            "rename it to the name of the host",
+            f"{path.parent}: the name {os.fsencode(path.name)!r} is not UTF-8", "rename it to the name of the host"
         ) from None
-    return host_folder.name
+    return path.name
 
 
 def _asked_at(recording: HostRecording) -> float:

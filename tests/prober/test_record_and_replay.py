@@ -155,7 +155,7 @@ def test_folder_of_a_host_whose_name_is_no_text_is_refused(tmp_path: Path) -> No
     folder = os.fsencode(tmp_path) + b"/\xff\xfe"
     os.mkdir(folder)  # noqa: PTH102  # its name is bytes
     Path(os.fsdecode(folder), "recording.json").write_text("[]")
-    with pytest.raises(HolmesError, match=r"the name of the folder b'\\xff\\xfe' is not UTF-8"):
+    with pytest.raises(HolmesError, match=r"the name b'\\xff\\xfe' is not UTF-8"):
         replay(tmp_path)
 
 

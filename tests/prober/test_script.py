@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -61,4 +62,37 @@ def test_a_file_without_an_answer_is_a_host_that_did_not_answer(tmp_path: Path) 
 def test_answers_of_two_hosts_in_one_file_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "n1.txt").write_text(ANSWER.format(0) + ANSWER.format(1))
     with pytest.raises(HolmesError, match=r"n1\.txt: holds the answers of several runs"):
+        replay(tmp_path)
+
+
+def test_what_windows_writes_is_read(tmp_path: Path) -> None:
+    (tmp_path / "n1.txt").write_bytes(ANSWER.format(5).replace("\n", "\r\n").encode("utf-16"))
+    assert users(tmp_path) == {"n1": ["5\n"]}
+
+
+@pytest.mark.parametrize("odd", ["a word of the shell itself\n", "", "n3: no shell\n"])
+def test_odd_lines_of_a_parallel_shell_cost_no_host(tmp_path: Path, odd: str) -> None:
+    labelled = [f"{host}: {line}\n" for host in ("n1", "n2") for line in ANSWER.format("7\x0c8").split("\n")[:-1]]
+    (tmp_path / "all.txt").write_text(odd + "".join(labelled), newline="\n")
+    assert users(tmp_path) == {"n1": ["7\x0c8\n"], "n2": ["7\x0c8\n"], **({"n3": []} if "n3" in odd else {})}
+
+
+def test_blocks_of_dshbak_are_their_hosts(tmp_path: Path) -> None:
+    blocks = [f"{'-' * 16}\n{host}\n{'-' * 16}\n\n{ANSWER.format(host)}" for host in ("n1", "n2")]
+    (tmp_path / "all.txt").write_text("".join(blocks))
+    assert users(tmp_path) == {"n1": ["n1\n"], "n2": ["n2\n"]}
+
+
+def test_two_answers_of_one_host_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "n1.txt").write_text(ANSWER.format(0))
+    (tmp_path / "x.txt").write_text("".join(f"n1: {line}\n" for line in ANSWER.format(1).splitlines()))
+    with pytest.raises(HolmesError, match=r"x\.txt: host n1 has an answer in another file"):
+        replay(tmp_path)
+
+
+def test_names_and_exit_codes_that_cannot_be_end_no_replay(tmp_path: Path) -> None:
+    (tmp_path / "n1.txt").write_text(ANSWER.format(0).replace("end 0", "end " + "9" * 5000))
+    assert [finding.rule for finding in replay(tmp_path).findings if finding.rule == "PROBE-TRUNCATED"]
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/n\xff.txt")).write_text(ANSWER.format(0))
+    with pytest.raises(HolmesError, match="is not UTF-8"):
         replay(tmp_path)
