@@ -25,7 +25,7 @@ from .launched_runs import REPOSITORY
 from .parity_cells import CELLS, Cell
 
 # Minutes where many share the processors; alone, a world size takes about half a minute.
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 TOLERANCE = {"fp32": 1e-6, "bf16": 2e-3, "fp16": 1e-3}
 
@@ -46,7 +46,7 @@ def compared(world_size: int, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.runtime.parity_worker", str(world_size), str(place)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=850, check=False
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=1750, check=False
     )
     found = place / "parity.json"
     cells: dict[str, Any] = json.loads(found.read_text()) if found.exists() else {}
