@@ -97,7 +97,8 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
 
     Of equally fast ones it is that of the interfaces that the hosts list first. Where masks differ, it is the
     narrowest, and every address is in it: each host sees every other on its wire. Without one: the networks of the
-    default routes, taken as routed to each other. None if a host has no default route.
+    default routes, taken as routed to each other. Link-local addresses, such as those to a board's controller, count
+    where there is neither. None if a host has no default route.
     """
     reachable = [host for host in hosts if host.reachable]
     local = any(host.access.transport == "local" for host in reachable)
@@ -113,19 +114,22 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
         for subnet, ports in _with_wider_masks(networks).items()
         if len(ports) == len(reachable) and (local or _all_differ(ports.values()))
     }
-    if common:
-        places = {host.name: [netdev.name for netdev in host.netdevs] for host in reachable}
-
-        def rank(subnet: str) -> tuple[float, int, str]:
-            listed = sum(places[port.host].index(str(port.netdev)) for port in common[subnet])
-            return _slowest(common[subnet]), -listed, subnet
-
-        subnet = max(common, key=rank)
-        return Network(name="shared", kind=kind, subnet=subnet, ports=common[subnet])
     routed = [
         (host, netdev) for host in reachable for netdev in host.netdevs if netdev.name == host.default_route_netdev
     ]
-    if reachable and len(routed) == len(reachable) and all(carries_traffic(netdev) for _, netdev in routed):
+    is_routed = len(routed) == len(reachable) and all(carries_traffic(netdev) for _, netdev in routed)
+    assigned = {subnet: ports for subnet, ports in common.items() if not parsed(subnet).is_link_local}
+    if assigned or (common and not is_routed):
+        usable = assigned or common
+        places = {host.name: [netdev.name for netdev in host.netdevs] for host in reachable}
+
+        def rank(subnet: str) -> tuple[float, int, str]:
+            listed = sum(places[port.host].index(str(port.netdev)) for port in usable[subnet])
+            return _slowest(usable[subnet]), -listed, subnet
+
+        subnet = max(usable, key=rank)
+        return Network(name="shared", kind=kind, subnet=subnet, ports=usable[subnet])
+    if reachable and is_routed:
         ports = tuple(_port(host.name, netdev, None) for host, netdev in routed)
         return Network(name="shared", kind="Ethernet", subnet=None, ports=ports)
     return None

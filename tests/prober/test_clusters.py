@@ -156,6 +156,17 @@ def test_default_routes_serve_where_no_network_is_common() -> None:
     assert (shared.subnet, shared.ports[1].address) == (None, "10.1.0.1")
 
 
+def test_link_local_addresses_are_shared_only_where_nothing_else_is() -> None:
+    """Such a network to the controller of each board hid the routed one of the hosts."""
+    own = [(netdev("usb0", f"169.254.3.{n}/24"), netdev("eth0", f"10.{n}.0.1/24")) for n in (1, 2)]
+    routed = find_shared_network([host(str(n), *each, default_route_netdev="eth0") for n, each in enumerate(own)])
+    assert routed is not None
+    assert [port.netdev for port in routed.ports] == ["eth0", "eth0"]
+    by_cable = find_shared_network([host(str(n), usb0) for n, (usb0, _) in enumerate(own)])
+    assert by_cable is not None
+    assert by_cable.subnet == "169.254.3.0/24"
+
+
 def test_clusters_that_cannot_reach_each_other_are_reported() -> None:
     own = [(Route(prefix=f"10.{number}.0.0/24", netdev="eth0"),) for number in (1, 2)]
     hosts = [
