@@ -200,12 +200,13 @@ class Host(Record):
 
 def _is_about_another_gpu(line: str, used: Sequence[Gpu]) -> bool:
     """A line of the driver on a GPU that is none of `used`, as its PCI address says."""
-    match = re.search(r"(?:Xid \(PCI:|NVRM: GPU )((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2})", line, re.IGNORECASE)
-    known = [gpu.pci_address for gpu in used if gpu.pci_address is not None]
-    ends = tuple(address.partition(".")[0][-len("00:00") :] for address in known)
+    address = r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2})"
+    match = re.search(rf"(?:(?<!S)Xid \(PCI:|NVRM: GPU ){address}", line, re.IGNORECASE)  # an SXid is a switch's
+    known = [gpu.pci_address.partition(".")[0] for gpu in used if gpu.pci_address is not None]
     if match is None or len(known) < len(used):
         return False
-    return not any(match[1].lower().endswith(end) for end in ends)
+    said = match[1].lower()  # with a domain of 4 or 8 digits, or without one
+    return not any(said.endswith(slot) or slot.endswith(said) for slot in known)
 
 
 class NetworkPort(Record):

@@ -18,7 +18,7 @@ def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     silent = [host.name for host in inventory.hosts if not host.reachable]
     refused = {name: finding for name, finding in inventory.refusals.items() if name not in silent}
     slots = {
-        host.name: len(slots_of(host, plan.job))
+        host.name: len(slots_of(host.for_job(), plan.job))
         for host in inventory.hosts
         if host.name not in silent and host.name not in refused
     }

@@ -34,6 +34,20 @@ def test_nothing_is_said_where_every_gpu_is_used() -> None:
     assert said == ()
 
 
+def test_gpus_that_are_not_for_the_job_could_not_have_been_used() -> None:
+    fleet = gpu_inventory([2])
+    hosts = [
+        host.model_copy(
+            update={
+                "gpus": tuple(gpu.model_copy(update={"left_out": "x" if gpu.index > 3 else None}) for gpu in host.gpus)
+            }
+        )
+        for host in fleet.hosts
+    ]
+    plan, said = planned(fleet.model_copy(update={"hosts": tuple(hosts)}), global_batch_size=64)
+    assert (len(plan.ranks), said) == (8, ())
+
+
 def test_a_host_that_the_probe_refuses_is_not_planned_on() -> None:
     fleet = gpu_inventory([2, 2])
     refused = fleet.clusters[1].hosts[0]

@@ -71,6 +71,28 @@ def test_a_much_smaller_gpu_is_left_out_and_one_of_half_the_size_is_not() -> Non
     assert used([*big, gpu(2, name="Tesla T4", memory_bytes=15 * GIB)], stated=(2,)) == [2]
 
 
+def test_the_reason_names_the_largest_gpu() -> None:
+    cards = [gpu(0, name="Tesla T4", memory_bytes=15 * GIB), gpu(1, name="NVIDIA L4", memory_bytes=23 * GIB)]
+    (small, _, _) = with_left_out([*cards, gpu(2, name="NVIDIA H100 PCIe", memory_bytes=80 * GIB)], None)
+    assert small.left_out == "it has less than a quarter of the memory of NVIDIA H100 PCIe"
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("NVRM: Xid (PCI:0019:01:00): 79, GPU has fallen off the bus.", False),  # another domain, the same bus
+        ("NVRM: Xid (PCI:0008:01:00): 79, GPU has fallen off the bus.", True),
+        ("NVRM: GPU 00000008:01:00.0: RmInitAdapter failed!", True),
+        ("NVRM: Xid (PCI:01:00): 79", True),
+        ("nvidia-nvswitch0: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", True),  # a switch's
+    ],
+)
+def test_lines_on_other_gpus_alone_are_left_out(line: str, kept: bool) -> None:
+    cards = [gpu(at, pci_address=address) for at, address in enumerate(("0008:01:00.0", "0019:01:00.0"))]
+    host = gpus(*with_left_out(cards, (0,)), gpus_stated=(0,), warnings=(line,))
+    assert bool(host.for_job().warnings) is kept
+
+
 def test_a_display_card_alone_is_used() -> None:
     assert used([gpu(name="NVIDIA T400 4GB"), gpu(1, name="NVIDIA T400 4GB")]) == [0, 1]
 

@@ -293,10 +293,12 @@ def some_machine(choose: random.Random) -> Host:
     return host(nics=ports, netdevs=nets, gpus=cards, default_route_netdev="bond0")
 
 
-def bridge(*lids: int, image: str | None = "b", rate: float = 100, sm_lid: int = 1) -> tuple[Nic, ...]:
+def bridge(
+    *lids: int, image: str | None = "b", rate: float = 100, sm_lid: int = 1, card: str = "MT4129"
+) -> tuple[Nic, ...]:
     """Functions of a card below a subnet manager at `sm_lid`."""
     return tuple(
-        ib(f"mlx5_{20 + at}", rate, lid=lid, sm_lid=sm_lid, hca_type="MT4129", sys_image_guid=image)
+        ib(f"mlx5_{20 + at}", rate, lid=lid, sm_lid=sm_lid, hca_type=card, sys_image_guid=image)
         for at, lid in enumerate(lids)
     )
 
@@ -311,6 +313,8 @@ def bridge(*lids: int, image: str | None = "b", rate: float = 100, sm_lid: int =
         (bridge(7, 8, sm_lid=2), "NVIDIA B200", 0),  # a storage card with two ports
         (bridge(1, 4, sm_lid=1, rate=400), "NVIDIA B200", 0),  # rails of a host where opensm runs
         (bridge(1), "NVIDIA H100 80GB HBM3", 0),  # two HDR100 hosts back to back
+        ((*bridge(1, 4, image=None), ib("mlx5_9", 200)), "", 0),  # HDR100 rails below opensm beside a faster port
+        ((*bridge(1, 4, card="MT4119"), *COMPUTE), "NVIDIA B200", 0),  # EDR cards, which no such board has
         ((*bridge(7, 8, sm_lid=2), nic("efa_0", "EFA")), "", 2),
     ],
 )

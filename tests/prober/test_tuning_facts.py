@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from holmes_core.records.inventory import Host
@@ -118,6 +121,23 @@ def test_lines_of_the_kernel_log_that_are_no_faults_are_left_out() -> None:
     ]
     others = ["pcieport 0000:64:01.0: AER: enabled with IRQ 33", "mlx5_core 0000:9c:00.0: firmware version: 28.1"]
     assert read((LOG.shell, "\n".join((*faults, *others, "")))).warnings == tuple(faults)
+
+
+def test_a_flood_of_corrected_errors_hides_no_fault(tmp_path: Path) -> None:
+    xid = "NVRM: Xid (PCI:0000:31:00): 79, pid=1, GPU has fallen off the bus."
+    flood = [f"[{at}.0] pcieport 0000:64:01.0: AER: Corrected error received: 0000:65:00.0" for at in range(2500)]
+    assert read((LOG.shell, "\n".join((xid, *flood, "")))).warnings[0] == xid
+    (tmp_path / "log").write_text("\n".join((xid, *flood, "")), encoding="utf-8")
+    shell = LOG.shell.replace("dmesg |", f"cat {tmp_path / 'log'} |", 1)
+    answer = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert (answer[0], len(answer)) == (xid, 1001)
+
+
+def test_lines_before_the_last_boot_are_no_faults() -> None:
+    old = "kernel: NVRM: Xid (PCI:0000:31:00): 79, pid=1, GPU has fallen off the bus."
+    new = "kernel: NVRM: Xid (PCI:0000:41:00): 63, pid=2, Row Remapper"
+    for mark in ("-- Reboot --", "-- Boot 0123456789abcdef0123456789abcdef --"):
+        assert read(("journalctl -k", "\n".join((old, mark, new, "")))).warnings == (new,)
 
 
 @pytest.mark.parametrize(

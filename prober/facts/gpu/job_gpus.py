@@ -24,9 +24,9 @@ def _reason(gpu: Gpu, gpus: Sequence[Gpu], stated: Collection[int] | None) -> st
     others = [other for other in gpus if other.name != gpu.name and not _is_display(other)]
     if others and _is_display(gpu):
         return DISPLAY
-    largest = max((other.memory_bytes or 0 for other in others), default=0)
-    if gpu.memory_bytes is not None and gpu.memory_bytes < SMALL_SHARE * largest:
-        return f"it has less than a quarter of the memory of {others[0].name or 'the others'}"
+    largest = max(others, key=lambda other: other.memory_bytes or 0, default=gpu)
+    if gpu.memory_bytes is not None and gpu.memory_bytes < SMALL_SHARE * (largest.memory_bytes or 0):
+        return f"it has less than a quarter of the memory of {largest.name or 'the others'}"
     return None
 
 

@@ -18,9 +18,13 @@ _FAULTS = (
     "(mlx5|bnxt|ionic)[^ ]* .*(insufficient power|port module event|health compromised|fatal error|temperature)",
     "AER: .*error|PCIe Bus Error",
 )
-MAX_LINES = 1000  # the newest; a link that reports every corrected error fills the log with them
+MAX_LINES = 1000  # the newest, and as many on PCI Express: a link that reports every corrected error fills the log
+_PCIE = "AER: |PCIe Bus Error"
 _PATTERNS = " ".join(f"-e '{fault}'" for fault in _FAULTS)
-LOG = Command(f"dmesg | grep -iE {_PATTERNS} | tail -n {MAX_LINES}", when="command -v dmesg >/dev/null 2>&1")
+_FIRST_PCIE = f"awk '!/{_PCIE}/ || ++n <= {MAX_LINES}'"
+LOG = Command(
+    f"dmesg | grep -iE {_PATTERNS} | {_FIRST_PCIE} | tail -n {2 * MAX_LINES}", when="command -v dmesg >/dev/null 2>&1"
+)
 _LINE = re.compile("|".join((*_FAULTS, "infoROM is corrupted")), re.IGNORECASE)
 
 
@@ -29,5 +33,15 @@ def read_warnings(outputs: Sequence[Recorded]) -> tuple[str, ...]:
     lines: list[str] = []
     for output in outputs:
         if output.tool in ("nvidia-smi", "dmesg", "journalctl"):
-            lines += [line.strip()[:300] for line in output.lines if _LINE.search(line)][-MAX_LINES:]
+            found = [line.strip()[:300] for line in _since_boot(output.lines) if _LINE.search(line)]
+            pcie = [line for line in found if re.search(_PCIE, line)]
+            others = [line for line in found if not re.search(_PCIE, line)]
+            kept = {*pcie[-MAX_LINES:], *others[-MAX_LINES:]}
+            lines += [line for line in found if line in kept]
     return tuple(dict.fromkeys(lines))
+
+
+def _since_boot(lines: Sequence[str]) -> Sequence[str]:
+    """The lines after journalctl's last mark of a boot; an older one's faults have passed."""
+    boots = [at for at, line in enumerate(lines) if re.match(r"-- (?:Reboot|Boot [0-9a-f]{32}) --", line)]
+    return lines[boots[-1] :] if boots else lines

@@ -16,6 +16,8 @@ from prober.asking.recording import Recorded
 
 WHY = "it manages the NVSwitches of this host's board, and reaches no other host"
 MAX_GBPS = 100
+RAIL_GBPS = 400  # the least of rails of such boards
+CONNECTX7 = "MT4129"
 MANY_FUNCTIONS = 3  # of one card: no other InfiniBand card shows as many without SR-IOV
 
 VPD = Command(
@@ -43,12 +45,12 @@ def with_bridges_told(
     `marked` are devices, `marked_pci` PCI addresses, whose product data says so.
     """
     slow = [nic for nic in nics if nic.kind == "InfiniBand" and (nic.rate_gbps or 0) <= MAX_GBPS]
-    ports = [nic for nic in slow if not nic.virtual_function]
+    ports = [nic for nic in slow if not nic.virtual_function and nic.hca_type in (CONNECTX7, None)]
     # Amazon sells no InfiniBand: where there is EFA, an InfiniBand port is the board's own.
     amazon = {nic.hca for nic in slow} if any(nic.kind == "EFA" for nic in nics) else set()
     on_board = any(_BOARD.search(name) for name in gpu_names)
     sure = amazon | {nic.hca for nic in nics if nic.device in marked or nic.pci_address in marked_pci}
-    faster = any((nic.rate_gbps or 0) > MAX_GBPS for nic in nics if nic.kind in ("InfiniBand", "RoCE"))
+    faster = any((nic.rate_gbps or 0) >= RAIL_GBPS for nic in nics if nic.kind in ("InfiniBand", "RoCE"))
     sure |= {nic.hca for nic in ports if _number_of_signs(nic, ports, on_board or faster) >= 2}
     told = {"nvlink_management": True, "usable_by_nccl_ib": False, "why": WHY}
     return tuple(nic.model_copy(update=told) if nic.hca in sure else nic for nic in nics)
