@@ -167,12 +167,16 @@ def _netdev_rate(host: Host) -> float | None:
 
 
 def _fewer_rails(peers: Sequence[Host]) -> PeerEvidence:
-    """A card that is gone leaves no trace on its own host; of one that is there, why it is no rail."""
+    """A card that is gone leaves no trace on its own host; of one that is there, why it is no rail.
+
+    Where `gpus:` names a part of the GPUs, a rail for each of them is enough.
+    """
     rails = {host.name: rails_of(host) for host in peers}
     usual = majority(len(found) for found in rails.values() if found) or 0
     for host in peers:
         models = {rail.hca_type for rail in rails[host.name]} - {None}
-        if 0 < len(rails[host.name]) < usual:
+        wanted = usual if host.gpus_stated is None else min(usual, len(host.gpus))
+        if 0 < len(rails[host.name]) < wanted:
             left = [nic for nic in active_ports(host) if nic not in rails[host.name] and nic.hca_type in models]
             why = "".join(f"; {nic.hca}: {nic.rail_why or nic.why}" for nic in left)
             yield (host.name,), f"rails: {len(rails[host.name])} here, {usual:g} on most hosts of the cluster{why}"

@@ -14,7 +14,7 @@ from holmes_core.records.inventory import Finding, Host
 from prober.asking.recording import HostNotes, HostRecording, Recorded
 from prober.facts.gpu.job_gpus import with_left_out
 from prober.probe import inventory_of
-from tests.prober.made_hosts import gpu, gpus
+from tests.prober.made_hosts import gpu, gpus, nic, severities
 
 GIB = 2**30
 STATION = "\n".join(
@@ -91,6 +91,17 @@ def test_lines_on_other_gpus_alone_are_left_out(line: str, kept: bool) -> None:
     cards = [gpu(at, pci_address=address) for at, address in enumerate(("0008:01:00.0", "0019:01:00.0"))]
     host = gpus(*with_left_out(cards, (0,)), gpus_stated=(0,), warnings=(line,))
     assert bool(host.for_job().warnings) is kept
+
+
+def test_a_part_of_the_gpus_has_as_many_rails_and_no_fewer() -> None:
+    ports = tuple(nic(f"mlx5_{at}", rail=at) for at in range(4))
+    whole = gpus(*(gpu(at) for at in range(4)), nics=ports)
+    others = [whole.model_copy(update={"name": name}) for name in "bc"]
+    part = whole.model_copy(update={"gpus": with_left_out(whole.gpus, (0, 1, 2)), "gpus_stated": (0, 1, 2)})
+    for count, severity in ((3, []), (2, ["W"])):
+        named = tuple(nic(f"mlx5_{at}", rail=at if at < count else None, rail_why="x") for at in range(4))
+        host = part.model_copy(update={"nics": named})
+        assert severities("NIC-COUNT-DIFFERS", host, *others, one_cluster=True) == severity
 
 
 def test_a_display_card_alone_is_used() -> None:
