@@ -13,6 +13,7 @@ from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, majority
 
 NO_FABRIC = ("N/A", "Not Supported")
 _SXM_NAME = re.compile(r"SXM|HGX|HBM3e?\b|\b[BH](?:[123]00|20|800)\b(?!.*(?:PCIe|NVL))|\bGB\d{3}\b|\bDGX\b")
+_LONE_NAME = re.compile(r"\bGH\d{3}\b")  # GH200 96GB HBM3 and 144G HBM3e, too, stand alone in most machines
 BOARD_PEERS = 3
 BOARD_GPUS = 8  # of an HGX board: a virtual machine with all of them has the switches too
 
@@ -35,7 +36,8 @@ def _nvlinks_below_sisters(host: Host) -> Evidence:
 
 def is_on_board(gpu: Gpu) -> bool:
     """By its name, the GPU is part of a board that is wired by NVLink, and no card."""
-    return bool(_SXM_NAME.search(gpu.name or ""))
+    name = gpu.name or ""
+    return bool(_SXM_NAME.search(name)) and not _LONE_NAME.search(name)
 
 
 def _without_nvlink_peers(host: Host) -> Evidence:
@@ -138,7 +140,7 @@ def _fabric(host: Host) -> Evidence:
 
 def _cuts_off(fault: str) -> bool:
     """The GPU has lost ways to its peers, rather than some of its bandwidth for a while."""
-    return bool(re.search(r"Unhealthy|Incorrect", fault, re.IGNORECASE))
+    return bool(re.search(r": Unhealthy$|Unhealthy: (?:True|Yes)$|^Incorrect", fault, re.IGNORECASE))
 
 
 def _fabric_degraded(host: Host) -> Evidence:

@@ -479,6 +479,8 @@ def test_a_switch_whose_links_are_all_up_again_warns_and_no_longer_refuses() -> 
         (("Summary: Unhealthy", "Route Unhealthy: True"), ["F"]),
         (("Bandwidth: Degraded",), ["W"]),
         (("Route Recovery in progress: True",), ["W"]),
+        (("Route Unhealthy: Insufficient Permissions",), ["W"]),  # not known, and no fault that refuses
+        (("Incorrect Configuration: No Partition",), ["F"]),
         ((), []),
     ],
 )
@@ -498,6 +500,8 @@ def test_a_board_without_any_nvlink_refuses_and_a_card_or_a_lone_gpu_does_not() 
     assert nvlinks("NVIDIA H100 80GB HBM3", *[0] * 8, virtual_machine=True) == ["F"]
     assert nvlinks("NVIDIA H100 80GB HBM3", 0, 0, virtual_machine=True) == []
     assert nvlinks("NVIDIA GH200 480GB", 0) == nvlinks("NVIDIA H100 80GB HBM3", 0) == []
+    for name in ("NVIDIA GH200 144G HBM3e", "NVIDIA GH200 96GB HBM3"):
+        assert nvlinks(name, 0, total=18) == ["I"]
     assert nvlinks("NVIDIA RTX A6000", 0, 0) == []
     assert nvlinks("NVIDIA H100 80GB HBM3", 18, 18, 0) == ["F"]
 

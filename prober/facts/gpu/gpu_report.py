@@ -75,7 +75,7 @@ def _facts(index: int, address: str | None, about: Mapping[Path, str], driver: s
     )
 
 
-_HEALTHY = ("Healthy", "Full", "False", "None", "Not Supported", "NotSupported", "No")
+_HEALTHY = ("Healthy", "Full", "False", "None", "Not Supported", "NotSupported", "No", "N/A", "[N/A]", "Unknown")
 
 
 def _fabric_faults(about: Mapping[Path, str]) -> tuple[str, ...]:
