@@ -27,7 +27,8 @@ from planner.tolerances import RELATIVE_TOLERANCE
 class Certificate:
     """The least seconds of placements with the plan's degrees by the closed form, from the last of `programs`.
 
-    A lower bound where the time limit ended that one; None without a program that has them.
+    None where the time limit ended that one, or no program has them. Where it has no solution, a better placement is
+    known: on stages over several clusters programs price every edge as the slowest, and ranks are priced as they are.
     """
 
     least_s: float | None
@@ -63,8 +64,7 @@ def certify(
     found = placement_of(last, solution)
     if solution.status == "optimal" and found is not None:
         return Certificate(found.objective_s, programs + 1)
-    least_s = known_s if solution.status == "infeasible" else solution.bound_s
-    return Certificate(least_s if least_s is not None and least_s > 0 else None, programs + 1)
+    return Certificate(known_s if solution.status == "infeasible" else None, programs + 1)
 
 
 def form_of(placement: Placement) -> Form:

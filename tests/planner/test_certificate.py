@@ -13,10 +13,11 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from planner.problem.candidates import candidate_of, enumerate_candidates
 from planner.problem.problem import read_problem
+from planner.search import certificate
 from planner.search.closed_form import SiteBlock, blocks_step_s
-from planner.search.solve import solve_replicas
+from planner.search.solve import Solution, solve_replicas
 from planner.search.whole_replicas import place_whole_replicas
-from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_anew, plan_for
 
 SLOWER = {"emulate": {"forward_s_per_layer": 0.002, "backward_s_per_layer": 0.004, "slowdown": {"b": 2.5}}}
 CASES = {
@@ -98,3 +99,9 @@ def test_replicas_of_the_program_are_no_slower_than_the_best_of_all_sets() -> No
             dealt, solved_s = place_whole_replicas(coeffs), solve_replicas(coeffs, None, 10.0)
             assert (dealt is None) == (solved_s is None)
             assert dealt is None or solved_s == pytest.approx(dealt.objective_s, rel=1e-6)
+
+
+def test_a_program_that_the_time_limit_ends_certifies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bound is no placement's seconds, so that the plan must not show it as the best of its degrees."""
+    monkeypatch.setattr(certificate, "solve", lambda *_: Solution("time limit", None, None, bound_s=1e-3))
+    assert plan_anew(*CASES["pipeline"]).solve.certificate_s is None
