@@ -115,22 +115,24 @@ def check_job(job: Job) -> None:
 
 
 def _check_zero(job: Job) -> None:
-    fixed = job.parallel
+    fixed, always = job.parallel, not job.is_launched and engine_of(job).shards_weights
+    shards = f"engine {job.engine}, which shards weights," if always else "parallel.zero 3"
+    other = "choose another engine" if always else "set parallel.zero to 1"
     if job.model.tied_embeddings and job.zero == 3:
         raise HolmesError(
-            "job: parallel.zero 3 with model.tied_embeddings: the table is used twice in a micro-batch, and would be "
+            f"job: {shards} with model.tied_embeddings: the table is used twice in a micro-batch, and would be "
             "let go after the first",
-            "set parallel.zero to 1 or leave it out",
+            f"{other}, or leave model.tied_embeddings out",
         )
     if fixed.schedule == "zero-bubble" and job.zero == 3:
         raise HolmesError(
-            "job: parallel.schedule zero-bubble with parallel.zero 3: the weights are not there for half a backward",
-            "set parallel.zero to 1, or choose another schedule",
+            f"job: {shards} with parallel.schedule zero-bubble: the weights are not there for half a backward",
+            f"{other}, or choose another schedule",
         )
     if job.zero == 3 and fixed.optimizer_offload:
         raise HolmesError(
-            "job: parallel.optimizer_offload with parallel.zero 3: its weights are made from masters on the device",
-            "set parallel.zero to 1, or leave optimizer_offload out",
+            f"job: {shards} with parallel.optimizer_offload: its weights are made from masters on the device",
+            f"{other}, or leave optimizer_offload out",
         )
 
 

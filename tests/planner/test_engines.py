@@ -117,6 +117,13 @@ def test_fsdp_shards_weights_always_and_keeps_no_rounded_copy() -> None:
     assert (plan.zero, plan.job.parallel.zero) == (3, None)
     with pytest.raises(HolmesError, match="zero 1 with engine fsdp, which shards weights"):
         plan_for(gpu_inventory([2]), gpt_7b(engine="fsdp", parallel={"zero": 1}))
+    for changed in (
+        {"model": {"preset": "gpt-3.6b", "tied_embeddings": True}},
+        {"parallel": {"schedule": "zero-bubble"}},
+    ):
+        with pytest.raises(HolmesError, match="engine fsdp, which shards weights, with") as refused:
+            plan_for(gpu_inventory([2]), gpt_7b(engine="fsdp", **changed))
+        assert "choose another engine" in str(refused.value.hint)
     states = [
         state_bytes(100, Candidate(1, 1, 8, 1, "none", weight_shards=8).execution(gpt_7b(engine=engine, **changed)))
         for engine, changed in (("fsdp", {}), ("fsdp", {"precision": "fp32"}), ("holmes", {}))
