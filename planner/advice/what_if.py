@@ -50,6 +50,8 @@ def what_if(text: str, inventory: Inventory, job: Job) -> tuple[Inventory, Job]:
     for each in text.split(","):
         key, equals, value = each.strip().partition("=")
         if equals and key in PARALLEL_KEYS:
+            if key in fixed:
+                raise refused(text, f"{key} is given twice; a `--what-if` of its own tries another value")
             fixed[key] = parse_yaml(value, f"--what-if {text}")
         else:
             changes.append(each)

@@ -239,7 +239,7 @@ def test_every_product_with_a_speed_has_a_memory_size() -> None:
     assert set(MEMORY_GIB) == set(MEMORY_TB_PER_S)
 
 
-@pytest.mark.parametrize("text", ["gpu:b=Z9000", "gpu:c=H100", "tp=0", "schedule=none", "dp=33"])
+@pytest.mark.parametrize("text", ["gpu:b=Z9000", "gpu:c=H100", "tp=0", "schedule=none", "dp=33", "dp=4, dp=2"])
 def test_gpus_and_degrees_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(HolmesError, match="--what-if"):
         parsed_what_if(text, BED, bed_job())
