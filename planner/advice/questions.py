@@ -106,8 +106,10 @@ def _other_degrees(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator
                 continue
             job, question = _fixing(plan, **{key: value}), f"why not {key} {value}?"
             needed = prod(getattr(job.parallel, degree) or 1 for degree in ("tp", "pp", "dp"))
-            if needed > fleet.num_group_slots(1):
-                yield PlanAnswer(question=question, answer=f"with what job.yaml fixes it takes {needed} ranks")
+            if needed > (room := fleet.num_group_slots(1)):
+                yield PlanAnswer(
+                    question=question, answer=f"it takes {needed} ranks, and the hosts have room for {room}"
+                )
             else:
                 yield _under(inventory, plan, job, question, left)
 

@@ -73,3 +73,9 @@ def test_without_time_nothing_is_planned() -> None:
     inventory = cpu_inventory([2, 2])
     plan = plan_for(inventory, bed_job(parallel={}))
     assert all(each.plan is None for each in answers(inventory, plan, TimeLeft(0.0)))
+
+
+def test_one_rank_cannot_be_two_and_job_yaml_is_not_blamed_for_it() -> None:
+    inventory, job = cpu_inventory([1]), bed_job(parallel={})
+    found = {each.question: each.answer for each in answers(inventory, plan_for(inventory, job), TimeLeft(10.0))}
+    assert found["why not pp 2?"] == "it takes 2 ranks, and the hosts have room for 1"
