@@ -16,21 +16,13 @@ from prober.rails.choose_rails import rails_of
 from tests.prober.test_recordings import COPIES, SHARED
 
 ORDER = "FWI"
-OF_OTHER_CHECKS = frozenset(
-    {
-        "gke-pod-ipvlan-gids-four-and-five",
-        "runpod-cluster-eth0-alike-ens1-shared",
-        "two-rented-containers-behind-nat",
-    }
-)
-"""Machines whose networks, not ports or GPUs, are the question."""
 
 
 def readings() -> list[Path]:
     """The scenarios with a reading of the host as a whole."""
     places = [place for place in (COPIES, SHARED) if place.is_dir()]
     folders = {folder.name: folder for place in places for folder in sorted(place.iterdir())}
-    return [folders[name] for name in sorted(folders) if _is_whole(folders[name]) and name not in OF_OTHER_CHECKS]
+    return [folders[name] for name in sorted(folders) if _is_whole(folders[name])]
 
 
 def _is_whole(folder: Path) -> bool:
