@@ -30,7 +30,7 @@ def read_hosts(folder: Path) -> dict[str, HostRecording]:
     if not folder.is_dir() or any(folder.glob("*/recording.json")):
         return read_recorded_hosts(folder)
     found: dict[str, HostRecording] = {}
-    for file in sorted(folder.glob("*.txt")):
+    for file in sorted(folder.glob("[!.]*.txt")):  # macOS packs a ._NAME with each
         answers = _read_answers(file)
         twice = next((name for name in answers if name in found), None)
         if twice is not None:

@@ -218,7 +218,7 @@ def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
     except OSError as error:
         raise HolmesError(f"{folder}: cannot be read: {error.strerror}", "check its permissions") from None
     if not folders:
-        hint = "it should hold one folder a host, each with a recording.json: a list of {file, command, exit_code}"
+        hint = "name a folder of `holmes probe --record`, or one with HOST.txt of `holmes probe --script` for each host"
         raise HolmesError(f"{folder}: no recording in it", hint)
     recorded = {host_name(each): _read_recording(each) for each in folders}
     return dict(sorted(recorded.items(), key=lambda item: _asked_at(item[1])))

@@ -70,6 +70,14 @@ def test_what_windows_writes_is_read(tmp_path: Path) -> None:
     assert users(tmp_path) == {"n1": ["5\n"]}
 
 
+def test_what_macos_packs_with_a_file_is_no_host(tmp_path: Path) -> None:
+    (tmp_path / "._n1.txt").write_bytes(b"\x00\x05\x16\x07Mac OS X")
+    with pytest.raises(HolmesError, match="no recording in it"):
+        read_hosts(tmp_path)
+    (tmp_path / "n1.txt").write_text(ANSWER.format("0"))
+    assert list(users(tmp_path)) == ["n1"]
+
+
 @pytest.mark.parametrize("odd", ["a word of the shell itself\n", "", "n3: no shell\n"])
 def test_odd_lines_of_a_parallel_shell_cost_no_host(tmp_path: Path, odd: str) -> None:
     labelled = [f"{host}: {line}\n" for host in ("n1", "n2") for line in ANSWER.format("7\x0c8").split("\n")[:-1]]
