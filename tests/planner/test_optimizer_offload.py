@@ -85,7 +85,7 @@ def test_gpus_share_their_host_and_each_has_its_own_lanes() -> None:
 
 
 def test_states_in_host_memory_with_zero_3_are_refused() -> None:
-    with pytest.raises(HolmesError, match=r"parallel\.optimizer_offload with parallel\.zero 3") as refusal:
+    with pytest.raises(HolmesError, match=r"parallel\.zero 3 with parallel\.optimizer_offload") as refusal:
         planned(hosts(80), optimizer_offload=True, zero=3)
     assert refusal.value.exit_code == 2
 

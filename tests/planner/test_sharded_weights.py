@@ -184,7 +184,7 @@ def test_it_is_no_faster_than_without_where_both_fit() -> None:
 
 
 def test_zero_bubble_with_zero_3_is_refused() -> None:
-    with pytest.raises(HolmesError, match=r"zero-bubble with parallel\.zero 3"):
+    with pytest.raises(HolmesError, match=r"zero 3 with parallel\.schedule zero-bubble"):
         read_problem(cpu_inventory([4]), bed_job(parallel={"schedule": "zero-bubble", "zero": 3}))
 
 
