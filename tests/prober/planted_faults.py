@@ -251,7 +251,7 @@ def PFC_is_on_for_another_priority(machine: Machine, _other: Machine, _choose: r
         port.pfc = (4,)
 
 
-@fault("ROCE-PFC-DIFFERS", fabric="Ethernet")
+@fault("ROCE-PFC-DIFFERS", also="ROCE-TRUST", fabric="Ethernet")
 def a_rail_trusts_PCP(machine: Machine, _other: Machine, choose: random.Random) -> None:
     choose.choice(machine.ports).trust = "pcp"
 
