@@ -83,8 +83,11 @@ def make_plan(
         written, compared = usual, _Comparisons()
     else:
         written, compared = _write_and_compare(problem, result, left.less(writing_s))
-    certificate = _certify(problem, result, written, left.less(writing_s), lp) if order == "holmes" or lp else None
-    solve = _report(problem, result, written, compared, order, certificate)
+    placement_s = _placement_s(problem, written)
+    certificate = None
+    if order == "holmes" or lp:
+        certificate = _certify(problem, result, written, placement_s, left.less(writing_s), lp)
+    solve = _report(problem, result, written, placement_s, compared, order, certificate)
     plan = _write(problem, inventory_source, job_source, order, written, solve, compared.usual)
     faults = verify(plan, inventory)
     if faults:
@@ -103,10 +106,11 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float
     return best_step_s(*_few_contenders(inventory, job, time_limit_s))
 
 
-def planned_anew(inventory: Inventory, job: Job, time_limit_s: float) -> WrittenPlan:
-    """Return the placement that `planned_step_s` prices, written out, with its prediction. Raises HolmesError alike."""
+def planned_anew(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, WrittenPlan]:
+    """Return the placement that `planned_step_s` prices, written out, and its problem. Raises HolmesError alike."""
     left = TimeLeft(time_limit_s)
-    return write_best(*_few_contenders(inventory, job, time_limit_s), left)[0]
+    problem, contenders = _few_contenders(inventory, job, time_limit_s)
+    return problem, write_best(problem, contenders, left)[0]
 
 
 def _few_contenders(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, list[Contender]]:
@@ -179,14 +183,14 @@ def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
 
 
 def _certify(
-    problem: Problem, result: SearchResult, written: WrittenPlan, left: TimeLeft, lp: Path | None
+    problem: Problem, result: SearchResult, written: WrittenPlan, placement_s: float, left: TimeLeft, lp: Path | None
 ) -> Certificate:
     """Return the certificate of the plan as it is run; the search may know better placements of its degrees."""
     placement = replace(written.placement, candidate=_candidate_run(written))
     form, candidate = form_of(placement), placement.candidate
     found = [each for each in (*result.found, *result.sharded) if each.placement.candidate == candidate]
     known_s = [each.objective_s for each in found if form_of(each.placement) == form]
-    return certify(problem, placement, min([_placement_s(problem, written), *known_s]), left, lp)
+    return certify(problem, placement, min([placement_s, *known_s]), left, lp)
 
 
 def _candidate_run(written: WrittenPlan) -> Candidate:
@@ -196,22 +200,21 @@ def _candidate_run(written: WrittenPlan) -> Candidate:
 
 def _placement_s(problem: Problem, written: WrittenPlan) -> float:
     """Return the closed form of the ranks as they were written out."""
-    placement = written.placement
-    return price_ranks_s(
-        problem, _candidate_run(written), placement.layers, written.layout.ranks, placement.microbatches
-    )
+    candidate, placement = _candidate_run(written), written.placement
+    return price_ranks_s(problem, candidate, placement.layers, written.layout.ranks, placement.microbatches)
 
 
 def _report(
     problem: Problem,
     result: SearchResult,
     written: WrittenPlan,
+    placement_s: float,
     compared: _Comparisons,
     order: Order,
     certificate: Certificate | None,
 ) -> SolveReport:
     """Return the search's proof, the closed form of the ranks as they were written out, and the certificate."""
-    candidate, placement_s = _candidate_run(written), _placement_s(problem, written)
+    candidate = _candidate_run(written)
     objective_s, bound_s = min(placement_s, result.found[0].objective_s), result.bound_s
     if candidate.weight_shards > 1 and result.sharded:
         objective_s = min(objective_s, result.sharded[0].objective_s)

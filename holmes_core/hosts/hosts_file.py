@@ -27,8 +27,6 @@ Section = TypeVar("Section", bound=Record)
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 RailPatterns = Annotated[tuple[Annotated[str, AfterValidator(checked_rail_pattern)], ...], Field(min_length=1)]
-
-
 GpuIndices = Annotated[tuple[Annotated[int, Field(ge=0, lt=1024, strict=True)], ...], Field(min_length=1)]
 
 

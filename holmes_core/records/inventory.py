@@ -325,10 +325,9 @@ class Inventory(FileRecord):
 
 def _lasting(host: Host) -> Host:
     """Return the host without facts that no plan uses: clocks, round trip, error counters, GPU processes, throttle."""
-    passing = (
-        *("clock_skew_s", "round_trip_s", "counter_interval_s", "gpu_processes", "python_failure", "conntrack_share"),
+    update = dict.fromkeys(
+        ("clock_skew_s", "round_trip_s", "counter_interval_s", "gpu_processes", "python_failure", "conntrack_share")
     )
-    update = dict.fromkeys(passing)
     gpus = tuple(gpu.model_copy(update={"throttle_reasons": ()}) if gpu.throttle_reasons else gpu for gpu in host.gpus)
     uncounted = {"counters": (), "counter_growth": None, "effective_ber": None, "raw_ber": None}
     nics = tuple(

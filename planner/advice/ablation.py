@@ -41,12 +41,14 @@ def parse_features(text: str) -> tuple[str, ...]:
 
 def ablations(inventory: Inventory, plan: Plan, features: Sequence[str]) -> tuple[Ablation, ...]:
     """Return the step of `plan` without each feature, and without all of them if they are several."""
+    if not features:
+        return ()
     sets = [(each,) for each in features] + ([tuple(features)] if len(features) > 1 else [])
-    return tuple(_ablation(inventory, plan, each) for each in sets)
-
-
-def _ablation(inventory: Inventory, plan: Plan, without: tuple[str, ...]) -> Ablation:
     problem = read_problem(inventory, plan.job)
+    return tuple(_ablation(problem, plan, each) for each in sets)
+
+
+def _ablation(problem: Problem, plan: Plan, without: tuple[str, ...]) -> Ablation:
     layout = _layout_without(problem, plan, without)
     fault = _memory_fault(problem, layout)
     if fault is not None:

@@ -61,7 +61,8 @@ def plan_with_advice(request: PlanRequest, tell: Callable[[str], None]) -> PlanA
         with_more_hosts_s = {change: call.result_within(left.seconds) for change, call in more_hosts.items()}
     effort = replace(EFFORT, in_all_s=left.seconds)
     advised = advise(request.inventory, plan, with_more_hosts_s, effort)
-    tell("explaining the plan")
+    if request.explains:
+        tell("explaining the plan")
     explained = tuple(answers(request.inventory, plan, left)) if request.explains else ()
     return PlanAndAdvice(plan, what_ifs, advised, explained, ablations(request.inventory, plan, request.without))
 

@@ -20,8 +20,7 @@ from planner.advice.changes import FabricRate, LinkRate, MoreHost, TrunkRate, ap
 from planner.advice.left_out import left_out_sentences
 from planner.layout.write_out import WrittenPlan, step_parts_of
 from planner.make_plan import planned_anew
-from planner.problem.fleet import Fleet
-from planner.problem.problem import read_problem
+from planner.problem.problem import Problem, read_problem
 from planner.schedule.runners_up import why_slower
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -43,7 +42,7 @@ def answers(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAn
     yield from _week(inventory, plan, left)
 
 
-def in_short(written: WrittenPlan, plan: Plan, fleet: Fleet) -> PlannedStep:
+def _in_short(problem: Problem, written: WrittenPlan, plan: Plan) -> PlannedStep:
     """Return a plan made anew in short, its speed relative to `plan`, whose step has as many tokens."""
     candidate, step_s = written.placement.candidate, written.prediction.step_s
     return PlannedStep(
@@ -51,7 +50,7 @@ def in_short(written: WrittenPlan, plan: Plan, fleet: Fleet) -> PlannedStep:
         pp=candidate.pp,
         dp=candidate.dp,
         micro_batch_size=candidate.micro_batch_size,
-        crossing=written.placement.crossing(fleet),
+        crossing=written.placement.crossing(problem.fleet),
         hosts=len({rank.host for rank in written.layout.ranks}),
         step_s=step_s,
         ratio=plan.prediction.step_s / step_s if step_s else 1.0,
@@ -65,10 +64,10 @@ def _fixing(plan: Plan, **keys: int) -> Job:
 def _under(inventory: Inventory, plan: Plan, job: Job, question: str, left: TimeLeft) -> PlanAnswer:
     """Return the answer that the plan of `job` gives: it does not fit, or is slower, and why."""
     try:
-        written = planned_anew(inventory, job, left.seconds)
+        problem, written = planned_anew(inventory, job, left.seconds)
     except HolmesError as error:
         return PlanAnswer(question=question, answer=f"no plan: {error.what}")
-    short = in_short(written, plan, read_problem(inventory, job).fleet)
+    short = _in_short(problem, written, plan)
     more = short.step_s / plan.prediction.step_s - 1 if plan.prediction.step_s else 0.0
     why = f"{more:.1%} slower: {why_slower(step_parts_of(plan.prediction), step_parts_of(written.prediction))}"
     if more <= RELATIVE_TOLERANCE:
@@ -191,7 +190,7 @@ def _scaled(change: LinkRate | FabricRate, factor: float) -> LinkRate | FabricRa
 def _another(inventory: Inventory, plan: Plan, left: TimeLeft) -> str | None:
     """Return the plan on the changed inventory in words; None where it has the degrees and hosts of `plan`."""
     try:
-        short = in_short(planned_anew(inventory, plan.job, left.seconds), plan, read_problem(inventory, plan.job).fleet)
+        short = _in_short(*planned_anew(inventory, plan.job, left.seconds), plan)
     except HolmesError as error:
         return f"no plan: {error.what}"
     same = (short.tp, short.pp, short.dp, short.crossing) == (plan.tp, plan.pp, plan.dp, plan.solve.crossing)
@@ -222,11 +221,11 @@ def _week(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnsw
         more = [MoreHost(f"more-{number}", like) for number in range(1, count + 1)]
         question = f"with {count} more host{'s' if count > 1 else ''} like {like}?"
         try:
-            written = planned_anew(apply_changes(inventory, more), job, left.seconds)
+            problem, written = planned_anew(apply_changes(inventory, more), job, left.seconds)
         except HolmesError:
             return
         ends_s = job.steps * written.prediction.step_s
-        short = in_short(written, plan, read_problem(apply_changes(inventory, more), job).fleet)
+        short = _in_short(problem, written, plan)
         yield PlanAnswer(
             question=question, answer=f"all steps in {format_duration(ends_s)}: {_degrees(short)}", plan=short
         )

@@ -161,9 +161,8 @@ class AnyScheduleBounds:
         Apart from `candidate_s`, by which contenders are chosen: the best of a crossing is wanted, even if it is slow.
         """
         fastest_s, m = self._speeds_of(candidate).layer_s[0], candidate.num_microbatches(self._job.global_batch_size)
-        if len(self._fleet.cluster_names) == 1 or candidate.weight_shards > 1 or not fastest_s:
-            return 0.0
-        if self._shares_cores(candidate):
+        is_apart = len(self._fleet.cluster_names) > 1 and candidate.weight_shards == 1
+        if not is_apart or not fastest_s or self._shares_cores(candidate):
             return 0.0
         kept = max(0, m - (1 if self._chunks(candidate) == 1 else candidate.pp))
         sync_s = self._early.crossing_sync_s(candidate) if candidate.dp > 1 else 0.0

@@ -1,8 +1,8 @@
 """Networks inside each machine that look shared, such as the bridges on which containers of several machines sit alone.
 
 Two machines on one wire have different addresses. Where most machines of a network have an address that another one has
-too, it is not one network: each machine has its own. Sites may use the same
-addresses too: hosts.yaml says so by its clusters, with different addresses in each.
+too, it is not one network: each machine has its own. Sites may use the same addresses, too: then each cluster of
+hosts.yaml has different ones.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ STATED = "named by `rails:` of hosts.yaml"
 NOT_STATED = "not among `rails:` of hosts.yaml"
 IN_VAIN = f"{STATED}, but "
 WITH_PLUGIN = "EFA, which NCCL reaches by its plugin"
-BESIDE_EFA = "beside EFA adapters, which carry more"
+SLOWER_THAN_EFA = "EFA adapters of this host carry more"
 # PCI device ids of BlueField, BlueField-2 and BlueField-3 as hca_type spells them. Source: pci.ids, vendor 15b3.
 BLUEFIELD_TYPES = ("MT41680", "MT41682", "MT41686", "MT41692")
 
@@ -110,7 +110,7 @@ def _chosen(host: Host, nearness: Nearness) -> tuple[list[Nic], str, Reasons]:
         return with_plugin, WITH_PLUGIN, reasons
     best = best_group(groups)
     if with_plugin and _carries_no_less(with_plugin, best):
-        return with_plugin, WITH_PLUGIN, {**{nic.hca: BESIDE_EFA for nic in candidates}, **reasons}
+        return with_plugin, WITH_PLUGIN, {**{nic.hca: SLOWER_THAN_EFA for nic in candidates}, **reasons}
     rails = near_part(host, best, nearness)
     for group in groups:
         for nic in group.ports:

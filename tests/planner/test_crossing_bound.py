@@ -1,4 +1,4 @@
-"""What must cross between clusters, by hand, and what it makes of the bound under any schedule."""
+"""The bound on traffic that must cross between clusters, by hand, and its effect on the bound under any schedule."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def test_the_rate_that_changes_the_plan_does_so_and_its_double_does_not() -> Non
     number, unit = float(rate[:-4]), rate[-4:]
     for factor, changes in ((1, True), (2, False)):
         changed = apply_changes(inventory, parse_changes(f"link:a-b={number * factor:.6f}{unit}", inventory))
-        candidate = planned_anew(changed, plan.job, inf).placement.candidate
+        _, written = planned_anew(changed, plan.job, inf)
+        candidate = written.placement.candidate
         degrees = (candidate.tp, candidate.pp, candidate.dp)
         assert (degrees != (plan.tp, plan.pp, plan.dp)) == changes
 

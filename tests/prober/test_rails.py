@@ -309,11 +309,11 @@ def bridge(
         (bridge(1, 4, 5, 6), "", 4),  # several functions and their own manager
         (bridge(7, 8, 9, sm_lid=2), "NVIDIA B200", 3),  # several functions on such a board, the manager elsewhere
         (bridge(1, 4, image=None), "NVIDIA B300 SXM6 AC", 2),  # no GUID known
-        ((*bridge(1, 4), *COMPUTE), "", 2),  # faster rails beside them
+        ((*bridge(1, 4), *COMPUTE), "", 2),  # with faster rails
         (bridge(7, 8, sm_lid=2), "NVIDIA B200", 0),  # a storage card with two ports
         (bridge(1, 4, sm_lid=1, rate=400), "NVIDIA B200", 0),  # rails of a host where opensm runs
         (bridge(1), "NVIDIA H100 80GB HBM3", 0),  # two HDR100 hosts back to back
-        ((*bridge(1, 4, image=None), ib("mlx5_9", 200)), "", 0),  # HDR100 rails below opensm beside a faster port
+        ((*bridge(1, 4, image=None), ib("mlx5_9", 200)), "", 0),  # HDR100 rails below opensm, and a faster port
         ((*bridge(1, 4, card="MT4119"), *COMPUTE), "NVIDIA B200", 0),  # EDR cards, which no such board has
         ((*bridge(7, 8, sm_lid=2), nic("efa_0", "EFA")), "", 2),
     ],

@@ -63,7 +63,7 @@ CASES: dict[str, Callable[[int], None]] = {
 
 
 def _rank(rank: int, folder: Path) -> None:
-    """Run all cases, each of which leaves a file when it is done."""
+    """Run all cases, and leave a file after each."""
     torch.set_num_threads(1)
     os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)

@@ -8,10 +8,11 @@ from prober.asking.commands import Command
 from prober.asking.recording import Recorded
 from prober.facts.rdma.port_facts import PortFacts, phys_state_word, state_word
 
+PHYSICAL_MELLANOX = 'grep -qs 0x15b3 "$d/device/vendor" && [ ! -e "$d/device/physfn" ]'  # the device in $d
 MLXLINK = Command(
     'mlxlink -d "$n" -c',
     each="/sys/class/infiniband/*",
-    only='grep -qs 0x15b3 "$d/device/vendor" && [ ! -e "$d/device/physfn" ]',
+    only=PHYSICAL_MELLANOX,
     limited=True,
     when='[ "$uid" = 0 ] && command -v mlxlink >/dev/null 2>&1',
 )

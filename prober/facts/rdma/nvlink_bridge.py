@@ -13,6 +13,7 @@ from holmes_core.records.devices import Nic
 from prober.asking.commands import Command
 from prober.asking.pci_values import NVSWITCH_MARK
 from prober.asking.recording import Recorded
+from prober.facts.rdma.mlxlink import PHYSICAL_MELLANOX
 
 WHY = "it manages the NVSwitches of this host's board, and reaches no other host"
 MAX_GBPS = 100
@@ -23,7 +24,7 @@ MANY_FUNCTIONS = 3  # of one card: no other InfiniBand card shows as many withou
 VPD = Command(
     f'grep -lsa {NVSWITCH_MARK} "$d/device/vpd"',
     each="/sys/class/infiniband/*",
-    only='grep -qs 0x15b3 "$d/device/vendor" && [ ! -e "$d/device/physfn" ]',
+    only=PHYSICAL_MELLANOX,
     limited=True,
     when='[ "$uid" = 0 ]',
 )
