@@ -145,7 +145,7 @@ def _refuse_other_weights(job: Job) -> None:
 
     For a folder on the hosts alone, they make the same comparison before ranks start.
     """
-    if job.weights is None or not job.is_launched or job.compute.emulate is not None:
+    if job.weights is None or not job.is_bundled or job.compute.emulate is not None:
         return
     from holmes_runtime.node.published_files.architectures import CONFIG_FILE
     from holmes_runtime.node.published_files.check_published import check_config, read_tensors

@@ -64,7 +64,7 @@ def test_commands_of_the_data_page_make_what_its_job_trains_on(tmp_path: Path) -
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
 
-    said = read_user_file(Job, tmp_path / "job.yaml").data
+    said = read_user_file(Job, tmp_path / "job.yaml").corpus
     data = DataSettings(str(tmp_path), documents=said.documents, validation_fraction=said.validation_fraction)
     assert not isinstance(said.path, str)
     sources = tuple(DataSource(source.path, source.weight) for source in said.path)

@@ -170,7 +170,7 @@ def _codec_sentences(plan: Plan) -> tuple[str, ...]:
 
 def _engine_sentence(plan: Plan) -> tuple[str, ...]:
     """Return a sentence on the other engine that is to train, if any."""
-    if plan.job.is_launched:
+    if plan.job.is_bundled:
         return ()
     return (f"These are predictions for {plan.job.engine} (`engine` in job.yaml): Holmes does not launch it.",)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from holmes_core.records.access import LaunchSettings
+from holmes_core.records.access import LaunchSettings, OneLine
 from holmes_core.records.model import Model
 from holmes_core.records.record import FileRecord, Record
 from holmes_runtime.config.codec import Codec, Device
@@ -29,9 +29,37 @@ from holmes_runtime.config.schedule import ScheduleName
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 BYTES_VOCABULARY = 4096
 """The largest vocabulary of bytes with some extra tokens; published tokenizers have several times as many."""
-EngineName = Literal[
-    "holmes", "fsdp", "megatron-2020", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"
-]
+TrainerName = Literal["megatron", "torchtitan", "deepspeed", "accelerate", "torch"]
+PublishedName = Literal["fsdp", "megatron-2020", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
+EngineName = Literal["holmes"] | TrainerName | PublishedName
+BUNDLED_ALONE = (
+    "weights", "data", "seed", "compile", "optimizer", "evaluation", "checkpoint", "profile", "wire", "islands"
+)  # fmt: skip
+"""Keys of a job that the bundled runtime reads, and a trainer's command does not."""
+
+
+class TrainerSettings(Record):
+    """Software other than the bundled runtime that trains the model, under the plan's placement and networks."""
+
+    engine: TrainerName | PublishedName
+    """Software that the plan is for: megatron (Megatron-LM, Megatron-Bridge), torchtitan, deepspeed, accelerate (and
+    Hugging Face's Trainer), or torch (a script with DDP or FSDP). Other names are software as published steps were run
+    with it: they are predicted, never launched. Example: megatron"""
+    command: tuple[OneLine, ...] = ()
+    """Command of one rank, word by word; no shell reads it. The plan's settings are appended for the engine, or placed
+    where {tp}, {pp}, {dp}, {micro_batch_size}, {layout} and others stand. Without a command the plan is a prediction.
+    Example: [python, pretrain_gpt.py, --train-iters, "1000"]"""
+    step_pattern: OneLine | None = None
+    """Regular expression of the line that the trainer prints for each step, with the groups `step` and `loss`; not set:
+    the engine's own. Example: 'step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)' """
+
+    @model_validator(mode="after")
+    def _can_be_run(self) -> TrainerSettings:
+        if self.command and self.engine not in get_args(TrainerName):
+            raise ValueError(f"command with engine {self.engine}, which is predicted and never launched")
+        if self.command and not self.command[0]:
+            raise ValueError("command begins with an empty word, which is no program")
+        return self
 
 
 class Parallel(Record):
@@ -125,7 +153,7 @@ class Job(FileRecord):
     weights: RootedPath | None = None
     """Folder of a published model (config.json and .safetensors), at the same path on every host. Training starts from
     its weights; not set: from random ones. A run that resumes continues from its checkpoint. Example: /models/llama"""
-    data: DataSettings
+    data: DataSettings | None = None
     steps: Positive
     """Optimizer steps of the whole training. Example: 1000"""
     global_batch_size: Annotated[int, Field(ge=1, le=2**20)]
@@ -141,9 +169,8 @@ class Job(FileRecord):
     evaluation: EvaluationSettings | None = None
     checkpoint: CheckpointSettings | None = None
     profile: ProfileSettings | None = None
-    engine: EngineName = "holmes"
-    """Software that trains: the bundled runtime (holmes), or another. Plans for another are predictions, and are
-    not launched; see docs/cost-model.md. Example: holmes"""
+    trainer: TrainerSettings | None = None
+    """Software other than the bundled runtime; not set: the bundled runtime trains."""
     device: Device = "cuda"
     """Device that ranks compute on: a GPU (cuda) or the CPU. Example: cpu"""
     slots_per_host: Positive = 1
@@ -163,9 +190,25 @@ class Job(FileRecord):
     """Seconds a rank waits for another before the run ends. Example: 1200"""
 
     @property
+    def engine(self) -> EngineName:
+        """The software that trains: `holmes` is the bundled runtime."""
+        return "holmes" if self.trainer is None else self.trainer.engine
+
+    @property
+    def is_bundled(self) -> bool:
+        """True if the bundled runtime trains."""
+        return self.trainer is None
+
+    @property
     def is_launched(self) -> bool:
-        """True if the bundled runtime trains; other engines are only predicted."""
-        return self.engine == "holmes"
+        """True if a launch trains it: a trainer without a command is only predicted."""
+        return self.trainer is None or bool(self.trainer.command)
+
+    @property
+    def corpus(self) -> DataSettings:
+        """The data of a job for the bundled runtime, which has some."""
+        assert self.data is not None
+        return self.data
 
     @property
     def zero(self) -> Zero | None:
@@ -192,18 +235,44 @@ class Job(FileRecord):
     @property
     def expected_tokenizer(self) -> str | None:
         """The tokenizer that text needs where the model's tokens are not bytes; None where they are, or may be."""
-        if self.data.bytes or self.data.tokenizer is not None or self.compute.emulate is not None:
+        if self.compute.emulate is not None or self.data is None or self.data.bytes or self.data.tokenizer is not None:
             return None
         if self.weights is not None:
             return f"{self.weights.rstrip('/')}/tokenizer.json"
         return "the model's own tokenizer.json" if self.model.vocab_size > BYTES_VOCABULARY else None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _engine_is_in_trainer(cls, said: object) -> object:
+        """Move the key `engine`, which jobs and plans had until 2026-11-26, to its place in `trainer`."""
+        if not isinstance(said, dict) or "engine" not in said:
+            return said
+        rest = {key: value for key, value in said.items() if key != "engine"}
+        return rest if said["engine"] == "holmes" else {"trainer": {"engine": said["engine"]}, **rest}
+
+    @model_validator(mode="after")
+    def _keys_have_a_reader(self) -> Job:
+        """Check that the job of a trainer's command has no key of the bundled runtime, and any other one has data."""
+        if self.is_bundled or not self.is_launched:
+            if self.data is None:
+                raise ValueError("data is missing: the path of text or tokens to train on")
+            return self
+        fields = type(self).model_fields
+        for key in BUNDLED_ALONE:
+            if getattr(self, key) != fields[key].get_default(call_default_factory=True):
+                raise ValueError(
+                    f"{key} is for the bundled runtime alone: leave it out, and give it in trainer.command"
+                )
+        return self
+
     @model_validator(mode="after")
     def _text_has_a_tokenizer(self) -> Job:
         """Check what names show; preflight looks into folders."""
+        if self.data is None:
+            return self
         paths = (self.data.path,) if isinstance(self.data.path, str) else [each.path for each in self.data.path]
         text = next((name for name in (*paths, self.data.pattern) if name.endswith(TEXT_SUFFIXES)), None)
-        if text is not None and self.is_launched and self.expected_tokenizer is not None:
+        if text is not None and self.is_bundled and self.expected_tokenizer is not None:
             reason = "weights" if self.weights is not None else f"vocab_size {self.model.vocab_size}"
             raise ValueError(
                 f"data {text} is text without a tokenizer, and under {reason} its bytes are not the model's tokens: "
@@ -220,7 +289,7 @@ class Job(FileRecord):
 
     @model_validator(mode="after")
     def _islands_fit_the_job(self) -> Job:
-        if self.islands is not None and not self.is_launched:
+        if self.islands is not None and not self.is_bundled:
             raise ValueError(f"islands with engine {self.engine}: training apart is the bundled runtime's own")
         if self.islands is not None and self.islands.inner_steps > self.steps:
             raise ValueError(
@@ -265,9 +334,9 @@ class Job(FileRecord):
                 f"parallel.chunks {fixed.chunks} needs parallel.schedule interleaved, not {fixed.schedule}"
             )
         self._check_batch()
-        if self.evaluation is not None and self.data.validation_fraction == 0:
+        if self.evaluation is not None and self.corpus.validation_fraction == 0:
             raise ValueError("evaluation is asked for, data.validation_fraction is 0: there is nothing to evaluate on")
-        if self.data.documents == "separate" and self.model.factory is not None:
+        if self.data is not None and self.data.documents == "separate" and self.model.factory is not None:
             raise ValueError("data.documents is separate, which a model of one's own (model.factory) is not told of")
         if self.weights is not None and self.model.factory is not None:
             raise ValueError("weights are read by the names of the built-in families, and model.factory has its own")

@@ -37,6 +37,14 @@ class EnvironmentVariable(Record):
     reason: str
 
 
+class NodeFabric(Record):
+    """The fabric of a node's cluster, as the groups that a trainer makes by itself use it."""
+
+    network: str
+    netdev: str
+    net_name: NetName | None  # NCCL's name for the transport
+
+
 class Node(Record):
     """A host inside the job."""
 
@@ -48,6 +56,7 @@ class Node(Record):
     shared_netdev: str  # the interface on the network all clusters share
     shared_address: str  # other nodes send control traffic there
     tunnel_endpoint: str | None = None  # other nodes send encrypted traffic there; None without a tunnel
+    fabric: NodeFabric | None = None  # None where it has none, and for the bundled runtime, whose groups are the plan's
     environment: tuple[EnvironmentVariable, ...]
 
 

@@ -102,6 +102,12 @@ class DataSettings(SharedSettings):
         return (DataSource(self.path, 1.0),) if isinstance(self.path, str) else self.path
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """All files and folders that are read: the sources and the tokenizer."""
+        tokenizer = () if self.tokenizer is None else (self.tokenizer,)
+        return (*(source.path for source in self.sources), *tokenizer)
+
+    @property
     def is_bytes(self) -> bool:
         """True if some text is read as bytes, judged by the names of files."""
         is_text = not all(source.path.endswith(".bin") for source in self.sources)

@@ -106,7 +106,7 @@ def reasons_of(node: Node, variables: UserVariables) -> dict[str, str]:
 
 def refuse_other_engine(job: Job) -> None:
     """Raise HolmesError for a job that other software is to train."""
-    if not job.is_launched:
+    if not job.is_bundled:
         raise HolmesError(
             f"the plan says what {job.engine} would take, which Holmes predicts and does not run",
             "leave `engine` out of job.yaml and plan again",
@@ -202,10 +202,9 @@ def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
 
     A run that can only continue from a checkpoint reads no `weights`.
     """
-    path, model_file = job.data.path, (job.model.factory or "").rpartition(":")[0]
-    data = [path] if isinstance(path, str) else [source.path for source in path]
+    model_file = (job.model.factory or "").rpartition(":")[0]
+    data = job.data.paths if job.data is not None else ()
     others = (
-        job.data.tokenizer,
         job.weights if reads_weights else None,
         model_file if Path(model_file).is_absolute() else None,
     )

@@ -88,6 +88,8 @@ def _brought_by_job(job: Job) -> Iterator[TrustedPart]:
         yield TrustedPart(what, value, (ALL_RANKS,))
     if job.launch.code is not None:
         yield TrustedPart("send", f"the folder {job.launch.code} here, as launch.code", (ALL_RANKS,))
+    if job.trainer is not None and job.trainer.command:
+        yield TrustedPart("trainer", shlex.join(job.trainer.command), (ALL_RANKS,))
     for when, words in (("at the end", job.launch.on_end), ("for what is slow", job.launch.on_verdict)):
         if words:
             yield TrustedPart(f"command {when}", shlex.join(words), (HERE,))
@@ -99,10 +101,10 @@ def _variables(environment: Mapping[str, str | None]) -> Iterator[tuple[str, str
 
 
 def _paths(job: Job) -> Iterable[tuple[str, str]]:
-    data = (job.data.path,) if isinstance(job.data.path, str) else tuple(source.path for source in job.data.path)
+    data = job.data.paths if job.data is not None else ()
     checkpoint = (job.checkpoint.path,) if job.checkpoint is not None else ()
     return (
         *(("program", each) for each in (job.model.factory,) if each is not None),
-        *(("read", each) for each in (*data, job.data.tokenizer, job.weights) if each is not None),
+        *(("read", each) for each in (*data, job.weights) if each is not None),
         *(("write", each) for each in checkpoint),
     )

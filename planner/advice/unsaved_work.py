@@ -12,7 +12,7 @@ SAVED_EVERY_S = 900.0  # what the suggested setting loses at most, more or less
 def unsaved_sentences(job: Job, step_s: float) -> tuple[str, ...]:
     """Return the sentence on a job of `step_s` seconds a step that takes more than an hour and has no `checkpoint:`."""
     lasts_s = job.steps * step_s
-    if job.checkpoint is not None or lasts_s <= WORTH_SAVING_S or not job.is_launched:
+    if job.checkpoint is not None or lasts_s <= WORTH_SAVING_S or not job.is_bundled:
         return ()
     every_steps = max(1, round(SAVED_EVERY_S / step_s))
     return (

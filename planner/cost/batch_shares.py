@@ -38,7 +38,7 @@ class BatchShares:
         self._fixed_dp = fixed.dp
         # Replicas that hold weights together run equally many, and interleaving takes rounds of pp.
         self._in_rounds = (fixed.chunks or 1) > 1 or fixed.schedule == "interleaved"
-        self._must_divide = not job.is_launched or job.zero == 3 or self._in_rounds
+        self._must_divide = not job.is_bundled or job.zero == 3 or self._in_rounds
         self._even = {size: list(_divisors(self._batch // size, num_slots)) for size in self._sizes}
 
     def of(self, classes: Sequence[ClassRoom], pp: int) -> list[tuple[int, int]]:

@@ -8,9 +8,10 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.node_settings import CONSTANT
 from holmes_core.records.inventory import Cluster, Host, NetworkPort
 from holmes_core.records.job import Job
-from holmes_core.records.plan import EnvironmentVariable, Node, PlanRank, tunnel_address
+from holmes_core.records.plan import EnvironmentVariable, Node, NodeFabric, PlanRank, tunnel_address
+from holmes_runtime.config.trainer_config import SHARED
 from planner.layout.rail_environment import rail_environment
-from planner.problem.networks import VERBS_KINDS
+from planner.problem.networks import VERBS_KINDS, Networks
 from planner.problem.problem import Problem
 
 MAX_SOCKET_THREADS = 4  # of NCCL for a peer: each takes processor time; its documentation advises 4 at 100 Gbit/s
@@ -55,6 +56,7 @@ def _node(
         shared_netdev=str(port.netdev),
         shared_address=tunnel_address(node_rank) if encrypts else port.address,
         tunnel_endpoint=port.address if encrypts else None,
+        fabric=None if problem.job.is_bundled else _fabric(networks, host.name),
         environment=make_environment(
             problem.job,
             cluster,
@@ -67,6 +69,13 @@ def _node(
         + of_rails
         + _near_cpus(ranks),
     )
+
+
+def _fabric(networks: Networks, host: str) -> NodeFabric | None:
+    route = networks.route([host])
+    if route.network == SHARED:
+        return None
+    return NodeFabric(network=route.network, netdev=route.interfaces[0], net_name=route.net_name)
 
 
 def make_environment(

@@ -12,6 +12,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import TUNNEL_NETDEV, Plan, tunnel_address
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from holmes_runtime.config.schedule import make_schedule, most_in_flight
+from holmes_runtime.config.trainer_config import SHARED
 from planner.cost.counts import memory_bytes
 from planner.cost.fill import fill_of
 from planner.cost.packing import allowed_codecs
@@ -20,7 +21,7 @@ from planner.problem.fleet import slots_of
 from planner.problem.groups import demanded_groups
 from planner.problem.host_memory import host_bytes_by_rank, usable_host_bytes
 from planner.problem.near_cores import cpu_ranges, first_shared
-from planner.problem.networks import SHARED, shared_network
+from planner.problem.networks import shared_network
 from planner.problem.problem import read_problem
 from planner.search.closed_form import price_ranks_s
 from planner.tolerances import RELATIVE_TOLERANCE

@@ -113,7 +113,7 @@ def lay_out_again(problem: Problem, layout: Layout) -> Layout:
 def _with_clusters_first(problem: Problem, flat: Layout) -> Layout:
     """Return the layout with data parallelism in two levels, where that is possible and faster."""
     shards, dp = flat.candidate.weight_shards, flat.candidate.dp
-    if not problem.job.is_launched or not may_be_hierarchical(flat.ranks) or 1 < shards == dp:
+    if not problem.job.is_bundled or not may_be_hierarchical(flat.ranks) or 1 < shards == dp:
         return flat
     parts = flat.candidate, flat.mode, flat.ranks, flat.microbatches
     tried = lay_out(problem, *parts, data_parallel="hierarchical")

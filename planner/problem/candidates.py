@@ -115,7 +115,7 @@ def check_job(job: Job) -> None:
 
 
 def _check_zero(job: Job) -> None:
-    fixed, always = job.parallel, not job.is_launched and engine_of(job).shards_weights
+    fixed, always = job.parallel, not job.is_bundled and engine_of(job).shards_weights
     shards = f"engine {job.engine}, which shards weights," if always else "parallel.zero 3"
     other = "choose another engine" if always else "set parallel.zero to 1"
     if job.model.tied_embeddings and job.zero == 3:
@@ -147,7 +147,7 @@ def _check_compiled(job: Job) -> None:
 
 
 def _check_engine(job: Job) -> None:
-    if job.is_launched:
+    if job.is_bundled:
         return
     fixed, schedules = job.parallel, engine_of(job).schedules
     if job.device == "cpu":
@@ -260,7 +260,7 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The candidates with optimizer states in host memory, which makes room at a price; none where job.yaml decides."""
-    if job.parallel.optimizer_offload is not None or job.zero == 3 or not job.is_launched:
+    if job.parallel.optimizer_offload is not None or job.zero == 3 or not job.is_bundled:
         return ()
     return tuple(replace(candidate, optimizer_offload=True) for candidate in candidates)
 

@@ -14,6 +14,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.link import Link
 from holmes_core.units import bytes_per_s_from_gbps
 from holmes_runtime.config.rank_grid import NetName
+from holmes_runtime.config.trainer_config import SHARED
 from planner.cost.collectives import tcp_payload_share
 from planner.problem.connections import (
     NOT_MEASURED,
@@ -25,7 +26,6 @@ from planner.problem.connections import (
 )
 from planner.problem.nvlink import hosts_without_imex, nvlink_rates
 
-SHARED = "shared"
 VERBS_KINDS = ("InfiniBand", "RoCE")  # NCCL's own transport takes them
 RDMA_KINDS = (*VERBS_KINDS, "EFA")
 

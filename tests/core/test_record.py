@@ -128,7 +128,7 @@ BLEND = "data: {path: [{path: /a, weight: 3}, {path: /b, weight: 0.5}]}"
 
 
 def test_data_is_one_path_or_several_by_weight() -> None:
-    one, several = (parse(Job, yaml.safe_load(text), "job.yaml").data for text in (JOB_TEXT, blended(BLEND)))
+    one, several = (parse(Job, yaml.safe_load(text), "job.yaml").corpus for text in (JOB_TEXT, blended(BLEND)))
 
     assert one.path == "/data/text"
     assert several.path == (DataSource(path="/a", weight=3), DataSource(path="/b", weight=0.5))

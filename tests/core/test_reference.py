@@ -35,6 +35,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "launch.code": {"model": {"factory": "my_model.py:build"}},
     "container": {"container": {"engine": "docker", "image": "image"}},
     "hosts[].container": {"hosts": [{"name": "a1", "container": {"engine": "docker", "image": "image"}}]},
+    "trainer": {"trainer": {"engine": "megatron"}},
+    "trainer.command": {"data": None},
     "trunks[]": {"trunks": [{"between": ["east", "west"], "gbps": 10}]},
     "trunks[].cluster": {"trunks": [{"between": None}]},
     "security.tunnel_gbps": {"security": {"between_clusters": "wireguard"}},

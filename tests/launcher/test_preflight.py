@@ -118,7 +118,7 @@ def test_a_host_that_cannot_compile_is_found_where_layers_are_compiled() -> None
 
 def test_inputs_are_data_tokenizer_weights_and_a_model_that_lies_on_the_hosts() -> None:
     blend = (DataSource(path="/a", weight=1.0), DataSource(path="/b", weight=2.0))
-    one, two = (replace(PLAN.job.data, path=path, tokenizer="/t.json") for path in ("/d", blend))
+    one, two = (replace(PLAN.job.corpus, path=path, tokenizer="/t.json") for path in ("/d", blend))
     travels = replace(PLAN.job.model, factory="own.py:build")
     assert inputs_of(PLAN.job.model_copy(update={"data": one, "model": travels})) == ("/d", "/t.json")
     assert inputs_of(PLAN.job.model_copy(update={"data": one, "weights": "/w"})) == ("/d", "/t.json", "/w")
