@@ -14,7 +14,7 @@ from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import SignedRecord, read_any, read_signed
 from launcher.prepare.code_folder import content_digest
-from launcher.prepare.prepare import refuse_other_engine
+from launcher.prepare.prepare import refuse_prediction
 from launcher.prepare.trusted_parts import brought_by_inventory, brought_by_plan
 from launcher.prepare.user_variables import brought_code
 
@@ -27,12 +27,12 @@ def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> t
     """Return the plan, of islands or not, and the inventory it was made from if that file still exists.
 
     Asks before it takes files that this user did not make here, unless `trust` has their digest. Raises HolmesError for
-    a plan that was changed or not trusted, that is stale and may not be, or that other software is to train.
+    a plan that was changed or not trusted, that is stale and may not be, or that no command of other software trains.
     """
     signed = read_any((Plan, IslandsPlan), plan)
     record = signed.record
     assert isinstance(record, Plan | IslandsPlan)
-    refuse_other_engine(record.job)
+    refuse_prediction(record.job)
     found = _inventory(plan, record)
     if not may_be_stale:
         _refuse_stale(plan, record, found)

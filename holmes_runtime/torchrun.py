@@ -26,6 +26,7 @@ from torch.distributed.run import parse_args, run
 
 from holmes_runtime.config.messages import RankFailed
 from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.config.trainer_config import HOST_VARIABLE, TRAINER_VARIABLE, read_trainer_config
 
 FAILURES_VARIABLE = "HOLMES_FAILURES_FILE"
 LISTENER_VARIABLE = "HOLMES_LISTENER"
@@ -78,8 +79,14 @@ def main() -> int:
 
 
 def _failure(rank: int, failure: Any) -> RankFailed:
-    """`failure` is torch's ProcessFailure; its message holds a traceback when the rank could write one."""
+    """`failure` is torch's ProcessFailure; its message holds a traceback when the rank could write one.
+
+    torchrun numbers ranks host by host, a trainer's command has the plan's number.
+    """
     message = failure.message if isinstance(failure.message, str) else _with_cause(failure.message)
+    trainer = Path(os.environ.get(TRAINER_VARIABLE, ""))
+    if trainer.is_file():
+        rank = read_trainer_config(trainer).rank_at(os.environ[HOST_VARIABLE], failure.local_rank)
     return RankFailed(rank, failure.exitcode, message, float(failure.timestamp))
 
 

@@ -39,6 +39,7 @@ from launcher.supervise.slow_gradients import AFTER_STEPS, slow_gradients_senten
 from launcher.supervise.watch import watch
 
 SEEN_EVERY_S = 1.0  # between two writes of how many messages of the nodes are stored
+MAX_REASON = 200  # characters, in ranks' environment
 MAX_CATCH_UP_S, CATCH_UP_S = 30.0, 3.0  # to hear of each node, and then to receive all that it has kept
 
 
@@ -267,6 +268,8 @@ class Launch:
             plan = self._replanning.after_failure(self._plan, state.cause, state.lost_hosts)
         else:
             plan = self._replanning.take_next_plan() if self._record.steps_done < self._plan.job.steps else None
+        why = state.cause.message if state.cause is not None else "another plan"
+        self._attempt = replace(self._attempt, reason=" ".join(why.split())[:MAX_REASON])
         return plan is not None and self._start_attempts(plan)
 
     def _start_attempts(self, plan: Plan) -> bool:

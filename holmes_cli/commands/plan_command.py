@@ -133,7 +133,7 @@ def plan_command(
             show_sheet(sheet, err)
     else:
         show_plan(answer.plan, inventory_record, [*advice, *asked])
-        _show_files(output, html, is_launched=known_job.is_bundled)
+        _show_files(output, html, is_launched=known_job.is_launched)
 
 
 def _check_options(given: Mapping[str, bool]) -> None:

@@ -137,17 +137,19 @@ class RunView:
         predicted = self._plan.prediction.step_s
         evaluated = f"  validation {step.eval_loss:.4f}" if step.eval_loss is not None else ""
         used = f"  MFU {step.mfu:.1%}" if step.mfu else ""
+        held = f"  {format_memory(step.memory_bytes)}" if step.memory_bytes is not None else ""
+        waited = f"  waiting for the network {format_seconds(step.exposed_s)}" if step.exposed_s is not None else ""
         return (
             f"step {step.step + 1}/{self._plan.job.steps}  loss {step.loss:.4f}{evaluated}  "
             f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} (predicted {format_seconds(predicted)})"
-            f"{used}  {format_memory(step.memory_bytes)}  waiting for the network {format_seconds(step.exposed_s)}"
+            f"{used}{held}{waited}"
         )
 
     def _to_go(self) -> str:
         """Return the time of the remaining steps, at the pace of the last ones."""
         if self._step is None:
             return f"{self._plan.job.steps} steps to go"
-        left = self._plan.job.steps - self._step.step - 1
+        left = max(0, self._plan.job.steps - self._step.step - 1)
         return f"{format_duration(left * statistics.median(self._pace_s))} to go" if left else "the last step"
 
     def screen(self) -> Group:

@@ -169,10 +169,10 @@ def _codec_sentences(plan: Plan) -> tuple[str, ...]:
 
 
 def _engine_sentence(plan: Plan) -> tuple[str, ...]:
-    """Return a sentence on the other engine that is to train, if any."""
-    if plan.job.is_bundled:
+    """Return a sentence on a trainer that is not launched, if any."""
+    if plan.job.is_launched:
         return ()
-    return (f"These are predictions for {plan.job.engine} (`engine` in job.yaml): Holmes does not launch it.",)
+    return (f"These are predictions for {plan.job.engine}: trainer in job.yaml has no command to launch.",)
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:

@@ -136,6 +136,8 @@ def safe_in_words(plan: Plan, run: Run) -> str:
 
 
 def _saved_in_words(plan: Plan, run: Run) -> str:
+    if not plan.job.is_bundled:
+        return "checkpoint: the trainer's own, if it saves any"
     if plan.job.checkpoint is None:
         return "checkpoint: none; the job has no `checkpoint:`"
     path = plan.job.checkpoint.path

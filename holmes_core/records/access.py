@@ -83,7 +83,8 @@ class LaunchSettings(Record):
     """Variables whose value is the text of this file on the controller. It goes into a private file on each node,
     never onto a command line or into the dry run. Example: {HF_TOKEN: ~/hf_token}"""
     code: OneLine | None = None
-    """Folder of `model.factory` and of the modules it imports, relative to job.yaml. It is sent to every host.
+    """Folder of `model.factory` and of the modules it imports, or of the files that `trainer.command` names, relative
+    to job.yaml. It is sent to every host.
     Names that begin with a dot, `__pycache__`, virtual environments and run folders are left out. Example: src"""
     on_end: tuple[OneLine, ...] = ()
     """Command, word by word, that runs on the controller when the run has ended, with success or without. It gets the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -49,9 +50,13 @@ class TrainerSettings(Record):
     """Command of one rank, word by word; no shell reads it. The plan's settings are appended for the engine, or placed
     where {tp}, {pp}, {dp}, {micro_batch_size}, {layout} and others stand. Without a command the plan is a prediction.
     Example: [python, pretrain_gpt.py, --train-iters, "1000"]"""
+    folder: RootedPath = "~/"
+    """Folder in which the command runs, at the same path on every host. Words of the command that name a file of
+    launch.code become the path of that file on the host. Example: /nfs/team/Megatron-LM"""
     step_pattern: OneLine | None = None
-    """Regular expression of the line that the trainer prints for each step, with the groups `step` and `loss`; not set:
-    the engine's own. Example: 'step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)' """
+    """Regular expression of the line that the trainer prints for each step, with the group `loss`, and if the line has
+    them `step` and `seconds`; not set: the engine's own, or for torch a line with "step NUMBER" and "loss NUMBER".
+    Example: 'step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)' """
 
     @model_validator(mode="after")
     def _can_be_run(self) -> TrainerSettings:
@@ -59,6 +64,13 @@ class TrainerSettings(Record):
             raise ValueError(f"command with engine {self.engine}, which is predicted and never launched")
         if self.command and not self.command[0]:
             raise ValueError("command begins with an empty word, which is no program")
+        if self.step_pattern is not None:
+            try:
+                groups = re.compile(self.step_pattern).groupindex
+            except re.error as error:
+                raise ValueError(f"step_pattern {self.step_pattern!r} is no regular expression: {error}") from None
+            if "loss" not in groups:
+                raise ValueError(f"step_pattern {self.step_pattern!r} has no group `(?P<loss>...)`")
         return self
 
 
@@ -311,6 +323,10 @@ class Job(FileRecord):
     @model_validator(mode="after")
     def _code_is_that_of_the_model(self) -> Job:
         file, code = (self.model.factory or "").rpartition(":")[0], self.launch.code
+        if self.trainer is not None and self.trainer.command:
+            if file:
+                raise ValueError(f"model.factory is {self.model.factory!r}, and nothing builds it: leave it out")
+            return self
         if code is not None and (not file or file.startswith("/")):
             hint = "name model.factory, FILE.py:FUNCTION in that folder"
             raise ValueError(f"launch.code is {code!r}, and nothing imports from it: {hint}")

@@ -10,7 +10,10 @@ from holmes_runtime.config.checks import check
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.strict_json import encode, parse
 
-TRAINER_VARIABLE = "HOLMES_TRAINER"  # in ranks' environment: the path of this configuration
+TRAINER_FILE = "trainer.json"  # this configuration, in a node's folder
+TRAINER_VARIABLE = "HOLMES_TRAINER"  # in ranks' environment: its path
+HOST_VARIABLE = "HOLMES_HOST"  # likewise: the host, by its name in the plan
+HOOK_FOLDER = "holmes_runtime/hook/site"  # first among the folders of PYTHONPATH; Python runs `sitecustomize` from it
 SHARED = "shared"  # the network that joins all hosts of a job
 
 
@@ -30,13 +33,14 @@ class TrainerRank(NamedTuple):
 
 
 class TrainerConfig(NamedTuple):
-    """The command of every rank, in words, and the ranks in the order of their global numbers.
+    """The command of every rank, in words, its folder, and the ranks in the order of their global numbers.
 
     `networks` are in order of preference: a group of ranks on several hosts uses the first on which all have an
     interface.
     """
 
     command: tuple[str, ...]
+    folder: str
     networks: tuple[TrainerNetwork, ...]
     ranks: tuple[TrainerRank, ...]
 

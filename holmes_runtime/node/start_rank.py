@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holmes_runtime.config.rank_metrics import PRINTS_STEPS
-from holmes_runtime.node.start_torchrun import gpu_environment
+from holmes_runtime.config.trainer_config import TRAINER_FILE, TRAINER_VARIABLE
+from holmes_runtime.node.start_torchrun import gpu_environment, rank_words
 
 RANK_TABLE = "ranks"
 SECRET = "secret-"
@@ -54,6 +55,7 @@ def rank_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]
     environment = {**ours, **environ, **planned, **secrets, "PYTHONUNBUFFERED": "1"}
     if "CUDA_VISIBLE_DEVICES" in planned:
         environment = gpu_environment(environment, out)
+    environment[TRAINER_VARIABLE] = str(folder / TRAINER_FILE)
     numbers = {"RANK": place.rank, "LOCAL_WORLD_SIZE": place.num_local, "WORLD_SIZE": place.num_ranks}
     return {**environment, "LOCAL_RANK": environ["LOCAL_RANK"], **{name: str(each) for name, each in numbers.items()}}
 
@@ -71,8 +73,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         sys.exit(f"holmes: {error}")
     (folder / OUT).mkdir(mode=0o700, exist_ok=True)
-    words = ["-m", "holmes_runtime.node.lean_start", "holmes_runtime.train", "run_config.json"]
-    os.execve(sys.executable, [sys.executable, *words], environment)
+    os.execve(sys.executable, [sys.executable, *rank_words(folder)], environment)
 
 
 if __name__ == "__main__":

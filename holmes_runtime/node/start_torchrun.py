@@ -12,6 +12,7 @@ from pathlib import Path
 
 from holmes_runtime.config.node_config import KEY_VARIABLE, MEMORY_VARIABLE, NodeConfig, memory_folder
 from holmes_runtime.config.rendezvous_messages import MEETING
+from holmes_runtime.config.trainer_config import HOST_VARIABLE, TRAINER_FILE, TRAINER_VARIABLE
 from holmes_runtime.node.admission.rendezvous_gate import RendezvousGate
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.node.process_tree import die_with_parent
@@ -49,7 +50,7 @@ def start_torchrun(
         *("--rdzv-conf", f"rank={config.node_rank}", "--rdzv-id", config.run_id),
         *("--max-restarts", "0", "--monitor-interval", "0.1"),
         *("--log-dir", str(folder / "logs"), "--redirects", "3"),
-        *("-m", "holmes_runtime.node.lean_start", "holmes_runtime.train", str(folder / "run_config.json")),
+        *rank_words(folder),
     ]
     with open(folder / TORCHRUN_LOG, "wb") as log:
         return subprocess.Popen(
@@ -64,6 +65,13 @@ def start_torchrun(
         )
 
 
+def rank_words(folder: Path) -> tuple[str, ...]:
+    """Return the words behind `python` by which a rank starts, of the bundled runtime or of a trainer's command."""
+    if (folder / TRAINER_FILE).exists():
+        return "-m", "holmes_runtime.node.start_trainer"
+    return "-m", "holmes_runtime.node.lean_start", "holmes_runtime.train", str(folder / "run_config.json")
+
+
 def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:
     """Ours, then the plan's and the user's, then secrets, then what torchrun and the ranks have to know."""
     environment = {**os.environ, **config.environment, "PYTHONUNBUFFERED": "1"}
@@ -75,6 +83,7 @@ def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:
         environment.update(gpu_environment(environment, folder))
     environment["HOLMES_FAILURES_FILE"] = str(folder / FAILURES_FILE)
     environment["HOLMES_METRICS_DIR"] = str(folder)
+    environment |= {HOST_VARIABLE: config.host, TRAINER_VARIABLE: str(folder / TRAINER_FILE)}
     if config.checkpoint_path is not None:
         environment[MEMORY_VARIABLE] = memory_folder(config.run_id, config.host)
     return environment

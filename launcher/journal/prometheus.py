@@ -110,11 +110,13 @@ def _of_step(step: StepMetrics | None) -> Iterator[Gauge]:
     yield Gauge("holmes_run_steps_done", "Steps the training has come to.", step.step + 1)
     yield Gauge("holmes_run_loss", "Loss of the last step.", step.loss)
     yield Gauge("holmes_run_step_seconds", "Seconds of the last step.", step.step_s)
-    yield Gauge("holmes_run_network_wait_seconds", "Seconds of it that the network was waited for.", step.exposed_s)
+    if step.exposed_s is not None:
+        yield Gauge("holmes_run_network_wait_seconds", "Seconds of it that the network was waited for.", step.exposed_s)
     yield Gauge("holmes_run_tokens_per_second", "Tokens a second in the last step.", step.tokens_per_s)
     if step.mfu:
         yield Gauge("holmes_run_mfu_ratio", "Model FLOPs of a rank against its GPU's peak.", step.mfu)
-    yield Gauge("holmes_run_memory_bytes", "Most memory that a rank has held.", step.memory_bytes)
+    if step.memory_bytes is not None:
+        yield Gauge("holmes_run_memory_bytes", "Most memory that a rank has held.", step.memory_bytes)
     for port in step.interfaces:
         where = {"host": port.host, "device": port.netdev}
         yield Gauge("holmes_run_interface_sent_bytes", "Sent in the last step.", port.sent_bytes, where)

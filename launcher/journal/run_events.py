@@ -107,7 +107,7 @@ def from_line(line: str) -> WrittenEvent:
     if isinstance(event, StepMetrics):
         _check(0 <= event.step < MAX_STEPS, "step", event.step)
         _check(0 < event.step_s <= MAX_STEP_S, "step_s", event.step_s)
-        _check(event.memory_bytes >= 0, "memory_bytes", event.memory_bytes)
+        _check((event.memory_bytes or 0) >= 0, "memory_bytes", event.memory_bytes or 0)
     return WrittenEvent(time_s, event)
 
 

@@ -32,21 +32,22 @@ class StepMetrics:
     `compute_s`, forward and backward without waits, is the busiest rank's.
     `grad_norm` is None for a step that fp16 skipped, `eval_loss` where nothing was evaluated. `tflops_per_s` and `mfu`
     are of one rank, at the pace of the whole; `mfu` is 0 where a GPU's peak is not known. `memory_bytes` is the fullest
-    rank's. `verdicts` are sentences on hosts and links that are slower than planned, and on edges that were adapted.
+    rank's. Of a trainer's own command the loss is known, and the rest that may be None is not.
+    `verdicts` are sentences on hosts and links that are slower than planned, and on edges that were adapted.
     """
 
     step: int
     loss: float
     eval_loss: float | None
     grad_norm: float | None
-    learning_rate: float
+    learning_rate: float | None
     step_s: float
-    compute_s: float
-    exposed_s: float
+    compute_s: float | None
+    exposed_s: float | None
     tokens_per_s: float
     tflops_per_s: float
     mfu: float
-    memory_bytes: int
+    memory_bytes: int | None
     verdicts: tuple[str, ...]
     interfaces: tuple[StepTraffic, ...]
 

@@ -52,16 +52,18 @@ def write_event_file(folder: Path, run_id: str, steps: Iterable[WrittenStep]) ->
 
 
 def _scalars(step: StepMetrics) -> Iterator[tuple[str, float]]:
-    yield "loss/training", step.loss
-    if step.eval_loss is not None:
-        yield "loss/validation", step.eval_loss
-    if step.grad_norm is not None:
-        yield "optimizer/gradient norm", step.grad_norm
-    yield "optimizer/learning rate", step.learning_rate
-    yield "speed/tokens per second", step.tokens_per_s
-    yield "speed/seconds a step", step.step_s
-    yield "speed/seconds of compute, busiest rank", step.compute_s
-    yield "speed/seconds waited for the network, slowest rank", step.exposed_s
-    if step.mfu:
-        yield "speed/MFU", step.mfu
-    yield "memory/GiB of the fullest rank", step.memory_bytes / 2**30
+    values = {
+        "loss/training": step.loss,
+        "loss/validation": step.eval_loss,
+        "optimizer/gradient norm": step.grad_norm,
+        "optimizer/learning rate": step.learning_rate,
+        "speed/tokens per second": step.tokens_per_s,
+        "speed/seconds a step": step.step_s,
+        "speed/seconds of compute, busiest rank": step.compute_s,
+        "speed/seconds waited for the network, slowest rank": step.exposed_s,
+        "speed/MFU": step.mfu or None,
+        "memory/GiB of the fullest rank": None if step.memory_bytes is None else step.memory_bytes / 2**30,
+    }
+    for name, value in values.items():
+        if value is not None:
+            yield name, value

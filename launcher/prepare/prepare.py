@@ -17,9 +17,11 @@ from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, hca_port
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.config.run_settings import OuterSync
+from holmes_runtime.config.trainer_config import TRAINER_FILE
 from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, NodeBundle, Parcel
 from launcher.prepare.env_file import env_file
 from launcher.prepare.expectation import expectation_of
+from launcher.prepare.trainer_files import trainer_config_of
 from launcher.prepare.user_variables import UserVariables
 
 # Ranks wait so much longer than the controller, which asks where all are and names the one that holds up the others:
@@ -35,6 +37,7 @@ IN_ANOTHER_FORM = {"schema_version", "compile", "model", "stages", "ranks", "gro
 class Attempt:
     """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint.
 
+    `reason`: that of the start, for a trainer's own command, which resumes by itself.
     `from_scratch`: without a checkpoint it begins at step 1; else that is a fault. `resume_step`: it goes back to the
     checkpoint after so many steps, which becomes the last. `outer_sync`: an island's facts on the others.
     """
@@ -46,6 +49,7 @@ class Attempt:
     from_scratch: bool = False
     resume_step: int | None = None
     outer_sync: OuterSync | None = None
+    reason: str = "the first start"
 
 
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
@@ -72,6 +76,9 @@ def code_files(variables: UserVariables) -> dict[str, str]:
 def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
     """Return the files that are equal on all nodes. Their names depend on the plan, not the run, so they are sent
     once."""
+    if not plan.job.is_bundled:
+        refuse_prediction(plan.job)
+        return {TRAINER_FILE: trainer_config_of(plan).to_json(), PLAN_FILE: plan.to_json()}
     run_id = plan.digest().removeprefix("sha256:")[:12]
     run_config = replace(
         run_config_of(plan, run_id),
@@ -104,19 +111,19 @@ def reasons_of(node: Node, variables: UserVariables) -> dict[str, str]:
     return {**planned, **dict.fromkeys(variables.environment, "launch.environment in job.yaml")}
 
 
-def refuse_other_engine(job: Job) -> None:
-    """Raise HolmesError for a job that other software is to train."""
-    if not job.is_bundled:
+def refuse_prediction(job: Job) -> None:
+    """Raise HolmesError for a job without a command of the software that is to train it."""
+    if not job.is_launched:
         raise HolmesError(
-            f"the plan says what {job.engine} would take, which Holmes predicts and does not run",
-            "leave `engine` out of job.yaml and plan again",
+            f"the plan says what {job.engine} would take: trainer of job.yaml has no command to launch",
+            "add `command` to trainer, or leave trainer out to train with the bundled runtime; then plan again",
         )
 
 
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
     """Return the plan as the runtime's record. Raises HolmesError if the runtime refuses it."""
     job = plan.job
-    refuse_other_engine(job)
+    assert job.is_bundled
     names = {field.name for field in fields(RunConfig)} - IN_ANOTHER_FORM
     same = {name: getattr(record, name) for record in (job, plan) for name in names & set(type(record).model_fields)}
     try:
@@ -161,6 +168,7 @@ def _bundle(
     parcels: tuple[Parcel, ...],
 ) -> NodeBundle:
     environment = node_environment(node, variables)
+    started = {"HOLMES_ATTEMPT": str(attempt.number), "HOLMES_ATTEMPT_REASON": attempt.reason}
     gpus = [rank.gpu for rank in plan.ranks if rank.host == node.host]
     checkpoint = plan.job.checkpoint
     config = NodeConfig(
@@ -174,7 +182,7 @@ def _bundle(
         gpus=tuple(gpu for gpu in gpus if gpu is not None),
         checkpoint_path=checkpoint.path if checkpoint else None,
         inputs=inputs_of(plan.job, reads_weights=not attempt.resume or attempt.from_scratch),
-        environment=environment,
+        environment=environment if plan.job.is_bundled else environment | started,
         secrets=tuple(sorted(variables.secrets)),
         silence_limit_s=SILENCE_LIMIT_S,
         detached=attempt.detached,

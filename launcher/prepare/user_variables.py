@@ -62,12 +62,17 @@ def _code(job: Job, folder: Path, stored: bool) -> CodeFolder | None:
         return None
     path = folder / (CODE_FOLDER if stored else Path(named).expanduser())
     code = CodeFolder(read_code_files(path)) if stored else read_code(path)
+    if job.trainer is not None:
+        for word in job.trainer.command:
+            if word.endswith(".py") and word in code.files:
+                _check_syntax("trainer.command", path / word, code.files[word])
+        return code
     if model_file not in code.files:
         raise HolmesError(
             f"job.yaml: model.factory: {model_file} is not among the files of launch.code, {path}",
             "name a Python file by its path in that folder; names that begin with a dot are left out",
         )
-    _check_syntax(path / model_file, code.files[model_file])
+    _check_syntax("model.factory", path / model_file, code.files[model_file])
     return code
 
 
@@ -79,12 +84,12 @@ def _model_file(job: Job, folder: Path, stored: bool) -> dict[str, str]:
         return {}
     path = folder / (file.name if stored else file)
     text = _read("model.factory", path)
-    _check_syntax(path, text)
+    _check_syntax("model.factory", path, text)
     return {file.name: text}
 
 
-def _check_syntax(path: Path, text: str) -> None:
-    """Compile the user's model without running it: on the hosts a slip would be seen only when torch is up."""
+def _check_syntax(key: str, path: Path, text: str) -> None:
+    """Compile the user's file without running it: on the hosts a slip would be seen only when torch is up."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -92,7 +97,7 @@ def _check_syntax(path: Path, text: str) -> None:
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else f": {error}"
         raise HolmesError(
-            f"job.yaml: model.factory: {path}{line}",
+            f"job.yaml: {key}: {path}{line}",
             f"correct it; Python {sys.version_info.major}.{sys.version_info.minor} reads it here, and nothing was sent",
         ) from None
 

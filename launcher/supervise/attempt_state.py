@@ -36,6 +36,7 @@ from launcher.nodes.preflight import unreadable_fault
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.failure import failure_of, first_cause, is_consequence
 from launcher.supervise.hang import HangDetector
+from launcher.supervise.printed_steps import PrintedSteps
 from launcher.supervise.silence import SilenceDetector
 
 LAST_LINES = 20  # of a rank, that are shown
@@ -47,6 +48,8 @@ STALLED_S = 6.0
 _NODE_FAILED = "Node failure on"  # srun's word; the node may be up again by the time that Slurm is asked
 _NODE_WAS_DOWN = "Slurm took the node for failed, as it does with one that is set down or does not answer"
 _STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slurmstepd's word, which srun hands on
+_NO_MESSAGE = "To enable traceback see"  # torchrun's word on a process that leaves it none: its last line says more
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback, by torch.distributed
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
 # where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
@@ -103,6 +106,7 @@ class AttemptState:
         self._silence = SilenceDetector(len(plan.nodes), started_s)
         self._hang = HangDetector(plan, started_s)
         self._collector = StepCollector(plan)
+        self._printed = None if plan.job.is_bundled else PrintedSteps(plan, started_s)
         self._rank_at = {(rank.host, rank.local_rank): rank.rank for rank in plan.ranks}
         self._last_lines: dict[int, deque[str]] = {}
         self._states: dict[int, str] = {}
@@ -202,7 +206,7 @@ class AttemptState:
 
     def _take_of_ranks(self, node: Node, message: RankMessage, now_s: float) -> Iterator[Effect]:
         if isinstance(message, RankPrinted):
-            yield from self._take_line(node, self._rank_at[node.host, message.local_rank], message.line)
+            yield from self._take_line(node, self._rank_at[node.host, message.local_rank], message.line, now_s)
         elif isinstance(message, RankMetrics):
             yield from self._take_metrics(node, message, now_s)
         elif isinstance(message, RankFile):
@@ -211,6 +215,8 @@ class AttemptState:
             yield message
         elif isinstance(message, RankFailed):
             lines = message.last_lines or self._lines_of(message.rank)
+            if message.message.startswith(_NO_MESSAGE) and lines:
+                message = message._replace(message=_RANK_PREFIX.sub("", lines[-1]))
             self._fail(node, message._replace(last_lines=lines), now_s)
         elif isinstance(message, RankPosition):
             self._hang.take_position(message)
@@ -240,11 +246,24 @@ class AttemptState:
         elif isinstance(message, LinkClosed):
             yield from self._take_closed(node, message, now_s)
 
-    def _take_line(self, node: Node, rank: int, line: str) -> Iterator[Effect]:
+    def _take_line(self, node: Node, rank: int, line: str, now_s: float) -> Iterator[Effect]:
         self._last_lines.setdefault(rank, deque(maxlen=KEPT_LINES)).append(line[:MAX_LINE_CHARACTERS])
         yield LogLine(node.host, node.cluster, rank, line)
+        step = self._printed.take(line, now_s) if self._printed is not None else None
+        if step is not None:
+            yield from self._take_printed(step, now_s)
         if self._states.get(node.node_rank) == "ranks up" and line.startswith(f"rank {rank} on "):
             yield from self._set_state(node, "rendezvous")
+
+    def _take_printed(self, step: FinishedStep, now_s: float) -> Iterator[Effect]:
+        """Take a step of a trainer, whose ranks go in step: the one that prints speaks for all."""
+        for rank in self._plan.ranks:
+            self._hang.take_progress(rank.rank, step.metrics.step, now_s)
+        for node in self._plan.nodes:
+            yield from self._set_state(node, "stepping")
+        self.has_stepped = True
+        self._hang.take_step(step.metrics.step_s)
+        yield step
 
     def _take_metrics(self, node: Node, metrics: RankMetrics, now_s: float) -> Iterator[Effect]:
         self._hang.take_progress(metrics.rank, metrics.step, now_s)

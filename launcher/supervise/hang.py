@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -40,8 +41,8 @@ class HangDetector:
         self._plan = plan
         self._usual_s = plan.prediction.step_s
         self._most_s = plan.job.timeout_s / 2
-        # Saving a checkpoint is no step either, and how long it takes is the disk's affair.
-        self._min_s = MIN_S if plan.job.checkpoint is None else self._most_s
+        # Saving a checkpoint is no step either, and how long it takes is the disk's affair; a trainer may always save.
+        self._min_s = MIN_S if plan.job.checkpoint is None and plan.job.is_bundled else self._most_s
         evaluation = plan.job.evaluation
         self._batches = 1 + (evaluation.num_batches if evaluation else 0)
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
@@ -49,6 +50,8 @@ class HangDetector:
         self._positions: dict[int, RankPosition] = {}
         self._progress_s = now_s
         self._asked_s: float | None = None
+        # A trainer may print no line that is known as a step's: it then has all the time in the world.
+        self._first_s = plan.job.timeout_s if plan.job.is_bundled else math.inf
 
     def take_progress(self, rank: int, step: int, now_s: float) -> None:
         """Record that a rank finished a step."""
@@ -81,7 +84,7 @@ class HangDetector:
         An island may also have to wait for others, which come as late as they do.
         """
         if not self.has_begun:
-            return self._plan.job.timeout_s + self._for_others_s
+            return self._first_s + self._for_others_s
         return min(max(STEPS * self._usual_s * self._batches, self._min_s), self._most_s) + self._for_others_s
 
     @property

@@ -19,9 +19,11 @@ def slow_gradients_sentence(plan: Plan, finished: FinishedStep, median_step_s: f
 
     A wait that a host's compute explains is not the wire's.
     """
-    planned, seen = plan.prediction, finished.metrics
+    planned, compute_s = plan.prediction, finished.metrics.compute_s
+    if compute_s is None:
+        return None
     longer_s = median_step_s - planned.step_s
-    wait_s = finished.gradients_s - planned.exposed_dp_s - max(0.0, seen.compute_s - planned.compute_s)
+    wait_s = finished.gradients_s - planned.exposed_dp_s - max(0.0, compute_s - planned.compute_s)
     where = _crossed(plan)
     if not where or median_step_s <= SLOW * planned.step_s or wait_s <= MAX_OF_IT * longer_s:
         return None

@@ -20,6 +20,7 @@ from planner.problem.candidates import candidate_of
 MAX_BYTES = 1 << 27  # of metrics.jsonl: 50,000 steps of 4 hosts
 MIN_S, MAX_S = 1e-9, 1e6
 MIN_EFFICIENCY = 0.05  # below, something else than bandwidth is slow
+MIN_COMPUTE = 0.05  # of a step: below, the plan's waits are wrong, not its compute
 BETWEEN_RUNS = 0.01  # of a GPU's memory, by which two runs of one plan may differ: assumption
 HALVINGS = 12  # of the range of efficiencies: to 0.0003
 
@@ -29,7 +30,7 @@ class StepMedians:
     """Medians over all steps of a run except the first, which sets up connections and caches."""
 
     step_s: float
-    compute_s: float
+    compute_s: float | None  # None of a trainer's own command
     memory_bytes: int  # the most that a rank held in any step
 
 
@@ -37,7 +38,8 @@ def calibrate(inventory: Inventory, run: Path) -> Calibration:
     """Return the constants of the run in that folder, whose plan is predicted again on `inventory`.
 
     compute_factor is the busiest rank's seconds of forward and backward over the model's; network_efficiency then the
-    part of all bandwidths at which the model takes as long as the run. memory_margin is the excess of the fullest GPU's
+    part of all bandwidths at which the model takes as long as the run. Of a trainer's own command only steps are known:
+    all that they take longer or shorter is then laid to compute. memory_margin is the excess of the fullest GPU's
     memory over the predicted bytes, and a percent for differences from run to run. Raises
     HolmesError (wrong usage) where the folder holds no run with two steps, or one on other hosts.
     """
@@ -48,7 +50,11 @@ def calibrate(inventory: Inventory, run: Path) -> Calibration:
     )
     margin = _memory_margin(plan, plain, measured.memory_bytes)
     emulated = plan.job.compute.emulate is not None
-    factor = 1.0 if emulated else measured.compute_s / (plain.compute_s + plain.exposed_tp_s)
+    planned_s = plain.compute_s + plain.exposed_tp_s
+    if measured.compute_s is None:
+        compute_s = max(measured.step_s - (plain.step_s - planned_s), MIN_COMPUTE * measured.step_s)
+        return Calibration(run=str(run), compute_factor=compute_s / planned_s, network_efficiency=1.0)
+    factor = 1.0 if emulated else measured.compute_s / planned_s
 
     def with_efficiency(efficiency: float) -> Calibration:
         return Calibration(run=str(run), compute_factor=factor, network_efficiency=efficiency, memory_margin=margin)
@@ -80,17 +86,22 @@ def read_medians(path: Path) -> StepMedians:
         raise _no_steps(path, f"not one JSON object a line: {error}") from None
     if not steps:
         raise _no_steps(path, "it has no step after the first")
-    step_s, compute_s = (statistics.median(step[part] for step in steps) for part in (0, 1))
-    return StepMedians(step_s, compute_s, max(step[2] for step in steps))
+    compute_s = [step[1] for step in steps if step[1] is not None]
+    return StepMedians(
+        statistics.median(step[0] for step in steps),
+        statistics.median(compute_s) if compute_s else None,
+        max(step[2] for step in steps),
+    )
 
 
-def _step(line: str) -> tuple[float, float, int]:
+def _step(line: str) -> tuple[float, float | None, int]:
     """Return step_s, compute_s and memory_bytes, 0 where missing. Raises ValueError for anything but a step."""
     step = json_values(line)
     if isinstance(step, dict):
-        step_s, compute_s, memory_bytes = step.get("step_s"), step.get("compute_s"), step.get("memory_bytes", 0)
-        if _is_seconds(step_s) and _is_seconds(compute_s) and isinstance(memory_bytes, int):
-            return float(step_s), float(compute_s), max(0, memory_bytes)
+        step_s, compute_s, memory_bytes = step.get("step_s"), step.get("compute_s"), step.get("memory_bytes") or 0
+        has_compute = "compute_s" in step and (compute_s is None or _is_seconds(compute_s))
+        if _is_seconds(step_s) and has_compute and isinstance(memory_bytes, int):
+            return float(step_s), compute_s, max(0, memory_bytes)
     raise ValueError(f"a step has step_s and compute_s, from {MIN_S:g} to {MAX_S:g}: {line[:60]!r}")
 
 

@@ -150,7 +150,7 @@ def _check_engine(job: Job) -> None:
     if job.is_bundled:
         return
     fixed, schedules = job.parallel, engine_of(job).schedules
-    if job.device == "cpu":
+    if job.device == "cpu" and not job.is_launched:
         raise HolmesError(
             f"job: engine is {job.engine} and device cpu: what is known of other engines was measured on GPUs",
             "leave engine out, or set `device: cuda`",

@@ -31,7 +31,7 @@ def test_it_is_refused_before_anything_is_touched(arguments: tuple[str, ...], co
     done = command(*arguments)
     assert (done.code, done.stdout) == (2, "")
     assert "what sailor would take" in done.stderr
-    assert "leave `engine` out" in done.stderr
+    assert "add `command` to trainer" in done.stderr
     assert sorted(tmp_path.iterdir()) == there
 
 

@@ -1,0 +1,22 @@
+"""The configuration of ranks that run a trainer's own command, from the plan."""
+
+from __future__ import annotations
+
+from holmes_core.records.plan import Plan
+from holmes_runtime.config.rank_grid import NetName
+from holmes_runtime.config.trainer_config import SHARED, TrainerConfig, TrainerNetwork, TrainerRank
+
+
+def trainer_config_of(plan: Plan) -> TrainerConfig:
+    """Return the command of every rank, and the interfaces that each has: on its cluster's fabric first."""
+    assert plan.job.trainer is not None
+    fabrics = {node.fabric.network: node.fabric.net_name for node in plan.nodes if node.fabric is not None}
+    nodes = {node.host: node for node in plan.nodes}
+    ranks = []
+    for rank in plan.ranks:
+        node = nodes[rank.host]
+        fabric = {} if node.fabric is None else {node.fabric.network: node.fabric.netdev}
+        ranks.append(TrainerRank(rank.host, rank.local_rank, {**fabric, SHARED: node.shared_netdev}))
+    on_shared: NetName | None = "Socket" if plan.job.device == "cuda" else None
+    networks = (*(TrainerNetwork(name, net) for name, net in fabrics.items()), TrainerNetwork(SHARED, on_shared))
+    return TrainerConfig(plan.job.trainer.command, plan.job.trainer.folder, networks, tuple(ranks))

@@ -1,0 +1,107 @@
+"""Steps of a trainer's own command, read from the lines that its ranks print. Pure: time is passed in."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Mapping
+
+from holmes_core.records.plan import Plan
+from holmes_runtime.config.model_shape import step_flops
+from launcher.journal.step_metrics import FinishedStep, StepMetrics
+
+NUMBER = r"[-+]?[0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?"
+ANY = rf"(?i)\bstep\s*[:=]?\s*(?P<step>[0-9]+)\b.*?\bloss\s*[:=]?\s*(?P<loss>{NUMBER})"
+"""A line as many scripts print one, `step 12 loss 3.4`."""
+HUGGING_FACE = rf"'loss': '?(?P<loss>{NUMBER})"
+"""transformers, trainer_callback.py: a dictionary, printed each `logging_steps`."""
+PATTERNS: Mapping[str, tuple[str, ...]] = {
+    # Megatron-LM, megatron/training/training.py, training_log.
+    "megatron": (
+        rf"iteration\s+(?P<step>[0-9]+)\s*/.*?elapsed time per iteration \(ms\): (?P<milliseconds>{NUMBER})"
+        rf"(?:.*?learning rate: (?P<learning_rate>{NUMBER}))?.*?lm loss: (?P<loss>{NUMBER})"
+        rf"(?:.*?grad norm: (?P<grad_norm>{NUMBER}))?",
+    ),
+    # torchtitan, torchtitan/components/metrics.py.
+    "torchtitan": (
+        rf"step:\s*(?P<step>[0-9]+)\s+loss:\s*(?P<loss>{NUMBER})(?:\s+grad_norm:\s*(?P<grad_norm>{NUMBER}))?",
+    ),
+    # DeepSpeed, deepspeed/runtime/pipe/engine.py, train_batch.
+    "deepspeed": (rf"steps: (?P<step>[0-9]+) loss: (?P<loss>{NUMBER}) iter time \(s\): (?P<seconds>{NUMBER})", ANY),
+    "accelerate": (HUGGING_FACE, ANY),
+    "torch": (ANY, HUGGING_FACE),
+}
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+MAX_CHARACTERS = 2000  # of a line that is read
+WINDOW_S = 1.0  # lines come in batches, ten a second: shorter steps are timed over so many seconds together
+
+
+class PrintedSteps:
+    """Reads steps, each from the first rank that prints it. `started_s`: from there the first step is timed.
+
+    A line without the number of the step is one step further than the last. Seconds are the trainer's own where it
+    prints them, else those since an earlier line, over the steps between.
+    """
+
+    def __init__(self, plan: Plan, started_s: float) -> None:
+        trainer = plan.job.trainer
+        assert trainer is not None
+        own = trainer.step_pattern
+        self._patterns = [re.compile(text) for text in ((own,) if own is not None else PATTERNS[trainer.engine])]
+        self._plan, self._last_step = plan, -1
+        self._taken = deque([(-1, started_s)])  # steps and when their lines came, the first before the window
+        self._flops = step_flops(plan.job.model, plan.job.global_batch_size) / plan.world_size
+
+    def take(self, line: str, now_s: float) -> FinishedStep | None:
+        """Return the step that a line ends; None for any other line."""
+        text = COLOURS.sub("", line[:MAX_CHARACTERS])
+        found = next((match for pattern in self._patterns if (match := pattern.search(text))), None)
+        if found is None:
+            return None
+        values = {name: _number(value) for name, value in found.groupdict().items() if value is not None}
+        loss, printed = values.get("loss"), values.get("step")
+        step = self._last_step + 1 if printed is None else int(printed) - 1
+        if loss is None or step <= self._last_step:
+            return None
+        seconds = values.get("seconds", values.get("milliseconds", 0.0) / 1000)
+        step_s = seconds or self._seconds_until(step, now_s)
+        self._last_step = step
+        return FinishedStep(self._metrics(step, loss, max(step_s, 1e-6), values), ())
+
+    def _seconds_until(self, step: int, now_s: float) -> float:
+        """Return the seconds of a step, and remember when its line came."""
+        while len(self._taken) > 1 and self._taken[1][1] <= now_s - WINDOW_S:
+            self._taken.popleft()
+        since_step, since_s = self._taken[0]
+        if since_step < 0:
+            self._taken.clear()  # starting is no step
+        self._taken.append((step, now_s))
+        return (now_s - since_s) / (step - since_step)
+
+    def _metrics(self, step: int, loss: float, step_s: float, values: dict[str, float]) -> StepMetrics:
+        job = self._plan.job
+        return StepMetrics(
+            step=step,
+            loss=loss,
+            eval_loss=None,
+            grad_norm=values.get("grad_norm"),
+            learning_rate=values.get("learning_rate"),
+            step_s=step_s,
+            compute_s=None,
+            exposed_s=None,
+            tokens_per_s=job.global_batch_size * job.model.seq_length / step_s,
+            tflops_per_s=self._flops / step_s / 1e12,
+            mfu=0.0,
+            memory_bytes=None,
+            verdicts=(),
+            interfaces=(),
+        )
+
+
+def _number(text: str) -> float:
+    """Return the number; NaN for text that is none, as a pattern of the user's may take anything."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return math.nan
