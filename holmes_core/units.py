@@ -35,6 +35,11 @@ def format_bytes(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
+def format_loss(loss: float | None) -> str:
+    """Return `1.2346`; None is a loss that is no finite number."""
+    return "not finite" if loss is None else f"{loss:.4f}"
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration: `1.24 s`, `35 ms`."""
     return f"{seconds:.2f} s" if seconds >= ROUNDS_TO_A_SECOND else f"{seconds * 1e3:.3g} ms"

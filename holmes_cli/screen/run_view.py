@@ -16,7 +16,7 @@ from rich.text import Text
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import Plan
-from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
+from holmes_core.units import format_bytes, format_duration, format_loss, format_memory, format_seconds
 from holmes_runtime.config.rank_metrics import NoticeTopic, RankNotice
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics
@@ -140,7 +140,7 @@ class RunView:
         held = f"  {format_memory(step.memory_bytes)}" if step.memory_bytes is not None else ""
         waited = f"  waiting for the network {format_seconds(step.exposed_s)}" if step.exposed_s is not None else ""
         return (
-            f"step {step.step + 1}/{self._plan.job.steps}  loss {step.loss:.4f}{evaluated}  "
+            f"step {step.step + 1}/{self._plan.job.steps}  loss {format_loss(step.loss)}{evaluated}  "
             f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} (predicted {format_seconds(predicted)})"
             f"{used}{held}{waited}"
         )

@@ -11,7 +11,7 @@ from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, SentCode
-from holmes_core.units import format_bytes, format_duration, format_seconds
+from holmes_core.units import format_bytes, format_duration, format_loss, format_seconds
 from launcher.journal.run_folder import LOGS, PROFILE_FILE
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, by_interface, median_s, rdma_interfaces
@@ -67,7 +67,7 @@ def show_speed(plan: Plan, steps: Sequence[StepMetrics]) -> None:
         return
     seconds, guess = median_s([step.step_s for step in steps]), plan.prediction
     tokens_per_s = plan.job.global_batch_size * plan.job.model.seq_length / seconds
-    out.print(f"step {steps[-1].step + 1} of {plan.job.steps}, loss {steps[-1].loss:.4f}")
+    out.print(f"step {steps[-1].step + 1} of {plan.job.steps}, loss {format_loss(steps[-1].loss)}")
     out.print(
         f"step {format_seconds(seconds)} (predicted {format_seconds(guess.step_s)}), "
         f"{tokens_per_s:.0f} tokens/s (predicted {guess.tokens_per_s:.0f})"
@@ -95,11 +95,11 @@ def _show_failure(failure: Failure, count: int, folder: Path) -> None:
 
 def _show_result(plan: Plan, run: Run) -> None:
     guess = plan.prediction
-    if run.first_loss is None or run.last_loss is None or run.step_s is None or run.tokens_per_s is None:
+    if run.step_s is None or run.tokens_per_s is None:
         out.print("all ranks ended without an error before the first step")
         return
     took = f" and {format_duration(run.ended_at_s - run.started_at_s)}" if run.ended_at_s is not None else ""
-    out.print(f"loss {run.first_loss:.4f} -> {run.last_loss:.4f} in {run.steps_done} steps{took}")
+    out.print(f"loss {format_loss(run.first_loss)} -> {format_loss(run.last_loss)} in {run.steps_done} steps{took}")
     out.print(
         f"step {format_seconds(run.step_s)} (predicted {format_seconds(guess.step_s)}), "
         f"{run.tokens_per_s:.0f} tokens/s (predicted {guess.tokens_per_s:.0f})"

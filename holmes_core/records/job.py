@@ -33,6 +33,8 @@ BYTES_VOCABULARY = 4096
 TrainerName = Literal["megatron", "torchtitan", "deepspeed", "accelerate", "torch"]
 PublishedName = Literal["fsdp", "megatron-2020", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
 EngineName = Literal["holmes"] | TrainerName | PublishedName
+SHARDED: tuple[EngineName, ...] = ("fsdp", "torchtitan", "accelerate")
+"""Engines that always shard weights over replicas."""
 BUNDLED_ALONE = (
     "weights", "data", "seed", "compile", "optimizer", "evaluation", "checkpoint", "profile", "wire", "islands"
 )  # fmt: skip
@@ -43,9 +45,10 @@ class TrainerSettings(Record):
     """Software other than the bundled runtime that trains the model, under the plan's placement and networks."""
 
     engine: TrainerName | PublishedName
-    """Software that the plan is for: megatron (Megatron-LM, Megatron-Bridge), torchtitan, deepspeed, accelerate (and
-    Hugging Face's Trainer), or torch (a script with DDP or FSDP). Other names are software as published steps were run
-    with it: they are predicted, never launched. Example: megatron"""
+    """Software that the plan is for: megatron (Megatron-LM, Megatron-Bridge), torchtitan, deepspeed (ZeRO-1 without its
+    pipelines), accelerate (and Hugging Face's Trainer; FSDP), or torch (a script with DDP, or under parallel.zero 3
+    with FSDP). Other names are software as published steps were run with it: they are predicted, never launched.
+    Example: megatron"""
     command: tuple[OneLine, ...] = ()
     """Command of one rank, word by word; no shell reads it. The plan's settings are appended for the engine, or placed
     where {tp}, {pp}, {dp}, {micro_batch_size}, {layout} and others stand. Without a command the plan is a prediction.
@@ -225,7 +228,7 @@ class Job(FileRecord):
     @property
     def zero(self) -> Zero | None:
         """The stage of ZeRO that job.yaml fixes, or its engine; None: the planner chooses."""
-        return 3 if self.engine == "fsdp" else self.parallel.zero
+        return 3 if self.engine in SHARDED else self.parallel.zero
 
     @property
     def value_type(self) -> Precision:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -59,7 +60,15 @@ from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import oom_kills, read_facts
-from holmes_runtime.node.process_tree import adopt_orphans, descendants, end_descendants, local_rank_of, read_process
+from holmes_runtime.node.process_tree import (
+    Process,
+    adopt_orphans,
+    descendants,
+    end_descendants,
+    local_rank_of,
+    read_process,
+    survives,
+)
 from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, WAKING_PIPE, AgentAsChild, relay, rouse
 from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
 from holmes_runtime.node.tail import Tail
@@ -204,21 +213,33 @@ class Agent:
         elif isinstance(command, FromMeeting) and self._meeting is not None:
             self._meeting.hand_on(command)
         elif isinstance(command, Save) and torchrun is not None:
-            self._signal_ranks(torchrun, signal.SIGTERM)
+            for process in self._ranks(torchrun).values():
+                self._send(process, signal.SIGTERM)
         elif isinstance(command, Stacks) and torchrun is not None:
-            self._report(RankStates(self._signal_ranks(torchrun, signal.SIGUSR1, ASK_SIGNAL)))
+            self._report(RankStates(self._ask_ranks(torchrun)))
 
-    def _signal_ranks(self, torchrun: int, *numbers: signal.Signals) -> tuple[RankState, ...]:
-        """Signal every rank; the kernel's state of each."""
-        states = []
-        for process in descendants(torchrun):
-            local_rank = local_rank_of(process.pid) if process.parent == torchrun else None
-            if local_rank is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    for number in numbers:
-                        os.kill(process.pid, number)
-                states.append(RankState(local_rank, process.state))
-        return tuple(states)
+    def _ask_ranks(self, torchrun: int) -> tuple[RankState, ...]:
+        """Ask every rank where it is; the kernel's state of each.
+
+        Of a trainer's own command the first process that does not die of the signal is asked, as a shell would.
+        """
+        ranks = self._ranks(torchrun)
+        for rank in ranks.values():
+            for number in (signal.SIGUSR1, ASK_SIGNAL):
+                asked = (one for one in (rank, *descendants(rank.pid)) if survives(one.pid, number))
+                for process in itertools.islice(asked, 1):
+                    self._send(process, number)
+        return tuple(RankState(local_rank, process.state) for local_rank, process in ranks.items())
+
+    def _ranks(self, torchrun: int) -> dict[int, Process]:
+        """The processes that torchrun has started, by local rank."""
+        children = (process for process in descendants(torchrun) if process.parent == torchrun)
+        found = ((local_rank_of(process.pid), process) for process in children)
+        return {local_rank: process for local_rank, process in found if local_rank is not None}
+
+    def _send(self, process: Process, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
     def _show_life(self) -> None:
         """A sign of life for the controller when there has been nothing else to say."""

@@ -112,6 +112,15 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl failed")
 
 
+def survives(pid: int, number: signal.Signals) -> bool:
+    """Return True if the process blocks, ignores or catches the signal, which would else end it."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:")) and int(line.split()[1], 16) >> (number - 1) & 1:
+                return True
+    return False
+
+
 def local_rank_of(pid: int) -> int | None:
     """LOCAL_RANK in the environment of the process."""
     with contextlib.suppress(OSError):

@@ -108,7 +108,8 @@ def _of_step(step: StepMetrics | None) -> Iterator[Gauge]:
     if step is None:
         return
     yield Gauge("holmes_run_steps_done", "Steps the training has come to.", step.step + 1)
-    yield Gauge("holmes_run_loss", "Loss of the last step.", step.loss)
+    if step.loss is not None:
+        yield Gauge("holmes_run_loss", "Loss of the last step.", step.loss)
     yield Gauge("holmes_run_step_seconds", "Seconds of the last step.", step.step_s)
     if step.exposed_s is not None:
         yield Gauge("holmes_run_network_wait_seconds", "Seconds of it that the network was waited for.", step.exposed_s)

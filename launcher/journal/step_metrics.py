@@ -32,12 +32,13 @@ class StepMetrics:
     `compute_s`, forward and backward without waits, is the busiest rank's.
     `grad_norm` is None for a step that fp16 skipped, `eval_loss` where nothing was evaluated. `tflops_per_s` and `mfu`
     are of one rank, at the pace of the whole; `mfu` is 0 where a GPU's peak is not known. `memory_bytes` is the fullest
-    rank's. Of a trainer's own command the loss is known, and the rest that may be None is not.
+    rank's. Of a trainer's own command the loss is known, None where it is not finite, and the
+    rest that may be None is not.
     `verdicts` are sentences on hosts and links that are slower than planned, and on edges that were adapted.
     """
 
     step: int
-    loss: float
+    loss: float | None
     eval_loss: float | None
     grad_norm: float | None
     learning_rate: float | None

@@ -123,6 +123,7 @@ def refuse_prediction(job: Job) -> None:
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
     """Return the plan as the runtime's record. Raises HolmesError if the runtime refuses it."""
     job = plan.job
+    refuse_prediction(job)
     assert job.is_bundled
     names = {field.name for field in fields(RunConfig)} - IN_ANOTHER_FORM
     same = {name: getattr(record, name) for record in (job, plan) for name in names & set(type(record).model_fields)}

@@ -261,8 +261,9 @@ class AttemptState:
             self._hang.take_progress(rank.rank, step.metrics.step, now_s)
         for node in self._plan.nodes:
             yield from self._set_state(node, "stepping")
+        if self.has_stepped:  # the first may have begun with the run
+            self._hang.take_step(step.metrics.step_s)
         self.has_stepped = True
-        self._hang.take_step(step.metrics.step_s)
         yield step
 
     def _take_metrics(self, node: Node, metrics: RankMetrics, now_s: float) -> Iterator[Effect]:

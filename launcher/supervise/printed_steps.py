@@ -11,7 +11,7 @@ from holmes_core.records.plan import Plan
 from holmes_runtime.config.model_shape import step_flops
 from launcher.journal.step_metrics import FinishedStep, StepMetrics
 
-NUMBER = r"[-+]?[0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?"
+NUMBER = r"(?:[-+]?[0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?|[-+]?inf|nan)"
 ANY = rf"(?i)\bstep\s*[:=]?\s*(?P<step>[0-9]+)\b.*?\bloss\s*[:=]?\s*(?P<loss>{NUMBER})"
 """A line as many scripts print one, `step 12 loss 3.4`."""
 HUGGING_FACE = rf"'loss': '?(?P<loss>{NUMBER})"
@@ -59,15 +59,15 @@ class PrintedSteps:
         found = next((match for pattern in self._patterns if (match := pattern.search(text))), None)
         if found is None:
             return None
-        values = {name: _number(value) for name, value in found.groupdict().items() if value is not None}
-        loss, printed = values.get("loss"), values.get("step")
+        values = {name: _finite(value) for name, value in found.groupdict().items() if value is not None}
+        printed = values.get("step")
         step = self._last_step + 1 if printed is None else int(printed) - 1
-        if loss is None or step <= self._last_step:
+        if "loss" not in values or step <= self._last_step:
             return None
-        seconds = values.get("seconds", values.get("milliseconds", 0.0) / 1000)
+        seconds = values.get("seconds") or (values.get("milliseconds") or 0.0) / 1000
         step_s = seconds or self._seconds_until(step, now_s)
         self._last_step = step
-        return FinishedStep(self._metrics(step, loss, max(step_s, 1e-6), values), ())
+        return FinishedStep(self._metrics(step, max(step_s, 1e-6), values), ())
 
     def _seconds_until(self, step: int, now_s: float) -> float:
         """Return the seconds of a step, and remember when its line came."""
@@ -79,11 +79,11 @@ class PrintedSteps:
         self._taken.append((step, now_s))
         return (now_s - since_s) / (step - since_step)
 
-    def _metrics(self, step: int, loss: float, step_s: float, values: dict[str, float]) -> StepMetrics:
+    def _metrics(self, step: int, step_s: float, values: Mapping[str, float | None]) -> StepMetrics:
         job = self._plan.job
         return StepMetrics(
             step=step,
-            loss=loss,
+            loss=values["loss"],
             eval_loss=None,
             grad_norm=values.get("grad_norm"),
             learning_rate=values.get("learning_rate"),
@@ -99,9 +99,10 @@ class PrintedSteps:
         )
 
 
-def _number(text: str) -> float:
-    """Return the number; NaN for text that is none, as a pattern of the user's may take anything."""
+def _finite(text: str) -> float | None:
+    """Return the number; None for NaN, infinity, and text that is no number, as a user's pattern may take any."""
     try:
-        return float(text.replace(",", ""))
+        number = float(text.replace(",", ""))
     except ValueError:
-        return math.nan
+        return None
+    return number if math.isfinite(number) else None

@@ -37,8 +37,9 @@ class Engine:
     reserve_bytes and memory_margin: kept free on a GPU; None: as memory_margin.py has it. activation_factor: its
     activations over the runtime's.
 
-    schedules: those it has. Only the runtime lets replicas run unequal micro-batches, has states in host memory, and
-    adds gradients up inside clusters first.
+    schedules: those it has. cuts_layers: it has pipelines. splits_matrices: it has tensor parallelism. Only the runtime
+    lets replicas run unequal micro-batches, has states in host memory, and adds gradients up inside clusters first
+    without ZeRO-3.
     """
 
     sequence_parallel: Literal["always", "selective", "never"] = "always"
@@ -62,6 +63,8 @@ class Engine:
     memory_margin: float | None = None
     activation_factor: float = 1.0
     schedules: tuple[ScheduleName, ...] = EVERY_SCHEDULE
+    cuts_layers: bool = True
+    splits_matrices: bool = True
 
     def travels_bytes(self, value_bytes: int) -> tuple[int, int]:
         """Return the bytes of a parameter of so many, reduced and gathered."""
@@ -86,10 +89,35 @@ MEGATRON_2021 = Engine(
     memory_margin=0.0,
     schedules=MEGATRON_SCHEDULES,
 )
+# torch's FSDP, as llm-foundry and torchtitan run it: the fp32 weights that are sharded are the masters.
+FSDP = Engine(shards_weights=True, keeps_rounded=False, schedules=MEGATRON_SCHEDULES)
+# Megatron-Core of 2024, in NeMo, with distributed optimizer, and all overlaps that it has. Its steps grow by 2.2 %
+# from 128 to 2,048 GPUs and by 2.7 % from 16 to 2,048 (V8, V9 of docs/cost-model.md).
+MEGATRON_2024 = Engine(
+    chunked_loss=False,
+    keeps_reduced=False,
+    growth=0.0045,
+    exposed_tp=0.169,
+    inside_share=0.72,
+    exchange_share=0.929,
+    reserve_bytes=0,
+    memory_margin=0.0,
+    schedules=MEGATRON_SCHEDULES,
+)
+# A script with FSDP2, and one with DDP: it keeps fp32 weights and states whole, and all-reduces under the backward.
+FSDP_SCRIPT = replace(FSDP, schedules=("1f1b",), cuts_layers=False, splits_matrices=False)
+DDP_SCRIPT = replace(FSDP_SCRIPT, shards_weights=False, shards_states=False, gathered_bytes=4, gathers_first=False)
 ENGINES: dict[EngineName, Engine] = {
     "holmes": Engine(shards_weights=True),
-    # torch's FSDP, as llm-foundry and torchtitan run it: the fp32 weights that are sharded are the masters.
-    "fsdp": Engine(shards_weights=True, keeps_rounded=False, schedules=MEGATRON_SCHEDULES),
+    "fsdp": FSDP,
+    "torchtitan": FSDP,
+    "accelerate": replace(FSDP_SCRIPT, splits_matrices=True),
+    "torch": DDP_SCRIPT,
+    # ZeRO-1 without its pipeline module, into which a model would have to be rewritten.
+    "deepspeed": replace(
+        DDP_SCRIPT, shards_states=True, keeps_rounded=True, gathered_bytes=None, overlaps_exchange=False
+    ),
+    "megatron": replace(MEGATRON_2024, schedules=("1f1b", "interleaved")),
     # As it was in 2020, with torch's data parallel wrapper: gradients in 16 bits, bucket by bucket under the backward.
     "megatron-2020": replace(MEGATRON_2021, reduced_bytes=2, gathered_bytes=2, overlaps_exchange=True),
     "megatron-2021": MEGATRON_2021,
@@ -110,19 +138,7 @@ ENGINES: dict[EngineName, Engine] = {
         memory_margin=0.0,
         schedules=MEGATRON_SCHEDULES,
     ),
-    # Megatron-Core of 2024, in NeMo, with distributed optimizer, and all overlaps that it has. Its steps grow by 2.2 %
-    # from 128 to 2,048 GPUs and by 2.7 % from 16 to 2,048 (V8, V9 of docs/cost-model.md).
-    "megatron-2024": Engine(
-        chunked_loss=False,
-        keeps_reduced=False,
-        growth=0.0045,
-        exposed_tp=0.169,
-        inside_share=0.72,
-        exchange_share=0.929,
-        reserve_bytes=0,
-        memory_margin=0.0,
-        schedules=MEGATRON_SCHEDULES,
-    ),
+    "megatron-2024": MEGATRON_2024,
     # What Sailor's authors ran on GH200, in fp32.
     "sailor": Engine(
         sequence_parallel="never",
@@ -146,5 +162,5 @@ ENGINES: dict[EngineName, Engine] = {
 
 
 def engine_of(job: Job) -> Engine:
-    """Return the engine that `job` names."""
-    return ENGINES[job.engine]
+    """Return the engine that `job` names; a script of torch is FSDP's under parallel.zero 3, else DDP's."""
+    return FSDP_SCRIPT if job.engine == "torch" and job.zero == 3 else ENGINES[job.engine]

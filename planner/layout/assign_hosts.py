@@ -119,5 +119,20 @@ def number_ranks(group_slots: GroupSlots, host_order: Sequence[str], tp: int) ->
     return tuple(ranks)
 
 
+def number_by_mesh(group_slots: GroupSlots, tp: int) -> tuple[PlanRank, ...]:
+    """All ranks, numbered as trainers compute them: tensor shards first, then replicas, then stages.
+
+    Replicas are in the order of their clusters, so that those that shard weights in one are neighbours.
+    """
+    stages = sorted({stage for stage, _ in group_slots})
+    replicas = sorted({replica for _, replica in group_slots})
+    replicas.sort(key=lambda replica: [group_slots[stage, replica].cluster for stage in stages])
+    position = {replica: at for at, replica in enumerate(replicas)}
+    by_host = number_ranks(group_slots, hosts_by_stage(group_slots), tp)
+    renamed = (rank.model_copy(update={"dp_rank": position[rank.dp_rank]}) for rank in by_host)
+    in_order = sorted(renamed, key=lambda rank: (rank.pp_rank, rank.dp_rank, rank.tp_rank))
+    return tuple(rank.model_copy(update={"rank": number}) for number, rank in enumerate(in_order))
+
+
 def _shards(keys: Sequence[tuple[int, int]], tp: int) -> Iterator[tuple[tuple[int, int], int]]:
     return ((key, shard) for key in keys for shard in range(tp))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.node_settings import CONSTANT
 from holmes_core.records.inventory import Cluster, Host, NetworkPort
-from holmes_core.records.job import Job
+from holmes_core.records.job import EngineName, Job
 from holmes_core.records.plan import EnvironmentVariable, Node, NodeFabric, PlanRank, tunnel_address
 from holmes_runtime.config.trainer_config import SHARED
 from planner.layout.rail_environment import rail_environment
@@ -101,12 +101,10 @@ def make_environment(
             value=str(shared.netdev),
             reason=f"control traffic uses {shared.netdev}, which every node can reach",
         ),
-        EnvironmentVariable(
-            name="OMP_NUM_THREADS",
-            value=str(job.threads_per_slot),
-            reason="threads_per_slot in job.yaml",
-        ),
     ]
+    if job.is_bundled:
+        reason = "threads_per_slot in job.yaml"
+        variables.append(EnvironmentVariable(name="OMP_NUM_THREADS", value=str(job.threads_per_slot), reason=reason))
     if job.device == "cpu":
         return tuple(variables)
     return (
@@ -115,12 +113,23 @@ def make_environment(
         *_nccl(cluster, shared, fabric),
         *_streams(streams),
         *(_NO_NVLINK_BETWEEN_HOSTS if without_imex else ()),
-        *(
-            EnvironmentVariable(name=each.name, value=each.value, reason=each.reason)
-            for each in CONSTANT
-            if each.older_name not in job.launch.environment
-        ),
+        *(_constant(job) if job.is_bundled else (_connections(job.engine),)),
     )
+
+
+def _constant(job: Job) -> Iterator[EnvironmentVariable]:
+    """Yield what the bundled runtime needs on every node."""
+    for each in CONSTANT:
+        if each.older_name not in job.launch.environment:
+            yield EnvironmentVariable(name=each.name, value=each.value, reason=each.reason)
+
+
+def _connections(engine: EngineName) -> EnvironmentVariable:
+    """Return the hardware queues of a trainer. Source: Megatron-LM, megatron/training/arguments.py, which asserts 1."""
+    one = "Megatron-LM asserts it where tensor shards overlap communication: kernels then start in program order"
+    more = "gathers and reductions under compute need queues of their own; CUDA's default"
+    value, reason = ("1", one) if engine == "megatron" else ("8", more)
+    return EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value=value, reason=reason)
 
 
 def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:

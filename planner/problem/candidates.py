@@ -150,6 +150,16 @@ def _check_engine(job: Job) -> None:
     if job.is_bundled:
         return
     fixed, schedules = job.parallel, engine_of(job).schedules
+    pp = max(fixed.pp or 1, len(fixed.layers or ()))
+    for degree, has, name, kind in (
+        (pp, engine_of(job).cuts_layers, "pp", "pipelines"),
+        (fixed.tp or 1, engine_of(job).splits_matrices, "tp", "tensor parallelism"),
+    ):
+        if degree > 1 and not has:
+            raise HolmesError(
+                f"job: parallel.{name} is {degree}, and engine {job.engine} has no {kind}",
+                f"leave parallel.{name} out, or choose another engine",
+            )
     if job.device == "cpu" and not job.is_launched:
         raise HolmesError(
             f"job: engine is {job.engine} and device cpu: what is known of other engines was measured on GPUs",
@@ -275,7 +285,8 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     if fixed is not None:
         check_tensor_degree(fixed, fleet)
         return (fixed,)
-    if job.device == "cpu" or job.compute.emulate is not None or job.model.factory is not None:
+    is_whole = job.compute.emulate is not None or job.model.factory is not None
+    if job.device == "cpu" or is_whole or not engine_of(job).splits_matrices:
         return (1,)
     sizes = job.model.sharded_sizes.values()
     return tuple(tp for tp in range(1, largest + 1) if not any(size % tp for size in sizes))
@@ -286,6 +297,8 @@ def _pipeline_degrees(job: Job, num_group_slots: int) -> range:
     fixed, schedule, chunks = job.parallel.pp, job.parallel.schedule, job.parallel.chunks or 1
     if fixed is None and job.parallel.layers:
         fixed = len(job.parallel.layers) // chunks
+    elif not engine_of(job).cuts_layers:
+        fixed = 1
     least = 2 if chunks > 1 or schedule in NEED_A_PIPELINE else 1
     layers = 2 if schedule == "interleaved" and job.parallel.chunks is None else chunks  # of a rank, at least
     most = fixed or min(job.model.num_layers // layers, num_group_slots)
