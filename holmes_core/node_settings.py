@@ -1,7 +1,8 @@
 """The only table of the variables that a plan sets for a node's ranks: value, condition, reason, and who may override.
 
 The planner takes constant values from it, the launcher whether job.yaml may override them, and docs/settings.md is
-written from it. A trainer's own command gets those that name it, and none of the bundled runtime's. The effect of a variable was read in the documents of NCCL and torch named in `source`.
+written from it. Of a trainer's own command CUDA_DEVICE_MAX_CONNECTIONS is 1 or 8, and the other constants are left
+out. The effect of a variable was read in the documents of NCCL and torch named in `source`.
 """
 
 from __future__ import annotations

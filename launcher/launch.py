@@ -22,7 +22,7 @@ from launcher.journal.run_events import NodeState, RunEvent, View
 from launcher.journal.run_folder import INVENTORY_FILE, PLAN_FILE, RunFolder, read_seen
 from launcher.journal.run_record import RunRecord
 from launcher.journal.run_store import remember
-from launcher.journal.step_metrics import FinishedStep, StepTotals
+from launcher.journal.step_metrics import FinishedStep
 from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.preflight import Preflight, PreflightFailed
 from launcher.nodes.start import RunningNodes, follow, start
@@ -214,7 +214,8 @@ class Launch:
             self.folder.write_part(event)
         else:
             self._record.take(event)
-            if isinstance(event, RankNotice):
+            is_stepping = isinstance(event, NodeState) and event.state == "stepping"  # its groups are made
+            if isinstance(event, RankNotice) or (is_stepping and not self._plan.job.is_bundled):
                 self._record.write(self._plan, self._attempt.number, "running")
 
     def _say_slow_gradients(self, step: FinishedStep) -> None:
@@ -293,7 +294,7 @@ class Launch:
         self._attempt = replace(
             self._attempt, number=number, resume=resume, from_scratch=from_scratch, resume_step=back_to
         )
-        self._record.attempt_steps = StepTotals()
+        self._record.begin_attempt()
         self._view.take_plan(self._plan)
         preflight = self._start_nodes(None, frozenset())
         for fault in preflight.refusing:

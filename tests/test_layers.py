@@ -36,6 +36,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "published",
         "data",
         "health",
+        "hook",
         "outer",
         "trainer",
         "train",

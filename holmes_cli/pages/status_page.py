@@ -10,7 +10,7 @@ from itertools import combinations
 from holmes_cli.pages.chart import COLOURS, Chart, Series, draw_chart
 from holmes_cli.pages.render import render
 from holmes_cli.pages.run_traffic import GroupTraffic, HostTraffic, traffic_of_run
-from holmes_cli.screen.show_run import safe_in_words, state_in_words
+from holmes_cli.screen.show_run import sentences_of, state_in_words
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
 from holmes_core.units import format_bytes, format_seconds
@@ -74,7 +74,7 @@ def status_page(
         refresh_s=REFRESH_S if followed else None,
         summary=f"{state_in_words(stored)}; step {done} of {plan.job.steps}; predicted "
         f"{format_seconds(plan.prediction.step_s)} a step, {plan.prediction.tokens_per_s:.0f} tokens/s",
-        sentences=[words for words in (stored.run.origin, safe_in_words(plan, stored.run)) if words],
+        sentences=[words for words in (stored.run.origin, *sentences_of(plan, stored.run)) if words],
         islands=(),
         headings=(),
         looks=looks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holmes_cli.screen.fitted_table import fitted_table
@@ -17,6 +17,10 @@ from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, by_interface, median_s, rdma_interfaces
 from launcher.supervise.failure import first_cause
 
+_STEPLESS = {
+    True: "before the first step",
+    False: "and no line of theirs is known as a step's: `trainer: {step_pattern: ...}` in job.yaml tells how one looks",
+}
 WORTH_A_WORD_S = 600.0  # without a word from a run whose controller is on another machine, and may be gone with it
 SHOWN_COMMIT = 12  # characters that tell one from another
 
@@ -34,7 +38,8 @@ def show_run(plan: Plan, run: Run, folder: Path) -> None:
         err.print(f"stopped after {run.steps_done} {done}; no rank is left running")
     if run.state == "done":
         _show_result(plan, run)
-    out.print(safe_in_words(plan, run), markup=False, soft_wrap=True)
+    for sentence in sentences_of(plan, run):
+        out.print(sentence, markup=False, soft_wrap=True)
     if (folder / PROFILE_FILE).exists():
         out.print(
             f"profile: {folder / PROFILE_FILE}, predicted above measured; open it in https://ui.perfetto.dev",
@@ -96,7 +101,7 @@ def _show_failure(failure: Failure, count: int, folder: Path) -> None:
 def _show_result(plan: Plan, run: Run) -> None:
     guess = plan.prediction
     if run.step_s is None or run.tokens_per_s is None:
-        out.print("all ranks ended without an error before the first step")
+        out.print(f"all ranks ended without an error {_STEPLESS[plan.job.is_bundled]}")
         return
     took = f" and {format_duration(run.ended_at_s - run.started_at_s)}" if run.ended_at_s is not None else ""
     out.print(f"loss {format_loss(run.first_loss)} -> {format_loss(run.last_loss)} in {run.steps_done} steps{took}")
@@ -116,6 +121,17 @@ def _show_result(plan: Plan, run: Run) -> None:
         rows.append((seen.host, seen.netdev, seen.network, measured, *((rdma,) if by_rdma else ()), planned))
     headings = ("host", "interface", "network", "measured", *(("by RDMA",) if by_rdma else ()), "planned")
     out.print(fitted_table(headings, rows, out.width, "Traffic a step: sent, measured against planned"))
+
+
+def sentences_of(plan: Plan, run: Run) -> Iterator[str]:
+    """Yield the networks of a trainer's process groups, and the newest checkpoint."""
+    words = []
+    for each in run.groups:
+        where = "inside hosts" if each.network is None else f"on {each.network}"
+        words.append(f"{each.count} {where}{f' ({each.net_name})' if each.net_name else ''}")
+    if words:
+        yield f"process groups: {', '.join(words)}"
+    yield safe_in_words(plan, run)
 
 
 def code_in_words(code: SentCode) -> str:

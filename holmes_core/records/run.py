@@ -70,6 +70,14 @@ class SentCode(Record):
     changed: bool | None  # the code that was sent differs from that commit
 
 
+class NetworkGroups(Record):
+    """The number of process groups that a trainer's ranks have made on one network."""
+
+    network: str | None  # None: all members are on one host
+    net_name: str | None  # the transport that NCCL was told to take
+    count: int
+
+
 class Run(FileRecord):
     """State of one launch. Losses and speeds are None until the first step is done."""
 
@@ -100,5 +108,6 @@ class Run(FileRecord):
     tokens_per_s: float | None = None  # the last attempt's, as the two below
     step_s: float | None = None  # the median, without the first step
     traffic: tuple[MeasuredTraffic, ...] = ()
+    groups: tuple[NetworkGroups, ...] = ()  # of the last attempt, where a trainer's own command makes them
     not_ended: tuple[str, ...] = ()  # processes or files left on hosts, with the hosts
     failures: tuple[Failure, ...] = ()

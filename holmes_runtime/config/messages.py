@@ -9,10 +9,11 @@ import signal
 from typing import NamedTuple, get_args
 
 from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
-from holmes_runtime.config.rank_metrics import RankFileKind, RankMetrics, RankNotice
+from holmes_runtime.config.rank_metrics import GroupRecord, RankFileKind, RankMetrics, RankNotice
 from holmes_runtime.config.rendezvous_messages import FromMeeting, ToMeeting
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
+ASK_FILE = "asked"  # in a node's folder: touched when the agent asks ranks of a trainer's command
 ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start; one waits for it, even if others are stuck
 POSITIONS_FILE = "positions-rank{rank}.jsonl"
 CHANGED = "was changed on the way"  # marks the message of a failure that neither end has caused
@@ -301,6 +302,7 @@ Message = (
     | RankPrinted
     | RankMetrics
     | RankNotice
+    | GroupRecord
     | RankFile
     | RankFailed
     | RankStates

@@ -12,6 +12,8 @@ from holmes_runtime.config.verdicts import Verdict
 METRICS_FILE = "metrics-rank{rank}.jsonl"
 PRINTS_STEPS = "HOLMES_PRINTS_STEPS"  # set where no launcher shows the contents of ranks' files
 NOTICES_FILE = "notices-rank{rank}.jsonl"
+GROUPS_FILE = "groups-rank{rank}.jsonl"
+MAX_GROUPS = 4096  # of a rank, that are written down
 
 
 class ByteCounters(NamedTuple):
@@ -118,6 +120,24 @@ class RankNotice(NamedTuple):
     sentence: str
     safe_steps: int | None
     bad_lines_skipped: int = 0
+
+
+class GroupRecord(NamedTuple):
+    """A process group that a rank of a trainer's command has made, and the network it was given.
+
+    `network`: None where all members are on one host. `interface`: of this rank, which a Gloo group is bound to.
+    `net_name`: the transport that an NCCL group is told to take. `others`: further interfaces that sockets opened
+    meanwhile are on.
+    """
+
+    rank: int
+    name: str
+    backend: str
+    ranks: tuple[int, ...]
+    network: str | None
+    interface: str | None
+    net_name: str | None
+    others: tuple[str, ...] = ()
 
 
 MAX_SPANS = 200_000  # in a rank's trace

@@ -54,11 +54,15 @@ class PositionReport:
     def _answer(self, file: Path) -> None:
         while True:
             signal.sigwait({ASK_SIGNAL})
-            position, before = self.position(), read_socket_bytes()
-            time.sleep(MOVED_WITHIN_S)
-            moved_bytes = bytes_between(before, read_socket_bytes())
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(to_json(position._replace(moved_bytes=moved_bytes)) + "\n")
+            self.write_to(file)
+
+    def write_to(self, file: Path) -> None:
+        """Append the position to `file`, with the bytes that were moved in the next second."""
+        position, before = self.position(), read_socket_bytes()
+        time.sleep(MOVED_WITHIN_S)
+        moved_bytes = bytes_between(before, read_socket_bytes())
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(to_json(position._replace(moved_bytes=moved_bytes)) + "\n")
 
 
 def whereabouts_of(config: RunConfig, rank: int) -> PositionReport:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holmes_runtime.config.messages import (
+    ASK_FILE,
     ASK_SIGNAL,
     POSITIONS_FILE,
     Alive,
@@ -47,7 +48,14 @@ from holmes_runtime.config.messages import (
     Stuck,
 )
 from holmes_runtime.config.node_config import AGENT_LOCK_FILE, NodeConfig, memory_folder
-from holmes_runtime.config.rank_metrics import METRICS_FILE, NOTICES_FILE, RankMetrics, RankNotice
+from holmes_runtime.config.rank_metrics import (
+    GROUPS_FILE,
+    METRICS_FILE,
+    NOTICES_FILE,
+    GroupRecord,
+    RankMetrics,
+    RankNotice,
+)
 from holmes_runtime.config.rendezvous_messages import FromMeeting
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.admission.gpu_claims import GpuClaims
@@ -223,6 +231,7 @@ class Agent:
 
         Of a trainer's own command the first process that does not die of the signal is asked, as a shell would.
         """
+        (self._folder / ASK_FILE).touch()
         ranks = self._ranks(torchrun)
         for rank in ranks.values():
             for number in (signal.SIGUSR1, ASK_SIGNAL):
@@ -257,6 +266,8 @@ class Agent:
                 self._report(RankPrinted(int(path.parent.name), line))
         for line in self._whole_lines(NOTICES_FILE):  # before the steps that begin from there
             self._report(parse(RankNotice, line))
+        for line in self._whole_lines(GROUPS_FILE):
+            self._report(parse(GroupRecord, line))
         for line in self._whole_lines(METRICS_FILE):
             self._report(parse(RankMetrics, line))
         for line in self._whole_lines(POSITIONS_FILE):

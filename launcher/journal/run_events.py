@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, GroupRecord, RankNotice
 from holmes_runtime.config.strict_json import decode, encode
 from launcher.journal.step_metrics import StepMetrics
 
@@ -45,12 +45,13 @@ LATEST_S = 253_402_300_799.0  # Unix time of the last second of the year 9999
 MAX_STEPS = 2**53  # above, not all whole numbers are floats
 MAX_STEP_S = 1e9  # thirty years
 
-RunEvent = NodeState | LogLine | Notice | RankNotice | StepMetrics | AppliedOuterSync
+RunEvent = NodeState | LogLine | Notice | RankNotice | GroupRecord | StepMetrics | AppliedOuterSync
 _KINDS: dict[str, type[RunEvent]] = {
     "node": NodeState,
     "log": LogLine,
     "notice": Notice,
     "rank_notice": RankNotice,
+    "group": GroupRecord,
     "step": StepMetrics,
     "exchange": AppliedOuterSync,
 }

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from holmes_core.records.plan import Plan
-from holmes_core.records.run import Failure, Run, SentCode, Settings, State
-from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
+from holmes_core.records.run import Failure, NetworkGroups, Run, SentCode, Settings, State
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, GroupRecord, RankNotice
 from launcher.journal.prometheus import PrometheusFile
 from launcher.journal.run_events import Notice, RunEvent, View
 from launcher.journal.run_folder import RunFolder
@@ -42,7 +42,12 @@ class RunRecord:
         self.safe_steps: int | None = None
         self._says_full = False
         self._compares = False  # every step compares what travels between hosts
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        """Forget the steps and groups of the attempt before."""
         self.attempt_steps = StepTotals()
+        self._groups: dict[tuple[str | None, str | None], int] = {}
 
     @property
     def steps_done(self) -> int:
@@ -78,6 +83,9 @@ class RunRecord:
             self.attempt_steps.add(event)
             if self._prometheus:
                 self._prometheus.take_step(event)
+        elif isinstance(event, GroupRecord):
+            key = event.network, event.net_name
+            self._groups[key] = self._groups.get(key, 0) + 1
         elif isinstance(event, RankNotice):
             self._bad_lines_skipped = max(self._bad_lines_skipped, event.bad_lines_skipped)
             self._compares = self._compares or event.topic == "compared"
@@ -143,6 +151,10 @@ class RunRecord:
             tokens_per_s=tokens / seconds if seconds else None,
             step_s=seconds,
             traffic=traffic_per_step(latest, plan) if latest.count else (),
+            groups=tuple(
+                NetworkGroups(network=network, net_name=net_name, count=count)
+                for (network, net_name), count in self._groups.items()
+            ),
             failures=failures,
             not_ended=not_ended,
         )

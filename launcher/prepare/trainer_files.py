@@ -5,6 +5,7 @@ from __future__ import annotations
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.trainer_config import SHARED, TrainerConfig, TrainerNetwork, TrainerRank
+from launcher.prepare.engine_arguments import command_of
 
 
 def trainer_config_of(plan: Plan) -> TrainerConfig:
@@ -19,4 +20,4 @@ def trainer_config_of(plan: Plan) -> TrainerConfig:
         ranks.append(TrainerRank(rank.host, rank.local_rank, {**fabric, SHARED: node.shared_netdev}))
     on_shared: NetName | None = "Socket" if plan.job.device == "cuda" else None
     networks = (*(TrainerNetwork(name, net) for name, net in fabrics.items()), TrainerNetwork(SHARED, on_shared))
-    return TrainerConfig(plan.job.trainer.command, plan.job.trainer.folder, networks, tuple(ranks))
+    return TrainerConfig(command_of(plan), plan.job.trainer.folder, networks, tuple(ranks))

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
@@ -26,8 +27,10 @@ from holmes_runtime.config.messages import (
     Started,
     Stuck,
 )
-from holmes_runtime.config.rank_metrics import RankMetrics, RankNotice
+from holmes_runtime.config.rank_grid import NetName
+from holmes_runtime.config.rank_metrics import GroupRecord, RankMetrics, RankNotice
 from holmes_runtime.config.rendezvous_messages import ToMeeting
+from holmes_runtime.config.trainer_config import SHARED
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
 from launcher.journal.step_metrics import FinishedStep, StepCollector
@@ -50,6 +53,10 @@ _NODE_WAS_DOWN = "Slurm took the node for failed, as it does with one that is se
 _STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slurmstepd's word, which srun hands on
 _NO_MESSAGE = "To enable traceback see"  # torchrun's word on a process that leaves it none: its last line says more
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback, by torch.distributed
+_NO_HOOK = (
+    "the trainer steps, and no rank has told of a process group: their networks are not the plan's. The hook needs "
+    "Python without -S, -I and -E, and PYTHONPATH as the command gets it"
+)
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
 # where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
@@ -85,7 +92,7 @@ class ForMeeting:
     message: ToMeeting
 
 
-RankMessage = RankPrinted | RankMetrics | RankNotice | RankFile | RankFailed | RankStates | RankPosition
+RankMessage = RankPrinted | RankMetrics | RankNotice | GroupRecord | RankFile | RankFailed | RankStates | RankPosition
 Order = NotifyAll | Reconnect | GiveUp | ForMeeting
 Effect = RunEvent | FinishedStep | FilePart | Order
 
@@ -108,6 +115,8 @@ class AttemptState:
         self._collector = StepCollector(plan)
         self._printed = None if plan.job.is_bundled else PrintedSteps(plan, started_s)
         self._rank_at = {(rank.host, rank.local_rank): rank.rank for rank in plan.ranks}
+        self._has_groups = False
+        self._networks = {None, SHARED, *(node.fabric.network for node in plan.nodes if node.fabric is not None)}
         self._last_lines: dict[int, deque[str]] = {}
         self._states: dict[int, str] = {}
         self._broken_off: dict[int, str] = {}
@@ -187,12 +196,15 @@ class AttemptState:
             ranks = (self._rank_at.get((node.host, message.local_rank)),)
         elif isinstance(message, RankStates):
             ranks = tuple(self._rank_at.get((node.host, one.local_rank)) for one in message.states)
-        elif isinstance(message, RankMetrics | RankNotice | RankPosition | RankFile) or (
+        elif isinstance(message, RankMetrics | RankNotice | GroupRecord | RankPosition | RankFile) or (
             isinstance(message, RankFailed) and message.rank is not None
         ):
             ranks = (message.rank if self._has_rank(node, message.rank) else None,)
         if None in ranks:
             return f"{type(message).__name__} of a rank that is not on this host"
+        if isinstance(message, GroupRecord):
+            planned = message.network in self._networks and message.net_name in (None, *get_args(NetName))
+            return None if planned else f"GroupRecord on {message.network} by {message.net_name}, which no plan has"
         if isinstance(message, RankFile):
             return misfit_of_part(message)
         if isinstance(message, RankMetrics):
@@ -213,6 +225,8 @@ class AttemptState:
             yield file_part(message)
         elif isinstance(message, RankNotice):
             yield message
+        elif isinstance(message, GroupRecord):
+            yield from self._take_group(message)
         elif isinstance(message, RankFailed):
             lines = message.last_lines or self._lines_of(message.rank)
             if message.message.startswith(_NO_MESSAGE) and lines:
@@ -255,12 +269,25 @@ class AttemptState:
         if self._states.get(node.node_rank) == "ranks up" and line.startswith(f"rank {rank} on "):
             yield from self._set_state(node, "rendezvous")
 
+    def _take_group(self, group: GroupRecord) -> Iterator[Effect]:
+        """Take a group of a trainer; of its members the first speaks for all."""
+        self._has_groups = True
+        if group.others:
+            used = (
+                f"while group {group.name} was made on {group.interface}, sockets opened on {', '.join(group.others)}"
+            )
+            yield Notice(f"rank {group.rank}: {used}")
+        if group.ranks and group.rank == min(group.ranks):
+            yield group
+
     def _take_printed(self, step: FinishedStep, now_s: float) -> Iterator[Effect]:
         """Take a step of a trainer, whose ranks go in step: the one that prints speaks for all."""
         for rank in self._plan.ranks:
             self._hang.take_progress(rank.rank, step.metrics.step, now_s)
         for node in self._plan.nodes:
             yield from self._set_state(node, "stepping")
+        if not self.has_stepped and not self._has_groups and self._plan.world_size > 1:
+            yield Notice(_NO_HOOK)
         if self.has_stepped:  # the first may have begun with the run
             self._hang.take_step(step.metrics.step_s)
         self.has_stepped = True

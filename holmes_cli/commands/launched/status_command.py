@@ -12,7 +12,7 @@ import typer
 
 from holmes_cli.commands.launched.find_run import AskedRun, asked_run
 from holmes_cli.islands.show_islands import island_row, islands_sentences, refuse_whole, show_islands, state_as_json
-from holmes_cli.screen.show_run import code_in_words, safe_in_words, show_run, show_speed, state_in_words
+from holmes_cli.screen.show_run import code_in_words, sentences_of, show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
@@ -157,7 +157,8 @@ def show_known(known: KnownRun) -> None:
         out.print(f"  {stored.run.origin}", markup=False, soft_wrap=True)
     if stored.run.state == "running":
         show_speed(known.plan, known.steps)
-        out.print(safe_in_words(known.plan, stored.run), markup=False, soft_wrap=True)
+        for sentence in sentences_of(known.plan, stored.run):
+            out.print(sentence, markup=False, soft_wrap=True)
         out.print(f"run: {stored.folder}", markup=False, soft_wrap=True)
     else:
         show_run(known.plan, stored.run, stored.folder)

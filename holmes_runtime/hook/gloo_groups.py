@@ -1,0 +1,44 @@
+"""Gloo groups bound to an interface: torch's class, with a device of that interface where the hook names one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+THREADS = 2  # torch's own default for a Gloo group
+
+
+def bind_gloo(gloo: Any, interface: Callable[[], str | None]) -> Any:
+    """Return the class to make Gloo groups by: `gloo` itself in all but the device.
+
+    Every Gloo group is an instance of it, as torch asks for, also one whose Python object is gone.
+    """
+
+    class OfAnyGloo(type(gloo)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, gloo)
+
+    class ProcessGroupGloo(gloo, metaclass=OfAnyGloo):  # type: ignore[misc]
+        def __init__(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
+            name = interface()
+            if name is None or (args and isinstance(args[0], gloo._Options)) or "options" in kwargs:
+                super().__init__(store, rank, size, *args, **kwargs)
+                return
+            options = gloo._Options()
+            options._devices = [_device(gloo, name)]
+            options._threads = THREADS
+            timeout = args[0] if args else kwargs.get("timeout")
+            if timeout is not None:
+                options._timeout = timeout
+            super().__init__(store, rank, size, options)
+
+    return ProcessGroupGloo
+
+
+def _device(gloo: Any, interface: str) -> Any:
+    lazily = os.environ.get("TORCH_GLOO_LAZY_INIT") == "1"
+    try:
+        return gloo.create_device(interface=interface, lazy_init=lazily)
+    except RuntimeError as error:
+        raise RuntimeError(f"holmes: a Gloo group cannot use the planned interface {interface!r}: {error}") from error

@@ -1,0 +1,146 @@
+"""Wraps the functions of torch that make process groups, so that each group is bound to its members' network.
+
+torch makes every group in one function, `_new_process_group_helper`, whoever asks for it: DeviceMesh, Megatron-Core's
+parallel state, accelerate, or a script. Nothing is edited on disk. Private names by torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holmes_runtime.config.trainer_config import TRAINER_VARIABLE, TrainerConfig, TrainerNetwork, read_trainer_config
+from holmes_runtime.hook.gloo_groups import bind_gloo
+from holmes_runtime.hook.group_network import network_of
+from holmes_runtime.hook.group_report import GroupReport
+
+MAKES_GROUPS = "_new_process_group_helper"
+OPTIONS = ("backend_options", "pg_options")  # names of that argument, by versions of torch
+COMMS_VARIABLE = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
+
+
+class GroupBinding(NamedTuple):
+    """The network of the group that is being made, and this rank's interface on it; None inside a host."""
+
+    network: TrainerNetwork | None
+    interface: str | None
+
+
+def hook_groups(c10d: Any, environ: Mapping[str, str] = os.environ) -> None:
+    """Wrap the module's functions. Raises RuntimeError, with a remedy, where groups would escape."""
+    _refuse_overrides(environ)
+    helper = getattr(c10d, MAKES_GROUPS, None)
+    parameters = inspect.signature(helper).parameters if helper is not None else {}
+    options = next((name for name in OPTIONS if name in parameters), None)
+    if helper is None or options is None:
+        import torch
+
+        raise RuntimeError(
+            f"holmes: torch {torch.__version__} makes process groups in another way than torch 2.11 to 2.15, and their "
+            "networks cannot be set: install one of these, or leave trainer out of job.yaml"
+        )
+    config = read_trainer_config(Path(environ[TRAINER_VARIABLE]))
+    hook = _GroupHook(c10d, config, int(environ["RANK"]), GroupReport(environ), options)
+    setattr(c10d, MAKES_GROUPS, hook.wrapped(helper))
+    c10d._get_split_source = lambda _: None  # a split communicator keeps its parent's network
+    c10d.split_group = hook.split_group
+    if hasattr(c10d, "ProcessGroupGloo"):
+        c10d.ProcessGroupGloo = bind_gloo(c10d.ProcessGroupGloo, lambda: hook.interface)
+
+
+def _refuse_overrides(environ: Mapping[str, str]) -> None:
+    if environ.get("NCCL_NET"):
+        raise RuntimeError(
+            f"holmes: NCCL_NET={environ['NCCL_NET']} would override the network of every process group: unset it on "
+            "this host, and in what the trainer's command sets"
+        )
+    if environ.get(COMMS_VARIABLE, "0") not in ("", "0"):
+        raise RuntimeError(
+            f"holmes: {COMMS_VARIABLE}={environ[COMMS_VARIABLE]} makes groups by torchcomms, which takes no network by "
+            "group: unset it"
+        )
+
+
+class _GroupHook:
+    """The hook of one rank's process; `binding` is that of the group being made."""
+
+    def __init__(self, c10d: Any, config: TrainerConfig, rank: int, report: GroupReport, options: str) -> None:
+        self._c10d, self._config, self._rank, self._report, self._options = c10d, config, rank, report, options
+        self.binding = GroupBinding(None, None)
+
+    @property
+    def interface(self) -> str | None:
+        """This rank's interface for the group being made; None to leave it to torch."""
+        return self.binding.interface
+
+    def wrapped(self, helper: Callable[..., Any]) -> Callable[..., Any]:
+        """Return torch's function with the network of the group set around it."""
+        signature = inspect.signature(helper)
+
+        @wraps(helper)
+        def make_group(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            arguments = given.arguments
+            ranks = tuple(arguments["global_ranks_in_group"]) or tuple(range(arguments["group_size"]))
+            if self._rank not in ranks or len(ranks) < 2:
+                return helper(*args, **kwargs)
+            if len(ranks) == arguments["group_size"] and not arguments["global_ranks_in_group"]:
+                self._report.begin()
+            network = network_of(self._config, ranks)
+            backends = _backends(self._c10d, arguments["backend"])
+            interface = self._config.ranks[self._rank].interfaces[network.name] if network is not None else None
+            if network is not None and network.net_name is not None and "nccl" in backends:
+                arguments[self._options] = self._nccl_options(arguments.get(self._options), network.net_name)
+            before, self.binding = self.binding, GroupBinding(network, interface)
+            try:
+                with self._report.making(arguments, ranks, backends, self.binding):
+                    return helper(*given.args, **given.kwargs)
+            finally:
+                self.binding = before
+
+        return make_group
+
+    def _nccl_options(self, given: Any, net_name: str) -> Any:
+        """Return options of this group alone: torch keeps them and writes to them, and engines share one object."""
+        own = copy.deepcopy(given) if given is not None else self._c10d.ProcessGroupNCCL.Options()
+        own.config.net_name = net_name
+        return own
+
+    def split_group(
+        self,
+        parent_pg: Any = None,
+        split_ranks: Sequence[Sequence[int]] | None = None,
+        timeout: Any = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        backend: Any = None,
+        **_: Any,
+    ) -> Any:
+        """Make a new group where torch would split one: a split communicator keeps its parent's network."""
+        if not split_ranks:
+            raise ValueError("split_ranks cannot be None or empty")
+        parent = parent_pg or self._c10d._get_default_group()
+        ranks = self._c10d.get_process_group_ranks(parent)
+        mine = next((part for part in split_ranks if ranks.index(self._rank) in part), None)
+        if mine is None:
+            return None
+        return self._c10d.new_group(
+            sorted(ranks[position] for position in mine),
+            timeout=timeout,
+            backend=str(backend) if backend is not None else self._c10d._world.pg_map[parent][0],
+            pg_options=pg_options,
+            use_local_synchronization=True,
+            group_desc=group_desc,
+        )
+
+
+def _backends(c10d: Any, backend: Any) -> tuple[str, ...]:
+    """Return the backends of a group by name, as `cpu:gloo,cuda:nccl` has two."""
+    return tuple(
+        dict.fromkeys(map(str, c10d.BackendConfig(c10d.Backend(str(backend))).get_device_backend_map().values()))
+    )

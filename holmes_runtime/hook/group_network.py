@@ -1,0 +1,34 @@
+"""The network of a process group, from its members. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holmes_runtime.config.trainer_config import TrainerConfig, TrainerNetwork
+
+MAX_NAMED = 8  # ranks of a group that an error names
+
+
+def network_of(config: TrainerConfig, ranks: Sequence[int]) -> TrainerNetwork | None:
+    """Return the first network on which all of `ranks` have an interface; None where they are on one host.
+
+    Raises:
+        RuntimeError: They share none, or a rank is not in the plan; names ranks and hosts.
+    """
+    unknown = [rank for rank in ranks if not 0 <= rank < len(config.ranks)]
+    if unknown:
+        raise RuntimeError(f"holmes: the plan has {len(config.ranks)} ranks, and a group wants rank {unknown[0]}")
+    members = [config.ranks[rank] for rank in ranks]
+    if len({member.host for member in members}) == 1:
+        return None
+    for network in config.networks:
+        if all(network.name in member.interfaces for member in members):
+            return network
+    named = ", ".join(
+        f"rank {rank} ({member.host}) on {' and '.join(member.interfaces) or 'none'}"
+        for rank, member in list(zip(ranks, members, strict=True))[:MAX_NAMED]
+    )
+    raise RuntimeError(
+        f"holmes: the {len(ranks)} members of a process group share no network, so it could only hang: {named}; "
+        "probe again and look at the networks of these hosts, or leave one of them out"
+    )

@@ -1,0 +1,105 @@
+"""The process groups of a trainer's rank, written down for the node agent, and the rank's answer to where it is."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holmes_runtime.comm.networks_in_use import interface_addresses, other_interfaces
+from holmes_runtime.config.messages import ASK_FILE, POSITIONS_FILE
+from holmes_runtime.config.rank_metrics import GROUPS_FILE, MAX_GROUPS, GroupRecord
+from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.node.admission.own_sockets import own_connections
+
+POLL_S = 1.0  # for a question of the agent
+
+
+class GroupReport:
+    """Appends a line for each group to the rank's file in HOLMES_METRICS_DIR; without that, to nothing."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._rank = int(environ["RANK"])
+        folder = environ.get("HOLMES_METRICS_DIR")
+        self._folder = Path(folder) if folder else None
+        self._count = 0
+        self._ended = threading.Event()
+
+    def begin(self) -> None:
+        """From now on answer the agent, as a process with a default group is a rank itself."""
+        if self._folder is None:
+            return
+        if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # another handler is the trainer's own
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
+        answering = threading.Thread(target=self._answer, args=(self._folder,), name="holmes-whereabouts", daemon=True)
+        answering.start()
+        atexit.register(self._end, answering)
+
+    @contextmanager
+    def making(
+        self, arguments: Mapping[str, Any], ranks: Sequence[int], backends: Sequence[str], binding: Any
+    ) -> Iterator[None]:
+        """Write down the group that is made meanwhile, and the interfaces that its sockets are on."""
+        looks = binding.interface is not None and "gloo" in backends
+        before = own_connections() if looks else set()
+        yield
+        others: Sequence[str] = ()
+        if looks:
+            others = other_interfaces(binding.interface, own_connections() - before, interface_addresses())
+        network = binding.network
+        self._write(
+            GroupRecord(
+                rank=self._rank,
+                name=str(arguments.get("group_desc") or arguments.get("group_name") or "default"),
+                backend=",".join(backends),
+                ranks=tuple(ranks),
+                network=None if network is None else network.name,
+                interface=binding.interface,
+                net_name=network.net_name if network is not None and "nccl" in backends else None,
+                others=tuple(others),
+            )
+        )
+
+    def _write(self, record: GroupRecord) -> None:
+        self._count += 1
+        if self._folder is None or self._count > MAX_GROUPS:
+            return
+        line = (to_json(record) + "\n").encode()
+        file = os.open(
+            self._folder / GROUPS_FILE.format(rank=self._rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
+        )
+        try:
+            os.write(file, line)
+        finally:
+            os.close(file)
+
+    def _end(self, answering: threading.Thread) -> None:
+        """Wait for the thread: one that Python ends by itself may take the process with it (SIGABRT, 2 of 14 runs)."""
+        self._ended.set()
+        answering.join()
+
+    def _answer(self, folder: Path) -> None:
+        """Append the rank's position each time the agent asks. By a file: signals may be the trainer's own."""
+        from holmes_runtime.health.position_report import PositionReport
+
+        report = PositionReport(self._rank, tuple)
+        report.now("in the trainer's command")
+        asked = folder / ASK_FILE
+        seen_ns = _changed_ns(asked)
+        while not self._ended.wait(POLL_S):
+            if _changed_ns(asked) != seen_ns:
+                seen_ns = _changed_ns(asked)
+                report.write_to(folder / POSITIONS_FILE.format(rank=self._rank))
+
+
+def _changed_ns(file: Path) -> int | None:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None
