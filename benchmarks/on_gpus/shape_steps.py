@@ -67,6 +67,10 @@ def plain_torch(bench: Bench) -> list[Figure]:
             notes.append(f"{name}: {result.error}")
             continue
         figures += _speed(bench, name, plans[name], result)
+        if result.micro_batch_size != plans[name].micro_batch_size:
+            notes.append(
+                f"{name}: by {result.micro_batch_size} a micro-batch, as memory did not suffice for the plan's"
+            )
         own_s = bench.figure("shapes", f"{mode_name(name, bench.compiles)}: step")
         if own_s:
             figures.append(Figure(f"{name}: Holmes is x times as fast", result.step_s / own_s, ""))

@@ -59,6 +59,7 @@ class Result:
     build_s: float = 0.0
     laps_s: dict[str, float] = field(default_factory=dict)
     kernels_s: dict[str, float] = field(default_factory=dict)
+    micro_batch_size: int | None = None  # the plain loop's
 
     @property
     def step_s(self) -> float:
@@ -125,17 +126,20 @@ def _by_holmes(task: Task, device: torch.device) -> dict[str, Any]:
 
 
 def _by_plain_loop(task: Task, device: torch.device) -> dict[str, Any]:
+    """Train with the micro-batch of the plan, or half of it and so on until memory suffices: the loop needs more."""
     config = RunConfig.from_json(task.config)
-    steps_s = plain_loop.train(
-        config.model,
-        device,
-        config.micro_batch_size,
-        config.total_microbatches,
-        config.steps,
-        config.compile,
-        config.recompute == "full",
-    )
-    return {"steps_s": tuple(steps_s)}
+    size, count = config.micro_batch_size, config.total_microbatches
+    while True:
+        try:
+            steps_s = plain_loop.train(
+                config.model, device, size, count, config.steps, config.compile, config.recompute == "full"
+            )
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            size, count = size // 2, count * 2
+            continue
+        return {"steps_s": tuple(steps_s), "micro_batch_size": size}
 
 
 def _wait_for(device: torch.device) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import yaml
 
 from benchmarks.on_gpus.bench import Bench
+from benchmarks.on_gpus.hooked_ranks import run_hooked
 from benchmarks.on_gpus.machine import Device
 from benchmarks.on_gpus.one_rank_group import settings
 from benchmarks.on_gpus.product_run import ProductRun, largest_difference, last_words
@@ -151,6 +152,27 @@ def shared_gpu(bench: Bench) -> list[Figure]:
     return [Figure("two ranks: loss differs by", differs_by, "")]
 
 
+def trainer_hook(bench: Bench) -> list[Figure]:
+    """Run a script of DDP under the hook: its losses are the bare script's, and NCCL takes the transport it is told."""
+    on_gpu = bench.device == "cuda"
+    bare = run_hooked(bench.folder / "bare", bench.device, None, hooked=False)
+    notes = []
+    for name, eager in {"hooked": False, "hooked-eager": True}.items():
+        hooked = run_hooked(bench.folder / name, bench.device, "Socket" if on_gpu else None, eager=eager)
+        if any(hooked.exit_codes) or hooked.losses != bare.losses or len(hooked.losses) < 4:
+            raise Failed(f"{name}: {hooked.exit_codes}, {hooked.losses}, bare {bare.losses}: {hooked.errors}")
+        if on_gpu and hooked.networks != ("Socket",):
+            raise Failed(f"{name}: NCCL's log names {hooked.networks}")
+        notes.append(f"{name}: {[(group['name'], group['net_name'], group['interface']) for group in hooked.groups]}")
+    figures = [Figure("groups seen", len(hooked.groups), "")]
+    if on_gpu:
+        absent = run_hooked(bench.folder / "absent", bench.device, "AWS Libfabric")
+        if not all(absent.exit_codes):
+            raise Failed("NCCL made a group by a transport that is not here", figures, notes)
+        notes.append(f"told to take a transport that is not here: {absent.errors[-600:]}")
+    return Seen(figures, notes)
+
+
 def _ranks_on_one_gpu(device: Device, ranks: int) -> list[float]:
     """The losses, which the last rank prints."""
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
@@ -225,6 +247,13 @@ STEPS = (
     Step("offload", "optimizer states in host memory against the plan", 1, offload),
     Step("attention", "TFLOP/s of each backend of attention at the shapes' sizes", 1, attention),
     Step("shared-gpu", "two ranks of a pipeline on one GPU against one rank", 1, shared_gpu, shares_gpu=True),
+    Step(
+        "trainer-hook",
+        "a script of two ranks under the hook: losses, and NCCL's transport",
+        1,
+        trainer_hook,
+        shares_gpu=True,
+    ),
     Step("profile", "seconds of kernels by kind against the plan", 1, profiled),
     Step("nccl-settings", "NCCL takes every setting that plans make", 1, nccl_settings),
     Step("two", "pp under every schedule, tp and dp on two GPUs against one", 2, degrees(2)),
