@@ -19,6 +19,8 @@ from holmes_runtime.node.start_torchrun import gpu_environment, rank_words
 RANK_TABLE = "ranks"
 SECRET = "secret-"
 OUT = "out"
+FIRST_ATTEMPT = {"HOLMES_ATTEMPT": "0", "HOLMES_ATTEMPT_REASON": "the first start"}
+"""For a trainer's own command, unless the starter sets them: Holmes does not see restarts here."""
 
 
 class Place(NamedTuple):
@@ -51,7 +53,7 @@ def rank_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]
     planned = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     secrets = {file.name.removeprefix(SECRET): _read(file).rstrip("\n") for file in folder.glob(f"{SECRET}*")}
     out = folder / OUT
-    ours = {"HOLMES_METRICS_DIR": str(out), PRINTS_STEPS: "1"}
+    ours = {"HOLMES_METRICS_DIR": str(out), PRINTS_STEPS: "1", **FIRST_ATTEMPT}
     environment = {**ours, **environ, **planned, **secrets, "PYTHONUNBUFFERED": "1"}
     if "CUDA_VISIBLE_DEVICES" in planned:
         environment = gpu_environment(environment, out)

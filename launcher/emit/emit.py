@@ -67,7 +67,8 @@ def _check_names(plan: Plan, form: str) -> None:
 def _check_ranks(plan: Plan, form: str) -> None:
     """Refuse rank orders that the format cannot reproduce.
 
-    Launchers count the ranks of a host from 0 in their order, and torchrun all ranks host by host.
+    Launchers count the ranks of a host from 0 in their order. `files` has bare torchrun lines, which number all ranks
+    host by host; elsewhere a rank takes its number from the plan's table.
     """
     places = [(rank.host, rank.local_rank) for rank in plan.ranks]
     by_node = [(node.host, local_rank) for node in plan.nodes for local_rank in range(node.num_ranks)]
@@ -79,6 +80,6 @@ def _check_ranks(plan: Plan, form: str) -> None:
     if places != counted or sorted(places) != sorted(by_node):
         raise HolmesError(f"--to {form}: the ranks of the plan are not those of its nodes", f"`{Plan.RENEW}` makes one")
     for rank, (place, its_own) in enumerate(zip(places, by_node, strict=True)):
-        if form in ("files", "torchrun") and place != its_own:
+        if form == "files" and place != its_own:
             what = f"rank {rank} is local rank {place[1]} of {place[0]}, torchrun would start it as {its_own[1]} of"
-            raise HolmesError(f"--to {form}: {what} {its_own[0]}", "emit it for slurm or mpi")
+            raise HolmesError(f"--to {form}: {what} {its_own[0]}", "emit it for torchrun, which then takes its own")

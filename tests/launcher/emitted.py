@@ -10,8 +10,10 @@ from pathlib import Path
 from holmes_core.records.access import Access, Container
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
+from holmes_runtime.config.trainer_config import TRAINER_FILE
 from launcher.emit.emit import FORMATS, emit
 from launcher.prepare.user_variables import UserVariables
+from tests.launcher.trainer_job import CODE, trainer_plan
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
 
 FOLDER = Path(__file__).parent.parent / "data" / "emit"
@@ -29,6 +31,11 @@ def emitted(plan: Plan, form: str) -> dict[str, str]:
     """The files of the format that are kept."""
     files = emit(plan, form, VARIABLES)
     return {name: text for name, text in files.items() if not name.startswith(NOT_KEPT)}
+
+
+def emitted_trainer() -> str:
+    """The configuration of ranks that run a trainer's own command, by the kept plan."""
+    return emit(trainer_plan(kept_plan()), "torchrun", CODE)[TRAINER_FILE]
 
 
 def make_plan() -> Plan:
@@ -63,6 +70,8 @@ def main() -> None:
             old.unlink()
         for name, text in emitted(kept_plan(), form).items():
             (FOLDER / form / name).write_text(text, encoding="utf-8")
+    (FOLDER / "trainer").mkdir(exist_ok=True)
+    (FOLDER / "trainer" / TRAINER_FILE).write_text(emitted_trainer(), encoding="utf-8")
 
 
 if __name__ == "__main__":
