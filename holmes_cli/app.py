@@ -31,7 +31,7 @@ COMMANDS = {
     "plan": "Place every training tasklet on a GPU by integer programming, and predict the step.",
     "calibrate": "Measure on a host what a step costs there, and print the `compute:` of job.yaml.",
     "launch": "Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere.",
-    "emit": "Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, or plain to read.",
+    "emit": "Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, Kubernetes, or plain to read.",
     "control": "Watch a detached run to its end; `holmes launch --detach` starts this in the background.",
     "ps": "List the runs that this user started from this machine.",
     "status": "Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong.",

@@ -31,7 +31,7 @@ def emit_command(
         typer.Option("--trust", metavar="DIGEST", help="Take this plan, though it was not made here by you."),
     ] = None,
 ) -> None:
-    """Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, or plain to read."""
+    """Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, Kubernetes, or plain to read."""
     record, _ = read_launchable(plan, trust or (), may_be_stale=False)
     if isinstance(record, IslandsPlan):
         raise HolmesError(

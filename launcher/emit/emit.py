@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import NAME_PATTERN
 from holmes_core.records.plan import Plan
-from launcher.emit.folder_files import plain_files, start_files
+from launcher.emit.folder_files import plain_files, secret_files, start_files
+from launcher.emit.kubernetes_objects import kubernetes_files
 from launcher.emit.mpi_job import mpi_files
+from launcher.emit.pod_script import NODE_SCRIPT, node_script
 from launcher.emit.slurm_job import slurm_files
-from launcher.emit.start_script import slurm_name
+from launcher.emit.start_script import START_SCRIPT, slurm_name, start_script
 from launcher.emit.torchrun_commands import COMMANDS, bare_commands, commands
 from launcher.prepare.user_variables import UserVariables
 
@@ -35,7 +37,12 @@ def emit(plan: Plan, form: str, variables: UserVariables) -> dict[str, str]:
     _check_names(plan, form)
     _check_ranks(plan, form)
     files = {**plain_files(plan, variables), **FORMATS[form](plan)}
-    return files if form == "files" else {**files, **start_files(plan, variables)}
+    if form == "files":
+        return files
+    started, secrets = start_files(plan, variables), secret_files(variables)
+    if form == "kubernetes":
+        return {**files, **kubernetes_files(plan, {**files, **started}, secrets)}
+    return {**files, START_SCRIPT: start_script(plan), **started, **secrets}
 
 
 FORMATS: Mapping[str, Callable[[Plan], dict[str, str]]] = {
@@ -43,12 +50,14 @@ FORMATS: Mapping[str, Callable[[Plan], dict[str, str]]] = {
     "torchrun": lambda plan: {COMMANDS: commands(plan)},
     "slurm": slurm_files,
     "mpi": mpi_files,
+    "kubernetes": lambda plan: {NODE_SCRIPT: node_script(plan)},
 }
 START = {
     "files": "read them; docs/integrations.md says what each means",
     "torchrun": "copy the folder to every node, and start there its line of `commands`",
     "slurm": "where all nodes see the folder, in it: sbatch job.sbatch, or het.sbatch over partitions",
     "mpi": "where all nodes see the folder, in it: ./mpirun.sh",
+    "kubernetes": "in the folder: kubectl create -f files.yaml -f jobset.yaml, or trainjob.yaml for Kubeflow Trainer",
 }
 """The next step of a user with the files of each format."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from holmes_core.records.plan import Node, Plan
-from launcher.emit.start_script import START_SCRIPT, start_script
 from launcher.prepare.env_file import env_file
 from launcher.prepare.prepare import Attempt, code_files, node_environment, plan_files, reasons_of, runtime_files
 from launcher.prepare.user_variables import UserVariables
@@ -19,19 +18,21 @@ def plain_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
 
 
 def start_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
-    """Return the files that start ranks: start script, runtime, job, a model's file or code, and secrets.
+    """Return the files from which ranks start: runtime, job, and a model's file or code.
 
     A job that is submitted again continues from its last checkpoint.
     """
-    secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
     return {
-        START_SCRIPT: start_script(plan),
         **runtime_files(),
         **variables.files,
         **code_files(variables),
         **plan_files(plan, Attempt("emitted", resume=plan.job.checkpoint is not None, from_scratch=True)),
-        **secrets,
     }
+
+
+def secret_files(variables: UserVariables) -> dict[str, str]:
+    """Return the text of each secret, by the name of its file."""
+    return {f"secret-{name}": text for name, text in variables.secrets.items()}
 
 
 def rank_table(plan: Plan) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.plan import Node, Plan
+from launcher.emit.gpu_request import gpus_to_request
 from launcher.emit.start_script import START_SCRIPT, slurm_name
 
 SAVE_BEFORE_END_S = 120  # for the step under way and the checkpoint
@@ -45,17 +46,11 @@ def slurm_files(plan: Plan) -> dict[str, str]:
 
 def _components(plan: Plan, by_cluster: bool) -> tuple[_Component, ...]:
     """Group nodes with equal requests, over all clusters or within each."""
-    gpus = {node.host: _gpus(plan, node) for node in plan.nodes}
+    gpus = {node.host: gpus_to_request(plan, node) for node in plan.nodes}
     alike: dict[tuple[str, int | None], list[Node]] = {}
     for node in plan.nodes:
         alike.setdefault((node.cluster if by_cluster else "", gpus[node.host]), []).append(node)
     return tuple(_Component(tuple(nodes), key[1], _hosts(plan, nodes)) for key, nodes in alike.items())
-
-
-def _gpus(plan: Plan, node: Node) -> int | None:
-    """Return the GPUs to request: one more than the highest index in the plan, as Slurm numbers a job's GPUs from 0."""
-    found = [rank.gpu for rank in plan.ranks if rank.host == node.host and rank.gpu is not None]
-    return max(found) + 1 if found else None
 
 
 def _hosts(plan: Plan, nodes: Sequence[Node]) -> tuple[str, ...]:

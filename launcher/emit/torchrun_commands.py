@@ -22,9 +22,13 @@ def commands(plan: Plan) -> str:
     """Return one torchrun line per node. Each of its processes finds its rank in the plan's table."""
     lines = _head(plan, "on each node, in this folder:")
     for node in plan.nodes:
-        words = f"{_torchrun(plan, node)} -m holmes_runtime.node.start_rank"
-        lines += [_title(node), f"HOLMES_HOST={shlex.quote(node.host)} ./{START_SCRIPT} {words}"]
+        lines += [_title(node), f"HOLMES_HOST={shlex.quote(node.host)} ./{START_SCRIPT} {torchrun_line(plan, node)}"]
     return "\n".join(lines) + "\n"
+
+
+def torchrun_line(plan: Plan, node: Node) -> str:
+    """Return the words that start the node's ranks in an emitted folder, where HOLMES_HOST names the node."""
+    return f"{_torchrun(plan, node)} -m holmes_runtime.node.start_rank"
 
 
 def _head(plan: Plan, where: str) -> list[str]:

@@ -17,12 +17,16 @@ def container_words(node: Node, docker_options: str, folder: str, bound: str) ->
     assert container is not None
     options = " ".join(shlex.quote(option) for option in container.options)
     rest = f"{options} {shlex.quote(container.image)}"
-    names = {variable.name for variable in node.environment}
-    on_gpus, on_rdma = "CUDA_VISIBLE_DEVICES" in names, bool({"NCCL_IB_HCA", "NCCL_NET_PLUGIN"} & names)
+    on_gpus = any(variable.name == "CUDA_VISIBLE_DEVICES" for variable in node.environment)
     if container.engine == "apptainer":
         return f'apptainer exec {"--nv " if on_gpus else ""}--bind "{bound}" --pwd "{folder}" {rest}'
-    devices = ("--gpus all " if on_gpus else "") + ("--device /dev/infiniband " if on_rdma else "")
+    devices = ("--gpus all " if on_gpus else "") + ("--device /dev/infiniband " if uses_rdma(node) else "")
     return (
         f"docker run --rm {docker_options} --network host --ipc host --ulimit memlock=-1 {devices}"
         f'--user "$(id -u):$(id -g)" --env "HOME=$HOME" --volume "{bound}:{bound}" --workdir "{folder}" {rest}'
     )
+
+
+def uses_rdma(node: Node) -> bool:
+    """True if the plan has the node's ranks open RDMA devices."""
+    return any(variable.name in ("NCCL_IB_HCA", "NCCL_NET_PLUGIN") for variable in node.environment)

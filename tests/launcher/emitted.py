@@ -13,18 +13,25 @@ from holmes_core.records.record_file import read_file
 from holmes_runtime.config.trainer_config import TRAINER_FILE
 from launcher.emit.emit import FORMATS, emit
 from launcher.prepare.user_variables import UserVariables
+from tests.launcher.plans import with_access
 from tests.launcher.trainer_job import CODE, trainer_plan
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
 
 FOLDER = Path(__file__).parent.parent / "data" / "emit"
 VARIABLES = UserVariables({"HF_HOME": "/data/it's $HOME"}, {"TOKEN": "s3cr3t\n"}, {"mine.py": "def build(): ...\n"})
+CONTAINER = Container(engine="docker", image="nvcr.io/pytorch:26.07", options=("--volume", "/data:/data"))
 # Sources of the runtime, what is no Holmes format of its own, and what a person brought along.
-NOT_KEPT = ("holmes_runtime/", "plan.json", "run_config.json", "secret-", "mine.py")
+NOT_KEPT = ("holmes_runtime/", "plan.json", "run_config.json", "secret-", "mine.py", "files.yaml")
 
 
 def kept_plan() -> Plan:
     """A plan of two clusters on GPUs, with CPUs, an activation line on one host and a container on the other."""
     return read_file(Plan, FOLDER / "plan.json")
+
+
+def suited(plan: Plan, form: str) -> Plan:
+    """The plan, for pods with every node in a container."""
+    return with_access(plan, Access(container=CONTAINER)) if form == "kubernetes" else plan
 
 
 def emitted(plan: Plan, form: str) -> dict[str, str]:
@@ -44,10 +51,9 @@ def make_plan() -> Plan:
     first, second = inventory.hosts
     near = ("0-15,32-47", "0-15,32-47", "16-31,48-63", "16-31,48-63")
     gpus = tuple(gpu.model_copy(update={"cpus": cpus}) for gpu, cpus in zip(first.gpus, near, strict=True))
-    container = Container(engine="docker", image="nvcr.io/pytorch:26.07", options=("--volume", "/data:/data"))
     hosts = (
         first.model_copy(update={"gpus": gpus, "access": Access(python="/opt/py", activate="source /opt/on")}),
-        second.model_copy(update={"gpus": gpus, "access": Access(container=container)}),
+        second.model_copy(update={"gpus": gpus, "access": Access(container=CONTAINER)}),
     )
     shape = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}
     job = gpt_7b(
@@ -68,7 +74,7 @@ def main() -> None:
         (FOLDER / form).mkdir(exist_ok=True)
         for old in (FOLDER / form).iterdir():
             old.unlink()
-        for name, text in emitted(kept_plan(), form).items():
+        for name, text in emitted(suited(kept_plan(), form), form).items():
             (FOLDER / form / name).write_text(text, encoding="utf-8")
     (FOLDER / "trainer").mkdir(exist_ok=True)
     (FOLDER / "trainer" / TRAINER_FILE).write_text(emitted_trainer(), encoding="utf-8")

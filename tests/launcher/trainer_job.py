@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from typing import Any
 
@@ -12,6 +11,7 @@ from holmes_core.records.plan import Node, NodeFabric, Plan
 from holmes_runtime.config.rank_grid import NetName
 from launcher.prepare.code_folder import CodeFolder
 from launcher.prepare.user_variables import UserVariables
+from tests.free_ports import free_port
 from tests.launcher.plans import gpu_plan
 from tests.planner.fleets import bed_job, cpu_inventory, plan_for
 
@@ -49,8 +49,6 @@ def _with_fabric(node: Node) -> Node:
 def plan_on_this_machine(**trainer: Any) -> Plan:
     """Two hosts of two ranks each that are both this machine, with ranks that alternate between them."""
     plan = plan_for(cpu_inventory((1, 1)), bed_job(slots_per_host=2))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     nodes = []
     for node in plan.nodes:
         on_lo = [each.model_copy(update={"value": "lo"}) if each.value == "eth0" else each for each in node.environment]
@@ -67,4 +65,4 @@ def plan_on_this_machine(**trainer: Any) -> Plan:
         for rank, (host, local) in zip(plan.ranks, places, strict=True)
     ]
     made = trainer_plan(plan.model_copy(update={"nodes": tuple(nodes), "ranks": tuple(ranks)}), **trainer)
-    return made.model_copy(update={"job": made.job.model_copy(update={"master_port": port})})
+    return made.model_copy(update={"job": made.job.model_copy(update={"master_port": free_port()})})

@@ -1,0 +1,92 @@
+"""The nodes of a plan as groups of equal pods: image, GPUs, volumes and devices follow from hosts.yaml and the plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.plan import Node, Plan
+from launcher.emit.gpu_request import gpus_to_request
+from launcher.prepare.container import uses_rdma
+
+RDMA_DEVICES = "/dev/infiniband"
+NODE_PATTERN = r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"  # RFC 1123, and no longer than a label's value may be
+
+
+class HostVolume(NamedTuple):
+    """A folder of the host, and its place in the pod."""
+
+    source: str
+    target: str
+    read_only: bool
+
+
+class Pod(NamedTuple):
+    """A pod of a cluster, without its node. `gpus` are None on CPUs."""
+
+    cluster: str
+    image: str
+    gpus: int | None
+    volumes: tuple[HostVolume, ...]
+    uses_rdma: bool
+
+
+class PodGroup(NamedTuple):
+    """Equal pods, one on each of `hosts`; groups are numbered from 0."""
+
+    number: int
+    hosts: tuple[str, ...]
+    pod: Pod
+
+
+def pod_groups(plan: Plan) -> tuple[PodGroup, ...]:
+    """Return a group for each cluster, or several where its nodes need unequal pods.
+
+    Raises HolmesError naming the host that can be no pod as hosts.yaml has it.
+    """
+    hosts: dict[Pod, list[str]] = {}
+    for node in plan.nodes:
+        hosts.setdefault(_pod(plan, node), []).append(node.host)
+    return tuple(PodGroup(number, tuple(names), pod) for number, (pod, names) in enumerate(hosts.items()))
+
+
+def _pod(plan: Plan, node: Node) -> Pod:
+    if re.fullmatch(NODE_PATTERN, node.host) is None:
+        raise HolmesError(
+            f"--to kubernetes: host {node.host!r} is no name of a node there",
+            "name hosts in hosts.yaml as `kubectl get nodes` does, then probe and plan again",
+        )
+    container = node.access.container
+    if container is None or container.engine != "docker":
+        seen = "has no container" if container is None else f"has a container of {container.engine}"
+        raise HolmesError(
+            f"--to kubernetes: host {node.host} {seen} in hosts.yaml, and pods need an image",
+            "add `container: {engine: docker, image: IMAGE}`, then probe and plan again",
+        )
+    volumes = tuple(_volumes(node.host, container.options))
+    rdma = uses_rdma(node)
+    if rdma:
+        volumes += (HostVolume(RDMA_DEVICES, RDMA_DEVICES, False),)
+    return Pod(node.cluster, container.image, gpus_to_request(plan, node), volumes, rdma)
+
+
+def _volumes(host: str, options: tuple[str, ...]) -> Iterator[HostVolume]:
+    """Read the options of docker. Each must mount a folder of the host."""
+    words = iter(options)
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if name not in ("-v", "--volume"):
+            raise HolmesError(
+                f"--to kubernetes: host {host}: `{word}` in container.options is an option of docker, not of a pod",
+                "leave it out and change jobset.yaml afterwards; --volume is converted",
+            )
+        said = value if has_value else next(words, "")
+        match = re.fullmatch(r"(/[^:]*):(/[^:]*)(?::(ro|rw))?", said)
+        if match is None:
+            raise HolmesError(
+                f"--to kubernetes: host {host}: volume {said!r} in container.options is no folder of the host",
+                "write it as /ON/THE/HOST:/IN/THE/CONTAINER, with :ro behind it to keep it from being written to",
+            )
+        yield HostVolume(match[1], match[2], match[3] == "ro")

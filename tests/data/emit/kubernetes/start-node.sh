@@ -1,0 +1,15 @@
+#!/bin/sh
+# plan sha256:48098d4dd92a517deb10cad5b1cdf76bf37f4e111b60c5b0f2f48832c539279f
+# Starts the ranks of one node in its pod. The node is the one of the plan whose host is named as the pod's node is.
+set -eu
+umask 077
+for file in sent/secret-*; do
+    [ ! -e "$file" ] || cat "$file" >"${file##*/}"
+done
+case ${NODE_NAME:-} in
+    a1) export HOLMES_HOST=a1; exec python3 -m torch.distributed.run --nnodes=2 --node-rank=0 --nproc-per-node=4 --master-addr=10.0.0.1 --master-port=29500 --max-restarts=0 -m holmes_runtime.node.start_rank ;;
+    b1) export HOLMES_HOST=b1; exec python3 -m torch.distributed.run --nnodes=2 --node-rank=1 --nproc-per-node=4 --master-addr=10.0.0.1 --master-port=29500 --max-restarts=0 -m holmes_runtime.node.start_rank ;;
+    *)
+        echo "holmes: node '${NODE_NAME:-}' is no host of the plan: name hosts in hosts.yaml as their nodes" >&2
+        exit 2 ;;
+esac
