@@ -1,9 +1,10 @@
-"""A launcher of one's own that asks Holmes which rank goes where: own_launcher.py INVENTORY JOB COMMAND...
+"""A launcher of one's own that asks Holmes which rank goes where: own_launcher.py INVENTORY JOB
 
-It prints a line a rank for the way that it has to hosts, here Slurm's. See docs/api.md.
+It starts the command of `trainer` in job.yaml as every rank, by the way that it has to hosts, here Slurm's. See
+docs/api.md.
 """
 
-import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,9 +12,16 @@ from holmes.api import Inventory, Job, plan, read_file, read_user_file
 
 placed = plan(read_file(Inventory, Path(sys.argv[1])), read_user_file(Job, Path(sys.argv[2])))
 nodes = {node.host: node for node in placed.nodes}
+started = []
 for rank in placed.ranks:
-    variables = {each.name: each.value for each in nodes[rank.host].environment}
-    variables |= {"RANK": str(rank.rank), "LOCAL_RANK": str(rank.local_rank), "WORLD_SIZE": str(placed.world_size)}
-    variables["MASTER_ADDR"] = placed.nodes[0].shared_address
+    node = nodes[rank.host]
+    variables = {each.name: each.value for each in node.environment}
+    variables |= {"RANK": str(rank.rank), "WORLD_SIZE": str(placed.world_size)}
+    variables |= {"LOCAL_RANK": str(rank.local_rank), "LOCAL_WORLD_SIZE": str(node.num_ranks)}
+    variables |= {"MASTER_ADDR": nodes[placed.ranks[0].host].shared_address, "MASTER_PORT": str(placed.job.master_port)}
+    if len({each.cluster for each in placed.nodes}) > 1:
+        variables["NCCL_NET"] = "Socket"  # a group over clusters has no fabric in common
     words = [f"{name}={value}" for name, value in variables.items()]
-    print(shlex.join(["srun", "--overlap", "--nodelist", rank.host, "env", *words, *sys.argv[3:]]))
+    srun = ["srun", "--overlap", "--ntasks=1", "--nodelist", rank.host, "env", *words, *placed.job.trainer.command]
+    started.append(subprocess.Popen(srun))
+sys.exit(max(abs(process.wait()) for process in started))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import runpy
-import shlex
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import yaml
 
 from holmes_cli.api import launch, plan, probe
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.hosts_file import HostsFile
+from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
@@ -24,6 +24,7 @@ from launcher.journal.run_events import RunEvent
 from launcher.journal.run_folder import read_run
 from launcher.journal.step_metrics import StepMetrics
 from tests.cli.conftest import Command
+from tests.free_ports import free_port
 from tests.launcher.plans import cpu_plan
 from tests.planner.fleets import bed_job, cpu_inventory
 from tests.testbed.rehearsal import local_site, standard_library_corpus
@@ -60,22 +61,66 @@ def test_plan_is_that_of_the_command(command: Command, tmp_path: Path) -> None:
     assert any("placements settled" in line for line in told)
 
 
-def test_example_of_twenty_lines_places_ranks_as_the_plan_does(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def stub_srun(folder: Path, script: str) -> dict[str, str]:
+    """Make `srun` of these lines, and return the environment that finds it."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "srun").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    (folder / "bin" / "srun").chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+
+
+def trainer_job(*command: str, **changes: Any) -> dict[str, Any]:
+    """The keys of a job for a script of one's own."""
+    keys = {"model", "steps", "global_batch_size", "device", "compute"}
+    kept: dict[str, Any] = bed_job().model_dump(mode="json", include=keys)
+    parallel = {"tp": 1, "pp": 1, "dp": 4}
+    return {**kept, "parallel": parallel, "trainer": {"engine": "torch", "command": list(command)}, **changes}
+
+
+def run_example(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, str(EXAMPLE), "inventory.json", "job.yaml"]
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_example_of_twenty_lines_places_ranks_as_the_plan_does(tmp_path: Path) -> None:
     code = EXAMPLE.read_text(encoding="utf-8").partition('"""\n\n')[2].splitlines()
     assert len([line for line in code if line.strip()]) <= 20
-    expected = planned_by_command(command, tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "inventory.json", "job.yaml", "python", "my train.py"])
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
-    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(line[3], line[-2:]) for line in lines] == [
-        (rank.host, ["python", "my train.py"]) for rank in expected.ranks
-    ]
-    for line, rank in zip(lines, expected.ranks, strict=True):
+    inventory, job = cpu_inventory((2, 2)), trainer_job("python", "my train.py")
+    (tmp_path / "inventory.json").write_text(inventory.to_json(), encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    said = 'printf "%s\\0" "$@" >"rank.$$"; exit 3'
+    done = run_example(tmp_path, stub_srun(tmp_path, said))
+    assert (done.returncode, done.stderr) == (3, "")
+    lines = [file.read_text(encoding="utf-8").split("\0")[:-1] for file in tmp_path.glob("rank.*")]
+    expected = plan(inventory, Job.model_validate(job))
+    by_rank = {next(word for word in line if word.startswith("RANK=")): line for line in lines}
+    assert len(by_rank) == len(lines) == 4
+    for rank in expected.ranks:
+        line = by_rank[f"RANK={rank.rank}"]
         node = next(node for node in expected.nodes if node.host == rank.host)
+        assert (line[line.index("--nodelist") + 1], line[-2:]) == (rank.host, ["python", "my train.py"])
         assert {f"{each.name}={each.value}" for each in node.environment} < set(line)
-        assert {f"RANK={rank.rank}", f"LOCAL_RANK={rank.local_rank}", "WORLD_SIZE=4"} < set(line)
+        assert {f"LOCAL_RANK={rank.local_rank}", "LOCAL_WORLD_SIZE=1", "WORLD_SIZE=4"} < set(line)
+        assert not [word for word in line if word.startswith("HOLMES_")]
+
+
+@pytest.mark.process
+def test_ranks_of_the_example_meet(tmp_path: Path) -> None:
+    inventory = probe(read_hosts_file(local_site(tmp_path).hosts_yaml))
+    (tmp_path / "inventory.json").write_text(inventory.to_json(), encoding="utf-8")
+    job = trainer_job(sys.executable, "train.py", master_port=free_port())
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    script = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+ranks = [None] * dist.get_world_size()
+dist.all_gather_object(ranks, dist.get_rank())
+print("met", ranks, flush=True)
+"""
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    done = run_example(tmp_path, stub_srun(tmp_path, 'shift 4; exec "$@"'))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["met [0, 1, 2, 3]"] * 4
 
 
 def test_probe_gives_the_inventory_and_tells_how_far_it_is() -> None:
