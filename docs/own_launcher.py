@@ -11,6 +11,8 @@ from pathlib import Path
 from holmes.api import Inventory, Job, plan, read_file, read_user_file
 
 placed = plan(read_file(Inventory, Path(sys.argv[1])), read_user_file(Job, Path(sys.argv[2])))
+if placed.job.trainer is None:
+    sys.exit("job.yaml has no trainer, whose command this starts")
 nodes = {node.host: node for node in placed.nodes}
 started = []
 for rank in placed.ranks:

@@ -11,7 +11,9 @@ import pytest
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_atomically, write_signed
 from tests.cli.conftest import Command
+from tests.launcher.emitted import suited
 from tests.launcher.plans import cpu_plan
+from tests.launcher.trainer_job import trainer_plan
 
 
 @pytest.fixture
@@ -89,6 +91,17 @@ def test_a_foreign_plan_is_written_when_it_is_trusted(command: Command, tmp_path
     done = command("emit", "plan.json", "--to", "files", "-o", "out", "--trust", plan.digest())
     assert done.code == 0, done.stderr
     assert (tmp_path / "out" / "ranks").exists()
+
+
+@pytest.mark.parametrize("form", ["slurm", "kubernetes"])
+def test_a_trainer_s_code_is_read_beside_job_yaml(command: Command, tmp_path: Path, form: str) -> None:
+    write_signed(tmp_path / "plan.json", suited(trainer_plan(), form))
+    assert command("emit", "plan.json", "--to", form, "-o", "out").code == 2
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("print(1)\n", encoding="utf-8")
+    done = command("emit", "plan.json", "--to", form, "-o", "out")
+    assert done.code == 0, done.stderr
+    assert (tmp_path / "out" / "code" / "train.py").exists() == (form == "slurm")
 
 
 @pytest.mark.usefixtures("plan")

@@ -12,8 +12,7 @@ from holmes_runtime.config.rank_grid import NetName
 from launcher.prepare.code_folder import CodeFolder
 from launcher.prepare.user_variables import UserVariables
 from tests.free_ports import free_port
-from tests.launcher.plans import gpu_plan
-from tests.planner.fleets import bed_job, cpu_inventory, plan_for
+from tests.planner.fleets import bed_job, cpu_inventory, gpu_inventory, plan_for
 
 SCRIPT = """\
 import os, sys
@@ -28,15 +27,18 @@ where = os.environ["HOLMES_HOST"], os.environ["LOCAL_RANK"], os.environ["LOCAL_W
 print("rank", dist.get_rank(), *where, ranks.tolist(), sys.argv[1:], flush=True)
 dist.destroy_process_group()
 """
+KEYS = {"model", "steps", "global_batch_size", "device", "slots_per_host", "compute", "parallel"}
 CODE = UserVariables({}, {"TOKEN": "s3cr3t"}, code=CodeFolder({"train.py": SCRIPT, "lib/layers.py": "SIZE = 1\n"}))
 
 
 def trainer_plan(plan: Plan | None = None, **trainer: Any) -> Plan:
-    """The plan, by default on GPUs, for a trainer's own command."""
-    plan = plan or gpu_plan()
+    """A plan for a trainer's own command: of two hosts of two GPUs, or of what `plan` has placed for the runtime."""
     said = {"engine": "torch", "command": ["python", "train.py", "--name", "a b"], **trainer}
-    keys = {"model", "steps", "global_batch_size", "device", "slots_per_host", "compute", "parallel"}
-    job = Job.model_validate({**plan.job.model_dump(include=keys), "launch": {"code": "src"}, "trainer": said})
+    own = {"launch": {"code": "src"}, "trainer": said}
+    if plan is None:
+        keys = bed_job(device="cuda", parallel={"tp": 1, "pp": 1, "dp": 4}).model_dump(include=KEYS - {"compute"})
+        return plan_for(gpu_inventory((1, 1), 2), Job.model_validate({**keys, **own}))
+    job = Job.model_validate({**plan.job.model_dump(include=KEYS), **own})
     return plan.model_copy(update={"job": job, "nodes": tuple(_with_fabric(node) for node in plan.nodes)})
 
 
