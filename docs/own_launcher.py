@@ -16,14 +16,13 @@ if placed.job.trainer is None:
 nodes = {node.host: node for node in placed.nodes}
 started = []
 for rank in placed.ranks:
-    node = nodes[rank.host]
+    node, master = nodes[rank.host], nodes[placed.ranks[0].host].shared_address
     variables = {each.name: each.value for each in node.environment}
-    variables |= {"RANK": str(rank.rank), "WORLD_SIZE": str(placed.world_size)}
-    variables |= {"LOCAL_RANK": str(rank.local_rank), "LOCAL_WORLD_SIZE": str(node.num_ranks)}
-    variables |= {"MASTER_ADDR": nodes[placed.ranks[0].host].shared_address, "MASTER_PORT": str(placed.job.master_port)}
+    variables |= {"RANK": rank.rank, "WORLD_SIZE": placed.world_size, "LOCAL_RANK": rank.local_rank}
+    variables |= {"LOCAL_WORLD_SIZE": node.num_ranks, "MASTER_ADDR": master, "MASTER_PORT": placed.job.master_port}
     if len({each.cluster for each in placed.nodes}) > 1:
         variables["NCCL_NET"] = "Socket"  # a group over clusters has no fabric in common
     words = [f"{name}={value}" for name, value in variables.items()]
-    srun = ["srun", "--overlap", "--ntasks=1", "--nodelist", rank.host, "env", *words, *placed.job.trainer.command]
-    started.append(subprocess.Popen(srun))
+    srun = ["srun", "--overlap", "--ntasks=1", "--nodelist", rank.host]
+    started.append(subprocess.Popen([*srun, "env", *words, *placed.job.trainer.command]))
 sys.exit(max(abs(process.wait()) for process in started))

@@ -4,7 +4,7 @@ A pod is a node of the plan, in the network of its host, so that addresses and i
 themselves in the plan by the name of their node. A JobSet has a replicated job for each cluster. A TrainJob can change
 neither the network nor the jobs of a training runtime that others made, so it comes with a TrainingRuntime of its own.
 
-Sources: API reference of Kubernetes 1.34; jobset.x-k8s.io/v1alpha2; trainer.kubeflow.org/v1alpha1.
+Sources: API reference of Kubernetes 1.37; jobset.x-k8s.io/v1alpha2; trainer.kubeflow.org/v1alpha1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes
 from launcher.emit.pod_script import ARCHIVE, FOLDER, NODE_NAME, SENT, UNPACK
-from launcher.emit.pods import Pod, PodGroup, pod_groups
+from launcher.emit.pods import SHARED_MEMORY, Pod, PodGroup, pod_groups
 from launcher.prepare.bundle import archive, as_bytes
 
 MAX_MAP_BYTES = 180_000  # `kubectl apply` notes an object, here in base64, in an annotation of at most 256 KiB
@@ -139,7 +139,7 @@ def _pod_spec(pod: Pod, sources: list[Object]) -> Object:
     mounts: list[Object] = [
         {"name": "folder", "mountPath": FOLDER},
         {"name": "sent", "mountPath": f"{FOLDER}/{SENT}", "readOnly": True},
-        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "shm", "mountPath": SHARED_MEMORY},
     ]
     for index, volume in enumerate(pod.volumes):
         volumes.append({"name": f"host-{index}", "hostPath": {"path": volume.source}})

@@ -9,8 +9,10 @@ from typing import NamedTuple
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Node, Plan
 from launcher.emit.gpu_request import gpus_to_request
+from launcher.emit.pod_script import FOLDER
 from launcher.prepare.container import uses_rdma
 
+SHARED_MEMORY = "/dev/shm"
 RDMA_DEVICES = "/dev/infiniband"
 NODE_PATTERN = r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"  # RFC 1123, and no longer than a label's value may be
 
@@ -67,14 +69,14 @@ def _pod(plan: Plan, node: Node) -> Pod:
         )
     volumes = tuple(_volumes(node.host, container.options))
     rdma = uses_rdma(node)
-    if rdma:
+    if rdma and RDMA_DEVICES not in [volume.target for volume in volumes]:
         volumes += (HostVolume(RDMA_DEVICES, RDMA_DEVICES, False),)
     return Pod(node.cluster, container.image, gpus_to_request(plan, node), volumes, rdma)
 
 
 def _volumes(host: str, options: tuple[str, ...]) -> Iterator[HostVolume]:
     """Read the options of docker. Each must mount a folder of the host."""
-    words = iter(options)
+    words, taken = iter(options), {FOLDER, SHARED_MEMORY}
     for word in words:
         name, has_value, value = word.partition("=")
         if name not in ("-v", "--volume"):
@@ -84,9 +86,16 @@ def _volumes(host: str, options: tuple[str, ...]) -> Iterator[HostVolume]:
             )
         said = value if has_value else next(words, "")
         match = re.fullmatch(r"(/[^:]*):(/[^:]*)(?::(ro|rw))?", said)
-        if match is None:
+        if match is None or ".." in match[1].split("/"):
             raise HolmesError(
                 f"--to kubernetes: host {host}: volume {said!r} in container.options is no folder of the host",
                 "write it as /ON/THE/HOST:/IN/THE/CONTAINER, with :ro behind it to keep it from being written to",
             )
-        yield HostVolume(match[1], match[2], match[3] == "ro")
+        target = match[2].rstrip("/") or "/"
+        if target in taken:
+            raise HolmesError(
+                f"--to kubernetes: host {host}: volume {said!r} in container.options has a place that is taken",
+                f"mount each folder at a place of its own, other than {FOLDER} and {SHARED_MEMORY}",
+            )
+        taken.add(target)
+        yield HostVolume(match[1], target, match[3] == "ro")

@@ -141,8 +141,9 @@ def test_every_host_gets_one_pod_with_the_gpus_of_its_ranks(seed: int) -> None:
 
 
 def test_pods_get_the_devices_that_the_plan_uses() -> None:
-    for plan, expected in ((gpu_plan(), True), (cpu_plan(), False)):
-        (job_set,) = documents(emit(with_container(plan), "kubernetes", NOTHING)["jobset.yaml"])
+    given = ("-v", "/dev/infiniband:/dev/infiniband")
+    for plan, options, expected in ((gpu_plan(), (), True), (gpu_plan(), given, True), (cpu_plan(), (), False)):
+        (job_set,) = documents(emit(with_container(plan, *options), "kubernetes", NOTHING)["jobset.yaml"])
         pod = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
         paths = [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume]
         assert paths == (["/dev/infiniband"] if expected else [])
@@ -158,6 +159,9 @@ def test_pods_get_the_devices_that_the_plan_uses() -> None:
         (with_container(cpu_plan(), "--volume", "named:/x"), "host a1: volume 'named:/x'"),
         (with_container(cpu_plan(), "-v"), "host a1: volume ''"),
         (with_container(cpu_plan(), "--volume=/a:/b:z"), "host a1: volume '/a:/b:z'"),
+        (with_container(cpu_plan(), "-v", "/a/../b:/b"), "host a1: volume '/a/../b:/b'"),
+        (with_container(cpu_plan(), "-v", "/a:/b", "-v", "/c:/b/"), "host a1: volume '/c:/b/'"),
+        (with_container(cpu_plan(), "-v", "/a:/holmes"), "host a1: volume '/a:/holmes'"),
     ],
 )
 def test_a_host_that_can_be_no_pod_is_named(plan: Plan, message: str) -> None:
