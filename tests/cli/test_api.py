@@ -111,11 +111,12 @@ def test_ranks_of_the_example_meet(tmp_path: Path) -> None:
     job = trainer_job(sys.executable, "train.py", master_port=free_port())
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
     script = """
+import os
 import torch.distributed as dist
 dist.init_process_group("gloo")
 ranks = [None] * dist.get_world_size()
 dist.all_gather_object(ranks, dist.get_rank())
-print("met", ranks, flush=True)
+os.write(1, f"met {ranks}\\n".encode())
 """
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
     done = run_example(tmp_path, stub_srun(tmp_path, 'shift 4; exec "$@"'))

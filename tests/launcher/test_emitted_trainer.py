@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.rank_metrics import GROUPS_FILE
 from holmes_runtime.config.trainer_config import TRAINER_FILE, TrainerConfig
 from holmes_runtime.node.start_rank import rank_environment
 from holmes_runtime.node.start_torchrun import rank_words
@@ -73,3 +75,9 @@ def test_torchrun_starts_the_command_as_the_ranks_of_the_plan_in_whatever_order(
         for line in commands
     ]  # fmt: skip
     assert outputs_of_ranks(started) == expected_of(plan)
+    for rank in plan.ranks:  # the hook was there
+        (line,) = (
+            (tmp_path / "out" / "out" / GROUPS_FILE.format(rank=rank.rank)).read_text(encoding="utf-8").splitlines()
+        )
+        group = json.loads(line)
+        assert (group["ranks"], group["network"], group["interface"]) == ([0, 1, 2, 3], "shared", "lo")

@@ -24,7 +24,8 @@ ranks = torch.zeros(dist.get_world_size(), dtype=torch.int64)
 ranks[dist.get_rank()] = 1 + int(os.environ["LOCAL_RANK"])
 dist.all_reduce(ranks)
 where = os.environ["HOLMES_HOST"], os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], os.environ["TOKEN"]
-print("rank", dist.get_rank(), *where, ranks.tolist(), sys.argv[1:], flush=True)
+line = " ".join(map(str, ("rank", dist.get_rank(), *where, ranks.tolist(), sys.argv[1:])))
+os.write(1, f"{line}\\n".encode())  # whole, as ranks of a node have one pipe
 dist.destroy_process_group()
 """
 KEYS = {"model", "steps", "global_batch_size", "device", "slots_per_host", "compute", "parallel"}
