@@ -21,7 +21,7 @@ from launcher.prepare.prepare import SILENCE_LIMIT_S
 from tests.eventually import eventually
 from tests.testbed.bed import Bed
 from tests.testbed.own_disks import hosts_that_remember
-from tests.testbed.rank_processes import agent_pids, our_pids, rank_pids, torchrun_pids
+from tests.testbed.rank_processes import RANK, agent_pids, our_pids, rank_pids, torchrun_pids
 from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
 from tests.testbed.slurm_on_bed import SlurmOnBed
 
@@ -47,6 +47,23 @@ EATS_MEMORY = """
         while not os.path.exists("{folder}/limited"):
             time.sleep(0.1)
         eaten = [os.urandom(1 << 20) for _ in range(1000)]
+"""
+
+
+SCRIPT = """
+    import socket, sys, time
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    for step in range(1, int(sys.argv[1]) + 1):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        if dist.get_rank() == 0:
+            print(f"step {step} loss {total.item()}", flush=True)
+        if step == 5 and socket.gethostname() == sys.argv[2]:
+            raise ValueError("on purpose")
+        time.sleep(0.1)
+    dist.destroy_process_group()
 """
 
 
@@ -295,6 +312,25 @@ def saving(ending: Ending, folder: Path, remembering: list[str]) -> Ending:
         ending.bring_about(run)
 
     return replace(with_checkpoints(ending, folder, every_steps=1), bring_about=bring_about)
+
+
+def trainer_endings() -> tuple[Ending, ...]:
+    """Those of a trainer's command: it writes nothing to disks, has no model's file, and its own exception."""
+    left_out = "disk full", "home full"
+    others = [ending for ending in ENDINGS if ending.faulty is None and ending.name not in left_out]
+    own = (Ending("exception in the script", 1, "ValueError: on purpose", job={"steps": 6}),)
+    return (*own, *others)
+
+
+def of_trainer(ending: Ending, folder: Path) -> Ending:
+    """The same of a script that knows nothing of Holmes, on all four hosts, named like a rank by its last word."""
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    last = ending.job.get("steps", 100000)
+    words = ["python", str(script), str(last), "b1" if "exception" in ending.name else "", RANK]
+    trainer = {"engine": "torch", "command": words}
+    parallel = {"tp": 1, "pp": 1, "dp": 4}
+    return replace(ending, job={**ending.job, "data": None, "parallel": parallel, "trainer": trainer})
 
 
 def with_checkpoints(ending: Ending, folder: Path, every_steps: int) -> Ending:
