@@ -1,0 +1,219 @@
+"""The hook of a trainer's process groups, with a stand-in for torch: networks, options, and refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holmes_runtime.config.trainer_config import (
+    HOOK_FOLDER,
+    SHARED,
+    TRAINER_VARIABLE,
+    TrainerConfig,
+    TrainerNetwork,
+    TrainerRank,
+)
+from holmes_runtime.hook.group_hook import hook_groups
+from holmes_runtime.hook.group_network import network_of
+
+ROOT = Path(__file__).parents[2]
+NOTHING: Mapping[str, str] = {}
+NETWORKS = (TrainerNetwork("a", "IB"), TrainerNetwork("b", "IB"), TrainerNetwork(SHARED, "Socket"))
+
+
+def table(clusters: Sequence[str], ranks_per_host: int = 1, off_fabric: Sequence[int] = ()) -> TrainerConfig:
+    """Hosts by cluster; those of `off_fabric` have only the shared network."""
+    ranks = []
+    for host, cluster in enumerate(clusters):
+        fabric = {} if host in off_fabric else {cluster: f"ib{host}"}
+        interfaces = {**fabric, SHARED: f"eth{host}"}
+        ranks += [TrainerRank(f"host-{host}", local, interfaces) for local in range(ranks_per_host)]
+    return TrainerConfig(("python", "train.py"), "~/", NETWORKS, tuple(ranks))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_group_uses_the_first_network_that_all_members_are_on(seed: int) -> None:
+    drawn = random.Random(seed)
+    hosts = [drawn.choice("ab") for _ in range(drawn.randint(1, 8))]
+    off = [host for host in range(len(hosts)) if drawn.random() < 0.2]
+    per_host = drawn.randint(1, 4)
+    config = table(hosts, per_host, off)
+    for _ in range(50):
+        members = sorted(drawn.sample(range(len(config.ranks)), drawn.randint(1, len(config.ranks))))
+        on = {member // per_host for member in members}
+        network = network_of(config, members)
+        if len(on) == 1:
+            assert network is None
+            continue
+        clusters = {hosts[host] for host in on}
+        inside = len(clusters) == 1 and not on & set(off)
+        assert network is not None
+        assert network.name == (clusters.pop() if inside else SHARED)
+
+
+def test_group_without_a_common_network_is_refused_with_ranks_and_hosts() -> None:
+    ranks = (TrainerRank("host-0", 0, {"a": "ib0"}), TrainerRank("host-1", 0, {"b": "ib0"}))
+    config = TrainerConfig(("python",), "~/", NETWORKS, ranks)
+    with pytest.raises(RuntimeError, match=r"share no network.*rank 0 \(host-0\) on a, rank 1 \(host-1\) on b"):
+        network_of(config, [0, 1])
+    with pytest.raises(RuntimeError, match="rank 7"):
+        network_of(config, [0, 7])
+
+
+class Options:
+    """As ProcessGroupNCCL.Options: torch writes to it."""
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(net_name=None)
+        self.is_high_priority_stream = False
+
+
+class FakeTorch:
+    """torch's module of groups, as far as the hook sees it; `made` are the groups, `new` the calls of new_group."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, Any]] = []
+        self.new: list[dict[str, Any]] = []
+        self.ProcessGroupNCCL = SimpleNamespace(Options=Options)
+        self.Backend = str
+        self.BackendConfig = lambda backend: SimpleNamespace(
+            get_device_backend_map=lambda: (
+                dict(part.split(":") for part in backend.split(",")) if ":" in backend else {"cpu": backend}
+            )
+        )
+        self._world = SimpleNamespace(pg_map={"world": ("nccl", None)})
+
+        def helper(
+            group_size: int,
+            group_rank: int,
+            global_ranks_in_group: Sequence[int],
+            backend: str,
+            store: object,
+            group_name: str,
+            backend_options: Any = None,
+            timeout: object = None,
+            group_desc: str | None = None,
+        ) -> str:
+            del group_size, group_rank, backend, store, timeout, group_desc
+            self.made.append({"ranks": tuple(global_ranks_in_group), "options": backend_options, "name": group_name})
+            return group_name
+
+        self._new_process_group_helper: Any = helper
+        self._get_split_source: Any = lambda group: group
+
+    def _get_default_group(self) -> str:
+        return "world"
+
+    def get_process_group_ranks(self, group: str) -> list[int]:
+        assert group == "world"
+        return [0, 1, 2, 3]
+
+    def new_group(self, ranks: Sequence[int], **options: Any) -> tuple[int, ...]:
+        self.new.append({"ranks": tuple(ranks), **options})
+        return tuple(ranks)
+
+
+def hooked(folder: Path, config: TrainerConfig, rank: int = 0, environ: Mapping[str, str] = NOTHING) -> FakeTorch:
+    """torch after its import in the process of `rank`."""
+    (folder / "trainer.json").write_text(config.to_json(), encoding="utf-8")
+    c10d = FakeTorch()
+    hook_groups(c10d, {TRAINER_VARIABLE: str(folder / "trainer.json"), "RANK": str(rank), **environ})
+    return c10d
+
+
+def options_of(c10d: FakeTorch, ranks: Sequence[int], backend: str = "nccl", given: Any = None) -> Any:
+    c10d._new_process_group_helper(len(ranks), 0, list(ranks), backend, None, "g", backend_options=given)
+    return c10d.made[-1]["options"]
+
+
+def test_nccl_group_is_told_its_transport(tmp_path: Path) -> None:
+    c10d = hooked(tmp_path, table("aabb", 2))
+    assert options_of(c10d, [0, 1]) is None  # on one host
+    assert options_of(c10d, [0, 2]).config.net_name == "IB"
+    assert options_of(c10d, [0, 4], "cpu:gloo,cuda:nccl").config.net_name == "Socket"
+    assert options_of(c10d, [0, 4], "gloo") is None
+    assert options_of(c10d, [0]) is None
+    assert options_of(c10d, [2, 4]) is None  # it is no member
+    c10d._new_process_group_helper(8, 0, [], "nccl", None, "world")
+    assert c10d.made[-1]["options"].config.net_name == "Socket"
+
+
+def test_options_that_an_engine_shares_between_groups_stay_as_they_are(tmp_path: Path) -> None:
+    c10d = hooked(tmp_path, table("aabb"))
+    shared = Options()
+    shared.is_high_priority_stream = True
+    before = deepcopy(shared.__dict__)
+    inside, across = options_of(c10d, [0, 1], given=shared), options_of(c10d, [0, 2], given=shared)
+    assert (inside.config.net_name, across.config.net_name) == ("IB", "Socket")
+    assert inside.is_high_priority_stream
+    assert shared.config.net_name is before["config"].net_name is None
+
+
+def test_split_groups_are_made_anew(tmp_path: Path) -> None:
+    c10d = hooked(tmp_path, table("aabb"), rank=2)
+    split: Any = c10d.split_group  # type: ignore[attr-defined]
+    assert c10d._get_split_source("world") is None
+    assert split(split_ranks=[[0, 1], [3, 2]], group_desc="dp") == (2, 3)
+    assert c10d.new[-1]["use_local_synchronization"]
+    assert (c10d.new[-1]["backend"], c10d.new[-1]["group_desc"]) == ("nccl", "dp")
+    assert split(split_ranks=[[0, 1]]) is None
+    with pytest.raises(ValueError, match="empty"):
+        split()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("NCCL_NET", "Socket"), ("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1")], ids=["nccl", "torchcomms"]
+)
+def test_setting_that_overrides_every_group_is_refused(name: str, value: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=f"{name}={value}"):
+        hooked(tmp_path, table("ab"), environ={name: value})
+
+
+def test_torch_that_makes_groups_in_another_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trainer.json").write_text(table("ab").to_json(), encoding="utf-8")
+    with pytest.raises(RuntimeError, match=r"torch 2\.11 to 2\.15"):
+        hook_groups(SimpleNamespace(), {TRAINER_VARIABLE: str(tmp_path / "trainer.json"), "RANK": "0"})
+
+
+def test_groups_are_written_down_with_their_networks(tmp_path: Path) -> None:
+    c10d = hooked(tmp_path, table("aabb"), environ={"HOLMES_METRICS_DIR": str(tmp_path)})
+    options_of(c10d, [0, 1])
+    options_of(c10d, [0, 3])
+    lines = (tmp_path / "groups-rank0.jsonl").read_text(encoding="utf-8").splitlines()
+    seen = [(each["ranks"], each["network"], each["interface"], each["net_name"]) for each in map(json.loads, lines)]
+    assert seen == [([0, 1], "a", "ib0", "IB"), ([0, 3], SHARED, "eth0", "Socket")]
+
+
+def python(tmp_path: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A Python of a rank, with the hook first and a folder of the user's behind it on PYTHONPATH."""
+    environment = {"PYTHONPATH": f"{ROOT / HOOK_FOLDER}:{tmp_path}", "PATH": "/usr/bin:/bin", **environ}
+    command = [sys.executable, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+RAN = "import sys; print('torch' in sys.modules, sys.modules['sitecustomize'].__file__, end=' ')"
+
+
+def test_hook_runs_the_sitecustomize_that_it_shadows_and_imports_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine', end=' ')\n", encoding="utf-8")
+    for environ in ({}, {TRAINER_VARIABLE: str(tmp_path / "trainer.json"), "RANK": "0"}):
+        done = python(tmp_path, "-c", RAN, **environ)
+        assert done.stdout.split() == ["mine", "False", str(tmp_path / "sitecustomize.py")], done.stderr
+
+
+def test_rank_whose_hook_cannot_be_activated_does_not_run(tmp_path: Path) -> None:
+    (tmp_path / "holmes_runtime").mkdir()
+    (tmp_path / "holmes_runtime" / "__init__.py").write_text("raise OSError('damaged')\n", encoding="utf-8")
+    environ = {TRAINER_VARIABLE: "x", "RANK": "0"}
+    done = python(tmp_path, "-c", "print('ran')", **environ)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the hook cannot be activated" in done.stderr
