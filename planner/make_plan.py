@@ -164,9 +164,8 @@ def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -
     with BackgroundCall(work) as background:
         written, alternatives = write_best(problem, contenders_of(problem, result, left), left)
         usual = background.result()
-    # Other engines have an order of their own, in which replicas of a stage are neighbours, as in blocks.
     within_s = written.prediction.step_s * (1 - RELATIVE_TOLERANCE)
-    if usual is not None and problem.job.is_launched and usual.step_s < within_s:
+    if usual is not None and usual.step_s < within_s:
         written = write_usual(problem, result) or written
     return written, _Comparisons(alternatives, usual)
 

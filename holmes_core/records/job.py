@@ -33,8 +33,7 @@ BYTES_VOCABULARY = 4096
 TrainerName = Literal["megatron", "torchtitan", "deepspeed", "accelerate", "torch"]
 PublishedName = Literal["fsdp", "megatron-2020", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
 EngineName = Literal["holmes"] | TrainerName | PublishedName
-SHARDED: tuple[EngineName, ...] = ("fsdp", "torchtitan", "accelerate")
-"""Engines that always shard weights over replicas."""
+ALWAYS_SHARDED: tuple[EngineName, ...] = ("fsdp", "torchtitan")  # weights, by FSDP
 BUNDLED_ALONE = (
     "weights", "data", "seed", "compile", "optimizer", "evaluation", "checkpoint", "profile", "wire", "islands"
 )  # fmt: skip
@@ -45,7 +44,7 @@ class TrainerSettings(Record):
     """Software other than the bundled runtime that trains the model, under the plan's placement and networks."""
 
     engine: TrainerName | PublishedName
-    """Software that the plan is for: megatron (Megatron-LM, Megatron-Bridge), torchtitan, deepspeed (ZeRO-1 without its
+    """Software that the plan is for: megatron (Megatron-LM, Megatron-Bridge), torchtitan, deepspeed (ZeRO-1, and its
     pipelines), accelerate (and Hugging Face's Trainer; FSDP), or torch (a script with DDP, or under parallel.zero 3
     with FSDP). Other names are software as published steps were run with it: they are predicted, never launched.
     Example: megatron"""
@@ -98,7 +97,8 @@ class Parallel(Record):
     """Activations that are computed again in the backward instead of kept: none, attention's and the ones between
     matrices (selective), or all of a layer (full). Example: selective"""
     zero: Zero | None = None
-    """Stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster.
+    """Stage of ZeRO: 1 shards optimizer states over replicas; 3 also weights and gradients, inside a cluster. For
+    `trainer.engine` torch and accelerate, 3 is FSDP and 1 is DDP; not set: DDP for torch, FSDP for accelerate.
     Example: 3"""
     optimizer_offload: bool | None = None
     """Keep masters and moments in host memory, where the CPU updates them; not set: only if nothing fits otherwise.
@@ -228,7 +228,9 @@ class Job(FileRecord):
     @property
     def zero(self) -> Zero | None:
         """The stage of ZeRO that job.yaml fixes, or its engine; None: the planner chooses."""
-        return 3 if self.engine in SHARDED else self.parallel.zero
+        if self.engine in ALWAYS_SHARDED:
+            return 3
+        return self.parallel.zero or (3 if self.engine == "accelerate" else None)
 
     @property
     def value_type(self) -> Precision:

@@ -63,7 +63,7 @@ def _layout_without(problem: Problem, plan: Plan, without: Sequence[str]) -> Lay
         mode = replace(mode, layers=even_shares(sum(mode.layers), len(mode.layers)))
     if "pipeline" in without:
         slots = usual_group_slots(problem, layout.candidate)
-        ranks = number_ranks(slots, [host.name for host in problem.inventory.hosts], layout.candidate.tp)
+        ranks = number_ranks(problem.job, slots, [host.name for host in problem.inventory.hosts], layout.candidate.tp)
     data_parallel = "flat" if "pipeline" in without else layout.data_parallel
     again = lay_out(problem, layout.candidate, mode, ranks, layout.microbatches, data_parallel)
     return again.with_codecs(layout.codecs)

@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from holmes_core.records.job import Job
+from planner.cost.engines import engine_of
 
 MAX_SAMPLES = 64  # of a micro-batch, unless fixed: no published run gains from more
 MAX_SLOTS = 64  # of a fleet on which any number of replicas is looked at; on larger ones as many as have room
@@ -38,7 +39,7 @@ class BatchShares:
         self._fixed_dp = fixed.dp
         # Replicas that hold weights together run equally many, and interleaving takes rounds of pp.
         self._in_rounds = (fixed.chunks or 1) > 1 or fixed.schedule == "interleaved"
-        self._must_divide = not job.is_bundled or job.zero == 3 or self._in_rounds
+        self._must_divide = not engine_of(job).unequal_replicas or job.zero == 3 or self._in_rounds
         self._even = {size: list(_divisors(self._batch // size, num_slots)) for size in self._sizes}
 
     def of(self, classes: Sequence[ClassRoom], pp: int) -> list[tuple[int, int]]:

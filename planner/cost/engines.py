@@ -1,8 +1,9 @@
 """Engines: the bundled runtime, or other software whose step the planner then predicts.
 
-An engine is a set of settings by name, `engine:` of job.yaml, and has speeds of GPUs of its own (gpu_speeds.py). All
-formulas are the same: published rows are inventories and jobs with such a name, see benchmarks/published_steps. The
-shares and the memory were fitted to every second of those rows, by `python -m benchmarks.published_steps.fit`.
+An engine is a set of settings by name, `trainer.engine` of job.yaml, and has speeds of GPUs of its own (gpu_speeds.py).
+All formulas are the same: published rows are inventories and jobs with such a name, see benchmarks/published_steps. The
+shares and the memory were fitted to every second of those rows, by `python -m benchmarks.published_steps.fit`. A
+trainer that is launched is one of these, restricted to what its present version can run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from holmes_runtime.config.schedule import ScheduleName
 
 EVERY_SCHEDULE: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "eager", "interleaved", "zero-bubble")
 MEGATRON_SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved")
+Degree = Literal["tp", "pp"]
+BOTH: tuple[Degree, ...] = ("tp", "pp")
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,11 @@ class Engine:
     reserve_bytes and memory_margin: kept free on a GPU; None: as memory_margin.py has it. activation_factor: its
     activations over the runtime's.
 
-    schedules: those it has. cuts_layers: it has pipelines. splits_matrices: it has tensor parallelism. Only the runtime
-    lets replicas run unequal micro-batches, has states in host memory, and adds gradients up inside clusters first
-    without ZeRO-3.
+    schedules, degrees, cuts: the ones it has; dp it always has. free_degrees: what the planner may choose above 1, as
+    the engine needs nothing from the model for it; others are as job.yaml fixes them. unequal_replicas: each may run a
+    micro-batch more than others. host_states: optimizer states in host memory. two_levels: gradients are added up
+    inside clusters first, or weights sharded inside each (HSDP). shards_tied: weights are sharded with tied tables as
+    well. unsharded: the engine as it is without ZeRO-3, where that is another one.
     """
 
     sequence_parallel: Literal["always", "selective", "never"] = "always"
@@ -63,8 +68,14 @@ class Engine:
     memory_margin: float | None = None
     activation_factor: float = 1.0
     schedules: tuple[ScheduleName, ...] = EVERY_SCHEDULE
-    cuts_layers: bool = True
-    splits_matrices: bool = True
+    degrees: tuple[Degree, ...] = BOTH
+    free_degrees: tuple[Degree, ...] = BOTH
+    cuts: Literal["any", "even"] = "any"
+    unequal_replicas: bool = True
+    host_states: bool = True
+    two_levels: bool = True
+    shards_tied: bool = False
+    unsharded: Engine | None = None
 
     def travels_bytes(self, value_bytes: int) -> tuple[int, int]:
         """Return the bytes of a parameter of so many, reduced and gathered."""
@@ -75,8 +86,10 @@ class Engine:
         return self.sequence_parallel == "always" or self.sequence_parallel == recompute
 
 
+OTHER = Engine(schedules=MEGATRON_SCHEDULES, unequal_replicas=False, host_states=False, two_levels=False)
 # Megatron-LM as it was published in 2021 and 2022: all gradients are all-reduced in fp32 after the last backward.
-MEGATRON_2021 = Engine(
+MEGATRON_2021 = replace(
+    OTHER,
     sequence_parallel="selective",
     fused_attention=False,
     chunked_loss=False,
@@ -87,13 +100,28 @@ MEGATRON_2021 = Engine(
     exchange_share=0.959,
     reserve_bytes=0,
     memory_margin=0.0,
-    schedules=MEGATRON_SCHEDULES,
 )
-# torch's FSDP, as llm-foundry and torchtitan run it: the fp32 weights that are sharded are the masters.
-FSDP = Engine(shards_weights=True, keeps_rounded=False, schedules=MEGATRON_SCHEDULES)
-# Megatron-Core of 2024, in NeMo, with distributed optimizer, and all overlaps that it has. Its steps grow by 2.2 %
-# from 128 to 2,048 GPUs and by 2.7 % from 16 to 2,048 (V8, V9 of docs/cost-model.md).
-MEGATRON_2024 = Engine(
+# Megatron-DeepSpeed with ZeRO-1, as BigScience and vTrain's authors ran it: gradients in 16 bits, and messages far
+# below the NICs' rate.
+MEGATRON_DEEPSPEED = replace(
+    OTHER,
+    sequence_parallel="never",
+    fused_attention=False,
+    chunked_loss=False,
+    keeps_reduced=False,
+    reduced_bytes=2,
+    gathered_bytes=2,
+    gathers_first=False,
+    overlaps_exchange=False,
+    edge_share=0.197,
+    exchange_share=0.894,
+    reserve_bytes=0,
+    memory_margin=0.0,
+)
+# Megatron-Core of 2024, in NeMo, with distributed optimizer, and all overlaps that it has. Its steps grow by 2.2 % from
+# 128 to 2,048 GPUs and by 2.7 % from 16 to 2,048 (V8, V9 of docs/cost-model.md).
+MEGATRON_2024 = replace(
+    OTHER,
     chunked_loss=False,
     keeps_reduced=False,
     growth=0.0045,
@@ -102,45 +130,42 @@ MEGATRON_2024 = Engine(
     exchange_share=0.929,
     reserve_bytes=0,
     memory_margin=0.0,
-    schedules=MEGATRON_SCHEDULES,
 )
-# A script with FSDP2, and one with DDP: it keeps fp32 weights and states whole, and all-reduces under the backward.
-FSDP_SCRIPT = replace(FSDP, schedules=("1f1b",), cuts_layers=False, splits_matrices=False)
-DDP_SCRIPT = replace(FSDP_SCRIPT, shards_weights=False, shards_states=False, gathered_bytes=4, gathers_first=False)
+# torch's FSDP, as llm-foundry and torchtitan run it: the fp32 weights that are sharded are the masters. It shards
+# inside each cluster where replicas are in several (HSDP).
+FSDP = replace(OTHER, shards_weights=True, keeps_rounded=False, two_levels=True)
+# torch's DistributedDataParallel: fp32 weights, all-reduced bucket by bucket under the backward, and updated by all.
+DDP = replace(
+    OTHER,
+    chunked_loss=False,
+    shards_states=False,
+    keeps_rounded=False,
+    gathered_bytes=4,
+    gathers_first=False,
+    schedules=("1f1b",),
+    degrees=(),
+    free_degrees=(),
+)
+# A script with FSDP2, its own or that of accelerate: no pipeline. Its tensor parallelism needs a plan of the model's.
+FSDP_SCRIPT = replace(FSDP, schedules=("1f1b",), degrees=("tp",), free_degrees=(), shards_tied=True, unsharded=DDP)
 ENGINES: dict[EngineName, Engine] = {
     "holmes": Engine(shards_weights=True),
-    "fsdp": FSDP,
-    "torchtitan": FSDP,
-    "accelerate": replace(FSDP_SCRIPT, splits_matrices=True),
-    "torch": DDP_SCRIPT,
-    # ZeRO-1 without its pipeline module, into which a model would have to be rewritten.
-    "deepspeed": replace(
-        DDP_SCRIPT, shards_states=True, keeps_rounded=True, gathered_bytes=None, overlaps_exchange=False
-    ),
+    # Megatron-LM of 2026: 1F1B or interleaved, and any cut by its layout.
     "megatron": replace(MEGATRON_2024, schedules=("1f1b", "interleaved")),
+    "torchtitan": FSDP,
+    # Its pipeline module cuts by number, type or parameters of layers, and its tensor parallelism is the model's own.
+    "deepspeed": replace(MEGATRON_DEEPSPEED, schedules=("1f1b",), free_degrees=("pp",), cuts="even"),
+    "accelerate": FSDP_SCRIPT,
+    "torch": FSDP_SCRIPT,
+    "fsdp": FSDP,
     # As it was in 2020, with torch's data parallel wrapper: gradients in 16 bits, bucket by bucket under the backward.
     "megatron-2020": replace(MEGATRON_2021, reduced_bytes=2, gathered_bytes=2, overlaps_exchange=True),
     "megatron-2021": MEGATRON_2021,
-    # Megatron-DeepSpeed with ZeRO-1, as BigScience and vTrain's authors ran it: gradients in 16 bits, and messages far
-    # below the NICs' rate.
-    "megatron-deepspeed": Engine(
-        sequence_parallel="never",
-        fused_attention=False,
-        chunked_loss=False,
-        keeps_reduced=False,
-        reduced_bytes=2,
-        gathered_bytes=2,
-        gathers_first=False,
-        overlaps_exchange=False,
-        edge_share=0.197,
-        exchange_share=0.894,
-        reserve_bytes=0,
-        memory_margin=0.0,
-        schedules=MEGATRON_SCHEDULES,
-    ),
+    "megatron-deepspeed": MEGATRON_DEEPSPEED,
     "megatron-2024": MEGATRON_2024,
     # What Sailor's authors ran on GH200, in fp32.
-    "sailor": Engine(
+    "sailor": replace(
+        OTHER,
         sequence_parallel="never",
         fused_attention=False,
         chunked_loss=False,
@@ -156,11 +181,11 @@ ENGINES: dict[EngineName, Engine] = {
         reserve_bytes=4_900_000_000,
         memory_margin=0.0,
         activation_factor=1.95,
-        schedules=MEGATRON_SCHEDULES,
     ),
 }
 
 
 def engine_of(job: Job) -> Engine:
-    """Return the engine that `job` names; a script of torch is FSDP's under parallel.zero 3, else DDP's."""
-    return FSDP_SCRIPT if job.engine == "torch" and job.zero == 3 else ENGINES[job.engine]
+    """Return the engine that `job` names, as its stage of ZeRO makes it."""
+    engine = ENGINES[job.engine]
+    return engine.unsharded if engine.unsharded is not None and job.zero != 3 else engine

@@ -80,12 +80,16 @@ PUBLISHED: dict[tuple[str, int], Speed] = {
 }
 
 _OF_2021 = {("A100", 2): A100_2021, ("A100 40GB", 2): replace(A100_2021, memory_bytes_per_s=MEMORY_PART * 1.555e12)}
+_OF_DEEPSPEED = {key: speed.slowed(DEEPSPEED_FACTOR) for key, speed in _OF_2021.items()}
+_OF_2024 = {("H100", 2): H100_NEMO, ("H800", 2): H100_NEMO}
 LEVELS: dict[EngineName, dict[tuple[str, int], Speed]] = {
     "holmes": {("H100", 2): H100_BUNDLED, ("H800", 2): H100_BUNDLED},
+    "megatron": _OF_2024,
+    "deepspeed": _OF_DEEPSPEED,
     "megatron-2020": _OF_2021,
     "megatron-2021": _OF_2021,
-    "megatron-deepspeed": {key: speed.slowed(DEEPSPEED_FACTOR) for key, speed in _OF_2021.items()},
-    "megatron-2024": {("H100", 2): H100_NEMO, ("H800", 2): H100_NEMO},
+    "megatron-deepspeed": _OF_DEEPSPEED,
+    "megatron-2024": _OF_2024,
     "sailor": {("GH200", 4): GH200_TF32},
 }
 

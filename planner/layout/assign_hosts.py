@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
+from holmes_core.records.job import Job
 from holmes_core.records.plan import PlanRank
 from planner.problem.coefficients import Coefficients
 from planner.problem.fleet import Fleet, FleetHost
@@ -94,13 +96,21 @@ def hosts_by_stage(group_slots: GroupSlots) -> tuple[str, ...]:
     return tuple(dict.fromkeys(group_slots[key].host for key in sorted(group_slots)))
 
 
-def number_ranks(group_slots: GroupSlots, host_order: Sequence[str], tp: int) -> tuple[PlanRank, ...]:
-    """All ranks, numbered as torchrun does: hosts in `host_order`, and on each its slots in order."""
+def number_ranks(job: Job, group_slots: GroupSlots, host_order: Sequence[str], tp: int) -> tuple[PlanRank, ...]:
+    """All ranks, numbered as torchrun does: hosts in `host_order`, and on each its slots in order.
+
+    Other trainers make groups of numbers, so theirs count up by stage, replica and shard (engine_mesh.py). Local ranks
+    follow the numbers; torchrun numbers alike where the ranks of each host follow one another.
+    """
     position = {host: index for index, host in enumerate(host_order)}
-    by_slot = sorted(group_slots, key=lambda key: (position[group_slots[key].host], group_slots[key].first_slot))
+
+    def by_host(tasklet: tuple[int, int]) -> tuple[int, int]:
+        return position[group_slots[tasklet].host], group_slots[tasklet].first_slot
+
+    tasklets = sorted(group_slots, key=by_host) if job.is_bundled else sorted(group_slots)
     ranks: list[PlanRank] = []
     num_local: dict[str, int] = {}
-    for (stage, replica), shard in _shards(by_slot, tp):
+    for (stage, replica), shard in product(tasklets, range(tp)):
         where = group_slots[stage, replica]
         local_rank = num_local.get(where.host, 0)
         num_local[where.host] = local_rank + 1
@@ -117,22 +127,3 @@ def number_ranks(group_slots: GroupSlots, host_order: Sequence[str], tp: int) ->
             )
         )
     return tuple(ranks)
-
-
-def number_by_mesh(group_slots: GroupSlots, tp: int) -> tuple[PlanRank, ...]:
-    """All ranks, numbered as trainers compute them: tensor shards first, then replicas, then stages.
-
-    Replicas are in the order of their clusters, so that those that shard weights in one are neighbours.
-    """
-    stages = sorted({stage for stage, _ in group_slots})
-    replicas = sorted({replica for _, replica in group_slots})
-    replicas.sort(key=lambda replica: [group_slots[stage, replica].cluster for stage in stages])
-    position = {replica: at for at, replica in enumerate(replicas)}
-    by_host = number_ranks(group_slots, hosts_by_stage(group_slots), tp)
-    renamed = (rank.model_copy(update={"dp_rank": position[rank.dp_rank]}) for rank in by_host)
-    in_order = sorted(renamed, key=lambda rank: (rank.pp_rank, rank.dp_rank, rank.tp_rank))
-    return tuple(rank.model_copy(update={"rank": number}) for number, rank in enumerate(in_order))
-
-
-def _shards(keys: Sequence[tuple[int, int]], tp: int) -> Iterator[tuple[tuple[int, int], int]]:
-    return ((key, shard) for key in keys for shard in range(tp))

@@ -21,14 +21,16 @@ def usual_group_slots(
 ) -> dict[tuple[int, int], GroupSlot]:
     """Return the group slot of each (stage, replica): hosts in inventory order, a replica's stages on consecutive ones.
 
-    `in_order`: all group slots of the degree in that order, where they are known.
+    Other trainers have a stage's replicas on consecutive ones. `in_order`: all group slots of the degree in that order,
+    where they are known.
     """
-    slots = iter(in_order or _in_order(problem, candidate.tp))
-    return {
-        (stage, replica): where
-        for replica in range(candidate.dp)
-        for stage, where in zip(range(candidate.pp), slots, strict=False)
-    }
+    slots = in_order or _in_order(problem, candidate.tp)
+    stages, replicas = range(candidate.pp), range(candidate.dp)
+    if problem.job.is_bundled:
+        tasklets = [(stage, replica) for replica in replicas for stage in stages]
+    else:
+        tasklets = [(stage, replica) for stage in stages for replica in replicas]
+    return dict(zip(tasklets, slots, strict=False))
 
 
 def _in_order(problem: Problem, tp: int) -> list[GroupSlot]:

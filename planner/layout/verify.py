@@ -14,8 +14,10 @@ from holmes_runtime.config.rank_grid import EDGE_AXES
 from holmes_runtime.config.schedule import make_schedule, most_in_flight
 from holmes_runtime.config.trainer_config import SHARED
 from planner.cost.counts import memory_bytes
+from planner.cost.engines import engine_of
 from planner.cost.fill import fill_of
 from planner.cost.packing import allowed_codecs
+from planner.layout.engine_mesh import mesh_faults
 from planner.problem.candidates import candidate_of
 from planner.problem.fleet import slots_of
 from planner.problem.groups import demanded_groups
@@ -41,6 +43,7 @@ def verify(plan: Plan, inventory: Inventory) -> list[str]:
         partial(check_stages, plan),
         partial(check_nodes, plan, inventory),
         partial(check_groups, plan),
+        partial(check_engine, plan),
         partial(check_interfaces, plan, inventory),
         partial(check_codecs, plan),
         partial(check_memory, plan, inventory),
@@ -78,7 +81,7 @@ def _zero_faults(plan: Plan) -> list[str]:
         faults.append("zero is 3 and the schedule zero-bubble: the weights are not there for half a backward")
     if plan.zero == 3 and plan.optimizer_offload:
         faults.append("zero is 3 and optimizer_offload true: the weights are made from masters on the device")
-    if plan.zero == 3 and plan.job.model.tied_embeddings:
+    if plan.zero == 3 and plan.job.model.tied_embeddings and not engine_of(plan.job).shards_tied:
         faults.append("zero is 3 and tied_embeddings true: the table is used twice in a micro-batch")
     return faults
 
@@ -95,7 +98,10 @@ def check_hosts(plan: Plan, inventory: Inventory) -> list[str]:
 
 
 def check_ranks(plan: Plan) -> list[str]:
-    """All coordinates exist once, ranks count up, and the ranks of a host are one run with local ranks from 0."""
+    """All coordinates exist once, ranks count up, and local ranks on each host from 0.
+
+    For the bundled runtime the ranks of a host are one run; `check_engine` has the order of other trainers.
+    """
     wanted = {(s, r, t) for s in range(plan.pp) for r in range(plan.dp) for t in range(plan.tp)}
     found = Counter((rank.pp_rank, rank.dp_rank, rank.tp_rank) for rank in plan.ranks)
     faults = [
@@ -105,7 +111,11 @@ def check_ranks(plan: Plan) -> list[str]:
     ]
     if [rank.rank for rank in plan.ranks] != list(range(plan.world_size)):
         faults.append(f"ranks are not 0..{plan.world_size - 1} in order")
-    expected = [(host, local) for host, count in _ranks_by_host(plan).items() for local in range(count)]
+    counted, expected = Counter[str](), list[tuple[str, int]]()
+    hosts = (rank.host for rank in plan.ranks)
+    for host in _ranks_by_host(plan).elements() if plan.job.is_bundled else hosts:
+        expected.append((host, counted[host]))
+        counted[host] += 1
     for rank, (host, local_rank) in zip(plan.ranks, expected, strict=True):
         if (rank.host, rank.local_rank) != (host, local_rank):
             faults.append(f"rank {rank.rank} is ({rank.host}, {rank.local_rank}), not ({host}, {local_rank})")
@@ -201,6 +211,23 @@ def check_groups(plan: Plan) -> list[str]:
     missing = [f"group {name} with ranks {ranks} is missing" for name, _, ranks in wanted - found]
     extra = [f"group {name} with ranks {ranks} is not demanded" for name, _, ranks in found - wanted]
     return sorted(missing + extra) or ["the groups are not in plan order"]
+
+
+def check_engine(plan: Plan) -> list[str]:
+    """The plan has nothing that its engine lacks, and its ranks and groups are the engine's own."""
+    engine, layers, shares = engine_of(plan.job), {stage.num_layers for stage in plan.stages}, set(plan.microbatches)
+    lacks = {
+        f"schedule {plan.schedule}": plan.schedule not in engine.schedules,
+        f"tp {plan.tp}": plan.tp > 1 and "tp" not in engine.degrees,
+        f"pp {plan.pp}": plan.pp > 1 and "pp" not in engine.degrees,
+        f"stages of {sorted(layers)} layers": engine.cuts == "even" and len(layers) > 1,
+        f"replicas of {plan.microbatches} micro-batches": len(shares) > 1 and not engine.unequal_replicas,
+        "weights in shards": plan.zero == 3 and not engine.shards_weights,
+        "states in host memory": plan.optimizer_offload and not engine.host_states,
+        "data parallelism in two levels": plan.data_parallel == "hierarchical" and not engine.two_levels,
+    }
+    faults = [f"engine {plan.job.engine} has no {what}" for what, is_lacking in lacks.items() if is_lacking]
+    return faults if plan.job.is_bundled else [*faults, *mesh_faults(plan)]
 
 
 def check_interfaces(plan: Plan, inventory: Inventory) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.plan import Alternative, Prediction
-from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, is_aligned, number_by_mesh, number_ranks
+from planner.cost.engines import engine_of
+from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, is_aligned, number_ranks
 from planner.layout.edge_codecs import choose_codecs
 from planner.layout.layout import Layout, lay_out, may_be_hierarchical
 from planner.layout.predict import predict, predict_step_s
@@ -99,10 +100,7 @@ def lay_out_contender(problem: Problem, contender: Contender) -> Layout:
     aligned = is_aligned(placement, problem.coefficients(placement.candidate))
     assigned = assign_hosts(placement, problem.fleet, aligned)
     group_slots = match_rails(assigned, problem.fleet, problem.rails, tp, wraps=contender.mode.chunks > 1)
-    if problem.job.is_bundled:
-        ranks = number_ranks(group_slots, hosts_by_stage(group_slots), tp)
-    else:
-        ranks = number_by_mesh(group_slots, tp)
+    ranks = number_ranks(problem.job, group_slots, hosts_by_stage(group_slots), tp)
     flat = lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches)
     return choose_codecs(problem, _with_clusters_first(problem, flat))
 
@@ -116,8 +114,7 @@ def lay_out_again(problem: Problem, layout: Layout) -> Layout:
 def _with_clusters_first(problem: Problem, flat: Layout) -> Layout:
     """Return the layout with data parallelism in two levels, where that is possible and faster."""
     shards, dp = flat.candidate.weight_shards, flat.candidate.dp
-    has_levels = problem.job.is_bundled or 1 < shards < dp
-    if not has_levels or not may_be_hierarchical(flat.ranks) or 1 < shards == dp:
+    if not engine_of(problem.job).two_levels or not may_be_hierarchical(flat.ranks) or 1 < shards == dp:
         return flat
     parts = flat.candidate, flat.mode, flat.ranks, flat.microbatches
     tried = lay_out(problem, *parts, data_parallel="hierarchical")
@@ -140,11 +137,6 @@ def write_usual(problem: Problem, result: SearchResult) -> WrittenPlan | None:
     if mode is None:
         return None
     group_slots = usual_group_slots(problem, candidate)
-    hosts = [host.name for host in problem.inventory.hosts]
-    ranks = (
-        number_ranks(group_slots, hosts, candidate.tp)
-        if problem.job.is_bundled
-        else number_by_mesh(group_slots, candidate.tp)
-    )
+    ranks = number_ranks(problem.job, group_slots, [host.name for host in problem.inventory.hosts], candidate.tp)
     layout = lay_out(problem, candidate, mode, ranks, found.placement.microbatches)
     return WrittenPlan(found.placement, layout, predict(problem, layout))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.job import Job
+from holmes_core.records.job import Job, PublishedName
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.model_shape import ModelShape, stage_parameters
 from holmes_runtime.config.run_settings import Recompute
@@ -118,7 +119,7 @@ def _check_zero(job: Job) -> None:
     fixed, always = job.parallel, not job.is_bundled and engine_of(job).shards_weights
     shards = f"engine {job.engine}, which shards weights," if always else "parallel.zero 3"
     other = "choose another engine" if always else "set parallel.zero to 1"
-    if job.model.tied_embeddings and job.zero == 3:
+    if job.model.tied_embeddings and job.zero == 3 and not engine_of(job).shards_tied:
         raise HolmesError(
             f"job: {shards} with model.tied_embeddings: the table is used twice in a micro-batch, and would be "
             "let go after the first",
@@ -147,43 +148,52 @@ def _check_compiled(job: Job) -> None:
 
 
 def _check_engine(job: Job) -> None:
+    """Refuse fixed values that the engine does not have."""
     if job.is_bundled:
         return
-    fixed, schedules = job.parallel, engine_of(job).schedules
-    pp = max(fixed.pp or 1, len(fixed.layers or ()))
-    for degree, has, name, kind in (
-        (pp, engine_of(job).cuts_layers, "pp", "pipelines"),
-        (fixed.tp or 1, engine_of(job).splits_matrices, "tp", "tensor parallelism"),
-    ):
-        if degree > 1 and not has:
-            raise HolmesError(
-                f"job: parallel.{name} is {degree}, and engine {job.engine} has no {kind}",
-                f"leave parallel.{name} out, or choose another engine",
-            )
-    if job.device == "cpu" and not job.is_launched:
+    fixed, engine = job.parallel, engine_of(job)
+    if job.device == "cpu" and job.engine in get_args(PublishedName):
         raise HolmesError(
-            f"job: engine is {job.engine} and device cpu: what is known of other engines was measured on GPUs",
-            "leave engine out, or set `device: cuda`",
+            f"job: trainer.engine is {job.engine} and device cpu: its steps were measured on GPUs",
+            "leave trainer out, or set `device: cuda`",
         )
-    if fixed.schedule is not None and fixed.schedule not in schedules:
+    schedule = "interleaved" if (fixed.chunks or 1) > 1 else fixed.schedule
+    if schedule is not None and schedule not in engine.schedules:
         raise HolmesError(
-            f"job: parallel.schedule is {fixed.schedule}, which engine {job.engine} does not have",
-            f"set it to {', '.join(schedules[:-1])} or {schedules[-1]}, or leave it out",
+            f"job: parallel.schedule is {schedule}, which engine {job.engine} does not have",
+            f"set it to {' or '.join(engine.schedules)}, or leave it out",
+        )
+    for key, size in (("tp", fixed.tp), ("pp", fixed.pp or len(fixed.layers or ()))):
+        if (size or 1) > 1 and key not in engine.degrees:
+            raise HolmesError(
+                f"job: parallel.{key} is {size}, which engine {job.engine} does not have",
+                f"leave parallel.{'layers' if fixed.layers and key == 'pp' else key} out",
+            )
+    if engine.cuts == "even" and (len(set(fixed.layers or ())) > 1 or job.model.num_layers % (fixed.pp or 1)):
+        raise HolmesError(
+            f"job: parallel.layers is {fixed.layers}, parallel.pp {fixed.pp} and num_layers {job.model.num_layers}: "
+            f"engine {job.engine} gives each stage as many layers",
+            "set parallel.pp to a divisor of num_layers, and leave parallel.layers out",
         )
     if job.zero == 3 and fixed.zero == 1:
         raise HolmesError(f"job: parallel.zero 1 with engine {job.engine}, which shards weights", "leave zero out")
-    if fixed.optimizer_offload or (job.zero == 3 and not engine_of(job).shards_weights):
+    if (fixed.optimizer_offload and not engine.host_states) or (job.zero == 3 and not engine.shards_weights):
         what = "optimizer_offload" if fixed.optimizer_offload else "zero 3"
         raise HolmesError(
             f"job: parallel.{what} with engine {job.engine}: how it does that is not known",
-            f"leave {what} out, or engine",
+            f"leave {what} out, or choose another engine",
         )
-    if job.global_batch_size % ((fixed.dp or 1) * (fixed.micro_batch_size or 1)):
+    if not engine.unequal_replicas and job.global_batch_size % ((fixed.dp or 1) * (fixed.micro_batch_size or 1)):
         raise HolmesError(
             f"job: global_batch_size {job.global_batch_size} is not a multiple of dp x micro_batch_size = "
             f"{fixed.dp or 1} x {fixed.micro_batch_size or 1}, and replicas of engine {job.engine} run equally many",
-            "choose a dp that divides the batch, or leave engine out",
+            "choose a dp that divides the batch, or another engine",
         )
+
+
+def has_fixed_cut(job: Job) -> bool:
+    """Return True if job.yaml fixes the layers of each stage, or its engine gives all as many."""
+    return job.parallel.layers is not None or engine_of(job).cuts == "even"
 
 
 def check_tensor_degree(tp: int, fleet: Fleet) -> None:
@@ -261,8 +271,10 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
     not split, tables not tied, and states not in host memory.
     """
     shards, rest = divmod(candidate.dp, num_clusters)
-    cannot = job.zero == 1 or job.parallel.schedule == "zero-bubble" or job.model.tied_embeddings
-    cannot = cannot or not engine_of(job).shards_weights or candidate.optimizer_offload
+    cannot = job.zero == 1 or job.parallel.schedule == "zero-bubble" or candidate.optimizer_offload
+    engine = engine_of(job)
+    cannot = cannot or not engine.shards_weights or (job.model.tied_embeddings and not engine.shards_tied)
+    cannot = cannot or (num_clusters > 1 and not engine.two_levels)
     if cannot or rest or shards == 1 or not candidate.divides(job.global_batch_size):
         return None
     return replace(candidate, fill="1f1b", weight_shards=shards)
@@ -270,7 +282,7 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The candidates with optimizer states in host memory, which makes room at a price; none where job.yaml decides."""
-    if job.parallel.optimizer_offload is not None or job.zero == 3 or not job.is_bundled:
+    if job.parallel.optimizer_offload is not None or job.zero == 3 or not engine_of(job).host_states:
         return ()
     return tuple(replace(candidate, optimizer_offload=True) for candidate in candidates)
 
@@ -278,31 +290,36 @@ def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candida
 def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     """Return the fixed degree, or all that fit into a host and divide the model.
 
-    1 on CPUs, where the speed of an all-reduce inside a host is not known, and where layers cannot be sharded.
+    1 on CPUs, where the speed of an all-reduce inside a host is not known, where layers cannot be sharded, and where
+    the engine needs more than a degree for it.
     """
     largest = max(each.hardware.num_slots for each in fleet.classes)
     fixed = job.parallel.tp
     if fixed is not None:
         check_tensor_degree(fixed, fleet)
         return (fixed,)
-    is_whole = job.compute.emulate is not None or job.model.factory is not None
-    if job.device == "cpu" or is_whole or not engine_of(job).splits_matrices:
+    if (
+        "tp" not in engine_of(job).free_degrees
+        or job.device == "cpu"
+        or job.compute.emulate is not None
+        or job.model.factory is not None
+    ):
         return (1,)
     sizes = job.model.sharded_sizes.values()
     return tuple(tp for tp in range(1, largest + 1) if not any(size % tp for size in sizes))
 
 
-def _pipeline_degrees(job: Job, num_group_slots: int) -> range:
-    """The fixed degree, or all that layers and places allow; from 2 on under a schedule that needs a pipeline."""
+def _pipeline_degrees(job: Job, num_group_slots: int) -> list[int]:
+    """The fixed degree, or all that layers, places and the engine allow; from 2 on under a schedule that needs it."""
     fixed, schedule, chunks = job.parallel.pp, job.parallel.schedule, job.parallel.chunks or 1
     if fixed is None and job.parallel.layers:
         fixed = len(job.parallel.layers) // chunks
-    elif not engine_of(job).cuts_layers:
-        fixed = 1
     least = 2 if chunks > 1 or schedule in NEED_A_PIPELINE else 1
     layers = 2 if schedule == "interleaved" and job.parallel.chunks is None else chunks  # of a rank, at least
-    most = fixed or min(job.model.num_layers // layers, num_group_slots)
-    return range(max(least, fixed or 1), most + 1)
+    engine = engine_of(job)
+    free = min(job.model.num_layers // layers, num_group_slots) if "pp" in engine.free_degrees else 1
+    found = range(max(least, fixed or 1), (fixed or free) + 1)
+    return [pp for pp in found if engine.cuts == "any" or job.model.num_layers % pp == 0]
 
 
 def _no_candidate(job: Job, fleet: Fleet) -> HolmesError:

@@ -214,7 +214,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         last_sync_bytes=travels * head_parameters(model, tp, is_first=candidate.pp == 1),
         action_s=tuple(slot.action_s for slot in at_work),
         hides_edges=job.parallel.schedule in (None, "eager"),
-        has_two_levels=job.is_bundled or 1 < candidate.weight_shards < candidate.dp,
+        has_two_levels=engine_of(job).two_levels,
         fill_share=fill_share(job, candidate.fill, candidate.pp, num_microbatches, slots[0][0]),
     )
 

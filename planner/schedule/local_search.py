@@ -15,7 +15,7 @@ from itertools import permutations, product
 from math import inf
 
 from planner.cost.engines import engine_of
-from planner.problem.candidates import Candidate
+from planner.problem.candidates import Candidate, has_fixed_cut
 from planner.problem.problem import Problem
 from planner.schedule.least_memory import WORTH_MEMORY, in_least_memory
 from planner.schedule.placement_simulator import PlacementSimulator
@@ -144,7 +144,7 @@ class _Climb:
         A stage moves with its layers or without. Two stages also change both at once: the other order may be better
         only with another cut. Very many stages change all in another order.
         """
-        if self._problem.job.parallel.layers is not None:
+        if has_fixed_cut(self._problem.job):
             return
         candidate = placement.candidate
         found = self._changed(placement) if candidate.pp <= MAX_STAGES else [placement, _fullest_first(placement)]

@@ -14,7 +14,7 @@ from itertools import permutations
 from math import inf
 from operator import itemgetter
 
-from planner.problem.candidates import Candidate
+from planner.problem.candidates import Candidate, has_fixed_cut
 from planner.problem.coefficients import Coefficients
 from planner.problem.problem import Problem
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
@@ -73,7 +73,7 @@ def _in_blocks(problem: Problem, candidate: Candidate) -> Iterator[PricedPlaceme
         return  # sharded in each of several clusters
     coeffs = problem.coefficients(candidate)
     bounds = LowerBounds(coeffs)
-    if problem.job.parallel.layers is not None or bounds.exchange_bound_s is None:
+    if has_fixed_cut(problem.job) or bounds.exchange_bound_s is None:
         return
     for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
         for placed in place_over_clusters(bounds, pace_s):

@@ -147,7 +147,7 @@ class EarlyBounds:
             return 0.0
         ring = 1 / fastest
         for count in range(2, len(names) + 1):
-            if (self._job.is_bundled or self._job.zero == 3) and dp % count == 0 and shared and fabric:
+            if engine_of(self._job).two_levels and dp % count == 0 and shared and fabric:
                 across, inside = two_levels(dp, count)
                 groups = max(1.0, dp / count / self._most_hosts)  # on some host, one for each replica
                 ring = min(ring, max(groups * across / shared, inside / fabric))

@@ -13,7 +13,7 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from holmes_core.records.job import Job
-from planner.problem.candidates import Candidate
+from planner.problem.candidates import Candidate, has_fixed_cut
 from planner.problem.problem import Problem
 from planner.search.crossing_room import CrossingRoom
 from planner.search.early_bounds import EarlyBounds
@@ -280,14 +280,14 @@ def refinements_of(job: Job, form: Form) -> tuple[Refinement, ...]:
     """All refinements of a branch, in order."""
     if form == "whole replicas":
         return (whole_replicas,)
-    if job.parallel.layers is not None:
+    if has_fixed_cut(job):
         return (*BOUNDS, fixed_cut_program) if form == "mixed" else (*BOUNDS, fixed_cut_placement, fixed_cut_program)
     return (*BOUNDS, open_paces, programs) if form == "mixed" else (*BOUNDS, greedy_placements, open_paces, programs)
 
 
 def fixed_cut(job: Job, candidate: Candidate) -> tuple[int, ...] | None:
-    """Return the cut by pipeline rank that job.yaml fixes."""
-    return usual_cut(job, candidate.pp) if job.parallel.layers is not None else None
+    """Return the cut by pipeline rank that job.yaml or its engine fixes."""
+    return usual_cut(job, candidate.pp) if has_fixed_cut(job) else None
 
 
 def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> None:

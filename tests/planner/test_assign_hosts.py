@@ -11,7 +11,7 @@ from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.fleet import Fleet, FleetHost, Hardware, HostClass
 from planner.problem.problem import read_problem
 from planner.search.placement import Placement, even_shares
-from tests.planner.fleets import bed_job, cpu_inventory
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b
 
 
 def fleet(*classes: tuple[int, int]) -> Fleet:
@@ -71,7 +71,7 @@ def test_nodes_are_numbered_as_their_stages_come() -> None:
 
 def test_ranks_are_contiguous_on_each_node() -> None:
     group_slots = assign_hosts(placement(2, 1, (0,), (0,)), fleet((1, 4)), True)
-    ranks = number_ranks(group_slots, ("a1",), 2)
+    ranks = number_ranks(gpt_7b(), group_slots, ("a1",), 2)
     assert [(r.rank, r.local_rank, r.pp_rank, r.tp_rank) for r in ranks] == [
         (0, 0, 0, 0),
         (1, 1, 0, 1),
