@@ -1,13 +1,16 @@
 """The plan in a trainer's own words: arguments by which it makes the ranks, stages and batches that are planned.
 
-Words of the command may hold `{tp}`, `{layout}` and the other names of `placeholders`; then nothing is appended.
-Options as Megatron-LM d98e8a64, torchtitan 0.3.0 and accelerate 1.15.0 read them.
+Words of the command may hold `{tp}`, `{layout}` and the other names of `placeholders`; then nothing is appended. Else
+arguments are what the plan decides and its prediction counts on: degrees, stages, batches, sharding, recomputation. The
+shape of the model stays the command's own. Scripts of torch and for DeepSpeed have no common options, so they get none:
+DeepSpeed's train_micro_batch_size_per_gpu is {micro_batch_size}, its gradient_accumulation_steps {num_microbatches}.
+Options are as Megatron-LM d98e8a64, torchtitan 0.3.0 and accelerate 1.15.0 read them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from holmes_core.errors import HolmesError
@@ -15,6 +18,8 @@ from holmes_core.records.plan import Plan
 
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 TITAN_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
+TITAN_SUBCOMMAND = "activation-checkpoint:"  # the last word, after all options
+OF_THE_JOB = {"steps", "seq_length"}  # they set nothing that is planned
 
 
 def command_of(plan: Plan) -> tuple[str, ...]:
@@ -31,21 +36,25 @@ def command_of(plan: Plan) -> tuple[str, ...]:
             f"did you mean {known[0]}?" if near else f"there are {', '.join(known)}",
         )
     words = tuple(PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in trainer.command)
-    if named:
+    if named - OF_THE_JOB:
         return words
-    before = _accelerate(plan) if trainer.engine == "accelerate" else ()
-    return (*before, *words, *_appended(plan))
+    arguments = engine_arguments(plan)
+    if trainer.engine == "accelerate":
+        return (*arguments, *words)
+    at = next((at for at, word in enumerate(words) if word.startswith(TITAN_SUBCOMMAND)), None)
+    if at is None:
+        return (*words, *arguments)
+    return (*words[:at], *arguments[:-1], *words[at:])  # the user's own subcommand stays, and stays behind options
 
 
 def placeholders(plan: Plan) -> Mapping[str, str]:
     """Return, by name, the settings that words of the command may hold."""
-    replicas = plan.dp // plan.weight_shards
     numbers = {
         "tp": plan.tp,
         "pp": plan.pp,
         "dp": plan.dp,
         "dp_shard": plan.weight_shards,
-        "dp_replicate": replicas,
+        "dp_replicate": plan.dp // plan.weight_shards,
         "chunks": plan.chunks,
         "micro_batch_size": plan.micro_batch_size,
         "num_microbatches": plan.microbatches[0],
@@ -67,64 +76,61 @@ def megatron_layout(plan: Plan) -> str:
     return f"E{'|'.join(stages)}L"
 
 
-def _accelerate(plan: Plan) -> tuple[str, ...]:
-    """Return the words before a command of accelerate, which takes degrees from the environment."""
-    values = {
-        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
-        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": plan.dp // plan.weight_shards,
-        "PARALLELISM_CONFIG_DP_SHARD_SIZE": plan.weight_shards,
-        "PARALLELISM_CONFIG_TP_SIZE": plan.tp,
-    }
-    return ("env", *(f"{name}={value}" for name, value in values.items()))
+def engine_arguments(plan: Plan) -> tuple[str, ...]:
+    """Return the words that set the plan's values: after the command, for accelerate before it."""
+    words = {"megatron": _megatron, "torchtitan": _torchtitan, "accelerate": _accelerate}.get(plan.job.engine)
+    return () if words is None else tuple(words(plan))
 
 
-def _appended(plan: Plan) -> tuple[str, ...]:
-    """Return the arguments that set the plan's degrees, stages and batches; a script of torch has none of its own."""
-    options = {"megatron": _megatron, "torchtitan": _torchtitan}.get(plan.job.engine)
-    return () if options is None else tuple(word for words in options(plan) for word in words)
+def _accelerate(plan: Plan) -> Iterator[str]:
+    """Yield words that give a command of accelerate its environment, from which it takes degrees; none for DDP."""
+    values: dict[str, object] = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": plan.microbatches[0]}
+    if plan.zero == 3:
+        values |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 2}
+    if plan.zero == 3 or plan.tp > 1:
+        values |= {
+            "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+            "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": plan.dp // plan.weight_shards,
+            "PARALLELISM_CONFIG_DP_SHARD_SIZE": plan.weight_shards,
+            "PARALLELISM_CONFIG_TP_SIZE": plan.tp,
+        }
+    yield from ("env", *(f"{name}={value}" for name, value in values.items()))
 
 
-def _megatron(plan: Plan) -> list[tuple[str, ...]]:
-    words: list[tuple[str, ...]] = [
-        ("--tensor-model-parallel-size", str(plan.tp)),
-        ("--pipeline-model-parallel-size", str(plan.pp)),
-        ("--micro-batch-size", str(plan.micro_batch_size)),
-        ("--global-batch-size", str(plan.job.global_batch_size)),
-        ("--use-distributed-optimizer",),
-        ("--overlap-grad-reduce",),
-        ("--overlap-param-gather",),
-    ]
+def _megatron(plan: Plan) -> Iterator[str]:
+    yield from ("--tensor-model-parallel-size", str(plan.tp))
+    yield from ("--pipeline-model-parallel-size", str(plan.pp))
+    yield from ("--micro-batch-size", str(plan.micro_batch_size))
+    yield from ("--global-batch-size", str(plan.job.global_batch_size))
+    yield from ("--seq-length", str(plan.job.model.seq_length))
+    yield from ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
     if plan.pp > 1:
-        words.append(("--pipeline-model-parallel-layout", megatron_layout(plan)))
+        yield from ("--pipeline-model-parallel-layout", megatron_layout(plan))
     if plan.tp > 1:
-        words.append(("--sequence-parallel",))
+        yield "--sequence-parallel"
+    if plan.recompute != "none":
+        yield from ("--recompute-granularity", plan.recompute)
     if plan.recompute == "full":
-        words.append(
-            ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
-        )
-    elif plan.recompute == "selective":
-        words.append(("--recompute-granularity", "selective"))
-    return words
+        yield from ("--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
-def _torchtitan(plan: Plan) -> list[tuple[str, ...]]:
+def _torchtitan(plan: Plan) -> Iterator[str]:
     """Local batch: the samples of a replica in a step. Parts are named as Llama's modules are."""
-    words: list[tuple[str, ...]] = [
-        ("--parallelism.tensor-parallel-degree", str(plan.tp)),
-        ("--parallelism.pipeline-parallel-degree", str(plan.pp)),
-        ("--parallelism.data-parallel-replicate-degree", str(plan.dp // plan.weight_shards)),
-        ("--parallelism.data-parallel-shard-degree", str(plan.weight_shards)),
-    ]
-    if plan.pp == 1:
-        local = ("--training.local-batch-size", str(plan.micro_batch_size))
-        return [*words, local, ("--training.global-batch-size", str(plan.job.global_batch_size))]
-    parts = [[f"layers.{layer}" for layer in range(each.first_layer, each.stop_layer)] for each in plan.stages]
-    parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "lm_head"]
-    return [
-        *words,
-        ("--parallelism.pipeline-parallel-schedule", TITAN_SCHEDULES[plan.schedule]),
-        ("--parallelism.pipeline-parallel-microbatch-size", str(plan.micro_batch_size)),
-        ("--training.local-batch-size", str(plan.micro_batch_size * plan.microbatches[0])),
-        ("--parallelism.module-fqns-per-model-part", *(",".join(part) for part in parts)),
-    ]
+    local = plan.micro_batch_size * (plan.microbatches[0] if plan.pp > 1 else 1)
+    yield from ("--parallelism.tensor-parallel-degree", str(plan.tp))
+    yield from ("--parallelism.pipeline-parallel-degree", str(plan.pp))
+    yield from ("--parallelism.data-parallel-replicate-degree", str(plan.dp // plan.weight_shards))
+    yield from ("--parallelism.data-parallel-shard-degree", str(plan.weight_shards))
+    yield from ("--parallelism.fsdp-reshard-after-forward", "always")  # by default weights stay whole in a pipeline
+    yield from ("--training.local-batch-size", str(local))
+    yield from ("--training.global-batch-size", str(plan.job.global_batch_size))
+    yield from ("--training.seq-len", str(plan.job.model.seq_length))
+    if plan.pp > 1:
+        yield "--training.disable-cuda-graphs"  # which are refused with pipelines
+        yield from ("--parallelism.pipeline-parallel-schedule", TITAN_SCHEDULES[plan.schedule])
+        yield from ("--parallelism.pipeline-parallel-microbatch-size", str(plan.micro_batch_size))
+        parts = [[f"layers.{layer}" for layer in range(each.first_layer, each.stop_layer)] for each in plan.stages]
+        parts[0].insert(0, "tok_embeddings")
+        parts[-1] += ["norm", "lm_head"]
+        yield from ("--parallelism.module-fqns-per-model-part", *(",".join(part) for part in parts))
+    yield f"{TITAN_SUBCOMMAND}{plan.recompute}"

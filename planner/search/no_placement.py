@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
 from holmes_core.units import format_memory
+from planner.cost.engines import engine_of
 from planner.problem.candidates import Candidate, more_recompute, with_sharded_weights
 from planner.problem.coefficients import stage_memory_bytes
 from planner.problem.fleet import Fleet
@@ -39,12 +40,14 @@ def out_of_memory(problem: Problem, candidates: Sequence[Candidate]) -> HolmesEr
     zero = ", zero 3" if nearest.weight_shards > 1 else ""
     states = ", optimizer states in host memory" if nearest.optimizer_offload else ""
     layers = f" with the fixed cut {job.parallel.layers}" if job.parallel.layers else ""
+    ways = "add hosts so that pp can grow" if "pp" in engine_of(job).degrees else "add hosts"
+    ways = "set parallel.zero to 3 (FSDP)" if job.engine == "torch" and job.zero != 3 else ways
     return HolmesError(
         f"GPU memory: no candidate fits{layers}; the nearest (tp {nearest.tp}, pp {nearest.pp}, dp {nearest.dp}, "
         f"micro_batch_size {nearest.micro_batch_size}, recompute {nearest.recompute}{zero}{states}) needs "
         f"{format_memory(needed)} on a GPU, the largest (host {name}) has {format_memory(largest)}: "
         f"{format_memory(needed - largest)} short",
-        f"use GPUs with at least {format_memory(needed)}, add hosts so that pp can grow, or lower hidden_size, "
+        f"use GPUs with at least {format_memory(needed)}, {ways}, or lower hidden_size, "
         "num_layers or seq_length in job.yaml; degrees fixed under `parallel` may also be in the way",
         ANSWER_IS_NO,
     )

@@ -1,0 +1,119 @@
+"""The arguments that a trainer's command gets: options that the trainer has, with the values of the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.plan import Plan
+from launcher.prepare.engine_arguments import command_of, engine_arguments, placeholders
+from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
+
+OPTIONS = Path(__file__).parents[3] / "shared" / "consumers" / "megatron_arguments.json"
+TWO = gpu_inventory([2, 2])
+SMALL = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}
+
+
+def planned(engine: str, *command: str, **changes: Any) -> Plan:
+    """A plan of two clusters for a command of that engine."""
+    trainer = {"engine": engine, "command": command or ("python", "train.py")}
+    return plan_for(TWO, gpt_7b(trainer=trainer, data=None, **changes))
+
+
+def settings(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values of each option."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            assert word not in found
+            found[word] = last = []
+        else:
+            last.append(word)
+    return found
+
+
+def megatron_plans() -> Iterator[Plan]:
+    """Plans that use every argument."""
+    yield planned("megatron")
+    yield planned("megatron", parallel={"pp": 1, "tp": 1, "recompute": "full"})
+    yield planned("megatron", parallel={"pp": 4, "tp": 2, "recompute": "selective", "chunks": 3})
+
+
+@pytest.mark.skipif(not OPTIONS.exists(), reason="Megatron's options are not in ../shared")
+def test_megatron_s_parser_has_every_option_with_such_values() -> None:
+    known = {name: each for each in json.loads(OPTIONS.read_text())["arguments"] for name in each["options"]}
+    for plan in megatron_plans():
+        for name, values in settings(engine_arguments(plan)).items():
+            option = known[name]
+            assert len(values) == (option["action"] == "store")
+            for value in values:
+                assert value in option.get("choices", [value])
+                assert option["type"] == "str" or str(int(value)) == value
+
+
+def test_megatron_gets_the_plan_s_stages_and_batches() -> None:
+    plan = planned("megatron", parallel={"tp": 2, "pp": 2, "layers": [20, 16], "micro_batch_size": 2})
+    found = settings(engine_arguments(plan))
+    assert found["--tensor-model-parallel-size"] == ["2"]
+    assert found["--pipeline-model-parallel-layout"] == ["Et*20|t*16L"]
+    assert found["--micro-batch-size"] == ["2"]
+    assert found["--global-batch-size"] == ["512"]
+    assert "--sequence-parallel" in found
+
+
+def test_torchtitan_gets_its_modules_stage_by_stage() -> None:
+    plan = planned("torchtitan", parallel={"pp": 2, "layers": [20, 16], "micro_batch_size": 1, "schedule": "1f1b"})
+    *options, last = engine_arguments(plan)
+    found = settings(options)
+    first, second = found["--parallelism.module-fqns-per-model-part"]
+    assert first.split(",") == ["tok_embeddings", *(f"layers.{layer}" for layer in range(20))]
+    assert second.split(",") == [*(f"layers.{layer}" for layer in range(20, 36)), "norm", "lm_head"]
+    assert found["--training.local-batch-size"] == [str(512 // plan.dp)]
+    assert found["--parallelism.data-parallel-shard-degree"] == [str(plan.dp)]
+    assert last == f"activation-checkpoint:{plan.recompute}"
+
+
+def test_torchtitan_s_own_subcommand_of_the_user_s_stays_last() -> None:
+    words = command_of(planned("torchtitan", "python", "activation-checkpoint:full"))
+    assert words[0] == "python"
+    assert words[-1] == "activation-checkpoint:full"
+    assert sum(word.startswith("activation-checkpoint:") for word in words) == 1
+
+
+def test_accelerate_shards_inside_clusters_by_its_environment() -> None:
+    words = command_of(planned("accelerate"))
+    assert words[0] == "env"
+    assert words[-2:] == ("python", "train.py")
+    assert {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE=2", "PARALLELISM_CONFIG_DP_SHARD_SIZE=16"} <= set(words)
+    ddp = command_of(planned("accelerate", model=SMALL, parallel={"zero": 1}))
+    assert not [word for word in ddp if word.startswith(("PARALLELISM", "ACCELERATE_USE"))]
+
+
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+def test_a_script_without_options_of_the_engine_stays_as_it_is(engine: str) -> None:
+    assert command_of(planned(engine, model=SMALL)) == ("python", "train.py")
+
+
+def test_placeholders_take_the_place_of_all_arguments() -> None:
+    plan = planned("megatron", "python", "--degrees={tp}x{pp}x{dp}", '{"json": 1}', "{layout}")
+    layers = plan.stages[0].num_layers
+    assert command_of(plan)[:3] == ("python", f"--degrees={plan.tp}x{plan.pp}x{plan.dp}", '{"json": 1}')
+    assert command_of(plan)[3].startswith(f"Et*{layers}|")
+    assert len(command_of(plan)) == 4
+
+
+def test_the_job_s_own_numbers_leave_the_arguments_there() -> None:
+    words = command_of(planned("megatron", "python", "--train-iters", "{steps}"))
+    assert words[:3] == ("python", "--train-iters", "10")
+    assert "--micro-batch-size" in words
+
+
+def test_an_unknown_placeholder_names_the_known_ones() -> None:
+    with pytest.raises(HolmesError, match="is no setting of a plan") as refused:
+        command_of(planned("torch", "python", "{tensor}", model=SMALL))
+    assert all(f"{{{name}}}" in str(refused.value.hint) for name in placeholders(planned("torch", model=SMALL)))
