@@ -1,17 +1,21 @@
 """The only table of the variables that a plan sets for a node's ranks: value, condition, reason, and who may override.
 
 The planner takes constant values from it, the launcher whether job.yaml may override them, and docs/settings.md is
-written from it. Of a trainer's own command CUDA_DEVICE_MAX_CONNECTIONS is 1 or 8, and the other constants are left
-out. The effect of a variable was read in the documents of NCCL and torch named in `source`.
+written from it. A trainer's own command gets the constants of its engine, and none of the bundled runtime's. The effect
+of a variable was read in the documents of NCCL, torch and trainers named in `source`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holmes_core.records.job import EngineName
+
 NCCL_GUIDE = "NCCL user guide, Environment Variables"
 CUDA_GUIDE = "CUDA C++ Programming Guide, CUDA Environment Variables"
 ON_GPUS = "device is cuda"
+BUNDLED = "the bundled runtime trains on GPUs"
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 @dataclass(frozen=True)
@@ -29,47 +33,70 @@ class Setting:
     source: str
     fixed: bool = False
     older_name: str | None = None  # an earlier name, which is read too
+    engines: tuple[EngineName, ...] = ("holmes",)  # of constants, the engines that get them
 
 
 CONSTANT = (
     Setting(
-        "CUDA_DEVICE_MAX_CONNECTIONS",
+        QUEUES,
         "32",
-        ON_GPUS,
+        BUNDLED,
         "a queue for each stream: with fewer, a receive that waits can stand before the compute it waits for",
         CUDA_GUIDE,
     ),
     Setting(
         "NCCL_LAUNCH_ORDER_IMPLICIT",
         "1",
-        ON_GPUS,
+        BUNDLED,
         "a rank has several communicators, and their kernels start in the order of the program, alike on all ranks",
         f"{NCCL_GUIDE}; Using multiple NCCL communicators concurrently",
     ),
     Setting(
         "TORCH_NCCL_HIGH_PRIORITY",
         "1",
-        ON_GPUS,
+        BUNDLED,
         "what has arrived or must leave does not queue behind compute that was launched before it",
         "torch, ProcessGroupNCCL Environment Variables",
     ),
     Setting(
         "TORCH_GLOO_LAZY_INIT",
         "1",
-        ON_GPUS,
+        BUNDLED,
         "Gloo carries control traffic alone: a rank connects to those it talks to, not to every other at the start",
         "torch, torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
     ),
     Setting(
         "PYTORCH_ALLOC_CONF",
         "expandable_segments:True",
-        ON_GPUS,
+        BUNDLED,
         "plans fill most of a GPU's memory: segments that grow leave fewer holes in it",
         "torch, CUDA semantics, Optimizing memory usage with PYTORCH_ALLOC_CONF",
         older_name="PYTORCH_CUDA_ALLOC_CONF",
     ),
 )
-"""Set to the same on every node of a run on GPUs."""
+"""Set to the same on every node of the bundled runtime on GPUs."""
+
+FOR_TRAINERS = (
+    Setting(
+        QUEUES,
+        "1",
+        "trainer.engine is megatron, tp above 1, and GPUs are older than Blackwell",
+        "Megatron asserts it: kernels of one queue start in the order of the program, collectives before the products "
+        "that hide them",
+        "Megatron-LM, megatron/training/arguments.py",
+        engines=("megatron",),
+    ),
+    Setting(
+        QUEUES,
+        "8",
+        "trainer.engine is torchtitan, accelerate or torch, on GPUs",
+        "FSDP's gathers and reductions run under compute from their own queues; CUDA's default, as a host may set 1",
+        f"{CUDA_GUIDE}; Megatron-LM, which refuses 1 with FSDP",
+        engines=("torchtitan", "accelerate", "torch"),
+    ),
+)
+"""Set to the same on every node of a trainer's command on GPUs."""
+
 
 BY_PLAN = (
     Setting(
@@ -83,7 +110,7 @@ BY_PLAN = (
     Setting(
         "OMP_NUM_THREADS",
         "`threads_per_slot`",
-        "always",
+        "the bundled runtime trains",
         "threads_per_slot in job.yaml",
         "OpenMP; torch, CPU threading",
         fixed=True,
@@ -202,7 +229,7 @@ BY_PLAN = (
 )
 """Set by the plan, node by node."""
 
-SETTINGS = {setting.name: setting for setting in (*BY_PLAN, *CONSTANT)}
+SETTINGS = {setting.name: setting for setting in (*BY_PLAN, *FOR_TRAINERS, *CONSTANT)}
 
 
 def is_fixed(name: str) -> bool:

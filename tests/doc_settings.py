@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holmes_core.node_settings import BY_PLAN, CONSTANT, Setting
+from holmes_core.node_settings import BY_PLAN, CONSTANT, FOR_TRAINERS, Setting
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 BEGIN, END = "<!-- settings begin -->\n", "<!-- settings end -->\n"
@@ -13,11 +13,11 @@ BEGIN, END = "<!-- settings begin -->\n", "<!-- settings end -->\n"
 def table() -> str:
     """The rows, those of every plan on GPUs last."""
     lines = ["| variable | value | when | why | source | yours counts |", "|---|---|---|---|---|---|"]
-    return "\n".join([*lines, *map(_row, (*BY_PLAN, *CONSTANT))]) + "\n"
+    return "\n".join([*lines, *map(_row, (*BY_PLAN, *FOR_TRAINERS, *CONSTANT))]) + "\n"
 
 
 def _row(setting: Setting) -> str:
-    value = f"`{setting.value}`" if setting in CONSTANT else setting.value
+    value = f"`{setting.value}`" if setting in (*FOR_TRAINERS, *CONSTANT) else setting.value
     words = (f"`{setting.name}`", value, setting.when, setting.reason, setting.source, "no" if setting.fixed else "yes")
     return f"| {' | '.join(words)} |"
 

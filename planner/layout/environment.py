@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.node_settings import CONSTANT
+from holmes_core.node_settings import CONSTANT, FOR_TRAINERS
 from holmes_core.records.inventory import Cluster, Host, NetworkPort
-from holmes_core.records.job import EngineName, Job
+from holmes_core.records.job import Job
 from holmes_core.records.plan import EnvironmentVariable, Node, NodeFabric, PlanRank, tunnel_address
 from holmes_runtime.config.trainer_config import SHARED
 from planner.layout.rail_environment import rail_environment
 from planner.problem.networks import VERBS_KINDS, Networks
 from planner.problem.problem import Problem
 
+NEWER = re.compile(r"\bG?B\d00|RTX (50|PRO)|\bGB10\b")  # Blackwell
 MAX_SOCKET_THREADS = 4  # of NCCL for a peer: each takes processor time; its documentation advises 4 at 100 Gbit/s
 
 
@@ -40,6 +42,7 @@ def _node(
     of_rails: tuple[EnvironmentVariable, ...],
 ) -> Node:
     networks, encrypts = problem.networks, problem.inventory.encrypts
+    on_gpus = problem.job.device == "cuda"
     cluster, port = networks.cluster(host.name), networks.shared_port(host.name)
     if port.address is None:
         raise HolmesError(
@@ -66,6 +69,7 @@ def _node(
             streams,
             host.name in networks.without_imex,
         )
+        + (tuple(_constants(problem.job, host, 1 + max(rank.tp_rank for rank in ranks))) if on_gpus else ())
         + of_rails
         + _near_cpus(ranks),
     )
@@ -113,23 +117,16 @@ def make_environment(
         *_nccl(cluster, shared, fabric),
         *_streams(streams),
         *(_NO_NVLINK_BETWEEN_HOSTS if without_imex else ()),
-        *(_constant(job) if job.is_bundled else (_connections(job.engine),)),
     )
 
 
-def _constant(job: Job) -> Iterator[EnvironmentVariable]:
-    """Yield what the bundled runtime needs on every node."""
-    for each in CONSTANT:
-        if each.older_name not in job.launch.environment:
+def _constants(job: Job, hardware: Host, tp: int) -> Iterator[EnvironmentVariable]:
+    """Yield the variables that an engine needs on every node. Megatron needs its own before Blackwell, with shards."""
+    is_exempt = tp == 1 or any(NEWER.search(gpu.name or "") for gpu in hardware.gpus)
+    for each in (*CONSTANT, *FOR_TRAINERS):
+        is_meant = job.engine in each.engines and not (job.engine == "megatron" and is_exempt)
+        if is_meant and each.older_name not in job.launch.environment:
             yield EnvironmentVariable(name=each.name, value=each.value, reason=each.reason)
-
-
-def _connections(engine: EngineName) -> EnvironmentVariable:
-    """Return the hardware queues of a trainer. Source: Megatron-LM, megatron/training/arguments.py, which asserts 1."""
-    one = "Megatron-LM asserts it where tensor shards overlap communication: kernels then start in program order"
-    more = "gathers and reductions under compute need queues of their own; CUDA's default"
-    value, reason = ("1", one) if engine == "megatron" else ("8", more)
-    return EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value=value, reason=reason)
 
 
 def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.node_settings import CONSTANT, SETTINGS
+from holmes_core.node_settings import CONSTANT, QUEUES, SETTINGS
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_runtime.node.near_cpus import RANK_CPUS
@@ -126,3 +126,31 @@ def test_a_faster_network_that_nccl_cannot_use_is_told() -> None:
 def test_clusters_on_rdma_leave_nothing_unused() -> None:
     inventory = gpu_inventory([2, 2], gpus_per_host=2)
     assert unused_fabric_sentences(gpu_plan(inventory, parallel={"pp": 2, "dp": 4}), inventory) == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "tp", "gpu", "queues"),
+    [
+        ("megatron", 2, "NVIDIA H100 80GB HBM3", "1"),
+        ("megatron", 1, "NVIDIA H100 80GB HBM3", None),
+        ("megatron", 2, "NVIDIA B200", None),
+        ("megatron", 2, "NVIDIA GB200", None),
+        ("torchtitan", 1, "NVIDIA H100 80GB HBM3", "8"),
+        ("deepspeed", 1, "NVIDIA H100 80GB HBM3", None),
+    ],
+)
+def test_a_trainer_has_its_engine_s_settings_and_not_the_bundled_runtime_s(
+    engine: str, tp: int, gpu: str, queues: str | None
+) -> None:
+    trainer = {"engine": engine, "command": ["python", "train.py"]}
+    inventory = gpu_inventory([1, 1], gpus_per_host=2, gpu_name=gpu)
+    found = values(gpu_plan(inventory, trainer=trainer, data=None, parallel={"pp": 2, "tp": tp}))
+    assert found.pop(QUEUES, None) == queues
+    assert not found.keys() & {"OMP_NUM_THREADS", *(setting.name for setting in CONSTANT)}
+    assert found["NCCL_SOCKET_IFNAME"] == "=eth0"
+
+
+def test_a_trainer_on_cpus_has_the_network_alone() -> None:
+    trainer = {"engine": "torch", "command": ["python", "train.py"]}
+    plan = plan_for(cpu_inventory([2, 2]), bed_job(trainer=trainer, data=None, parallel={}))
+    assert values(plan) == {"GLOO_SOCKET_IFNAME": "eth0"}
