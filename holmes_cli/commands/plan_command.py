@@ -125,14 +125,14 @@ def plan_command(
     asked += [ablation_sheet(answer.plan, answer.ablations)] if answer.ablations else []
     asked += comparison_sheets(answer.plan, other, str(compare)) if other else []
     if html:
-        _write_page(html, answer.plan, inventory_record, [*advice, *asked])
+        _write_page(html, answer.plan, inventory_record, [*advice, *asked], answer.advised.engine)
     _write(output, answer.plan, signed.is_own)
     if as_json:
         out.file.writelines(with_advice(output, plan_advice(answer, inventory_record)))
         for sheet in asked:
             show_sheet(sheet, err)
     else:
-        show_plan(answer.plan, inventory_record, [*advice, *asked])
+        show_plan(answer.plan, inventory_record, [*advice, *asked], answer.advised.engine)
         _show_files(output, html, is_launched=known_job.is_launched)
 
 
@@ -188,12 +188,14 @@ def _calibrated(job: Job, calibration: Calibration) -> Job:
     return calibrated(job, calibration)
 
 
-def _write_page(path: Path, plan: Plan, inventory: Inventory, sheets: Sequence[Sheet]) -> None:
+def _write_page(
+    path: Path, plan: Plan, inventory: Inventory, sheets: Sequence[Sheet], engine: Sequence[str] = ()
+) -> None:
     """Write a page with every table of the screen, and pictures; `sheets` follow the plan's own tables."""
     from holmes_cli.pages.plan_page import plan_page  # slow to import: it brings Jinja2
 
     spans = plan_timeline(inventory, plan)
-    sentences = (*headline(plan, inventory), *plan_sentences(plan, inventory))
+    sentences = (*headline(plan, inventory), *plan_sentences(plan, inventory, engine))
     page = plan_page(plan, inventory, spans, sentences, (*plan_sheets(plan, inventory), *sheets))
     write_atomically(path, page)
 

@@ -23,7 +23,7 @@ def plan_advice(answer: PlanAndAdvice, inventory: Inventory) -> PlanAdvice:
         answer=headline(plan, inventory),
         left_out=left_out_sentences(plan, inventory),
         bottleneck=bottleneck(plan),
-        notes=plan_sentences(plan, inventory),
+        notes=plan_sentences(plan, inventory, answer.advised.engine),
         helps=helps(plan, answer.advised),
         untried=answer.advised.untried,
         what_ifs=tuple(_what_ifs(plan, answer.what_ifs)),

@@ -39,13 +39,13 @@ MAX_ISLANDS_RATE = 1e-3  # docs/planning.md, "Learning rate"
 MAX_BRANCHES = 24  # lines a cluster takes in the tree at most
 
 
-def show_plan(plan: Plan, inventory: Inventory, sheets: Sequence[Sheet] = ()) -> None:
-    """Print the answer, placement, networks, traffic, prediction and proof, then `sheets`."""
+def show_plan(plan: Plan, inventory: Inventory, sheets: Sequence[Sheet] = (), engine: Sequence[str] = ()) -> None:
+    """Print the answer, placement, networks, traffic, prediction, price of the `engine` and proof, then `sheets`."""
     _show_sentences(headline(plan, inventory))
     out.print(_placement_tree(plan))
     for sheet in plan_sheets(plan, inventory):
         show_sheet(sheet, out)
-    _show_sentences(plan_sentences(plan, inventory))
+    _show_sentences(plan_sentences(plan, inventory, engine))
     for sheet in sheets:
         show_sheet(sheet, out)
 
@@ -136,8 +136,8 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     )
 
 
-def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """Return sentences on unequal shares, the bottleneck, stages that span clusters, and the proof."""
+def plan_sentences(plan: Plan, inventory: Inventory, engine: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return sentences on unequal shares, the bottleneck, stages that span clusters, the `engine`, and the proof."""
     return (
         *shares_sentence(plan),
         bottleneck(plan),
@@ -146,6 +146,7 @@ def plan_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         *unused_fabric_sentences(plan, inventory),
         *assumed_speed_sentence(plan, inventory),
         *_codec_sentences(plan),
+        *engine,
         *_engine_sentence(plan),
         _proof_sentence(plan),
     )

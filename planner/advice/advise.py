@@ -22,6 +22,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Order, Plan
 from holmes_runtime.config.codec import CODECS, Codec
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, TrunkRate
+from planner.advice.engine_price import engine_sentence
 from planner.advice.other_batch import BatchGain, faster_batch
 from planner.background import BackgroundCall
 from planner.cost.packing import allowed_codecs
@@ -73,13 +74,15 @@ class CodecGain(NamedTuple):
 class Advised:
     """The changes that would make the job faster, best first, and in words the ones that no time was left for.
 
-    Also codecs that job.yaml does not allow but that would make the step faster, mildest first, and such a batch.
+    Also codecs that job.yaml does not allow but that would make the step faster, mildest first, and such a batch; and
+    a sentence on the price of the engine.
     """
 
     found: tuple[Advice, ...]
     untried: tuple[str, ...]
     codecs: tuple[CodecGain, ...] = ()
     batch: BatchGain | None = None
+    engine: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -124,7 +127,8 @@ def advise(
     worth = [advice for advice in found if advice.step_s * WORTH <= plan.prediction.step_s]
     codecs = tuple(_price_codecs(inventory, plan, effort, left))
     batch = faster_batch(inventory, plan, min(effort.limit_s, left.seconds))
-    return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried), codecs, batch)
+    engine = engine_sentence(inventory, plan, min(effort.limit_s, left.seconds))
+    return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried), codecs, batch, engine)
 
 
 def _price_networks(
@@ -154,7 +158,7 @@ def _price_networks(
 
 def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLeft) -> Iterator[CodecGain]:
     """Yield the gain of allowing each lossier codec, if any: planned anew within the limits of `effort`."""
-    if plan.order == "usual" or len(inventory.hosts) == 1:
+    if plan.order == "usual" or len(inventory.hosts) == 1 or not plan.job.is_bundled:
         return
     job = plan.job
     anew, affordable = TimeLeft(effort.limit_s), effort.candidates // max(1, plan.solve.candidates)

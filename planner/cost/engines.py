@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from holmes_core.records.job import EngineName, Job
+from holmes_core.records.job import EngineName, Job, TrainerSettings
 from holmes_runtime.config.run_settings import Recompute
 from holmes_runtime.config.schedule import ScheduleName
 
@@ -185,7 +185,18 @@ ENGINES: dict[EngineName, Engine] = {
 }
 
 
+CHOICES = ("schedules", "degrees", "free_degrees", "cuts", "unequal_replicas", "host_states", "two_levels")
+
+
+class FreeTrainer(TrainerSettings):
+    """A trainer as fast as its engine, with every choice of the bundled runtime: the price of what an engine lacks."""
+
+
 def engine_of(job: Job) -> Engine:
     """Return the engine that `job` names, as its stage of ZeRO makes it."""
     engine = ENGINES[job.engine]
-    return engine.unsharded if engine.unsharded is not None and job.zero != 3 else engine
+    if engine.unsharded is not None and job.zero != 3:
+        engine = engine.unsharded
+    if isinstance(job.trainer, FreeTrainer):
+        engine = replace(engine, **{name: getattr(ENGINES["holmes"], name) for name in CHOICES})
+    return engine

@@ -151,8 +151,15 @@ class _Climb:
         capacity = self._problem.coefficients(candidate).capacity
         for each in found:
             rooms = zip(each.layers, each.sites, capacity, strict=True)
-            if min(each.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row)):
+            fits = min(each.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row))
+            if fits and self._keeps_shards(each):
                 yield each
+
+    def _keeps_shards(self, placement: Placement) -> bool:
+        """Return True if as many replicas as share weights are in each cluster of a stage."""
+        shards, classes = placement.candidate.weight_shards, self._problem.fleet.classes
+        clusters = (Counter(classes[c].cluster for c in row) for row in placement.sites)
+        return shards == 1 or all(set(held.values()) == {shards} for held in clusters)
 
     def _changed(self, placement: Placement) -> list[Placement]:
         """Return placements with a change to one or two stages, or to a class, whether or not they fit into memory."""

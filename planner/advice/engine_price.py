@@ -1,0 +1,55 @@
+"""The price of an engine's limits: its plan compared with the free choice of an engine as fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.plan import Plan
+from holmes_core.units import format_seconds
+from planner.cost.engines import FreeTrainer
+from planner.layout.write_out import WrittenPlan
+from planner.make_plan import planned_anew
+
+WORTH = 1.005  # a price below half a percent is none
+
+
+def engine_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[str, ...]:
+    """Return a sentence on what the engine of `plan` lacks, and what that costs; none for the bundled runtime.
+
+    None either where `limit_s` seconds find no plan of the free choice.
+    """
+    trainer = plan.job.trainer
+    if trainer is None or plan.order == "usual" or limit_s <= 0:
+        return ()
+    job = plan.job.model_copy(update={"trainer": FreeTrainer(engine=trainer.engine)})
+    try:
+        _, free = planned_anew(inventory, job, limit_s)
+    except HolmesError:  # no time
+        return ()
+    step_s, free_s = plan.prediction.step_s, free.prediction.step_s
+    if step_s <= free_s * WORTH:
+        return (f"Planned for {trainer.engine}: no choice that it lacks would make the step shorter.",)
+    what = ", ".join(_differences(plan, free)) or "its own choices"
+    return (
+        f"Planned for {trainer.engine}: {what}, {step_s / free_s - 1:+.0%} a step ({format_seconds(step_s)}, not "
+        f"{format_seconds(free_s)}) against the free choice at the same speed.",
+    )
+
+
+def _differences(plan: Plan, free: WrittenPlan) -> Iterator[str]:
+    """Yield what the plan does otherwise, in words."""
+    candidate, mode = free.layout.candidate, free.layout.mode
+    degrees = (plan.tp, plan.pp, plan.dp), (candidate.tp, candidate.pp, candidate.dp)
+    if mode.schedule != plan.schedule and plan.pp > 1:
+        yield f"{plan.schedule} instead of {mode.schedule}"
+    if degrees[0] != degrees[1]:
+        mine, theirs = ("tp {} pp {} dp {}".format(*each) for each in degrees)
+        yield f"{mine} instead of {theirs}"
+    elif free.layout.layers != tuple(stage.num_layers for stage in plan.stages) and mode.chunks == plan.chunks:
+        yield "another cut of the layers"
+    if len(set(free.layout.microbatches)) > 1:
+        yield "equal micro-batches instead of unequal ones"
+    if free.layout.data_parallel != plan.data_parallel:
+        yield f"{plan.data_parallel} data parallelism instead of {free.layout.data_parallel}"
