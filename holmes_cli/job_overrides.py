@@ -26,7 +26,7 @@ def read_job(path: Path, overrides: Sequence[str]) -> Job:
         return read_user_file(Job, path)
     data = read_plain(path)
     for override in overrides:
-        data = _overridden(data, override)
+        data = overridden(data, override)
     return parse(Job, data, f"{path} with {as_options(overrides)}")
 
 
@@ -35,8 +35,8 @@ def as_options(overrides: Sequence[str]) -> str:
     return " ".join(f"--set {shlex.quote(override)}" for override in overrides)
 
 
-def _overridden(data: object, override: str) -> object:
-    """Return `data` with the override; `data` itself does not change."""
+def overridden(data: object, override: str) -> object:
+    """Return `data` with the override; `data` itself does not change. Raises HolmesError if it is not `KEY=VALUE`."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 ROOMS: dict[str, tuple[str, ...]] = {
-    "holmes_core": ("errors", "records", "hosts", "remote"),
+    "holmes_core": ("errors", "records", "hosts", "remote", "trainers"),
     "holmes_runtime": (
         "config",
         "node",

@@ -269,10 +269,10 @@ class Job(FileRecord):
 
     @model_validator(mode="after")
     def _keys_have_a_reader(self) -> Job:
-        """Check that the job of a trainer's command has no key of the bundled runtime, and any other one has data."""
+        """Check that the job of a trainer's command has no key of the bundled runtime, and a bundled one has data."""
+        if self.is_bundled and self.data is None:
+            raise ValueError("data is missing: the path of text or tokens to train on")
         if self.is_bundled or not self.is_launched:
-            if self.data is None:
-                raise ValueError("data is missing: the path of text or tokens to train on")
             return self
         fields = type(self).model_fields
         for key in BUNDLED_ALONE:

@@ -1,0 +1,1 @@
+"""Commands that start other trainers, read into keys of job.yaml."""

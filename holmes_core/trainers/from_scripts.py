@@ -1,0 +1,185 @@
+"""The command of a script with DeepSpeed, accelerate, Hugging Face's Trainer or torch alone, as keys of job.yaml.
+
+Such a script reads its own degrees and batches, so that all its options stay in the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.job import TrainerName
+from holmes_core.trainers.command_line import ACCELERATE, TrainerCommand, shown
+from holmes_core.trainers.imported_job import (
+    ImportedJob,
+    OptionReader,
+    OptionRow,
+    OptionRule,
+    job_sections,
+    known,
+    outer_rows,
+)
+from holmes_runtime.config.checks import shown as shown_value
+
+# Arguments of Hugging Face's Trainer.
+_TAKEN = {
+    "--per_device_train_batch_size": "parallel.micro_batch_size",
+    "--gradient_accumulation_steps": "global_batch_size",
+    "--max_steps": "steps",
+    "--gradient_checkpointing": "parallel.recompute",
+    **dict.fromkeys(("--bf16", "--fp16"), "precision"),
+    **dict.fromkeys(("--deepspeed", "--deepspeed_config"), "the file with DeepSpeed's settings"),
+}
+_KEPT = ("--output_dir", "--logging_", "--save_", "--learning_rate", "--lr_", "--warmup_", "--weight_decay", "--seed")
+# Options of `accelerate launch` that place ranks; its others change the training, and nothing passes them on.
+_PLACING = {
+    *("--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port", "--multi_gpu"),
+    *(
+        "--same_network",
+        "--rdzv_backend",
+        "--rdzv_conf",
+        "--gpu_ids",
+        "--num_cpu_threads_per_process",
+        "--max_restarts",
+    ),
+    *("--mixed_precision", "--monitor_interval", "--quiet", "--module", "-m"),
+}
+_PLANNED_SETTINGS = {
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16", "fp16"),
+    "zero_optimization",
+}
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def settings_file(command: TrainerCommand) -> str | None:
+    """Return the name of the file with DeepSpeed's settings, None if the command names none."""
+    options = OptionReader(command.options, _spelled)
+    files = (*options.values("--deepspeed_config"), *options.values("--deepspeed"))
+    return files[0] if files else None
+
+
+def import_script(command: TrainerCommand, engine: TrainerName, settings: Mapping[str, Any]) -> ImportedJob:
+    """Return the job that the command fixes; `settings`: DeepSpeed's, from its file.
+
+    Raises HolmesError for a setting that cannot be planned, or that a launch would lose.
+    """
+    options = OptionReader(command.options, _spelled)
+    environment, precision = _accelerate(command) if command.starter == ACCELERATE else ({}, None)
+    words, rows = options.sorted_by(_rule)
+    micro, accumulated, batch = _batches(options, settings)
+    dp = command.num_ranks
+    if micro is not None and accumulated is not None and batch is not None:
+        dp = _replicas(micro, accumulated, batch, dp)
+    elif micro is not None and dp is not None:
+        batch = batch or micro * dp * (accumulated or 1)
+    is_fixed = bool(settings) and dp is not None  # DeepSpeed refuses batches that are not the product of the three
+    again = options.has("--gradient_checkpointing")
+    recompute = "full" if again and options.values("--gradient_checkpointing")[:1] in ((), ("True",)) else None
+    parallel = known(
+        tp=1, pp=1, dp=dp if is_fixed else None, micro_batch_size=micro, recompute=recompute, zero=_zero(settings)
+    )
+    precision = "bf16" if options.has("--bf16") or _is_on(settings, "bf16") else precision
+    precision = "fp16" if options.has("--fp16") or _is_on(settings, "fp16") else precision
+    sections = job_sections(command, engine, words)
+    if environment:
+        launch: Any = sections.setdefault("launch", {"environment": {}})
+        launch["environment"] |= environment
+    data = {
+        "model": {},
+        **known(global_batch_size=batch, steps=options.whole("--max_steps", least=-1), precision=precision),
+        "parallel": parallel,
+    }
+    if data.get("steps", 1) == -1:
+        del data["steps"]  # the Trainer's default: as many as its epochs take
+    return ImportedJob(data | sections, (*outer_rows(command), *rows, *_setting_rows(settings)), tuple(parallel))
+
+
+def _spelled(name: str) -> str:
+    return "--" + name[2:].replace("-", "_")
+
+
+def _rule(name: str) -> OptionRule:
+    if name in _TAKEN:
+        return OptionRule("taken", _TAKEN[name])
+    return OptionRule("kept" if name.startswith(_KEPT) else "not understood")
+
+
+def _accelerate(command: TrainerCommand) -> tuple[dict[str, str], str | None]:
+    """Return the variables and the precision that stand for options of `accelerate launch`.
+
+    Raises HolmesError for an option that changes the training.
+    """
+    given = {each.name.replace("-", "_").replace("__", "--", 1): each for each in command.start_options}
+    for name, option in given.items():
+        if name not in _PLACING:
+            what = (
+                f"command: accelerate launch {shown(' '.join(option.words))}: changes the training by more than ranks"
+            )
+            raise HolmesError(what, "give that setting to Accelerator(...) in the script, and leave the option out")
+    value = given["--mixed_precision"].values[:1] if "--mixed_precision" in given else ()
+    precision = {"bf16": "bf16", "fp16": "fp16"}.get(value[0]) if value else None
+    return ({"ACCELERATE_MIXED_PRECISION": value[0]} if value else {}), precision
+
+
+def _batches(options: OptionReader, settings: Mapping[str, Any]) -> tuple[int | None, int | None, int | None]:
+    """Return micro-batch, micro-batches a step, and batch of a step, as settings or arguments give them."""
+    batch, micro, accumulated = (_setting(settings, key) for key in _BATCH)
+    micro = options.whole("--per_device_train_batch_size") or micro
+    return micro, options.whole("--gradient_accumulation_steps") or accumulated, batch
+
+
+def _setting(settings: Mapping[str, Any], key: str) -> int | None:
+    value = settings.get(key)
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**31:
+        raise HolmesError(f"DeepSpeed's settings: {key} is {shown_value(value)}, no whole number", "correct it")
+    return value
+
+
+def _replicas(micro: int, accumulated: int, batch: int, num_ranks: int | None) -> int:
+    product = micro * accumulated
+    if batch % product or num_ranks not in (None, batch // product):
+        what = f"DeepSpeed's settings: train_batch_size {batch} is not {micro} x {accumulated} x {num_ranks or 'ranks'}"
+        raise HolmesError(what, "correct one of train_micro_batch_size_per_gpu, gradient_accumulation_steps and ranks")
+    return batch // product
+
+
+def _zero(settings: Mapping[str, Any]) -> int | None:
+    """Return the stage of ZeRO that is planned for the settings. Raises HolmesError for one that cannot be."""
+    if not settings:
+        return None
+    zero = settings.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+    hint = "plan it as FSDP: `--engine torch --set parallel.zero=3` with a script that uses FSDP"
+    if stage == 3:
+        raise HolmesError("DeepSpeed's settings: zero_optimization.stage is 3: DeepSpeed's ZeRO-3 is not planned", hint)
+    for key in ("pipeline", "tensor_parallel"):
+        if settings.get(key):
+            raise HolmesError(
+                f"DeepSpeed's settings: {key}: not planned: each rank holds the whole model", "leave it out"
+            )
+    return 1 if stage in (1, 2) else None
+
+
+def _is_on(settings: Mapping[str, Any], key: str) -> bool:
+    section = settings.get(key)
+    return isinstance(section, dict) and section.get("enabled") is True
+
+
+def _setting_rows(settings: Mapping[str, Any]) -> list[OptionRow]:
+    """Return a row for each section of DeepSpeed's settings."""
+    rows = []
+    for key, value in settings.items():
+        words = shown(f"{key}: {shown_value(value)}")
+        rows.append(OptionRow(words, "taken" if key in _PLANNED_SETTINGS else "not understood", "DeepSpeed's settings"))
+    zero = settings.get("zero_optimization")
+    if isinstance(zero, dict):
+        if zero.get("stage") in (0, 2):
+            note = "counted as stage 1" + (": gradients are sharded, too, in truth" if zero["stage"] == 2 else "")
+            rows.append(OptionRow(f"zero_optimization.stage: {zero['stage']}", "not counted", note))
+        for key in ("offload_optimizer", "offload_param"):
+            if key in zero:
+                rows.append(OptionRow(f"zero_optimization.{key}", "not counted", "counted on the GPU"))
+    return rows
