@@ -28,6 +28,7 @@ _TAKEN = {
     "--gradient_accumulation_steps": "global_batch_size",
     "--max_steps": "steps",
     "--gradient_checkpointing": "parallel.recompute",
+    "--fsdp": "parallel.zero",
     **dict.fromkeys(("--bf16", "--fp16"), "precision"),
     **dict.fromkeys(("--deepspeed", "--deepspeed_config"), "the file with DeepSpeed's settings"),
 }
@@ -35,15 +36,8 @@ _KEPT = ("--output_dir", "--logging_", "--save_", "--learning_rate", "--lr_", "-
 # Options of `accelerate launch` that place ranks; its others change the training, and nothing passes them on.
 _PLACING = {
     *("--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port", "--multi_gpu"),
-    *(
-        "--same_network",
-        "--rdzv_backend",
-        "--rdzv_conf",
-        "--gpu_ids",
-        "--num_cpu_threads_per_process",
-        "--max_restarts",
-    ),
-    *("--mixed_precision", "--monitor_interval", "--quiet", "--module", "-m"),
+    *("--same_network", "--rdzv_backend", "--rdzv_conf", "--gpu_ids", "--num_cpu_threads_per_process", "--quiet"),
+    *("--max_restarts", "--monitor_interval"),
 }
 _PLANNED_SETTINGS = {
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16", "fp16"),
@@ -65,7 +59,9 @@ def import_script(command: TrainerCommand, engine: TrainerName, settings: Mappin
     Raises HolmesError for a setting that cannot be planned, or that a launch would lose.
     """
     options = OptionReader(command.options, _spelled)
-    environment, precision = _accelerate(command) if command.starter == ACCELERATE else ({}, None)
+    start = OptionReader(command.start_options if command.starter == ACCELERATE else (), _spelled)
+    _check_start_options(start)
+    mixed = start.text("--mixed_precision")
     words, rows = options.sorted_by(_rule)
     micro, accumulated, batch = _batches(options, settings)
     dp = command.num_ranks
@@ -74,17 +70,17 @@ def import_script(command: TrainerCommand, engine: TrainerName, settings: Mappin
     elif micro is not None and dp is not None:
         batch = batch or micro * dp * (accumulated or 1)
     is_fixed = bool(settings) and dp is not None  # DeepSpeed refuses batches that are not the product of the three
+    zero = _zero(settings)
+    if engine == "accelerate":
+        zero = 3 if options.has("--fsdp") or start.has("--use_fsdp") else 1
     again = options.has("--gradient_checkpointing")
     recompute = "full" if again and options.values("--gradient_checkpointing")[:1] in ((), ("True",)) else None
-    parallel = known(
-        tp=1, pp=1, dp=dp if is_fixed else None, micro_batch_size=micro, recompute=recompute, zero=_zero(settings)
+    parallel = known(tp=1, pp=1, dp=dp if is_fixed else None, micro_batch_size=micro, recompute=recompute, zero=zero)
+    precision = next(
+        (name for name in ("bf16", "fp16") if options.has(f"--{name}") or _is_on(settings, name) or mixed == name),
+        None,
     )
-    precision = "bf16" if options.has("--bf16") or _is_on(settings, "bf16") else precision
-    precision = "fp16" if options.has("--fp16") or _is_on(settings, "fp16") else precision
-    sections = job_sections(command, engine, words)
-    if environment:
-        launch: Any = sections.setdefault("launch", {"environment": {}})
-        launch["environment"] |= environment
+    sections = job_sections(command, engine, words, known(ACCELERATE_MIXED_PRECISION=mixed))
     data = {
         "model": {},
         **known(global_batch_size=batch, steps=options.whole("--max_steps", least=-1), precision=precision),
@@ -105,21 +101,12 @@ def _rule(name: str) -> OptionRule:
     return OptionRule("kept" if name.startswith(_KEPT) else "not understood")
 
 
-def _accelerate(command: TrainerCommand) -> tuple[dict[str, str], str | None]:
-    """Return the variables and the precision that stand for options of `accelerate launch`.
-
-    Raises HolmesError for an option that changes the training.
-    """
-    given = {each.name.replace("-", "_").replace("__", "--", 1): each for each in command.start_options}
-    for name, option in given.items():
-        if name not in _PLACING:
-            what = (
-                f"command: accelerate launch {shown(' '.join(option.words))}: changes the training by more than ranks"
-            )
+def _check_start_options(options: OptionReader) -> None:
+    """Raise HolmesError for an option of `accelerate launch` that changes the training and would be lost."""
+    for option in options.options:
+        if options.spelled(option.name) not in (*_PLACING, "--mixed_precision", "--use_fsdp"):
+            what = f"command: accelerate launch {shown(' '.join(option.words))}: changes more than where ranks run"
             raise HolmesError(what, "give that setting to Accelerator(...) in the script, and leave the option out")
-    value = given["--mixed_precision"].values[:1] if "--mixed_precision" in given else ()
-    precision = {"bf16": "bf16", "fp16": "fp16"}.get(value[0]) if value else None
-    return ({"ACCELERATE_MIXED_PRECISION": value[0]} if value else {}), precision
 
 
 def _batches(options: OptionReader, settings: Mapping[str, Any]) -> tuple[int | None, int | None, int | None]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from holmes_core.errors import HolmesError
-from holmes_core.trainers.command_line import TrainerCommand, shown
+from holmes_core.trainers.command_line import TrainerCommand, shown, split_options
 from holmes_core.trainers.imported_job import (
     ImportedJob,
     OptionReader,
@@ -17,6 +17,7 @@ from holmes_core.trainers.imported_job import (
     known,
     outer_rows,
 )
+from holmes_runtime.config.run_settings import Recompute
 
 
 class _Config(NamedTuple):
@@ -37,13 +38,15 @@ _CONFIGS = {
 }
 _PARALLELISM = "--parallelism."
 _SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved"}
+_SUBCOMMAND = "activation-checkpoint:"  # with its own options behind it, and no others
 _TAKEN = {
     **dict.fromkeys(("--module", "--config"), "model"),
     "--training.steps": "steps",
-    "--training.seq_len": "model.seq_length",
     "--training.mixed_precision_param": "precision",
 }
 _DECIDED = {
+    "--training.seq_len": "model.seq_length",
+    "--parallelism.fsdp_reshard_after_forward": "always: weights are gathered again for the backward",
     "--parallelism.tensor_parallel_degree": "parallel.tp",
     "--parallelism.pipeline_parallel_degree": "parallel.pp",
     "--parallelism.data_parallel_shard_degree": "parallel.dp",
@@ -70,7 +73,6 @@ _REFUSED = {
 }
 _HARMLESS = dict.fromkeys(_REFUSED, "1")
 _NOT_COUNTED = {
-    "--parallelism.fsdp_reshard_after_forward": "weights are counted as gathered again for the backward",
     "--parallelism.enable_sequence_parallel": "sequences are counted as split over tensor ranks",
     "--training.enable_cpu_offload": "counted on the GPU: less memory there in truth",
     "--training.dtype": "weights that are sharded are counted in fp32",
@@ -84,25 +86,30 @@ _KEPT_PREFIXES = (
 
 def import_torchtitan(command: TrainerCommand) -> ImportedJob:
     """Return the job that the command fixes. Raises HolmesError for a setting that cannot be planned."""
-    options = OptionReader(command.options, _spelled)
+    words = [word for option in command.options for word in option.words]
+    at = next((at for at, word in enumerate(words) if word.startswith(_SUBCOMMAND)), len(words))
+    words, behind = words[:at], words[at:]
+    options = OptionReader(split_options(words), _spelled)
     options.refuse(_REFUSED, _HARMLESS, "leave it out: `holmes plan` takes such a job.yaml")
-    for option in command.options:
-        if found := next((word for word in option.values if re.fullmatch(r"[a-z_-]+:[a-z_-]+", word)), None):
-            what = f"command: {shown(found)}: no option may follow it, and a launch adds some"
-            raise HolmesError(what, "choose that in the function that --config names")
     name = options.text("--config") or ""
     config = next((each for start, each in _CONFIGS.items() if re.fullmatch(rf"{start}(_.*)?", name)), None)
-    words, rows = options.sorted_by(_rule)
+    kept, rows = options.sorted_by(_rule)
     seq_length = options.whole("--training.seq_len") or (8192 if config else None)
     model = known(preset=config.preset if config else None, seq_length=seq_length)
     if config is not None and name not in _CONFIGS:
         rows.append(OptionRow(f"--config {shown(name)}", "not counted", f"counted as {config.preset} in 16 bits"))
     steps = options.whole("--training.steps") or (config.steps if config else None)
     parallel, batch = _parallel(options, config, command.num_ranks)
+    if behind:
+        recompute = behind[0].removeprefix(_SUBCOMMAND)
+        is_planned = recompute in get_args(Recompute)
+        rows.append(OptionRow(shown(" ".join(behind)), "taken" if is_planned else "not counted", "parallel.recompute"))
+        parallel = {**parallel, **({"recompute": recompute} if is_planned else {})}
     precision = "fp32" if options.text("--training.mixed_precision_param") == "float32" else "bf16"
     data = {"model": model, **known(global_batch_size=batch, steps=steps), "precision": precision, "parallel": parallel}
     rows = [*outer_rows(command), *rows]
-    return ImportedJob(data | job_sections(command, "torchtitan", words), rows, ("recompute",) if config else ())
+    sections = job_sections(command, "torchtitan", (*kept, *behind))
+    return ImportedJob(data | sections, rows, ("recompute",) if behind else ())
 
 
 def _spelled(name: str) -> str:

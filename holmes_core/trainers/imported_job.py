@@ -115,9 +115,15 @@ def outer_rows(command: TrainerCommand) -> list[OptionRow]:
     return rows
 
 
-def job_sections(command: TrainerCommand, engine: str, words: Sequence[str]) -> dict[str, object]:
-    """Return the sections `trainer` and `launch` of job.yaml. `words`: the program's own that stay."""
-    environment = {name: value for name, value in command.environment.items() if name not in PLACED}
+def job_sections(
+    command: TrainerCommand, engine: str, words: Sequence[str], variables: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """Return the sections `trainer` and `launch` of job.yaml.
+
+    `words`: the program's own that stay. `variables` stand for options of the starter, unless the command sets them.
+    """
+    own = {name: value for name, value in command.environment.items() if name not in PLACED}
+    environment = {**(variables or {}), **own}
     sections: dict[str, object] = {"trainer": {"engine": engine, "command": [*command.program, *words]}}
     if environment:
         sections["launch"] = {"environment": environment}

@@ -15,7 +15,6 @@ TAKEN = {
     "--num-attention-heads": "model.num_heads",
     **dict.fromkeys(("--group-query-attention", "--num-query-groups"), "model.num_kv_heads"),
     "--kv-channels": "model.head_dim",
-    **dict.fromkeys(("--seq-length", "--encoder-seq-length"), "model.seq_length"),
     **dict.fromkeys(("--vocab-size", "--padded-vocab-size", "--tokenizer-type", "--merge-file"), "model.vocab_size"),
     **dict.fromkeys(("--make-vocab-size-divisible-by", "--no-pad-vocab-size"), "model.vocab_size"),
     "--disable-pad-vocab-size": "model.vocab_size",
@@ -44,6 +43,7 @@ DECIDED = {
         ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"),
         OptionRule("decided", "parallel.chunks"),
     ),
+    **dict.fromkeys(("--seq-length", "--encoder-seq-length"), OptionRule("decided", "model.seq_length")),
     "--micro-batch-size": OptionRule("decided", "parallel.micro_batch_size"),
     "--global-batch-size": OptionRule("decided", "global_batch_size"),
     **dict.fromkeys(

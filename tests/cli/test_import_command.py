@@ -17,7 +17,7 @@ from tests.cli.conftest import Command
 from tests.planner.fleets import gpu_inventory
 
 POOR = (
-    "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 12 --hidden-size 4096 --num-attention-heads 32"
+    "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 24 --hidden-size 4096 --num-attention-heads 32"
     " --seq-length 2048 --vocab-size 50257 --global-batch-size 512 --micro-batch-size 2 --tensor-model-parallel-size 8"
     " --recompute-activations --bf16 --train-iters 100 --lr 1e-4 --new-option 7"
 )

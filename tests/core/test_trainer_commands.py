@@ -230,17 +230,18 @@ def test_a_torchtitan_command_becomes_its_job() -> None:
         " --parallelism.pipeline-parallel-degree 2 --parallelism.pipeline_parallel_schedule Interleaved1F1B"
         " --parallelism.data_parallel_replicate_degree 2"
         " --training.local_batch_size 8 --parallelism.pipeline_parallel_microbatch_size 2 --metrics.log_freq 1"
-        " --parallelism.fsdp_reshard_after_forward never --some.thing 1"
+        " --parallelism.fsdp_reshard_after_forward never --some.thing 1 activation-checkpoint:full --preserve-rng-state"
     )
     found = import_torchtitan(read_command(text))
     job = Job.model_validate(found.data)
     assert (job.engine, job.steps, job.global_batch_size, job.model.num_layers) == ("torchtitan", 500, 32, 32)
     fixed = job.parallel
     assert (fixed.tp, fixed.pp, fixed.dp, fixed.zero, fixed.micro_batch_size) == (2, 2, 4, 3, 2)
-    assert (fixed.schedule, fixed.recompute) == ("interleaved", "selective")
+    assert (fixed.schedule, fixed.recompute) == ("interleaved", "full")
     assert job.trainer is not None
     assert job.trainer.command[:6] == ("python", "-m", "torchtitan.train", "--module", "llama3", "--config")
-    assert not any("parallel" in word and "reshard" not in word for word in job.trainer.command)
+    assert job.trainer.command[-2:] == ("activation-checkpoint:full", "--preserve-rng-state")
+    assert not any("parallel" in word for word in job.trainer.command)
     assert fates(found)["--some.thing"] == "not understood"
 
 
@@ -250,7 +251,6 @@ def test_a_torchtitan_command_becomes_its_job() -> None:
         ("--parallelism.context_parallel_degree 2", "--parallelism.context_parallel_degree 2"),
         ("--parallelism.expert-parallel-degree=2", "--parallelism.expert-parallel-degree=2"),
         ("--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule ZBVZeroBubble", "ZBV"),
-        ("--training.steps 5 activation-checkpoint:full", "activation-checkpoint:full"),
     ],
 )
 def test_torchtitan_settings_that_cannot_be_planned_are_refused(words: str, named: str) -> None:
@@ -287,8 +287,11 @@ def test_accelerates_options_that_change_the_training_are_refused_or_become_vari
     found = import_script(read_command(f"{start} train.py {arguments}"), "accelerate", {})
     assert found.data["launch"] == {"environment": {"ACCELERATE_MIXED_PRECISION": "bf16"}}
     assert (found.data["global_batch_size"], found.data["steps"], found.data["precision"]) == (128, 10, "bf16")
-    with pytest.raises(HolmesError, match="--use_fsdp"):
-        import_script(read_command(f"{start} --use_fsdp train.py"), "accelerate", {})
+    assert found.data["parallel"]["zero"] == 1
+    sharded = import_script(read_command(f"{start} --use-fsdp train.py"), "accelerate", {})
+    assert sharded.data["parallel"]["zero"] == 3
+    with pytest.raises(HolmesError, match="--fsdp_offload_params true"):
+        import_script(read_command(f"{start} --fsdp_offload_params true train.py"), "accelerate", {})
 
 
 def arguments() -> list[dict[str, Any]]:
