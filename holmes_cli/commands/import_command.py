@@ -171,9 +171,10 @@ def _show(imported: ImportedJob, job: Job, output: Path) -> None:
     _print(
         f"job: {output}: engine {job.engine}, {shape.family}, {shape.num_layers} layers, {billions:.2f} B parameters"
     )
-    rows = [row for row in imported.rows if row.fate != "kept"]
+    rows = [(row.words, row.fate, row.note or "-") for row in imported.rows if row.fate != "kept"]
     if rows:
         out.print(fitted_table(("option", "read as", "key, or reason"), rows, out.width, unwrapped=("read as",)))
+        _print("decided: taken out of the command, as a launch adds it from the plan; all others stay in the command")
         _print(f"kept in the command, and no matter to the plan: {_kept(imported)}")
     fixed = job.parallel.model_dump(mode="json", exclude_none=True)
     if fixed:

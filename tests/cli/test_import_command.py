@@ -16,6 +16,7 @@ from holmes_core.records.record_file import read_file, read_user_file, write_sig
 from tests.cli.conftest import Command
 from tests.planner.fleets import gpu_inventory
 
+ROOT = Path(__file__).parents[2]
 POOR = (
     "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 24 --hidden-size 4096 --num-attention-heads 32"
     " --seq-length 2048 --vocab-size 50257 --global-batch-size 512 --micro-batch-size 2 --tensor-model-parallel-size 8"
@@ -45,6 +46,13 @@ def test_a_plan_says_what_the_command_would_do_and_what_other_degrees_gain(comma
     chosen = read_file(Plan, tmp_path / "own.json")
     assert chosen.prediction.step_s < fixed.prediction.step_s
     assert chosen.job.trainer == fixed.job.trainer
+
+
+def test_docs_show_what_an_import_prints(command: Command) -> None:
+    text = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^\$ holmes import '([^']+)'\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    done = command("import", shown[0])
+    assert (done.code, done.stdout) == (0, shown[1])
 
 
 def test_nothing_is_written_over(command: Command, tmp_path: Path) -> None:
