@@ -69,13 +69,12 @@ def import_script(command: TrainerCommand, engine: TrainerName, settings: Mappin
         dp = _replicas(micro, accumulated, batch, dp)
     elif micro is not None and dp is not None:
         batch = batch or micro * dp * (accumulated or 1)
-    is_fixed = bool(settings) and dp is not None  # DeepSpeed refuses batches that are not the product of the three
     zero = _zero(settings)
     if engine == "accelerate":
         zero = 3 if options.has("--fsdp") or start.has("--use_fsdp") else 1
     again = options.has("--gradient_checkpointing")
     recompute = "full" if again and options.values("--gradient_checkpointing")[:1] in ((), ("True",)) else None
-    parallel = known(tp=1, pp=1, dp=dp if is_fixed else None, micro_batch_size=micro, recompute=recompute, zero=zero)
+    parallel = known(tp=1, pp=1, dp=dp, micro_batch_size=micro, recompute=recompute, zero=zero)
     precision = next(
         (name for name in ("bf16", "fp16") if options.has(f"--{name}") or _is_on(settings, name) or mixed == name),
         None,

@@ -13,8 +13,11 @@ import pytest
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file, read_user_file, write_signed
+from holmes_core.trainers.command_line import read_command
+from holmes_core.trainers.from_megatron import import_megatron
+from launcher.prepare.engine_arguments import command_of
 from tests.cli.conftest import Command
-from tests.planner.fleets import gpu_inventory
+from tests.planner.fleets import gpu_inventory, plan_anew
 
 ROOT = Path(__file__).parents[2]
 POOR = (
@@ -46,6 +49,26 @@ def test_a_plan_says_what_the_command_would_do_and_what_other_degrees_gain(comma
     chosen = read_file(Plan, tmp_path / "own.json")
     assert chosen.prediction.step_s < fixed.prediction.step_s
     assert chosen.job.trainer == fixed.job.trainer
+
+
+STAGES = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"--tensor-model-parallel-size 4 {STAGES} 'Et*6|t*5|t*6|t*7L' --recompute-activations",
+        f"--tensor-model-parallel-size 2 {STAGES} 'Et*13|t*11L'",
+        "--tensor-model-parallel-size 8 --recompute-granularity full --recompute-method block --recompute-num-layers 9",
+    ],
+)
+def test_a_launch_runs_the_command_that_was_imported(options: str) -> None:
+    """The words that a launch runs, imported once more, fix the same; their other options are the command's own."""
+    imported = import_megatron(read_command(f"{POOR} {options}"))
+    plan = plan_anew(gpu_inventory((1, 1)), Job.model_validate(imported.data))
+    again = import_megatron(read_command(shlex.join(command_of(plan))))
+    assert {**again.data["parallel"], "dp": plan.dp} == imported.data["parallel"]
+    assert again.data["trainer"] == imported.data["trainer"]
 
 
 def test_docs_show_what_an_import_prints(command: Command) -> None:
