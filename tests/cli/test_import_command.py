@@ -17,6 +17,7 @@ from holmes_core.trainers.command_line import read_command
 from holmes_core.trainers.from_megatron import import_megatron
 from launcher.prepare.engine_arguments import command_of
 from tests.cli.conftest import Command
+from tests.doc_session import run
 from tests.planner.fleets import gpu_inventory, plan_anew
 
 ROOT = Path(__file__).parents[2]
@@ -71,11 +72,11 @@ def test_a_launch_runs_the_command_that_was_imported(options: str) -> None:
     assert again.data["trainer"] == imported.data["trainer"]
 
 
-def test_docs_show_what_an_import_prints(command: Command) -> None:
+def test_docs_show_what_an_import_prints(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"^\$ holmes import '([^']+)'\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    done = command("import", shown[0])
-    assert (done.code, done.stdout) == (0, shown[1])
+    (shown,) = re.findall(r"^\$ (holmes import '[^']+')\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    done = run(shown[0], tmp_path, 100)
+    assert (done.returncode, done.stdout) == (0, shown[1])
 
 
 def test_nothing_is_written_over(command: Command, tmp_path: Path) -> None:
