@@ -14,6 +14,7 @@ OptionFate = Literal["taken", "decided", "not counted", "kept", "not understood"
 """taken: read into job.yaml, and left in the command. decided: taken out of the command; `parallel` fixes it, or Holmes
 does. The others stay in the command: the plan leaves them out of account, or they change no plan, or are not known.
 """
+_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")  # names of variables whose values go into no file
 
 
 class OptionRow(NamedTuple):
@@ -101,12 +102,14 @@ class OptionReader:
 
 def outer_rows(command: TrainerCommand) -> list[OptionRow]:
     """Return the rows of what stands before the program: variables, and what starts ranks."""
-    rows = [
-        OptionRow(shown(f"{name}={value}"), "decided", "the launch sets it")
-        if name in PLACED
-        else OptionRow(shown(f"{name}={value}"), "taken", "launch.environment")
-        for name, value in command.environment.items()
-    ]
+    rows = []
+    for name, value in command.environment.items():
+        if name in PLACED:
+            rows.append(OptionRow(shown(f"{name}={value}"), "decided", "the launch sets it"))
+        elif _SECRET.search(name):
+            rows.append(OptionRow(name, "taken", "launch.environment, with its value from the shell that launches"))
+        else:
+            rows.append(OptionRow(shown(f"{name}={value}"), "taken", "launch.environment"))
     if command.dropped:
         rows.append(OptionRow(" ".join(command.dropped), "decided", "`holmes launch` starts the ranks"))
     if command.starter:
@@ -122,7 +125,8 @@ def job_sections(
 
     `words`: the program's own that stay. `variables` stand for options of the starter, unless the command sets them.
     """
-    own = {name: value for name, value in command.environment.items() if name not in PLACED}
+    named = {name: value for name, value in command.environment.items() if name not in PLACED}
+    own = {name: None if _SECRET.search(name) else value for name, value in named.items()}
     environment = {**(variables or {}), **own}
     sections: dict[str, object] = {"trainer": {"engine": engine, "command": [*command.program, *words]}}
     if environment:

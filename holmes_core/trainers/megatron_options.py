@@ -89,6 +89,7 @@ REFUSED = {
     **dict.fromkeys(("--use-megatron-fsdp", "--use-torch-fsdp2"), _SHARDED),
     "--perform-rl-step": "reinforcement learning is not planned",
     "--fake-process-group": "no ranks communicate",
+    **dict.fromkeys(("--deepspeed", "--deepspeed_config"), "Megatron-DeepSpeed, another software, is not planned"),
 }
 HARMLESS = {
     **dict.fromkeys(("--context-parallel-size", "--expert-model-parallel-size"), "1"),
