@@ -136,17 +136,18 @@ def _zero(settings: Mapping[str, Any]) -> int | None:
     """Return the stage of ZeRO that is planned for the settings. Raises HolmesError for one that cannot be."""
     if not settings:
         return None
-    zero = settings.get("zero_optimization")
-    stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
-    hint = "plan it as FSDP: `--engine torch --set parallel.zero=3` with a script that uses FSDP"
-    if stage == 3:
-        raise HolmesError("DeepSpeed's settings: zero_optimization.stage is 3: DeepSpeed's ZeRO-3 is not planned", hint)
+    stage = _zero_section(settings).get("stage", 0)
+    if stage not in (0, 1, 2):
+        what = f"DeepSpeed's settings: zero_optimization.stage is {shown_value(stage)}: ZeRO-1 and ZeRO-2 are planned"
+        raise HolmesError(
+            what, "plan ZeRO-3 as FSDP: `--engine torch --set parallel.zero=3`, with a script that uses FSDP"
+        )
     for key in ("pipeline", "tensor_parallel"):
         if settings.get(key):
             raise HolmesError(
                 f"DeepSpeed's settings: {key}: not planned: each rank holds the whole model", "leave it out"
             )
-    return 1 if stage in (1, 2) else None
+    return 1
 
 
 def _is_on(settings: Mapping[str, Any], key: str) -> bool:
@@ -160,12 +161,21 @@ def _setting_rows(settings: Mapping[str, Any]) -> list[OptionRow]:
     for key, value in settings.items():
         words = shown(f"{key}: {shown_value(value)}")
         rows.append(OptionRow(words, "taken" if key in _PLANNED_SETTINGS else "not understood", "DeepSpeed's settings"))
-    zero = settings.get("zero_optimization")
-    if isinstance(zero, dict):
-        if zero.get("stage") in (0, 2):
-            note = "counted as stage 1" + (": gradients are sharded, too, in truth" if zero["stage"] == 2 else "")
-            rows.append(OptionRow(f"zero_optimization.stage: {zero['stage']}", "not counted", note))
-        for key in ("offload_optimizer", "offload_param"):
-            if key in zero:
-                rows.append(OptionRow(f"zero_optimization.{key}", "not counted", "counted on the GPU"))
+    zero = _zero_section(settings)
+    stage = zero.get("stage", 0)
+    if settings and stage != 1:
+        note = f"counted as stage 1: {'gradients are sharded, too' if stage else 'no states are sharded'}, in truth"
+        rows.append(OptionRow(f"zero_optimization.stage: {stage}", "not counted", note))
+    rows += [
+        OptionRow(f"zero_optimization.{key}", "not counted", "counted on the GPU")
+        for key in ("offload_optimizer", "offload_param")
+        if key in zero
+    ]
     return rows
+
+
+def _zero_section(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    section = settings.get("zero_optimization") or {}
+    if not isinstance(section, dict):
+        raise HolmesError(f"DeepSpeed's settings: zero_optimization is {shown_value(section)}", "give keys and values")
+    return section

@@ -275,6 +275,8 @@ def test_deepspeeds_settings_become_a_job() -> None:
     assert (seen["optimizer"], seen["zero_optimization.stage"]) == ("not understood", "not counted")
     for wrong in (
         {"zero_optimization": {"stage": 3}},
+        {"zero_optimization": {"stage": "3"}},
+        {"zero_optimization": [3]},
         {"pipeline": {"stages": 2}},
         {"train_batch_size": 255},
         {"train_batch_size": "many"},
