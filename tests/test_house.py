@@ -11,7 +11,7 @@ import pytest
 
 from tests.test_layers import PACKAGES, ROOT, imports
 
-MAX_PRODUCT_LINES = 72_000  # lowered with what is deleted; raised only with a reason in docs/decisions.md
+MAX_PRODUCT_LINES = 72_500  # lowered with what is deleted; raised only with a reason in docs/decisions.md
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_MODULES = 20
