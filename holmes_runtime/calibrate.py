@@ -38,16 +38,39 @@ class CalibrationRound:
     split_factor: float | None = None
 
 
-def measure(alone: Trial, slots: int, cores: int, seconds: float) -> CalibrationRound:
-    """Run a round of trials: `slots` processes with the model of `alone` on `cores` cores, `seconds` for each trial."""
-    flops = step_flops(alone.model, alone.num_microbatches * alone.micro_batch_size)
-    computing_s = max(cost.computing_s for cost in run_trial(alone, seconds, slots))
-    threads_per_core = 1.0 if alone.by_cpu_time else max(1.0, slots * alone.threads / cores)
-    flops_per_s = flops / computing_s * threads_per_core
+def measure(alone: Trial, slots: int, cores: int, seconds: float, job_layers: int) -> CalibrationRound:
+    """Run a round of trials: `slots` processes with the model of `alone` on `cores` cores, `seconds` for each trial.
+
+    On GPUs the FLOP/s are of a model with `job_layers` layers.
+    """
+
+    def computing_s(num_layers: int) -> float:
+        trial = replace(alone, model=replace(alone.model, num_layers=num_layers))
+        return max(cost.computing_s for cost in run_trial(trial, seconds, slots))
+
+    num_layers = alone.model.num_layers
     if alone.device == "cuda":
-        return CalibrationRound(flops_per_s)
+        return CalibrationRound(
+            whole_flops_per_s(alone, computing_s(num_layers), computing_s(2 * num_layers), job_layers)
+        )
+    threads_per_core = 1.0 if alone.by_cpu_time else max(1.0, slots * alone.threads / cores)
+    flops_per_s = _step_flops(alone, num_layers) / computing_s(num_layers) * threads_per_core
     action_s, split_factor = _in_pipelines(alone, slots, seconds)
     return CalibrationRound(flops_per_s, action_s, _update_bytes_per_s(alone, slots, seconds), split_factor)
+
+
+def whole_flops_per_s(alone: Trial, once_s: float, twice_s: float, job_layers: int) -> float:
+    """Return the FLOP/s of a step of `job_layers`, by its seconds with the layers of `alone` and with twice as many.
+
+    The difference is of layers alone. In a few layers a large vocabulary's head and loss, which are slower, would count
+    far more than in the whole model: half of the FLOPs, not a twelfth, of two layers of a GPT of 1.3 B.
+    """
+    layers_s = twice_s - once_s
+    return _step_flops(alone, job_layers) / (once_s + (job_layers / alone.model.num_layers - 1) * layers_s)
+
+
+def _step_flops(trial: Trial, num_layers: int) -> float:
+    return step_flops(replace(trial.model, num_layers=num_layers), trial.num_microbatches * trial.micro_batch_size)
 
 
 def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, float | None]:
@@ -118,6 +141,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", choices=get_args(Precision), help="bf16 on GPUs and fp32 on CPUs if not given")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="as on GPUs if not given")
     parser.add_argument("--num-layers", type=int, default=2, help="of a stage")
+    parser.add_argument("--job-layers", type=int, help="of the whole model, on GPUs; --num-layers if not given")
     parser.add_argument("--seconds", type=float, default=0.5, help="how long each trial takes steps")
     parser.add_argument("--rounds", type=int, default=3, help="how often all is measured; medians count")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, as threads_per_slot of the job")
@@ -136,7 +160,8 @@ def main(command_line: Sequence[str] | None = None) -> None:
 
     cores = len(os.sched_getaffinity(0))
     alone = trial_of(arguments)
-    rounds = [measure(alone, arguments.slots, cores, arguments.seconds) for _ in range(arguments.rounds)]
+    job_layers = arguments.job_layers or arguments.num_layers
+    rounds = [measure(alone, arguments.slots, cores, arguments.seconds, job_layers) for _ in range(arguments.rounds)]
     print("\n".join(yaml_lines(rounds)))
 
 

@@ -93,6 +93,7 @@ def calibrated(bench: Bench) -> list[Figure]:
         "--ffn-hidden-size": model.ffn_size,
         "--seq-length": model.seq_length,
         "--vocab-size": model.vocab_size,
+        "--job-layers": model.num_layers,
         "--micro-batch-size": plan.micro_batch_size,
         "--rounds": 1,
         "--seconds": bench.scale.calibrate_s,

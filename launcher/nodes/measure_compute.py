@@ -52,6 +52,7 @@ def trial_words(job: Job, slots: int) -> list[str]:
     """Return the module of the runtime that measures a layer of `job`, with its options; a free micro-batch size is
     1."""
     model = job.model
+    whole = {"device": "cuda", "vocab-size": model.vocab_size, "job-layers": model.num_layers}
     sizes = {
         "family": model.family,
         "hidden-size": model.hidden_size,
@@ -62,7 +63,7 @@ def trial_words(job: Job, slots: int) -> list[str]:
         "micro-batch-size": job.parallel.micro_batch_size or 1,
         "precision": job.value_type,
         "slots": slots,
-        **({"threads": job.threads_per_slot} if job.device == "cpu" else {"device": "cuda"}),
+        **({"threads": job.threads_per_slot} if job.device == "cpu" else whole),
         **({"factory": model_file(job)} if model.factory is not None else {}),
     }
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]

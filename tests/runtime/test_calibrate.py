@@ -11,7 +11,8 @@ import torch
 import yaml
 
 from holmes_core.records.job import Compute
-from holmes_runtime.calibrate import CalibrationRound, main, make_parser, trial_of, yaml_lines
+from holmes_runtime.calibrate import CalibrationRound, main, make_parser, trial_of, whole_flops_per_s, yaml_lines
+from holmes_runtime.config.model_shape import step_flops
 from holmes_runtime.config.run_settings import Precision
 from holmes_runtime.model.build_stage import build_stage
 from holmes_runtime.model.decoder import DTYPES, DecoderStage
@@ -95,6 +96,15 @@ def test_calibration_says_the_median_of_its_rounds_and_how_far_they_are_apart() 
         "overheads": {"action_s": 2e-3, "update_bytes_per_s": 2e9, "split_factor": 1.5},
     }
     assert "# 1.000e+09 to 5.000e+09 in 3 rounds" in text
+
+
+def test_a_gpu_s_rate_is_of_the_whole_model_with_its_head_once() -> None:
+    """A head of 3 s and layers of 1 s: two take 5 s, four take 7 s, and a model of 24 takes 27 s."""
+    trial = replace(SMALL, device="cuda", model=replace(TINY, num_layers=2))
+    flops = step_flops(replace(TINY, num_layers=24), 4)
+
+    assert whole_flops_per_s(trial, 5.0, 7.0, 24) == pytest.approx(flops / 27)
+    assert whole_flops_per_s(trial, 5.0, 7.0, 2) == pytest.approx(step_flops(trial.model, 4) / 5)
 
 
 def test_compiled_layers_are_not_split() -> None:
