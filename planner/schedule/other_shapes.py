@@ -18,7 +18,7 @@ from planner.problem.candidates import Candidate, has_fixed_cut
 from planner.problem.coefficients import Coefficients
 from planner.problem.problem import Problem
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
-from planner.search.greedy import place_over_clusters
+from planner.search.greedy import place_cut, place_over_clusters
 from planner.search.lower_bounds import LowerBounds
 from planner.search.placement import Placement, PricedPlacement, even_shares, from_blocks, usual_cut
 from planner.search.refinements import GREEDY_PACES, fixed_cut
@@ -72,8 +72,13 @@ def _in_blocks(problem: Problem, candidate: Candidate) -> Iterator[PricedPlaceme
     if 1 < candidate.weight_shards < candidate.dp:
         return  # sharded in each of several clusters
     coeffs = problem.coefficients(candidate)
+    if has_fixed_cut(problem.job):
+        blocks = place_cut(coeffs, usual_cut(problem.job, candidate.pp))
+        if blocks is not None:
+            yield PricedPlacement(blocks.seconds, from_blocks(candidate, coeffs.total_microbatches, blocks.blocks))
+        return
     bounds = LowerBounds(coeffs)
-    if has_fixed_cut(problem.job) or bounds.exchange_bound_s is None:
+    if bounds.exchange_bound_s is None:
         return
     for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
         for placed in place_over_clusters(bounds, pace_s):
