@@ -25,8 +25,9 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import parse_args, run
 
 from holmes_runtime.config.messages import RankFailed
+from holmes_runtime.config.node_config import HOST_VARIABLE, TRAINER_VARIABLE
 from holmes_runtime.config.strict_json import to_json
-from holmes_runtime.config.trainer_config import HOST_VARIABLE, TRAINER_VARIABLE, read_trainer_config
+from holmes_runtime.config.trainer_config import read_trainer_config
 
 FAILURES_VARIABLE = "HOLMES_FAILURES_FILE"
 LISTENER_VARIABLE = "HOLMES_LISTENER"

@@ -16,16 +16,10 @@ from typing import NamedTuple
 
 from benchmarks.on_gpus.machine import Device
 from holmes_runtime.comm.nccl_log import parse_nccl_log
+from holmes_runtime.config.node_config import TRAINER_VARIABLE
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.rank_metrics import GROUPS_FILE
-from holmes_runtime.config.trainer_config import (
-    HOOK_FOLDER,
-    SHARED,
-    TRAINER_VARIABLE,
-    TrainerConfig,
-    TrainerNetwork,
-    TrainerRank,
-)
+from holmes_runtime.config.trainer_config import HOOK_FOLDER, SHARED, TrainerConfig, TrainerNetwork, TrainerRank
 
 ROOT = Path(__file__).parents[2]
 RANKS = 2

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from holmes_runtime.config.strict_json import encode, parse
 
 KEY_VARIABLE = "HOLMES_RANK_KEY"  # in ranks' environment until they read it; hexadecimal
+TRAINER_FILE = "trainer.json"  # in a node's folder: the configuration of a trainer's command
+TRAINER_VARIABLE = "HOLMES_TRAINER"  # in ranks' environment: its path
+HOST_VARIABLE = "HOLMES_HOST"  # likewise: the host, by its name in the plan
 AGENT_LOCK_FILE = "agent.lock"  # in a node's folder, from the agent's start
 MEMORY_FOLDERS = Path("/dev/shm")
 MEMORY_VARIABLE = "HOLMES_MEMORY_FOLDER"  # in ranks' environment: where they keep the newest checkpoint in memory

@@ -10,9 +10,6 @@ from holmes_runtime.config.checks import check
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.strict_json import encode, parse
 
-TRAINER_FILE = "trainer.json"  # this configuration, in a node's folder
-TRAINER_VARIABLE = "HOLMES_TRAINER"  # in ranks' environment: its path
-HOST_VARIABLE = "HOLMES_HOST"  # likewise: the host, by its name in the plan
 HOOK_FOLDER = "holmes_runtime/hook/site"  # first among the folders of PYTHONPATH; Python runs `sitecustomize` from it
 SHARED = "shared"  # the network that joins all hosts of a job
 

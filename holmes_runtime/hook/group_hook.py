@@ -14,7 +14,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holmes_runtime.config.trainer_config import TRAINER_VARIABLE, TrainerConfig, TrainerNetwork, read_trainer_config
+from holmes_runtime.config.node_config import TRAINER_VARIABLE
+from holmes_runtime.config.trainer_config import TrainerConfig, TrainerNetwork, read_trainer_config
 from holmes_runtime.hook.gloo_groups import bind_gloo
 from holmes_runtime.hook.group_network import network_of
 from holmes_runtime.hook.group_report import GroupReport

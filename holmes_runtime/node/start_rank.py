@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from holmes_runtime.config.node_config import TRAINER_FILE, TRAINER_VARIABLE
 from holmes_runtime.config.rank_metrics import PRINTS_STEPS
-from holmes_runtime.config.trainer_config import TRAINER_FILE, TRAINER_VARIABLE
 from holmes_runtime.node.start_torchrun import gpu_environment, rank_words
 
 RANK_TABLE = "ranks"

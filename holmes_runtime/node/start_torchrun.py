@@ -10,9 +10,16 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from holmes_runtime.config.node_config import KEY_VARIABLE, MEMORY_VARIABLE, NodeConfig, memory_folder
+from holmes_runtime.config.node_config import (
+    HOST_VARIABLE,
+    KEY_VARIABLE,
+    MEMORY_VARIABLE,
+    TRAINER_FILE,
+    TRAINER_VARIABLE,
+    NodeConfig,
+    memory_folder,
+)
 from holmes_runtime.config.rendezvous_messages import MEETING
-from holmes_runtime.config.trainer_config import HOST_VARIABLE, TRAINER_FILE, TRAINER_VARIABLE
 from holmes_runtime.node.admission.rendezvous_gate import RendezvousGate
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.node.process_tree import die_with_parent

@@ -14,14 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holmes_runtime.config.model_shape import CODE_FOLDER
-from holmes_runtime.config.node_config import KEY_VARIABLE
-from holmes_runtime.config.trainer_config import (
-    HOOK_FOLDER,
-    HOST_VARIABLE,
-    TRAINER_VARIABLE,
-    TrainerConfig,
-    read_trainer_config,
-)
+from holmes_runtime.config.node_config import HOST_VARIABLE, KEY_VARIABLE, TRAINER_VARIABLE
+from holmes_runtime.config.trainer_config import HOOK_FOLDER, TrainerConfig, read_trainer_config
 from holmes_runtime.node.near_cpus import stay_near_gpu
 from holmes_runtime.node.process_tree import die_with_parent
 

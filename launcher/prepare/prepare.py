@@ -13,11 +13,10 @@ from holmes_core.node_settings import is_fixed
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Node, Plan, PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import CODE_FOLDER
-from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, hca_ports
+from holmes_runtime.config.node_config import TRAINER_FILE, NodeConfig, TunnelConfig, hca_ports
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.config.run_settings import OuterSync
-from holmes_runtime.config.trainer_config import TRAINER_FILE
 from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, NodeBundle, Parcel
 from launcher.prepare.env_file import env_file
 from launcher.prepare.expectation import expectation_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from holmes_core.records.access import Access, Container
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
-from holmes_runtime.config.trainer_config import TRAINER_FILE
+from holmes_runtime.config.node_config import TRAINER_FILE
 from launcher.emit.emit import FORMATS, emit
 from launcher.prepare.user_variables import UserVariables
 from tests.launcher.plans import with_access

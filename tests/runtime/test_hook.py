@@ -14,14 +14,8 @@ from typing import Any
 
 import pytest
 
-from holmes_runtime.config.trainer_config import (
-    HOOK_FOLDER,
-    SHARED,
-    TRAINER_VARIABLE,
-    TrainerConfig,
-    TrainerNetwork,
-    TrainerRank,
-)
+from holmes_runtime.config.node_config import TRAINER_VARIABLE
+from holmes_runtime.config.trainer_config import HOOK_FOLDER, SHARED, TrainerConfig, TrainerNetwork, TrainerRank
 from holmes_runtime.hook.group_hook import hook_groups
 from holmes_runtime.hook.group_network import network_of
 
