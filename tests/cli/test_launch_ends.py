@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.launch_ends import (
-    Ending,
-    Way,
-    end_so,
-    endings_here,
-    of_trainer,
-    saving,
-    small_disk,
-    trainer_endings,
-)
+from tests.testbed.launch_ends import Ending, Way, end_so, endings_here, saving, small_disk
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.own_disks import hosts_that_remember
 from tests.testbed.rehearsal import Site, bed_site, only_run
@@ -42,13 +33,6 @@ def inventory(site: Site) -> Path:
     path = site.folder / "inventory.json"
     subprocess.run(site.command("probe", str(site.hosts_yaml), "-o", str(path)), check=True, capture_output=True)
     return path
-
-
-@pytest.mark.parametrize("ending", trainer_endings(), ids=lambda ending: ending.name)
-def test_trainer_s_command_ends_like_the_bundled_runtime(
-    site: Site, inventory: Path, full_disk: Path, tmp_path: Path, ending: Ending
-) -> None:
-    assert end_so(Way(site), of_trainer(ending, tmp_path), tmp_path, inventory, full_disk) == []
 
 
 # These runs save after every step, the others nothing.

@@ -17,6 +17,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
 from tests.cli.test_three_commands import MODEL, holmes, inventory, nothing_is_left
+from tests.testbed.launch_ends import Ending, Way, end_so, of_trainer, trainer_endings
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site, only_run
 
@@ -97,6 +98,11 @@ def planned(site: Site, folder: Path, name: str) -> Path:
     done = holmes(site, "plan", str(folder / "job.yaml"), "-i", str(inventory(site)), "-o", str(folder / "plan.json"))
     assert done.returncode == 0, done.stderr
     return folder / "plan.json"
+
+
+@pytest.mark.parametrize("ending", trainer_endings(), ids=lambda ending: ending.name)
+def test_command_ends_like_the_bundled_runtime(site: Site, tmp_path: Path, ending: Ending) -> None:
+    assert end_so(Way(site), of_trainer(ending, tmp_path), tmp_path, inventory(site), tmp_path) == []
 
 
 def losses(text: str) -> list[str]:

@@ -315,9 +315,17 @@ def saving(ending: Ending, folder: Path, remembering: list[str]) -> Ending:
 
 
 def trainer_endings() -> tuple[Ending, ...]:
-    """Those of a trainer's command: it writes nothing to disks, has no model's file, and its own exception."""
-    left_out = "disk full", "home full"
-    others = [ending for ending in ENDINGS if ending.faulty is None and ending.name not in left_out]
+    """Those in which a trainer's command may differ: its ranks, its hangs, and its own exception."""
+    wanted = (
+        "Ctrl-C",
+        "Ctrl-C twice",
+        "rank killed",
+        "torchrun killed",
+        "controller killed",
+        "interface down",
+        "hung rank",
+    )
+    others = [ending for ending in ENDINGS if ending.name in wanted]
     own = (Ending("exception in the script", 1, "ValueError: on purpose", job={"steps": 6}),)
     return (*own, *others)
 
