@@ -7,8 +7,10 @@ parallel state, accelerate, or a script. Nothing is edited on disk. Private name
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -50,6 +52,7 @@ def hook_groups(c10d: Any, environ: Mapping[str, str] = os.environ) -> None:
     setattr(c10d, MAKES_GROUPS, hook.wrapped(helper))
     c10d._get_split_source = lambda _: None  # a split communicator keeps its parent's network
     c10d.split_group = hook.split_group
+    c10d._hash_ranks_to_str = hook.name_by_ranks
     if hasattr(c10d, "ProcessGroupGloo"):
         c10d.ProcessGroupGloo = bind_gloo(c10d.ProcessGroupGloo, lambda: hook.interface)
 
@@ -73,6 +76,7 @@ class _GroupHook:
     def __init__(self, c10d: Any, config: TrainerConfig, rank: int, report: GroupReport, options: str) -> None:
         self._c10d, self._config, self._rank, self._report, self._options = c10d, config, rank, report, options
         self.binding = GroupBinding(None, None)
+        self._named: Counter[str] = Counter()
 
     @property
     def interface(self) -> str | None:
@@ -111,6 +115,15 @@ class _GroupHook:
         own = copy.deepcopy(given) if given is not None else self._c10d.ProcessGroupNCCL.Options()
         own.config.net_name = net_name
         return own
+
+    def name_by_ranks(self, ranks: Sequence[int]) -> str:
+        """Return a new name for a group that its members alone make.
+
+        torch's counts all groups that a rank is in, so members in different numbers of groups would never meet.
+        """
+        members = "_".join(map(str, ranks))
+        self._named[members] += 1
+        return hashlib.sha1(f"{members}#{self._named[members]}".encode(), usedforsecurity=False).hexdigest()
 
     def split_group(
         self,

@@ -19,6 +19,7 @@ from holmes_runtime.config.strict_json import to_json
 from holmes_runtime.node.admission.own_sockets import own_connections
 
 POLL_S = 1.0  # for a question of the agent
+STDERR_FD = 2  # whatever the script has put in the place of sys.stderr
 
 
 class GroupReport:
@@ -29,14 +30,16 @@ class GroupReport:
         folder = environ.get("HOLMES_METRICS_DIR")
         self._folder = Path(folder) if folder else None
         self._count = 0
+        self._begun = False
         self._ended = threading.Event()
 
     def begin(self) -> None:
         """From now on answer the agent, as a process with a default group is a rank itself."""
-        if self._folder is None:
+        if self._folder is None or self._begun:  # a script may make its default group more than once
             return
+        self._begun = True
         if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # another handler is the trainer's own
-            faulthandler.register(signal.SIGUSR1, all_threads=True)
+            faulthandler.register(signal.SIGUSR1, file=STDERR_FD, all_threads=True)
         answering = threading.Thread(target=self._answer, args=(self._folder,), name="holmes-whereabouts", daemon=True)
         answering.start()
         atexit.register(self._end, answering)

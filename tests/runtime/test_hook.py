@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import random
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -162,6 +165,26 @@ def test_split_groups_are_made_anew(tmp_path: Path) -> None:
     assert split(split_ranks=[[0, 1]]) is None
     with pytest.raises(ValueError, match="empty"):
         split()
+
+
+def test_members_in_different_numbers_of_groups_agree_on_the_name_of_a_new_one(tmp_path: Path) -> None:
+    first: Any = hooked(tmp_path, table("aabb"), rank=0)
+    second: Any = hooked(tmp_path, table("aabb"), rank=2)
+    first._hash_ranks_to_str([0, 1])
+    names = [each._hash_ranks_to_str([0, 2]) for each in (first, second)]
+    assert names[0] == names[1] != first._hash_ranks_to_str([0, 2]) == second._hash_ranks_to_str([0, 2])
+
+
+def test_default_group_made_again_by_a_script_without_a_real_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=len, flush=lambda: None))
+    running = threading.active_count()
+    c10d = hooked(tmp_path, table("aa"), environ={"HOLMES_METRICS_DIR": str(tmp_path)})
+    for _ in range(3):
+        c10d._new_process_group_helper(2, 0, [], "gloo", None, "world")
+    faulthandler.unregister(signal.SIGUSR1)
+    assert threading.active_count() == running + 1
 
 
 @pytest.mark.parametrize(
