@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class GroupReport:
         answering.start()
         atexit.register(self._end, answering)
 
-    @contextmanager
+    @contextlib.contextmanager
     def making(
         self, arguments: Mapping[str, Any], ranks: Sequence[int], backends: Sequence[str], binding: Any
     ) -> Iterator[None]:
@@ -74,13 +74,13 @@ class GroupReport:
         if self._folder is None or self._count > MAX_GROUPS:
             return
         line = (to_json(record) + "\n").encode()
-        file = os.open(
-            self._folder / GROUPS_FILE.format(rank=self._rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
-        )
-        try:
-            os.write(file, line)
-        finally:
-            os.close(file)
+        path = self._folder / GROUPS_FILE.format(rank=self._rank)
+        with contextlib.suppress(OSError):  # a full disk is no reason to end a training
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(file, line)
+            finally:
+                os.close(file)
 
     def _end(self, answering: threading.Thread) -> None:
         """Wait for the thread: one that Python ends by itself may take the process with it (SIGABRT, 2 of 14 runs)."""
