@@ -287,7 +287,7 @@ class Job(FileRecord):
         """Check what names show; preflight looks into folders."""
         if self.data is None:
             return self
-        paths = (self.data.path,) if isinstance(self.data.path, str) else [each.path for each in self.data.path]
+        paths = [source.path for source in self.data.sources]
         text = next((name for name in (*paths, self.data.pattern) if name.endswith(TEXT_SUFFIXES)), None)
         if text is not None and self.is_bundled and self.expected_tokenizer is not None:
             reason = "weights" if self.weights is not None else f"vocab_size {self.model.vocab_size}"

@@ -14,24 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from holmes_runtime.config.node_config import TRAINER_VARIABLE
-from holmes_runtime.config.trainer_config import TrainerConfig, TrainerNetwork, read_trainer_config
+from holmes_runtime.config.trainer_config import TrainerConfig, read_trainer_config
 from holmes_runtime.hook.gloo_groups import bind_gloo
-from holmes_runtime.hook.group_network import network_of
+from holmes_runtime.hook.group_network import GroupBinding, network_of
 from holmes_runtime.hook.group_report import GroupReport
 
 MAKES_GROUPS = "_new_process_group_helper"
 OPTIONS = ("backend_options", "pg_options")  # names of that argument, by versions of torch
 COMMS_VARIABLE = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
-
-
-class GroupBinding(NamedTuple):
-    """The network of the group that is being made, and this rank's interface on it; None inside a host."""
-
-    network: TrainerNetwork | None
-    interface: str | None
 
 
 def hook_groups(c10d: Any, environ: Mapping[str, str] = os.environ) -> None:
@@ -91,10 +84,11 @@ class _GroupHook:
         def make_group(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs)
             arguments = given.arguments
-            ranks = tuple(arguments["global_ranks_in_group"]) or tuple(range(arguments["group_size"]))
+            is_default = not arguments["global_ranks_in_group"]
+            ranks = tuple(range(arguments["group_size"]) if is_default else arguments["global_ranks_in_group"])
             if self._rank not in ranks or len(ranks) < 2:
                 return helper(*args, **kwargs)
-            if len(ranks) == arguments["group_size"] and not arguments["global_ranks_in_group"]:
+            if is_default:
                 self._report.begin()
             network = network_of(self._config, ranks)
             backends = _backends(self._c10d, arguments["backend"])

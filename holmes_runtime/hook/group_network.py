@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from holmes_runtime.config.trainer_config import TrainerConfig, TrainerNetwork
 
 MAX_NAMED = 8  # ranks of a group that an error names
+
+
+class GroupBinding(NamedTuple):
+    """The network of a group that is being made, and this rank's interface on it; None inside a host."""
+
+    network: TrainerNetwork | None
+    interface: str | None
 
 
 def network_of(config: TrainerConfig, ranks: Sequence[int]) -> TrainerNetwork | None:

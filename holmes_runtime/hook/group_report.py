@@ -16,6 +16,7 @@ from holmes_runtime.comm.networks_in_use import interface_addresses, other_inter
 from holmes_runtime.config.messages import ASK_FILE, POSITIONS_FILE
 from holmes_runtime.config.rank_metrics import GROUPS_FILE, MAX_GROUPS, GroupRecord
 from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.hook.group_network import GroupBinding
 from holmes_runtime.node.admission.own_sockets import own_connections
 
 POLL_S = 1.0  # for a question of the agent
@@ -46,15 +47,15 @@ class GroupReport:
 
     @contextlib.contextmanager
     def making(
-        self, arguments: Mapping[str, Any], ranks: Sequence[int], backends: Sequence[str], binding: Any
+        self, arguments: Mapping[str, Any], ranks: Sequence[int], backends: Sequence[str], binding: GroupBinding
     ) -> Iterator[None]:
         """Write down the group that is made meanwhile, and the interfaces that its sockets are on."""
-        looks = binding.interface is not None and "gloo" in backends
-        before = own_connections() if looks else set()
+        planned = binding.interface if "gloo" in backends else None
+        before = own_connections() if planned is not None else set()
         yield
         others: Sequence[str] = ()
-        if looks:
-            others = other_interfaces(binding.interface, own_connections() - before, interface_addresses())
+        if planned is not None:
+            others = other_interfaces(planned, own_connections() - before, interface_addresses())
         network = binding.network
         self._write(
             GroupRecord(

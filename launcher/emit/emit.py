@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.host_pattern import NAME_PATTERN
 from holmes_core.records.plan import Plan
-from launcher.emit.folder_files import plain_files, secret_files, start_files
+from launcher.emit.folder_files import plain_files, start_files
 from launcher.emit.kubernetes_objects import kubernetes_files
 from launcher.emit.mpi_job import mpi_files
 from launcher.emit.pod_script import NODE_SCRIPT, node_script
 from launcher.emit.slurm_job import slurm_files
 from launcher.emit.start_script import START_SCRIPT, slurm_name, start_script
 from launcher.emit.torchrun_commands import COMMANDS, bare_commands, commands
+from launcher.prepare.prepare import secret_files
 from launcher.prepare.user_variables import UserVariables
 
 

@@ -30,11 +30,6 @@ def start_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
     }
 
 
-def secret_files(variables: UserVariables) -> dict[str, str]:
-    """Return the text of each secret, by the name of its file."""
-    return {f"secret-{name}": text for name, text in variables.secrets.items()}
-
-
 def rank_table(plan: Plan) -> str:
     """Return one line per rank, its columns separated by spaces; `-` stands for an unknown or absent value."""
     nodes = {node.host: node.node_rank for node in plan.nodes}

@@ -72,6 +72,11 @@ def code_files(variables: UserVariables) -> dict[str, str]:
     return {f"{CODE_FOLDER}/{name}": content for name, content in code.files.items()} if code else {}
 
 
+def secret_files(variables: UserVariables) -> dict[str, str]:
+    """Return the text of each secret, by the name of its file."""
+    return {f"secret-{name}": text for name, text in variables.secrets.items()}
+
+
 def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
     """Return the files that are equal on all nodes. Their names depend on the plan, not the run, so they are sent
     once."""
@@ -189,7 +194,7 @@ def _bundle(
         tunnel=_tunnel(plan, node),
         meets=attempt.outer_sync is not None,
     )
-    secrets = {f"secret-{name}": text for name, text in variables.secrets.items()}
+    secrets = secret_files(variables)
     own_files = {
         NODE_CONFIG_FILE: config.to_json(),
         f"node-{node.node_rank}.env": env_file(environment, reasons_of(node, variables), plan.digest()),

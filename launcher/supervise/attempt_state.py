@@ -54,8 +54,8 @@ _STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slur
 _NO_MESSAGE = "To enable traceback see"  # torchrun's word on a process that leaves it none: its last line says more
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback, by torch.distributed
 _NO_HOOK = (
-    "the trainer steps, and no rank has told of a process group: their networks are not the plan's. The hook needs "
-    "Python without -S, -I and -E, and PYTHONPATH as the command gets it"
+    "the trainer takes steps, but no rank has reported a process group: groups are not on the plan's networks. Run "
+    "Python without -S, -I and -E, and keep the PYTHONPATH that the command gets"
 )
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
 # where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.

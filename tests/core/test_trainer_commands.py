@@ -299,7 +299,7 @@ def test_accelerates_options_that_change_the_training_are_refused_or_become_vari
 
 
 def arguments() -> list[dict[str, Any]]:
-    """Megatron-LM's options, or a skipped test where the table is not beside the checkout."""
+    """Return Megatron-LM's options; skip the test without their table."""
     if not ARGUMENTS.exists():
         pytest.skip(f"{ARGUMENTS} is not there")
     options: list[dict[str, Any]] = json.loads(ARGUMENTS.read_text(encoding="utf-8"))["arguments"]

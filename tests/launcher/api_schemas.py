@@ -36,7 +36,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 def faults(value: Any, schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """What the API would refuse, each with its path."""
+    """Return the faults for which the API would refuse the object, each with its path."""
     unread = {key for key in schema if key not in READ and not key.startswith("x-kubernetes")}
     assert not unread, unread
     if schema.get("x-kubernetes-int-or-string"):
