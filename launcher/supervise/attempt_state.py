@@ -51,6 +51,7 @@ STALLED_S = 6.0
 _NODE_FAILED = "Node failure on"  # srun's word; the node may be up again by the time that Slurm is asked
 _NODE_WAS_DOWN = "Slurm took the node for failed, as it does with one that is set down or does not answer"
 _STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slurmstepd's word, which srun hands on
+_STEP_KILLED = re.compile(r"srun: error: \S+: task \S+: Killed")  # all there is where slurmstepd's word is lost
 _NO_MESSAGE = "To enable traceback see"  # torchrun's word on a process that leaves it none: its last line says more
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback, by torch.distributed
 _NO_HOOK = (
@@ -311,6 +312,8 @@ class AttemptState:
         lines = tuple((closed.stderr or self._said_of(node)).splitlines()[-LAST_LINES:])
         if any(_STEP_CANCELLED.search(line) for line in lines):
             text = "the node agent ended before its ranks: its step of the Slurm job was cancelled (`scancel`)"
+        elif closed.agent_ended and any(_STEP_KILLED.search(line) for line in lines):
+            text = "the node agent ended before its ranks: its step of the Slurm job was killed, as `scancel` does"
         elif closed.agent_ended:
             text = "the node agent ended before its ranks: it was killed, or told to stop by someone else"
         else:

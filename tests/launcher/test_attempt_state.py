@@ -334,6 +334,19 @@ def test_a_cancelled_step_is_told_from_an_agent_that_was_killed() -> None:
     assert not state.cause.host_lost
 
 
+def test_a_step_that_was_killed_is_told_from_an_agent_that_was() -> None:
+    state = attempt()
+    link_says(
+        state,
+        3,
+        LinkBroken("srun: cluster configuration lacks support for cpu binding\nsrun: error: b2: task 0: Killed"),
+    )
+    link_says(state, 3, LinkClosed(0, "", agent_ended=True))
+    assert state.cause is not None
+    assert state.cause.message.endswith("its step of the Slurm job was killed, as `scancel` does")
+    assert not state.cause.host_lost
+
+
 def test_of_long_lines_and_reasons_a_failure_keeps_what_can_be_shown() -> None:
     state = attempt()
     for _ in range(300):

@@ -64,7 +64,7 @@ OWN_ENDINGS = (
     Ending("job cancelled", 1, "was cancelled (`scancel`)", _scancel),
     Ending("time over", 1, "came to its time limit", _end_time),
     Ending("job preempted", 1, "was preempted", _preempt),
-    Ending("step cancelled", 1, "its step of the Slurm job was cancelled", _scancel_step),
+    Ending("step cancelled", 1, "its step of the Slurm job was ", _scancel_step),  # slurmstepd's word may be lost
     Ending("node down", 1, "Slurm has node b2 DOWN: bad power supply", _set_down, _resume),
 )
 
