@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from torch._C import _distributed_c10d
 
 from holmes_runtime.config.messages import GroupProgress
 
 FORMAT = "2."  # a new second number only adds fields
+_COLUMNS = {"name": 0, "description": 1}
 
 
-def parse_flight_record(dump: str | bytes, groups: Iterable[str]) -> tuple[GroupProgress, ...]:
-    """Return the progress of each of `groups`, this rank's descriptions; groups without a known progress are left out.
+def parse_flight_record(
+    dump: str | bytes, groups: Iterable[str], by: Literal["name", "description"] = "description"
+) -> tuple[GroupProgress, ...]:
+    """Return the progress of each of `groups`, this rank's; groups without a known progress are left out.
+
+    They are given by torch's own names of them, or by the descriptions they were made with.
 
     A group without an operation is at 0 if no operation was overwritten, and else not known. Raises ValueError for
     another format.
@@ -31,7 +36,7 @@ def parse_flight_record(dump: str | bytes, groups: Iterable[str]) -> tuple[Group
     entries = record.get("entries", [])
     found: dict[tuple[str, bool], GroupProgress] = {}
     for entry in entries:
-        key = entry["process_group"][1], bool(entry["is_p2p"])
+        key = entry["process_group"][_COLUMNS[by]], bool(entry["is_p2p"])
         found[key] = _with(found.get(key) or GroupProgress(*key, 0, 0, 0), entry)
     is_whole = not entries or entries[0]["record_id"] == 0
     progress = []

@@ -11,11 +11,15 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 _NETWORK = re.compile(r"NCCL INFO Using network (.*\S)", re.MULTILINE)
+_COMMUNICATOR = re.compile(
+    r"(?P<thread>\S+:\d+:\d+) \[\d+\] NCCL INFO "
+    r"(?:Using network (?P<network>.*\S)|.*\bnranks (?P<size>\d+) .*- Init START)"
+)
 _NICS = re.compile(r"NCCL INFO NET/\S+ : Using (\[0\][^;\n]*)")
 _RDMA_PORT = re.compile(r"([\w.-]+:\d+)/(?:IB|RoCE)")
 _NETDEV = re.compile(r"\[\d+\]([\w.-]+):")
@@ -29,13 +33,14 @@ class NcclSays:
     """The contents of a stretch of the log. `network`: the module, None if no communicator was made.
 
     `nics`: ports and interfaces of the modules that were set up. `paths`: the paths of channels, such as
-    `NET/IB/0/GDRDMA`.
+    `NET/IB/0/GDRDMA`. `communicators`: number of ranks and module of each that was begun.
     """
 
     network: str | None
     nics: tuple[str, ...]
     paths: tuple[str, ...]
     warnings: tuple[str, ...]
+    communicators: tuple[tuple[int, str], ...]
 
     @property
     def gpu_direct(self) -> bool | None:
@@ -52,7 +57,18 @@ def parse_nccl_log(text: str) -> NcclSays:
         nics=tuple(dict.fromkeys(nics)),
         paths=tuple(dict.fromkeys(_PATH.findall(text))),
         warnings=tuple(dict.fromkeys(_WARNING.findall(text))),
+        communicators=tuple(_communicators(text)),
     )
+
+
+def _communicators(text: str) -> Iterator[tuple[int, str]]:
+    """Yield size and module of each; a thread logs the module first, then that it begins."""
+    networks: dict[str, str] = {}
+    for line in _COMMUNICATOR.finditer(text):
+        if line["network"] is not None:
+            networks[line["thread"]] = line["network"]
+        elif line["thread"] in networks:
+            yield int(line["size"]), networks.pop(line["thread"])
 
 
 class NcclLog:

@@ -127,10 +127,11 @@ class GroupRecord(NamedTuple):
 
     `network`: None where all members are on one host. `interface`: of this rank, which a Gloo group is bound to.
     `net_name`: the transport that an NCCL group is told to take. `others`: further interfaces that sockets opened
-    meanwhile are on.
+    meanwhile are on. `key`: torch's own name of the group, the same on all members and no other group's.
     """
 
     rank: int
+    key: str
     name: str
     backend: str
     ranks: tuple[int, ...]

@@ -1,4 +1,7 @@
-"""The process groups of a trainer's rank, written down for the node agent, and the rank's answer to where it is."""
+"""The process groups of a trainer's rank, written down for the node agent, and the rank's answer to where it is.
+
+A thread compares the transports in NCCL's log with what groups were told, too.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from holmes_runtime.comm.networks_in_use import interface_addresses, other_interfaces
-from holmes_runtime.config.messages import ASK_FILE, POSITIONS_FILE
-from holmes_runtime.config.rank_metrics import GROUPS_FILE, MAX_GROUPS, GroupRecord
+from holmes_runtime.config.messages import ASK_FILE, POSITIONS_FILE, GroupProgress
+from holmes_runtime.config.rank_metrics import GROUPS_FILE, MAX_GROUPS, NOTICES_FILE, GroupRecord, RankNotice
 from holmes_runtime.config.strict_json import to_json
 from holmes_runtime.hook.group_network import GroupBinding
+from holmes_runtime.hook.nccl_check import NcclCheck
 from holmes_runtime.node.admission.own_sockets import own_connections
 
 POLL_S = 1.0  # for a question of the agent
@@ -30,7 +34,9 @@ class GroupReport:
         self._rank = int(environ["RANK"])
         folder = environ.get("HOLMES_METRICS_DIR")
         self._folder = Path(folder) if folder else None
-        self._count = 0
+        self._nccl = NcclCheck(environ)
+        self._keys: list[str] = []  # of the groups written down
+        self._device = "cpu"
         self._begun = False
         self._ended = threading.Event()
 
@@ -57,25 +63,34 @@ class GroupReport:
         if planned is not None:
             others = other_interfaces(planned, own_connections() - before, interface_addresses())
         network = binding.network
-        self._write(
+        net_name = network.net_name if network is not None and "nccl" in backends else None
+        if "nccl" in backends:
+            self._device = "cuda"
+            self._nccl.expect(len(ranks), net_name)
+        self._write_group(
             GroupRecord(
                 rank=self._rank,
+                key=str(arguments.get("group_name") or ""),
                 name=str(arguments.get("group_desc") or arguments.get("group_name") or "default"),
                 backend=",".join(backends),
                 ranks=tuple(ranks),
                 network=None if network is None else network.name,
                 interface=binding.interface,
-                net_name=network.net_name if network is not None and "nccl" in backends else None,
+                net_name=net_name,
                 others=tuple(others),
             )
         )
 
-    def _write(self, record: GroupRecord) -> None:
-        self._count += 1
-        if self._folder is None or self._count > MAX_GROUPS:
+    def _write_group(self, record: GroupRecord) -> None:
+        if len(self._keys) < MAX_GROUPS:
+            self._keys.append(record.key)
+            self._write(GROUPS_FILE, record)
+
+    def _write(self, name: str, record: GroupRecord | RankNotice) -> None:
+        if self._folder is None:
             return
         line = (to_json(record) + "\n").encode()
-        path = self._folder / GROUPS_FILE.format(rank=self._rank)
+        path = self._folder / name.format(rank=self._rank)
         with contextlib.suppress(OSError):  # a full disk is no reason to end a training
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
@@ -89,17 +104,27 @@ class GroupReport:
         answering.join()
 
     def _answer(self, folder: Path) -> None:
-        """Append the rank's position each time the agent asks. By a file: signals may be the trainer's own."""
+        """Append the rank's position each time the agent asks, and what NCCL's log has that no group was told.
+
+        By a file: signals may be the trainer's own.
+        """
         from holmes_runtime.health.position_report import PositionReport
 
-        report = PositionReport(self._rank, tuple)
+        report = PositionReport(self._rank, self._progress)
         report.now("in the trainer's command")
         asked = folder / ASK_FILE
         seen_ns = _changed_ns(asked)
         while not self._ended.wait(POLL_S):
+            for sentence in self._nccl.differences():
+                self._write(NOTICES_FILE, RankNotice(self._rank, "warning", sentence, None))
             if _changed_ns(asked) != seen_ns:
                 seen_ns = _changed_ns(asked)
                 report.write_to(folder / POSITIONS_FILE.format(rank=self._rank))
+
+    def _progress(self) -> tuple[GroupProgress, ...]:
+        from holmes_runtime.comm.flight_record import dump_flight_record, parse_flight_record
+
+        return parse_flight_record(dump_flight_record(self._device), tuple(self._keys), by="name")
 
 
 def _changed_ns(file: Path) -> int | None:

@@ -117,6 +117,7 @@ class AttemptState:
         self._printed = None if plan.job.is_bundled else PrintedSteps(plan, started_s)
         self._rank_at = {(rank.host, rank.local_rank): rank.rank for rank in plan.ranks}
         self._has_groups = False
+        self._hook_sentences: set[str] = set()
         self._networks = {None, SHARED, *(node.fabric.network for node in plan.nodes if node.fabric is not None)}
         self._last_lines: dict[int, deque[str]] = {}
         self._states: dict[int, str] = {}
@@ -225,7 +226,7 @@ class AttemptState:
         elif isinstance(message, RankFile):
             yield file_part(message)
         elif isinstance(message, RankNotice):
-            yield message
+            yield from self._take_notice(message)
         elif isinstance(message, GroupRecord):
             yield from self._take_group(message)
         elif isinstance(message, RankFailed):
@@ -270,9 +271,18 @@ class AttemptState:
         if self._states.get(node.node_rank) == "ranks up" and line.startswith(f"rank {rank} on "):
             yield from self._set_state(node, "rendezvous")
 
+    def _take_notice(self, notice: RankNotice) -> Iterator[Effect]:
+        """Take a notice. A trainer's ranks print none: of equal ones by their hooks the first is shown."""
+        if self._plan.job.is_bundled:
+            yield notice
+        elif notice.sentence not in self._hook_sentences:
+            self._hook_sentences.add(notice.sentence)
+            yield Notice(f"rank {notice.rank}: {notice.sentence}")
+
     def _take_group(self, group: GroupRecord) -> Iterator[Effect]:
         """Take a group of a trainer; of its members the first speaks for all."""
         self._has_groups = True
+        self._hang.take_group(group)
         if group.others:
             used = (
                 f"while group {group.name} was made on {group.interface}, sockets opened on {', '.join(group.others)}"

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from holmes_core.records.plan import PlanGroup
 from holmes_core.units import format_names
 from holmes_runtime.config.messages import GroupProgress, RankPosition
 
 MAX_SHOWN = 8  # ranks that are doing the same
+
+
+class WatchedGroup(NamedTuple):
+    """A process group: its key in ranks' positions, its name to be shown, and its members."""
+
+    key: str
+    name: str
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,7 @@ class Operation:
     """The first operation of `group` that `rank` has begun and not completed; `missing` have not come to it."""
 
     rank: int
-    group: str
+    group: WatchedGroup
     p2p: bool
     number: int
     missing: tuple[int, ...]
@@ -33,27 +41,31 @@ class Operation:
     @property
     def in_words(self) -> str:
         """The operation in words: torch counts messages and collectives apart."""
-        return f"{'message' if self.p2p else 'collective'} {self.number} of group {self.group}"
+        return f"{'message' if self.p2p else 'collective'} {self.number} of group {self.group.name}"
 
 
-def operations_under_way(groups: Iterable[PlanGroup], positions: Mapping[int, RankPosition]) -> Iterator[Operation]:
-    """Yield the operation under way of each rank and group; only of ranks with known progress."""
+def operations_under_way(groups: Iterable[WatchedGroup], positions: Mapping[int, RankPosition]) -> Iterator[Operation]:
+    """Yield the operation under way of each rank and group; only of ranks with known progress.
+
+    Messages are counted by each rank for all the members it has messages with, so they show nothing in larger groups.
+    """
     progress = {(rank, at.group, at.p2p): at for rank, position in positions.items() for at in position.groups}
     for group in groups:
-        for p2p in (False, True):
+        for p2p in (False, True) if len(group.ranks) == 2 else (False,):
             members = {
-                rank: progress[rank, group.name, p2p] for rank in group.ranks if (rank, group.name, p2p) in progress
+                rank: progress[rank, group.key, p2p] for rank in group.ranks if (rank, group.key, p2p) in progress
             }
             for rank, at in members.items():
                 if at.enqueued > at.completed:
-                    yield _operation(rank, at, members, len(members) == len(group.ranks))
+                    yield _operation(rank, group, at, members)
 
 
-def _operation(rank: int, at: GroupProgress, members: Mapping[int, GroupProgress], all_known: bool) -> Operation:
+def _operation(rank: int, group: WatchedGroup, at: GroupProgress, members: Mapping[int, GroupProgress]) -> Operation:
     number = at.completed + 1
     absent = tuple(other for other, seen in members.items() if seen.enqueued < number)
     late = tuple(other for other, seen in members.items() if seen.started < number <= at.started)
-    return Operation(rank, at.group, at.p2p, number, absent or late, not absent and bool(late), all_known)
+    all_known = len(members) == len(group.ranks)
+    return Operation(rank, group, at.p2p, number, absent or late, not absent and bool(late), all_known)
 
 
 def culprit(operations: Sequence[Operation]) -> tuple[int, str] | None:

@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.messages import RankPosition
-from launcher.supervise.blocking_rank import culprit, doing_in_words, operations_under_way, stuck_in_words
+from holmes_runtime.config.rank_metrics import GroupRecord
+from launcher.supervise.blocking_rank import (
+    WatchedGroup,
+    culprit,
+    doing_in_words,
+    operations_under_way,
+    stuck_in_words,
+)
 
 STEPS = 20  # a step may be slow; twenty times the usual is no step any more
 MIN_S = 60.0
@@ -48,6 +55,9 @@ class HangDetector:
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
         self._states: dict[int, str] = {}
         self._positions: dict[int, RankPosition] = {}
+        # Of the bundled trainer; another's groups are known as soon as it has made them.
+        groups = plan.groups if plan.job.is_bundled else ()
+        self._groups = {group.name: WatchedGroup(group.name, group.name, group.ranks) for group in groups}
         self._progress_s = now_s
         self._asked_s: float | None = None
         # A trainer may print no line that is known as a step's: it then has all the time in the world.
@@ -67,6 +77,10 @@ class HangDetector:
     def take_states(self, states: Mapping[int, str]) -> None:
         """Take the kernel's states of ranks: R, S, D, T."""
         self._states.update(states)
+
+    def take_group(self, group: GroupRecord) -> None:
+        """Record a group that a trainer has made."""
+        self._groups[group.key] = WatchedGroup(group.key, group.name, group.ranks)
 
     def take_position(self, position: RankPosition) -> None:
         """Take a rank's report of its own progress in its groups."""
@@ -111,7 +125,7 @@ class HangDetector:
             self._progress_s, self._asked_s = now_s, None
             self._positions.clear()
             return None
-        operations = list(operations_under_way(self._plan.groups, self._positions))
+        operations = list(operations_under_way(self._groups.values(), self._positions))
         found = self._halted() or self._alone() or self._working() or culprit(operations) or self._behind()
         silent_s = now_s - self._progress_s
         since = f"no progress for {silent_s:.0f} s, a step takes {self._usual_s:.2g} s"

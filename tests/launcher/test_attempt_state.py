@@ -22,6 +22,7 @@ from holmes_runtime.config.messages import (
     Started,
     Stuck,
 )
+from holmes_runtime.config.rank_metrics import RankNotice
 from holmes_runtime.config.verdicts import HostIsSlow
 from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.step_metrics import FinishedStep
@@ -42,6 +43,7 @@ from launcher.supervise.attempt_state import (
 from launcher.supervise.hang import ASK_S, MIN_S
 from tests.launcher.plans import cpu_plan, with_access
 from tests.launcher.test_step_metrics import report
+from tests.launcher.trainer_job import trainer_plan
 
 PLAN = cpu_plan()  # a rank on each of a1, a2, b1, b2
 UNIX_S = 1_000_000.0
@@ -345,6 +347,13 @@ def test_a_step_that_was_killed_is_told_from_an_agent_that_was() -> None:
     assert state.cause is not None
     assert state.cause.message.endswith("its step of the Slurm job was killed, as `scancel` does")
     assert not state.cause.host_lost
+
+
+def test_equal_notices_of_a_trainers_hooks_are_shown_once() -> None:
+    state = attempt(plan=trainer_plan())
+    notices = [RankNotice(rank, "warning", "NCCL made a communicator", None) for rank in (2, 3)]
+    shown = [effect for notice in notices for effect in say(state, 1, notice)]
+    assert shown == [Notice("rank 2: NCCL made a communicator")]
 
 
 def test_of_long_lines_and_reasons_a_failure_keeps_what_can_be_shown() -> None:

@@ -5,27 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from holmes_core.records.plan import PlanGroup
 from holmes_runtime.comm.flight_record import parse_flight_record
 from holmes_runtime.config.messages import RankPosition
-from launcher.supervise.blocking_rank import culprit, doing_in_words, operations_under_way, stuck_in_words
-
-
-def group(name: str, *ranks: int) -> PlanGroup:
-    """A group of a plan; of all it says, only name and ranks matter here."""
-    return PlanGroup(
-        name=name,
-        axis="dp",
-        ranks=ranks,
-        network="shared",
-        interfaces=("eth0",) * len(ranks),
-        net_name="Socket",
-        bandwidth_bytes_per_s=None,
-    )
-
+from launcher.supervise.blocking_rank import (
+    WatchedGroup,
+    culprit,
+    doing_in_words,
+    operations_under_way,
+    stuck_in_words,
+)
 
 # Two stages of two replicas: ranks 0 and 1 hold the first stage.
-GROUPS = (group("dp-0", 0, 1), group("dp-1", 2, 3), group("edge-0", 0, 2), group("edge-1", 1, 3))
+MEMBERS = {"dp-0": (0, 1), "dp-1": (2, 3), "edge-0": (0, 2), "edge-1": (1, 3), "all": (0, 1, 2, 3)}
+GROUPS = [WatchedGroup(name, name, ranks) for name, ranks in MEMBERS.items()]
 Seen = Mapping[str, Sequence[str]]
 """By group, with a * behind its name for messages, the state of each operation in order."""
 
@@ -98,6 +90,12 @@ def test_a_rank_that_is_late_as_its_own_network_does_not_move_is_not_named() -> 
     """Ranks 1 and 3 are in a message that does not end: that rank 1 has not come to the collective follows from it."""
     stuck = {"edge-1*": [DONE, HANDED_OVER]}
     assert found({"dp-0": [HANDED_OVER]}, stuck, {}, stuck) is None
+
+
+def test_messages_in_a_group_of_more_than_two_show_nothing() -> None:
+    """Each rank counts its own: rank 0 has had three with rank 1, and none with rank 2."""
+    assert found({"all*": [DONE, DONE, HANDED_OVER]}, {"all*": [DONE, DONE, HANDED_OVER]}, {}, {}) is None
+    assert found({"all": [DONE, HANDED_OVER]}, {"all": [DONE]}, {"all": [DONE, HANDED_OVER]}, {}) is not None
 
 
 def test_a_circle_names_nobody() -> None:

@@ -6,9 +6,11 @@ import pytest
 
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.messages import GroupProgress, RankPosition
+from holmes_runtime.config.rank_metrics import GroupRecord
 from launcher.prepare.prepare import run_config_of
 from launcher.supervise.hang import ASK_S, MIN_MOVED_BYTES, MIN_S, HangDetector, HangReport
 from tests.launcher.plans import cpu_plan, gpu_plan
+from tests.launcher.trainer_job import trainer_plan
 
 STACK = ('File "run_steps.py", line 50, in run_steps', 'File "user.py", line 7, in spin')
 DUMP = (
@@ -214,6 +216,21 @@ def test_on_gpus_the_rank_whose_last_collective_lags_is_named() -> None:
     assert rank_of(found) == group.ranks[-1]
     assert found is not None
     assert f"has not come to collective 5 of group {group.name}" in found.text
+
+
+def test_on_gpus_the_rank_that_lags_in_a_group_of_a_trainer_is_named() -> None:
+    """Groups of a trainer are known by torch's names of them, and many are described alike."""
+    detector, now_s = hung(plan=trainer_plan())
+    for rank in range(4):
+        members = (0, 1) if rank < 2 else (2, 3)
+        detector.take_group(GroupRecord(rank, f"hash-{rank // 2}", "TENSOR_GROUP", "nccl", members, "a", "ib0", "IB"))
+        done = 4 if rank == 3 else 5
+        progress = GroupProgress(f"hash-{rank // 2}", False, enqueued=done, started=4, completed=4 if rank > 1 else 5)
+        detector.take_position(RankPosition(rank, "in the trainer's command", False, (progress,)))
+    found = detector.verdict({}, now_s)
+    assert rank_of(found) == 3
+    assert found is not None
+    assert "has not come to collective 5 of group TENSOR_GROUP, in which rank 2 waits for it" in found.text
 
 
 def test_progress_takes_the_question_back() -> None:

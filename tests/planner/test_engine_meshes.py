@@ -71,7 +71,7 @@ class Hooked:
             def begin(self) -> None:
                 """Start no thread."""
 
-            def _write(self, record: GroupRecord) -> None:
+            def _write_group(self, record: GroupRecord) -> None:
                 told.append(record)
 
         patch.setattr(group_hook, "GroupReport", Recorded)

@@ -84,7 +84,9 @@ def test_torch_of_today_writes_that_format() -> None:
         for _ in range(2):
             dist.all_reduce(torch.ones(1), group=group)
         progress = parse_flight_record(dump_flight_record("cpu"), ["recorded"])
+        by_name = parse_flight_record(dump_flight_record("cpu"), [group.group_name], by="name")
     finally:
         dist.destroy_process_group()
+    assert [each[1:] for each in by_name] == [each[1:] for each in progress]
     assert progress[0][:3] == ("recorded", False, 2)
     assert progress[0].completed <= 2

@@ -21,6 +21,7 @@ from holmes_runtime.config.node_config import TRAINER_VARIABLE
 from holmes_runtime.config.trainer_config import HOOK_FOLDER, SHARED, TrainerConfig, TrainerNetwork, TrainerRank
 from holmes_runtime.hook.group_hook import hook_groups
 from holmes_runtime.hook.group_network import network_of
+from holmes_runtime.hook.nccl_check import NcclCheck
 
 ROOT = Path(__file__).parents[2]
 NOTHING: Mapping[str, str] = {}
@@ -208,6 +209,40 @@ def test_groups_are_written_down_with_their_networks(tmp_path: Path) -> None:
     lines = (tmp_path / "groups-rank0.jsonl").read_text(encoding="utf-8").splitlines()
     seen = [(each["ranks"], each["network"], each["interface"], each["net_name"]) for each in map(json.loads, lines)]
     assert seen == [([0, 1], "a", "ib0", "IB"), ([0, 3], SHARED, "eth0", "Socket")]
+
+
+def logged(folder: Path, *communicators: tuple[int, str]) -> None:
+    """What NCCL 2.28 adds to its log as it begins communicators of so many ranks over a network."""
+    with (folder / "nccl.log").open("a", encoding="utf-8") as log:
+        for size, network in communicators:
+            log.write(f"h:7:9 [0] NCCL INFO Using network {network}\n")
+            log.write(
+                f"h:7:9 [0] NCCL INFO ncclCommInitRankConfig comm 0x1 rank 0 nranks {size} cudaDev 0 - Init START\n"
+            )
+
+
+def test_a_communicator_on_another_transport_than_its_groups_were_told_is_reported_once(tmp_path: Path) -> None:
+    check = NcclCheck({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.log")})
+    for size, told in ((4, "IB"), (4, "Socket"), (8, "IB"), (16, None), (2, "IB")):
+        check.expect(size, told)
+    assert list(check.differences()) == []
+    logged(tmp_path, (4, "IB"), (4, "Socket"), (16, "Socket"), (8, "IB"), (8, "Socket"), (8, "Socket"), (3, "Socket"))
+    assert list(check.differences()) == [
+        "NCCL made a communicator of 8 ranks over Socket, and its groups were told to take IB"
+    ]
+    logged(tmp_path, (8, "Socket"), (4, "AWS Libfabric"))
+    (sentence,) = check.differences()
+    assert "of 4 ranks over AWS Libfabric, and its groups were told to take IB or Socket" in sentence
+
+
+def test_a_communicator_of_two_may_carry_messages_of_any_group(tmp_path: Path) -> None:
+    check = NcclCheck({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.log")})
+    check.expect(2, "IB")
+    check.expect(8, "Socket")
+    logged(tmp_path, (2, "Socket"))
+    assert list(check.differences()) == []
+    logged(tmp_path, (2, "IBext"))
+    assert len(list(check.differences())) == 1
 
 
 def python(tmp_path: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
