@@ -145,7 +145,14 @@ class Block(nn.Module):
         return kept_selectively(partial(Block.forward, self), hidden, rotation, mask)
 
 
-class TokenEmbedding(nn.Embedding):
+class Embedding(nn.Embedding):
+    """A table whose values `fill` gives; torch would draw some first, and on "meta" import its compiler for that."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing."""
+
+
+class TokenEmbedding(Embedding):
     """The table of token vectors, or this rank's rows of it; where the head is tied, the head as well."""
 
     def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
@@ -209,7 +216,7 @@ class DecoderStage(nn.Module):
             if self.is_first:
                 self.token_embedding = TokenEmbedding(shape, tp)
                 if shape.family == "gpt":
-                    self.position_embedding = nn.Embedding(shape.seq_length, shape.hidden_size)
+                    self.position_embedding = Embedding(shape.seq_length, shape.hidden_size)
             layers = range(stage.first_layer, stage.stop_layer)
             self.blocks = nn.ModuleDict({str(layer): Block(shape, tp, recompute) for layer in layers})
             if self.is_last:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .launched_runs import write_corpus
+
 MODULE = """
 import atexit, gc, os, sys
 
@@ -55,9 +57,16 @@ def test_agent_imports_nothing_that_takes_long() -> None:
     assert slow & set(done.stdout.split()) == set()
 
 
+TRAINS = """
+import sys, holmes_runtime.train
+from tests.runtime.test_training import make_config, train_here
+train_here(make_config(sys.argv[1], steps=1))
+print('torch._dynamo' in sys.modules)
+"""
+
+
 @pytest.mark.torch
-def test_a_rank_imports_no_compiler_before_a_job_asks_for_one() -> None:
-    program = "import sys, holmes_runtime.train; print('torch._dynamo' in sys.modules)"
-    command = [sys.executable, "-c", program]
+def test_a_rank_imports_no_compiler_before_a_job_asks_for_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRAINS, str(write_corpus(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert done.stdout == "False\n"
