@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,7 @@ def parse_tcp(text: str) -> list[OwnSocket]:
     return found
 
 
+@lru_cache(4096)  # a host may have thousands of connections, and all are read again for every group
 def _address(text: str) -> SocketAddress:
     words, _, port = text.partition(":")
     packed = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
