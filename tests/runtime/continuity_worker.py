@@ -6,6 +6,7 @@ FOLDER/continuity.json holds for each run its losses, how its ranks ended and wh
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -71,6 +72,7 @@ def enter(
         os.dup2(log.fileno(), 2)
         try:
             before()
+            gc.freeze()  # as `lean_start` does
             mine = config if own is None else own(config, rank)
             train(mine, Launched(rank, rank, config.world_size, folder / "metrics"))
         except BaseException:
