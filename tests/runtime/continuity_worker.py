@@ -6,9 +6,7 @@ FOLDER/continuity.json holds for each run its losses, how its ranks ended and wh
 
 from __future__ import annotations
 
-import gc
 import json
-import multiprocessing
 import os
 import pickle
 import resource
@@ -16,8 +14,6 @@ import shutil
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +22,9 @@ from torch.distributed import distributed_c10d
 
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings, EvaluationSettings
-from holmes_runtime.train import Launched, train
-from tests.free_ports import free_port
 
-from .launched_runs import make_config, read_metrics, write_corpus
+from .forked_ranks import run
+from .launched_runs import make_config, write_corpus
 
 STOPPED_AFTER, STEPS = 3, 6
 # Plans to go on with: keyword arguments of `make_config`.
@@ -55,64 +50,6 @@ PLANS: dict[str, dict[str, Any]] = {
     "zero-bubble": {"pipelines": ((0, 1),), "cuts": (0, 2, 3), "schedule": "zero-bubble"},
     "interleaved": {"pipelines": ((0, 1),), "cuts": (0, 1, 2, 3, 4), "schedule": "interleaved", "chunks": 2},
 }
-
-
-def enter(
-    config: RunConfig,
-    rank: int,
-    port: int,
-    folder: Path,
-    before: Callable[[], None],
-    own: Callable[[RunConfig, int], RunConfig] | None,
-) -> None:
-    """One rank: what torchrun would have set, then training; what it says goes to a file."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(config.world_size))
-    with open(folder / f"rank{rank}.log", "w") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        try:
-            before()
-            gc.freeze()  # as `lean_start` does
-            mine = config if own is None else own(config, rank)
-            train(mine, Launched(rank, rank, config.world_size, folder / "metrics"))
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-
-
-def run(
-    config: RunConfig,
-    folder: Path,
-    before: Callable[[], None] = lambda: None,
-    during: Callable[[list[int]], None] = lambda _: None,
-    own: Callable[[RunConfig, int], RunConfig] | None = None,
-) -> dict[str, Any]:
-    """Trains `config`; `before` is called in every rank, `during` here with the ranks' process ids.
-
-    `own` makes of it the configuration that is a rank's own, where these differ.
-    """
-    folder.mkdir(parents=True)
-    fork, port = multiprocessing.get_context("fork"), free_port()
-    ranks = [
-        fork.Process(target=enter, args=(config, rank, port, folder, before, own)) for rank in range(config.world_size)
-    ]
-    for process in ranks:
-        process.start()
-    during([process.pid or 0 for process in ranks])
-    for process in ranks:
-        process.join(300)
-        if process.exitcode is None:
-            process.kill()
-    metrics = read_metrics(folder / "metrics")
-    lines = next((lines for lines in metrics.values() if lines and lines[0]["loss"] is not None), [])
-    return {
-        "exit_codes": [process.exitcode for process in ranks],
-        "steps": [line["step"] for line in lines],
-        "losses": [line["loss"] for line in lines],
-        "eval_losses": [line["eval_loss"] for line in lines],
-        "said": "".join((folder / f"rank{rank}.log").read_text() for rank in range(config.world_size)),
-    }
 
 
 class Worker:

@@ -31,7 +31,7 @@ from holmes_runtime.outer.rendezvous_store import islands_store
 from holmes_runtime.trainer import StepResult, Trainer
 from tests.free_ports import free_port
 
-from .continuity_worker import enter
+from .forked_ranks import enter
 from .launched_runs import ONE_ISLAND, make_config, read_metrics
 from .meeting_place import MeetingPlace
 

@@ -26,7 +26,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 from tests.free_ports import free_port
 
-from .continuity_worker import enter, run
+from .forked_ranks import enter, run
 from .own_folders_worker import CLUSTERS, FOUR, HOSTS, THREE, Worker, own_folder
 
 MIN_STEPS, MAX_STEPS = 4, 12  # of a start that is killed and saves every step; by the fourth its first is whole

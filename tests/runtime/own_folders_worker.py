@@ -19,7 +19,8 @@ from holmes_runtime.config.node_config import MEMORY_VARIABLE
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 
-from .continuity_worker import STEPS, STOPPED_AFTER, ask_to_stop, run
+from .continuity_worker import STEPS, STOPPED_AFTER, ask_to_stop
+from .forked_ranks import run
 from .launched_runs import make_config, write_corpus
 
 FOUR: dict[str, Any] = {"pipelines": ((0, 2), (3, 1)), "cuts": (0, 1, 3)}  # two stages of two replicas

@@ -22,7 +22,8 @@ from holmes_runtime.node.published_files.architectures import carried_config, pu
 from holmes_runtime.parallel.zero1 import Zero1
 from holmes_runtime.published.first_weights import load_first_weights
 
-from .launched_runs import TINY, TINY_LLAMA, launch, make_config, write_corpus
+from .forked_ranks import launch_forked
+from .launched_runs import TINY, TINY_LLAMA, make_config, write_corpus
 from .test_published import CONFIG, SETTINGS, publish, random_stage, write_config
 
 
@@ -151,7 +152,7 @@ def test_a_published_model_trained_and_exported_is_itself_but_for_its_weights(
     )
     second = replace(first, steps=2, resume=True, weights=None)
     for number, config in enumerate((first, second)):
-        run = launch(config, tmp_path / str(number))
+        run = launch_forked(config, tmp_path / str(number))
         assert run.exit_code == 0, run.stderr[-2000:]
 
     capsys.readouterr()  # what the libraries wrote

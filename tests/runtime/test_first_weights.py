@@ -10,7 +10,8 @@ import pytest
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_settings import CheckpointSettings, Zero
 
-from .launched_runs import TINY_LLAMA, launch, layout, make_config
+from .forked_ranks import launch_forked
+from .launched_runs import TINY_LLAMA, layout, make_config
 from .test_published import publish, random_stage
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
@@ -39,7 +40,7 @@ def losses_of(
         weights=str(folder / "published") if weights else None,
         zero=zero,
     )
-    run = launch(config, folder / f"{tp}{pp}{dp}{weights}{zero}")
+    run = launch_forked(config, folder / f"{tp}{pp}{dp}{weights}{zero}")
     assert run.exit_code == 0, run.stderr[-2000:]
     return run.losses()
 
@@ -66,9 +67,9 @@ def test_a_run_that_resumes_needs_the_folder_no_more(folder: Path) -> None:
     first = make_config(
         folder / "text.txt", ((0,),), (0, 4), model=SHAPE, steps=1, checkpoint=saved, weights=str(folder / "published")
     )
-    assert launch(first, folder / "first").exit_code == 0
+    assert launch_forked(first, folder / "first").exit_code == 0
 
-    second = launch(replace(first, steps=2, resume=True, weights="/gone"), folder / "second")
+    second = launch_forked(replace(first, steps=2, resume=True, weights="/gone"), folder / "second")
 
     assert second.exit_code == 0, second.stderr[-2000:]
     assert [line["step"] for line in second.metrics[0]] == [1]
@@ -79,7 +80,7 @@ def test_a_folder_of_another_model_ends_the_run_by_host_and_key(folder: Path) ->
         folder / "text.txt", ((0,),), (0, 4), model=replace(SHAPE, rope_theta=5e3), weights=str(folder / "published")
     )
 
-    run = launch(config, folder / "run")
+    run = launch_forked(config, folder / "run")
 
     assert run.exit_code != 0
     assert "host host0: weights" in run.stderr

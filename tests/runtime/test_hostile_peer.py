@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,8 @@ from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, Tr
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.node.checkpoint_files.piece_index import Merged, ReadIndex
+
+from .forked_ranks import with_torch
 
 LINE, KEY = b"the attacker's line\n!", b"VICTIM PRIVATE KEY"
 SAVE = "5" * 32
@@ -140,10 +141,10 @@ def test_a_peer_writes_and_reads_no_file_outside_the_checkpoint_of_another_host(
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim" / "id_rsa").write_bytes(KEY)
-    spawn = multiprocessing.get_context("spawn")
-    queue = spawn.Queue()
+    forked = with_torch()
+    queue = forked.Queue()
     ranks = [
-        spawn.Process(target=run, args=(rank, tmp_path, attack, suffer, way.format(tmp_path), queue), daemon=True)
+        forked.Process(target=run, args=(rank, tmp_path, attack, suffer, way.format(tmp_path), queue), daemon=True)
         for rank in range(2)
     ]
     for process in ranks:

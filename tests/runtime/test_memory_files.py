@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import time
@@ -22,6 +21,7 @@ from holmes_runtime.node.checkpoint_files.description import Counters
 from holmes_runtime.node.checkpoint_files.memory_files import COMING, MemoryFiles
 from holmes_runtime.rank_notices import RankNotices
 
+from .forked_ranks import with_torch
 from .killed_saves import config, shards
 
 ONE, TWO = SaveId("1" * 32), SaveId("2" * 32)
@@ -243,9 +243,9 @@ def save_together(rank: int, folder: Path, answers: Any) -> None:
 
 @pytest.mark.torch
 def test_nobody_publishes_what_a_rank_beside_has_not_kept_yet(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")  # a fork would lack the threads that torch has begun here
-    answers = spawn.Queue()
-    ranks = [spawn.Process(target=save_together, args=(rank, tmp_path, answers), daemon=True) for rank in range(2)]
+    forked = with_torch()
+    answers = forked.Queue()
+    ranks = [forked.Process(target=save_together, args=(rank, tmp_path, answers), daemon=True) for rank in range(2)]
     for process in ranks:
         process.start()
     kept = [answers.get(timeout=600) for _ in ranks]

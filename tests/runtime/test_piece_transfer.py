@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
 import socket
 import threading
@@ -27,6 +26,8 @@ from holmes_runtime.checkpoint.piece_transfer import (
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.node.admission.keyed_frames import FrameAltered
 from holmes_runtime.node.admission.own_sockets import beside_newer, bytes_on_way, is_moving, own_connections
+
+from .forked_ranks import with_torch
 
 RANKS = 3
 SIZES = {(0, 1): 3 * MAX_BYTES + 5, (1, 0): 7, (0, 2): MIN_BYTES, (2, 1): 2 * MIN_BYTES + 1}  # by sender and taker
@@ -66,9 +67,9 @@ def give_and_take(rank: int, folder: Path, answers: Any) -> None:
 
 @pytest.mark.torch
 def test_all_bytes_come_in_order_in_chunks_that_grow_where_only_the_way_takes_time(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")  # a fork would lack the threads that torch has begun here
-    answers = spawn.Queue()
-    ranks = [spawn.Process(target=give_and_take, args=(rank, tmp_path, answers), daemon=True) for rank in range(RANKS)]
+    forked = with_torch()
+    answers = forked.Queue()
+    ranks = [forked.Process(target=give_and_take, args=(rank, tmp_path, answers), daemon=True) for rank in range(RANKS)]
     for process in ranks:
         process.start()
     found = {pair: answer for _ in ranks for pair, answer in answers.get(timeout=600).items()}
@@ -132,10 +133,10 @@ def give_to_who_is_cheated(rank: int, folder: Path, answers: Any) -> None:
 
 @pytest.mark.torch
 def test_of_a_chunk_that_was_changed_or_sent_before_nothing_is_taken(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    answers = spawn.Queue()
+    forked = with_torch()
+    answers = forked.Queue()
     ranks = [
-        spawn.Process(target=give_to_who_is_cheated, args=(rank, tmp_path, answers), daemon=True) for rank in (0, 1)
+        forked.Process(target=give_to_who_is_cheated, args=(rank, tmp_path, answers), daemon=True) for rank in (0, 1)
     ]
     for process in ranks:
         process.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +14,8 @@ import torch.distributed as dist
 from holmes_runtime.comm.group_opening import BACKEND, GlooInterface, register_backend
 from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
 from holmes_runtime.comm.streams import MIN_PART, start_receive, start_send
+
+from .forked_ranks import with_torch
 
 LIMIT_S = 300
 EDGES = 16
@@ -78,7 +79,7 @@ def test_messages_arrive_whole_and_ends_that_both_hear_before_they_speak_connect
 
     Which end waits for the other depends on port numbers, so several edges are tried.
     """
-    context = multiprocessing.get_context("spawn")
+    context = with_torch()
     ranks = [context.Process(target=_rank, args=(rank, tmp_path)) for rank in (0, 1)]
     for each in ranks:
         each.start()

@@ -25,6 +25,7 @@ from holmes_runtime.health.examination_times import FIRST_STEPS
 from holmes_runtime.train import describe_rank, num_threads
 from holmes_runtime.trainer import Trainer
 
+from .forked_ranks import launch_forked
 from .launched_runs import LIMIT_S, TINY, FinishedRun, launch, make_config
 
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)
@@ -58,18 +59,22 @@ def train_here(config: RunConfig) -> tuple[list[float], list[float]]:
 
 @pytest.fixture(scope="module")
 def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[FinishedRun]]]:
-    """Every launch of this file, two at a time: most of their time is importing torch."""
+    """Every run of this file, two at a time; under torchrun where its ranks are numbered or fail before they meet."""
     configs = {name: make_config(corpus, *plan) for name, plan in PLANS.items()}
     configs["emulated"] = emulated_config(corpus)
     configs["planned packed"] = packed_config(corpus)
     configs["emulated zero-bubble"] = emulated_config(corpus, stages=3, schedule="zero-bubble")
     # The interface is looked for before anybody is waited for, so one rank of the two is enough.
     wrong = make_config(corpus, ((0,), (1,)), (0, 3), interface="ib7")
+    stages = configs["two stages of two replicas, ranks out of order"]
     with ThreadPoolExecutor(max_workers=2) as pool:
         folder = tmp_path_factory.mktemp("runs")
-        launches = {name: pool.submit(launch, config, folder / name) for name, config in configs.items()}
-        lazily = configs["two stages of two replicas, ranks out of order"]
-        launches["lazily"] = pool.submit(launch, lazily, folder / "lazily", variables={"TORCH_GLOO_LAZY_INIT": "1"})
+        launches = {
+            name: pool.submit(launch if config is stages else launch_forked, config, folder / name)
+            for name, config in configs.items()
+        }
+        at_first_word = {"TORCH_GLOO_LAZY_INIT": "1"}
+        launches["lazily"] = pool.submit(launch_forked, stages, folder / "lazily", variables=at_first_word)
         yield {**launches, "wrong interface": pool.submit(launch, wrong, folder / "wrong", nproc=1)}
 
 
