@@ -194,7 +194,7 @@ def _certify(
 
 def _candidate_run(written: WrittenPlan) -> Candidate:
     """Return the candidate with the fill of the schedule that is run."""
-    return replace(written.placement.candidate, fill=fill_of(written.layout.mode.schedule))
+    return written.placement.candidate._replace(fill=fill_of(written.layout.mode.schedule))
 
 
 def _placement_s(problem: Problem, written: WrittenPlan) -> float:

@@ -9,6 +9,7 @@ shards matrices, and biases of their columns, are split; norms, and biases of th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from holmes_runtime.config.checks import check
@@ -162,6 +163,7 @@ def layer_matrix_parameters(model: ModelShape) -> int:
     return h * (2 * model.query_size + 2 * model.kv_size) + MLP_MATRICES[model.family] * h * model.ffn_size
 
 
+@lru_cache(maxsize=256)
 def layer_parameters(model: ModelShape, tp: int = 1) -> int:
     """Return the parameters of one layer on one of `tp` shards: matrices, norms, and biases if it has any.
 

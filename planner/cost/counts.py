@@ -8,9 +8,9 @@ sequences are sharded too. Seconds are in compute_time.py and collectives.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, log2
+from typing import NamedTuple
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Codec, packed_bytes
@@ -32,8 +32,7 @@ MOMENT_BYTES = 8  # AdamW's two moments, fp32
 MASTER_BYTES = 4  # fp32 weights next to 16-bit ones
 
 
-@dataclass(frozen=True)
-class Execution:
+class Execution(NamedTuple):
     """The execution of every tasklet; `reserve_bytes` and `memory_margin` are kept free on a GPU, see memory_margin.py.
 
     The bundled runtime shards sequences together with tensors, never keeps attention scores and has no fp32 copy of all
@@ -151,7 +150,7 @@ def recomputed_bytes(model: ModelShape, execution: Execution) -> int:
         return execution.value_bytes * execution.micro_batch_size * model.seq_length * inside
     if execution.recompute != "full":
         return 0
-    return layer_activation_bytes(model, replace(execution, recompute="none")) - layer_activation_bytes(
+    return layer_activation_bytes(model, execution._replace(recompute="none")) - layer_activation_bytes(
         model, execution
     )
 

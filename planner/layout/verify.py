@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise, zip_longest
 
@@ -314,7 +313,7 @@ def check_host_memory(plan: Plan, inventory: Inventory) -> list[str]:
 
 def check_objective(plan: Plan, inventory: Inventory) -> list[str]:
     """The closed form of the ranks as they stand agrees with the plan, and is not below the bound."""
-    candidate = replace(candidate_of(plan), fill=fill_of(plan.schedule))
+    candidate = candidate_of(plan)._replace(fill=fill_of(plan.schedule))
     layers = [sum(stage.num_layers for stage in plan.stages[rank :: plan.pp]) for rank in range(plan.pp)]
     problem = read_problem(inventory, plan.job)
     recomputed_s = price_ranks_s(problem, candidate, layers, plan.ranks, plan.microbatches)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job, PublishedName
@@ -21,8 +20,7 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules that need pp of 2 or more
 
 
-@dataclass(frozen=True, order=True)
-class Candidate:
+class Candidate(NamedTuple):
     """Tensor, pipeline and data parallel degrees, the samples of one micro-batch, and the recomputation.
 
     `fill` is the schedule whose bubble and memory the closed form assumes. `weight_shards` is the number of replicas
@@ -246,7 +244,7 @@ def class_rooms(fleet: Fleet, tp: int) -> list[ClassRoom]:
 def with_other_fills(job: Job, candidate: Candidate) -> tuple[Candidate, ...]:
     """Return the candidate with each schedule that fills its pipeline in another way, itself first."""
     others = _fills_of(job, candidate)[1:]
-    return (candidate, *(replace(candidate, fill=fill) for fill in others))
+    return (candidate, *(candidate._replace(fill=fill) for fill in others))
 
 
 def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:
@@ -254,7 +252,7 @@ def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:
     if job.parallel.recompute is not None:
         return None
     for recompute in RECOMPUTE[RECOMPUTE.index(candidate.recompute) + 1 :]:
-        more = replace(candidate, recompute=recompute)
+        more = candidate._replace(recompute=recompute)
         if recompute == "full" or keeps_selectively(more.execution(job)):
             return more if candidate.fill in _fills_of(job, more) else None
     return None
@@ -277,14 +275,14 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
     cannot = cannot or (num_clusters > 1 and not engine.two_levels)
     if cannot or rest or shards == 1 or not candidate.divides(job.global_batch_size):
         return None
-    return replace(candidate, fill="1f1b", weight_shards=shards)
+    return candidate._replace(fill="1f1b", weight_shards=shards)
 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The candidates with optimizer states in host memory, which makes room at a price; none where job.yaml decides."""
     if job.parallel.optimizer_offload is not None or job.zero == 3 or not engine_of(job).host_states:
         return ()
-    return tuple(replace(candidate, optimizer_offload=True) for candidate in candidates)
+    return tuple(candidate._replace(optimizer_offload=True) for candidate in candidates)
 
 
 def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:

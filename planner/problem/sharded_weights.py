@@ -56,7 +56,7 @@ def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
     shards = candidate.weight_shards
     if shards == 1:
         return coeffs
-    inside = replace(coeffs, candidate=replace(candidate, dp=shards))
+    inside = replace(coeffs, candidate=candidate._replace(dp=shards))
     ratio = shard_exchange_bytes(1.0, shards) / shard_exchange_bytes(1.0, candidate.dp)
     layers, heads = [], []
     for c, (layer, head) in enumerate(zip(coeffs.layer, coeffs.head, strict=True)):

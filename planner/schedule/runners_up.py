@@ -130,31 +130,34 @@ class _Contest:
                 entrant = self._entrants[key] = _Entrant(self._problem, each)
                 waiting.append((entrant.simulator.least_s, next(number), entrant, None))
         heapify(waiting)
-        work = 0
+        work, ranked_within_s = 0, self._ranked_within_s()
         while waiting and not (work > WORK_WHEN_LATE and left.is_over):
             bound_s, _, entrant, mode = heappop(waiting)
-            within_s = self._ranked_within_s(entrant.crossing) * (1 + RELATIVE_TOLERANCE)
+            within_s = ranked_within_s[entrant.crossing] * (1 + RELATIVE_TOLERANCE)
             if bound_s > within_s:
                 continue
             if mode is not None:
                 entrant.simulate(mode, within_s)
                 self._problem.simulated.add(plain(entrant.found.placement))
-                work += entrant.work
+                work, ranked_within_s = work + entrant.work, self._ranked_within_s()
                 continue
             for bounded in entrant.simulator.modes():
                 heappush(waiting, (bounded.step_s, next(number), entrant, bounded))
 
-    def _ranked_within_s(self, crossing: Crossing) -> float:
-        """Return the seconds within which a placement with that crossing may still be ranked."""
+    def _ranked_within_s(self) -> dict[Crossing, float]:
+        """Return the seconds within which a placement may still be ranked, by its crossing."""
         known = sorted(each.best_s for each in self.entrants)
         known += [inf] * (max(self._next_best, NEXT_BEST) + 1 - len(known))
-        of_its_kind = min(each.best_s for each in self.entrants if each.crossing == crossing)
-        return max(known[NEXT_BEST], min(known[self._next_best], known[0] * (1 + self._near)), of_its_kind)
+        within_s = max(known[NEXT_BEST], min(known[self._next_best], known[0] * (1 + self._near)))
+        found: dict[Crossing, float] = {}
+        for each in self.entrants:
+            found[each.crossing] = min(each.best_s, found.get(each.crossing, inf))
+        return {crossing: max(within_s, best_s) for crossing, best_s in found.items()}
 
 
 def plain(placement: Placement) -> Placement:
     """Return the placement with the fill of 1F1B, which its simulation does not depend on."""
-    return replace(placement, candidate=replace(placement.candidate, fill="1f1b"))
+    return replace(placement, candidate=placement.candidate._replace(fill="1f1b"))
 
 
 def _none_can_run(job: Job, num_placements: int) -> HolmesError:

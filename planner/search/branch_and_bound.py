@@ -267,7 +267,7 @@ def _best_first(state: SearchState) -> tuple[PricedPlacement, ...]:
     )
     once: dict[Placement, PricedPlacement] = {}
     for *_, found in keyed:
-        once.setdefault(replace(found.placement, candidate=replace(found.placement.candidate, fill="1f1b")), found)
+        once.setdefault(replace(found.placement, candidate=found.placement.candidate._replace(fill="1f1b")), found)
     return tuple(once.values())[:MAX_KEPT]
 
 

@@ -48,27 +48,27 @@ def test_halves_of_a_backward_take_as_long_as_was_measured() -> None:
 
 
 def test_full_recomputation_adds_a_forward() -> None:
-    full = layer_s(TINY, replace(HOW, recompute="full"), constant_speed(100))
+    full = layer_s(TINY, HOW._replace(recompute="full"), constant_speed(100))
     assert full.backward_s == pytest.approx(115.2 + 57.6)
 
 
 def test_selective_recomputation_adds_what_norms_and_activation_move() -> None:
     none, selective = (
-        layer_s(TINY, replace(HOW, recompute=mode), Speed(100, memory_bytes_per_s=1000))
+        layer_s(TINY, HOW._replace(recompute=mode), Speed(100, memory_bytes_per_s=1000))
         for mode in ("none", "selective")
     )
     # 12 tokens x (4 x 4 + 2 x 16) values of 4 bytes at 1,000 bytes/s.
     assert selective.forward_s == none.forward_s
     assert selective.backward_s - none.backward_s == pytest.approx(12 * 48 * 4 / 1000)
     none, selective = (
-        layer_s(TINY, replace(HOW, recompute=mode, tp=2, fused_operators=False), Speed(100, memory_bytes_per_s=1000))
+        layer_s(TINY, HOW._replace(recompute=mode, tp=2, fused_operators=False), Speed(100, memory_bytes_per_s=1000))
         for mode in ("none", "selective")
     )
     assert selective.backward_s - none.backward_s == pytest.approx(12 * 24 * 4 / 1000)
 
 
 def test_software_without_a_fused_kernel_repeats_its_attention_core() -> None:
-    older = replace(HOW, recompute="selective", fused_attention=False)
+    older = HOW._replace(recompute="selective", fused_attention=False)
     assert layer_s(TINY, older, constant_speed(100)).backward_s == pytest.approx(115.2 + 11.52)
 
 
@@ -86,7 +86,7 @@ def test_memory_is_an_addition() -> None:
 
 def test_scores_outside_a_fused_kernel_move_through_memory() -> None:
     fused, unfused = (
-        layer_s(TINY, replace(HOW, fused_attention=one), Speed(100, memory_bytes_per_s=1000)) for one in (True, False)
+        layer_s(TINY, HOW._replace(fused_attention=one), Speed(100, memory_bytes_per_s=1000)) for one in (True, False)
     )
     # 2 samples x 2 heads x 36 scores, six passes of 4 bytes.
     assert unfused.forward_s - fused.forward_s == pytest.approx(144 * 6 * 4 / 1000)
@@ -98,12 +98,12 @@ def test_no_forward_is_shorter_than_its_launch_collectives_included() -> None:
 
 
 def test_tensor_shards_share_the_work() -> None:
-    assert layer_s(TINY, replace(HOW, tp=2), constant_speed(100)).forward_s == pytest.approx(28.8)
+    assert layer_s(TINY, HOW._replace(tp=2), constant_speed(100)).forward_s == pytest.approx(28.8)
 
 
 def test_optimizer_moves_its_part_of_the_states() -> None:
     # 1,000 parameters over four replicas, 32 bytes each in fp32.
-    assert optimizer_s(1000, replace(HOW, dp=4), Speed(1, memory_bytes_per_s=1000)) == 8
+    assert optimizer_s(1000, HOW._replace(dp=4), Speed(1, memory_bytes_per_s=1000)) == 8
     assert optimizer_s(1000, HOW, constant_speed(1, 2000)) == 16
     assert optimizer_s(1000, HOW, constant_speed(1)) == 0
 

@@ -16,7 +16,7 @@ TINY = ModelShape(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_
 def execution_of(**changes: Any) -> cost.Execution:
     """One tasklet in bf16, one sample a micro-batch, with `changes`."""
     alone = cost.Execution(tp=1, dp=1, micro_batch_size=1, value_bytes=2, recompute="none")
-    return replace(alone, **changes)
+    return alone._replace(**changes)
 
 
 def test_an_edge_carries_a_shard_of_the_hidden_states() -> None:
@@ -39,7 +39,7 @@ def test_activations_by_hand() -> None:
     # Selective keeps 3 h, q, k, v 3 h and half of the MLP's inside.
     assert cost.layer_activation_bytes(TINY, execution_of(recompute="selective")) == 6 * 2 * (24 + 16)
     two = execution_of(recompute="selective", tp=2)
-    assert cost.layer_activation_bytes(TINY, replace(two, fused_operators=False)) == 6 * 2 * 20
+    assert cost.layer_activation_bytes(TINY, two._replace(fused_operators=False)) == 6 * 2 * 20
     # Compiled, tensor shards keep what the compiler likes.
     assert cost.layer_activation_bytes(TINY, two) == 6 * 2 * 32
     # Without sequence parallelism the inputs of norms are whole too.

@@ -77,8 +77,8 @@ def fused_values(model: ModelShape) -> tuple[int, int]:
 def test_an_eager_layer_takes_that_much_longer_and_its_recomputation_too() -> None:
     eager = Execution(1, 1, 1, 2, "none", fused_operators=False)
     speed, more = Speed(1e12, memory_bytes_per_s=1e9), eager_bytes(LLAMA, eager)
-    plain, fused = layer_s(LLAMA, eager, speed), layer_s(LLAMA, replace(eager, fused_operators=True), speed)
-    again = layer_s(LLAMA, replace(eager, recompute="full"), speed)
+    plain, fused = layer_s(LLAMA, eager, speed), layer_s(LLAMA, eager._replace(fused_operators=True), speed)
+    again = layer_s(LLAMA, eager._replace(recompute="full"), speed)
 
     assert plain.forward_s - fused.forward_s == pytest.approx(more.forward / 1e9)
     assert plain.backward_s - fused.backward_s == pytest.approx(more.backward / 1e9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -130,8 +129,8 @@ def test_what_an_island_keeps_is_in_host_memory() -> None:
     assert outer_bytes(IslandsSettings(codec="int4", delay_steps=2, fragments=4)) == 16 + 2
     assert outer_bytes(IslandsSettings(codec="none", delay_steps=0, fragments=1)) == 8 + 8
     alone = execution_of(dp=4)
-    assert host_state_bytes(100, replace(alone, outer_bytes=18), checkpoints=True) == 450
-    assert state_bytes(100, replace(alone, outer_bytes=18)) == state_bytes(100, alone)
+    assert host_state_bytes(100, alone._replace(outer_bytes=18), checkpoints=True) == 450
+    assert state_bytes(100, alone._replace(outer_bytes=18)) == state_bytes(100, alone)
 
 
 def test_islands_without_host_memory_for_it_are_refused_and_hosts_train_as_one() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,8 +66,8 @@ def test_bytes_by_hand() -> None:
     assert state_bytes(100, BF16) == 600 + 200
     assert host_state_bytes(100, BF16, checkpoints=False) == 450
     assert host_state_bytes(100, BF16, checkpoints=True) == 750
-    assert host_state_bytes(100, replace(BF16, value_bytes=4), checkpoints=False) == 400
-    assert host_state_bytes(100, replace(BF16, optimizer_offload=False), checkpoints=True) == 0
+    assert host_state_bytes(100, BF16._replace(value_bytes=4), checkpoints=False) == 400
+    assert host_state_bytes(100, BF16._replace(optimizer_offload=False), checkpoints=True) == 0
 
 
 def test_the_slowest_of_copies_and_update_counts() -> None:
@@ -113,4 +112,4 @@ def test_hosts_that_report_a_little_more_memory_are_of_one_class_with_the_least(
 def test_on_cpus_states_are_in_host_memory_anyway() -> None:
     slot = read_slot(cpu_inventory([1]).hosts[0], "a", bed_job())
     assert slot.host is None
-    assert update_s(1000, BF16, slot) == update_s(1000, replace(BF16, optimizer_offload=False), slot)
+    assert update_s(1000, BF16, slot) == update_s(1000, BF16._replace(optimizer_offload=False), slot)
