@@ -7,8 +7,8 @@ max-min fair share of each port, as TCP gives it; a message that is alone has al
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
@@ -47,101 +47,115 @@ class SharingRun:
         least_end_s: Sequence[float],
         shared: SharedPorts,
     ) -> None:
-        self._waits, self._work_s, self._edge_s = precedence.waits, work_s, edge_s
-        self._late_s, self._least_end_s, self._shared = late_s, least_end_s, shared
-        size = len(self._waits) + 1
-        self._ends_s, self._left_s = [0.0] * size, [0.0] * size
-        self._after, self._awaiting, self._link_of = successors(precedence)
-        self._blocked_by = [0, *((before != NOTHING) + (needed != NOTHING) for before, needed, *_ in self._waits)]
+        self._waits, self._next = precedence.waits, successors(precedence)
+        self._work_s, self._edge_s, self._late_s, self._least_end_s = work_s, edge_s, late_s, least_end_s
+        self._ends_s, self._left_s = ([0.0] * len(self._next.after) for _ in range(2))
         self._acting: list[tuple[float, int]] = []
         self._queues: defaultdict[int, deque[int]] = defaultdict(deque)  # the numbers of a link's messages
         self._sharing = {edge for port in shared.ports for edge, _ in port if edge_s[edge]}
         self._left = [0.0] * len(edge_s)
         self._under_way = 0  # the edges with a message under way, as bits
         self._rates: Rates = ()
-        self._known: dict[int, Rates] = {0: ()}
-        self._now_s = 0.0
+        self._rates_of = rates_by_edges(tuple(edge_s), shared)
 
     def to_end(self) -> tuple[list[float], list[float]]:
         """Run all actions. Return what `follow` does."""
-        for number, blocked_by in enumerate(self._blocked_by[1:], 1):
-            if not blocked_by:
-                self._begin(number)
-        acting, left = self._acting, self._left
+        acting, left, blocked_by, now_s = self._acting, self._left, [*self._next.waits_for], 0.0
+        for number in self._next.first:
+            self._begin(number)
+        # Much of the time of planning several clusters is spent in this loop.
         while acting or self._under_way:
-            next_s, now_s, sent = acting[0][0] if acting else inf, self._now_s, -1
-            for edge, rate in self._rates:
+            next_s, sent, rates = acting[0][0] if acting else inf, -1, self._rates
+            for edge, rate in rates:
                 if (there_s := now_s + left[edge] / rate) < next_s:
                     next_s, sent = there_s, edge
-            for edge, rate in self._rates:
+            for edge, rate in rates:
                 left[edge] -= (next_s - now_s) * rate
-            self._now_s = next_s
-            if sent < 0:
-                self._end(heappop(acting)[1])
-            else:
-                self._leave(sent)
+            now_s = next_s
+            for number in self._end(heappop(acting)[1], now_s) if sent < 0 else self._leave(sent, now_s):
+                blocked_by[number] -= 1
+                if not blocked_by[number]:
+                    self._begin(number)
         return self._ends_s, self._left_s
 
     def _begin(self, number: int) -> None:
-        before, needed, work, *_ = self._waits[number - 1]
-        start_s = max(self._ends_s[before], self._left_s[needed] + self._late_s[work])
-        heappush(self._acting, (max(start_s + self._work_s[work], self._least_end_s[work]), number))
+        before, needed, work, _, _ = self._waits[number - 1]
+        now_s, there_s = self._ends_s[before], self._left_s[needed] + self._late_s[work]
+        end_s = (there_s if there_s > now_s else now_s) + self._work_s[work]
+        least_s = self._least_end_s[work]
+        heappush(self._acting, (least_s if least_s > end_s else end_s, number))
 
-    def _unblock(self, number: int) -> None:
-        """Take away one of the two things the action waits for, if there is such an action."""
-        if number != NOTHING:
-            self._blocked_by[number] -= 1
-            if not self._blocked_by[number]:
-                self._begin(number)
-
-    def _end(self, number: int) -> None:
-        *_, ahead, edge = self._waits[number - 1]
-        self._ends_s[number] = self._now_s
-        self._unblock(self._after[number])
-        if edge in self._sharing:
-            queue = self._queues[self._link_of[edge]]
-            queue.append(number)
-            if len(queue) == 1:
-                self._send(edge)
-        else:
-            self._left_s[number] = max(self._now_s, self._left_s[ahead]) + self._edge_s[edge]
-            self._unblock(self._awaiting[number])
+    def _end(self, number: int, now_s: float) -> tuple[int, ...]:
+        """End the action and queue its message. Return the actions that wait for one thing less."""
+        _, _, _, ahead, edge = self._waits[number - 1]
+        self._ends_s[number] = now_s
+        if edge not in self._sharing:
+            free_s = self._left_s[ahead]
+            self._left_s[number] = (free_s if free_s > now_s else now_s) + self._edge_s[edge]
+            return self._next.after[number], self._next.awaiting[number]
+        queue = self._queues[self._next.link_of[edge]]
+        queue.append(number)
+        if len(queue) == 1:
+            self._send(edge)
+        return (self._next.after[number],)
 
     def _send(self, edge: int) -> None:
         self._left[edge] = 1.0
         self._share(self._under_way | 1 << edge)
 
-    def _leave(self, edge: int) -> None:
-        """Let the edge's message arrive, and the next one of its link leave."""
-        queue = self._queues[self._link_of[edge]]
+    def _leave(self, edge: int, now_s: float) -> tuple[int, ...]:
+        """Let the edge's message arrive, and the next one of its link leave. Return the action that waits for it."""
+        queue = self._queues[self._next.link_of[edge]]
         number = queue.popleft()
-        self._left_s[number] = self._now_s
+        self._left_s[number] = now_s
         self._under_way ^= 1 << edge
         if queue:
             self._send(self._waits[queue[0] - 1][-1])
         else:
             self._share(self._under_way)
-        self._unblock(self._awaiting[number])
+        return (self._next.awaiting[number],)
 
     def _share(self, under_way: int) -> None:
         """Share the ports anew among the edges with a message under way."""
-        self._under_way = under_way
-        if under_way not in self._known:
-            edges = [edge for edge in range(len(self._edge_s)) if under_way >> edge & 1]
-            self._known[under_way] = fair_rates(edges, self._edge_s, self._shared)
-        self._rates = self._known[under_way]
+        self._under_way, self._rates = under_way, self._rates_of(under_way)
+
+
+class Successors(NamedTuple):
+    """The actions that follow others, by number, and the link of each edge.
+
+    After an action, its rank runs `after`, and `awaiting` gets its message. It waits for as many things as `waits_for`
+    has; those in `first` wait for none. Number 0, which is no action, never gets all it waits for.
+    """
+
+    after: list[int]
+    awaiting: list[int]
+    link_of: dict[int, int]
+    waits_for: list[int]
+    first: list[int]
 
 
 @lru_cache(maxsize=64)
-def successors(precedence: Precedence) -> tuple[list[int], list[int], dict[int, int]]:
-    """Return by number the next action on the rank and the action that waits for its message, and by edge its link."""
+def successors(precedence: Precedence) -> Successors:
+    """Return the actions that follow each action of the schedule."""
     size, link_of = len(precedence.waits) + 1, dict[int, int]()
-    after, awaiting = [NOTHING] * size, [NOTHING] * size
+    after, awaiting, waits_for = [NOTHING] * size, [NOTHING] * size, [-1] * size
     for number, (before, needed, _, ahead, edge) in enumerate(precedence.waits, 1):
         after[before] = awaiting[needed] = number
+        waits_for[number] = (before != NOTHING) + (needed != NOTHING)
         if edge not in link_of:
             link_of[edge] = edge if ahead == NOTHING else link_of[precedence.waits[ahead - 1][-1]]
-    return after, awaiting, link_of
+    return Successors(after, awaiting, link_of, waits_for, [i for i, things in enumerate(waits_for) if not things])
+
+
+@lru_cache(maxsize=4)
+def rates_by_edges(edge_s: tuple[float, ...], shared: SharedPorts) -> Callable[[int], Rates]:
+    """Return a function that shares the ports among the edges with a message under way, given as bits."""
+
+    @cache
+    def rates(under_way: int) -> Rates:
+        return fair_rates([edge for edge in range(len(edge_s)) if under_way >> edge & 1], edge_s, shared)
+
+    return rates
 
 
 def fair_rates(edges: Sequence[int], edge_s: Sequence[float], shared: SharedPorts) -> Rates:
