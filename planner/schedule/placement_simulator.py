@@ -28,7 +28,7 @@ from planner.problem.exchange_rates import (
 )
 from planner.schedule.buckets import BucketExchange, BucketSeconds, exchange_among
 from planner.schedule.run_mode import CHUNKS, SIMPLEST, RunMode, StepParts
-from planner.schedule.simulate import ReplicaSchedule, simulate
+from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, simulate
 from planner.schedule.step_lower_bound import least_step_s
 from planner.schedule.step_seconds import Exchange, RankSeconds, ReplicaSeconds, gradient_buckets, slowest_update_s
 from planner.search.closed_form import Edge, Ports, edge_of, nic_use, shared_wires_s
@@ -47,7 +47,7 @@ class PlacementSimulator:
         self._execution = placement.candidate.execution(job)
         self._pp = placement.candidate.pp
         self._sites = [tuple(sorted(set(row))) for row in placement.sites]
-        self._buckets = cache(self._read_buckets)
+        self._buckets, self._times = cache(self._read_buckets), cache(self._read_times)
 
     @cached_property
     def busiest_s(self) -> float:
@@ -90,12 +90,17 @@ class PlacementSimulator:
         hiding = self._pp if "interleaved" in self._names else 1
         count = max(0, min(count for count, _ in self._lanes) - hiding)
         lanes = [lane.compute_s(layers) for _, lane in self._lanes]
-        found_s = 0.0
+        found_s, unlike = 0.0, set[object]()  # of many ranks most are alike
         for rank, times_as_long in enumerate(trunk_slowdowns(self._coeffs, self._sites, layers)):
+            work_s = min(sum(lane[rank]) for lane in lanes)
+            kind = self._placement.sites[rank], layers[rank], rank == 0, rank == self._pp - 1, times_as_long, work_s
+            if kind in unlike:
+                continue
+            unlike.add(kind)
             parameters = candidate.rank_parameters(self._job.model, layers, rank)
             each = self._exchange(rank, times_as_long)(parameters)
             moved_s = max(each.reduce_s + each.gather_s, each.across_reduce_s + each.across_gather_s)
-            found_s = max(found_s, moved_s + count * min(sum(lane[rank]) for lane in lanes))
+            found_s = max(found_s, moved_s + count * work_s)
         return found_s
 
     def modes(self) -> list[RunMode]:
@@ -298,12 +303,13 @@ class PlacementSimulator:
 
     def _pipelines(self, mode: RunMode, messages: bool = True) -> list[ReplicaSchedule]:
         """Return one pipeline a lane; without `messages` they take no time."""
-        return [
-            ReplicaSchedule(
-                mode.order(self._pp, count), replica.times(self._job, self._execution, mode.layers, messages)
-            )
-            for count, replica in self._lanes
-        ]
+        times = self._times(mode.layers, messages)
+        counts = [count for count, _ in self._lanes]
+        return [ReplicaSchedule(mode.order(self._pp, count), each) for count, each in zip(counts, times, strict=True)]
+
+    def _read_times(self, layers: tuple[int, ...], messages: bool) -> list[PipelineTimes]:
+        """Return the seconds of each lane when stages hold `layers`."""
+        return [replica.times(self._job, self._execution, layers, messages) for _, replica in self._lanes]
 
     def _read_buckets(self, layers: tuple[int, ...]) -> list[list[BucketSeconds]]:
         """Return, by stage, its gradient buckets when stages hold `layers`; none with one replica."""

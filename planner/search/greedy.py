@@ -40,9 +40,10 @@ def place_over_clusters(bounds: LowerBounds, pace_s: float) -> Iterator[PricedBl
         yield from _place(bounds, each)
 
 
-def _limits(bounds: LowerBounds, pace_s: float) -> tuple[LayerLimits, LayerLimits]:
+def _limits(bounds: LowerBounds, pace_s: float) -> Iterable[LayerLimits]:
+    """Return the limits with and without short gradients, once where they are the same."""
     limits = bounds.within(pace_s)
-    return limits.both(bounds.synced_within(bounds.least_sync_s(limits))), limits
+    return dict.fromkeys((limits.both(bounds.synced_within(bounds.least_sync_s(limits))), limits))
 
 
 def place_cut(coeffs: Coefficients, layers: Sequence[int]) -> PricedBlocks | None:
