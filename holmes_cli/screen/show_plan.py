@@ -21,6 +21,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.codec import Codec
+from launcher.prepare.engine_arguments import batches_untold
 from planner.advice.across_rails import rails_sentence
 from planner.advice.assumed_speeds import assumed_speed_sentence, step_spread_s
 from planner.advice.cluster_spans import cluster_spans
@@ -170,9 +171,9 @@ def _codec_sentences(plan: Plan) -> tuple[str, ...]:
 
 
 def _engine_sentence(plan: Plan) -> tuple[str, ...]:
-    """Return a sentence on a trainer that is not launched, if any."""
+    """Return a sentence on a trainer that is not launched, or on what its command is not told, if any."""
     if plan.job.is_launched:
-        return ()
+        return batches_untold(plan)
     return (f"These are predictions for {plan.job.engine}: trainer in job.yaml has no command to launch.",)
 
 

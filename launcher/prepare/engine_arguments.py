@@ -1,9 +1,10 @@
 """The plan in a trainer's own words: arguments by which it makes the ranks, stages and batches that are planned.
 
-Words of the command may hold `{tp}`, `{layout}` and the other names of `placeholders`; then nothing is appended. Else
-arguments are what the plan decides and its prediction counts on: degrees, stages, batches, sharding, recomputation. The
-shape of the model stays the command's own. Scripts of torch and for DeepSpeed have no common options, so they get none:
-DeepSpeed's train_micro_batch_size_per_gpu is {micro_batch_size}, its gradient_accumulation_steps {num_microbatches}.
+Words of the command may hold `{tp}`, `{layout}` and the other names of `placeholders`; then nothing is appended.
+accelerate takes its degrees from its environment, so they are set unless the command holds them itself. Arguments are
+what the plan decides and its prediction counts on: degrees, stages, batches, sharding, recomputation. The shape of the
+model stays the command's own. Scripts of torch and for DeepSpeed have no common options, so they get none: DeepSpeed's
+train_micro_batch_size_per_gpu is {micro_batch_size}, its gradient_accumulation_steps {num_microbatches}.
 Options are as Megatron-LM d98e8a64, torchtitan 0.3.0 and accelerate 1.15.0 read them.
 """
 
@@ -20,6 +21,7 @@ PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 TITAN_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 TITAN_SUBCOMMAND = "activation-checkpoint:"  # the last word, after all options
 OF_THE_JOB = {"steps", "seq_length"}  # they set nothing that is planned
+OF_ACCELERATE = {"tp", "dp_shard", "dp_replicate"}  # a command with one of these sets accelerate's degrees itself
 
 
 def command_of(plan: Plan) -> tuple[str, ...]:
@@ -36,15 +38,29 @@ def command_of(plan: Plan) -> tuple[str, ...]:
             f"did you mean {known[0]}?" if near else f"there are {', '.join(known)}",
         )
     words = tuple(PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in trainer.command)
-    if named - OF_THE_JOB:
-        return words
     arguments = engine_arguments(plan)
     if trainer.engine == "accelerate":
-        return (*arguments, *words)
+        return words if named & OF_ACCELERATE else (*arguments, *words)
+    if named - OF_THE_JOB:
+        return words
     at = next((at for at, word in enumerate(words) if word.startswith(TITAN_SUBCOMMAND)), None)
     if at is None:
         return (*words, *arguments)
     return (*words[:at], *arguments[:-1], *words[at:])  # the user's own subcommand stays, and stays behind options
+
+
+def batches_untold(plan: Plan) -> tuple[str, ...]:
+    """Return a sentence where a script without options of its engine is not told the plan's batches."""
+    trainer = plan.job.trainer
+    if trainer is None or trainer.engine not in ("torch", "deepspeed", "accelerate"):
+        return ()
+    named = {name for word in trainer.command for name in PLACEHOLDER.findall(word)}
+    if "micro_batch_size" in named:
+        return ()
+    return (
+        "The command is not told its batches ({micro_batch_size}, {num_microbatches}): predicted are micro-batches "
+        f"of {plan.micro_batch_size}, {plan.microbatches[0]} for each replica and step.",
+    )
 
 
 def placeholders(plan: Plan) -> Mapping[str, str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from holmes_core.errors import HolmesError
+from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
-from launcher.prepare.engine_arguments import command_of, engine_arguments, placeholders
+from launcher.prepare.engine_arguments import batches_untold, command_of, engine_arguments, placeholders
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
 
 OPTIONS = Path(__file__).parents[3] / "shared" / "consumers" / "megatron_arguments.json"
@@ -92,6 +95,44 @@ def test_accelerate_shards_inside_clusters_by_its_environment() -> None:
     assert {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE=2", "PARALLELISM_CONFIG_DP_SHARD_SIZE=16"} <= set(words)
     ddp = command_of(planned("accelerate", model=SMALL, parallel={"zero": 1}))
     assert not [word for word in ddp if word.startswith(("PARALLELISM", "ACCELERATE_USE"))]
+
+
+def test_accelerate_s_environment_is_set_unless_the_command_has_the_degrees() -> None:
+    words = command_of(planned("accelerate", "python", "train.py", "{micro_batch_size}", "{num_microbatches}"))
+    assert words[0] == "env"
+    own = command_of(planned("accelerate", "python", "train.py", "{dp_replicate}", "{dp_shard}"))
+    assert own == ("python", "train.py", "2", "16")
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "is_told"),
+    [
+        ("torch", (), False),
+        ("torch", ("-b{micro_batch_size}",), True),
+        ("deepspeed", (), False),
+        ("megatron", (), True),
+    ],
+)
+def test_a_command_that_is_not_told_its_batches_is_named(engine: str, words: tuple[str, ...], is_told: bool) -> None:
+    plan = planned(engine, "python", "train.py", *words, model=SMALL)
+    sentences = batches_untold(plan)
+    assert bool(sentences) is not is_told
+    assert is_told or f"micro-batches of {plan.micro_batch_size}, {plan.microbatches[0]} for each" in sentences[0]
+
+
+def examples() -> list[Job]:
+    """The jobs of docs/engines.md."""
+    text = (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
+    return [Job.model_validate(yaml.safe_load(block)) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+
+
+@pytest.mark.parametrize("job", examples(), ids=lambda job: job.engine)
+def test_examples_of_the_docs_are_planned_and_told_their_batches(job: Job) -> None:
+    plan = plan_for(TWO, job)
+    assert batches_untold(plan) == ()
+    words = " ".join(command_of(plan))
+    assert str(plan.micro_batch_size) in words
+    assert "{" not in words
 
 
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
