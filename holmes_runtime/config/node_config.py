@@ -15,6 +15,7 @@ HOST_VARIABLE = "HOLMES_HOST"  # likewise: the host, by its name in the plan
 AGENT_LOCK_FILE = "agent.lock"  # in a node's folder, from the agent's start
 MEMORY_FOLDERS = Path("/dev/shm")
 MEMORY_VARIABLE = "HOLMES_MEMORY_FOLDER"  # in ranks' environment: where they keep the newest checkpoint in memory
+COMPILED_FOLDER = "/var/tmp/holmes-compiled-"  # and the user's number: on each machine's own disk, kept over a reboot
 SHM_BYTES_PER_RANK = 128 << 20  # for NCCL, whose buffers of a rank stay well below; Docker's default of 64 MiB is short
 
 

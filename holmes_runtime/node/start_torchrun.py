@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from holmes_runtime.config.node_config import (
 from holmes_runtime.config.rendezvous_messages import MEETING
 from holmes_runtime.node.admission.rendezvous_gate import RendezvousGate
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
+from holmes_runtime.node.compile_caches import compile_caches
 from holmes_runtime.node.process_tree import die_with_parent
 
 TEMPORARY_LINK = "tmp"
@@ -85,7 +85,7 @@ def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:
     for name in config.secrets:
         environment[name] = (folder / f"secret-{name}").read_text(encoding="utf-8").rstrip("\n")
     environment["TMPDIR"] = _make_temporary_folder(folder)
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache(folder.parents[2], os.uname().nodename)))
+    environment = {**compile_caches(folder.parents[2], os.uname().nodename), **environment}
     if config.gpus:
         environment.update(gpu_environment(environment, folder))
     environment["HOLMES_FAILURES_FILE"] = str(folder / FAILURES_FILE)
@@ -94,14 +94,6 @@ def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:
     if config.checkpoint_path is not None:
         environment[MEMORY_VARIABLE] = memory_folder(config.run_id, config.host)
     return environment
-
-
-def compile_cache(cache: Path, machine: str) -> Path:
-    """The folder of a machine's compiled layers in Holmes' own: homes may be one on NFS, where machines would race.
-
-    It is no host's of hosts.yaml, so that those on one machine compile once.
-    """
-    return cache / "inductor" / (re.sub(r"[^A-Za-z0-9_-]", "-", machine) or "unnamed")
 
 
 def gpu_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from functools import cached_property
 from holmes_core.records.access import Access
 from holmes_core.records.plan import Node
 from holmes_runtime.config.messages import NO_FOLDER
-from holmes_runtime.config.node_config import memory_folder
+from holmes_runtime.config.node_config import COMPILED_FOLDER, memory_folder
 from launcher.prepare.container import container_words
 
 RUN_CONFIG_FILE = "run_config.json"
@@ -59,7 +59,8 @@ class Parcel:
         """
         new = f"{CACHE}/parcels/.{self.digest}.$$"
         forget = f"find . -mindepth 1 -maxdepth 1 -mtime +{FORGET_AFTER_DAYS} -exec rm -rf -- {{}} +"
-        unused = f"find ../inductor -type f -mtime +{FORGET_AFTER_DAYS} -atime +{FORGET_AFTER_DAYS} -delete"
+        compiled = f'../compiled "{COMPILED_FOLDER}$(id -u)"'
+        unused = f"find {compiled} -type f -mtime +{FORGET_AFTER_DAYS} -atime +{FORGET_AFTER_DAYS} -delete"
         return shell(
             f'umask 077 && mkdir -p "{new}" && cd "{new}" && {{ tar -xzf - || {{ rm -rf -- "{new}"; exit 1; }}; }} && '
             f'cd .. && {{ mv -T "{new}" "{self.folder}" 2>/dev/null || rm -rf -- "{new}"; }} && '

@@ -15,7 +15,7 @@ from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder
 from holmes_runtime.node.node_facts import read_facts
-from holmes_runtime.node.start_torchrun import compile_cache, rank_environment
+from holmes_runtime.node.start_torchrun import rank_environment
 
 from .launched_runs import make_config
 
@@ -200,10 +200,3 @@ def test_a_link_into_our_cache_is_seen_through(tmp_path: Path, monkeypatch: pyte
     found = read_facts(CONFIG._replace(checkpoint_path=str(tmp_path / "ck")), tmp_path).checkpoint
     assert found is not None
     assert found.in_cache
-
-
-@pytest.mark.parametrize(
-    ("machine", "name"), [("gpu-a1", "gpu-a1"), ("a.b/../c", "a-b----c"), ("..", "--"), ("", "unnamed")]
-)
-def test_compiled_layers_are_kept_by_machine_inside_our_own_cache(tmp_path: Path, machine: str, name: str) -> None:
-    assert compile_cache(tmp_path, machine) == tmp_path / "inductor" / name

@@ -8,9 +8,7 @@ damaged here is read from a disk as if there were no memory.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from holmes_runtime.config.node_config import MEMORY_VARIABLE, SHM_BYTES_PER_RAN
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName, SaveId
 from holmes_runtime.node.checkpoint_files.plain_file import open_plain
+from holmes_runtime.node.private_folder import is_private_folder
 
 COMING = "coming"  # the name of a save until all its files are there
 MAX_PART = 0.5  # of the memory that is free, for all ranks of a host: NCCL, data and others need some too
@@ -38,7 +37,7 @@ class MemoryFiles:
 
     def of_save(self, save_id: SaveId) -> dict[str, Path]:
         """Return the files of a save that are here: by name, the folder that holds each."""
-        if self._folder is None or not _is_own(self._folder):
+        if self._folder is None or not is_private_folder(self._folder):
             return {}
         return {found.name: found.parent for found in self._folder.glob(f"*/{save_id}/*")}
 
@@ -78,7 +77,7 @@ class MemoryFiles:
     def _make_folder(self, folder: Path) -> None:
         """Make the folder, private, unless another rank has; remove the parts of ranks that no longer run here."""
         folder.mkdir(mode=0o700, exist_ok=True)
-        if not _is_own(folder):
+        if not is_private_folder(folder):
             raise OSError(f"{folder} is another user's, or others may enter it")
         if self._me.rank == self._beside[0]:
             for part in folder.iterdir():
@@ -96,7 +95,7 @@ class MemoryFiles:
 
     def remove(self) -> None:
         """Remove all that ranks of this host keep; called by all of them once none needs it any more."""
-        if self._folder is not None and self._me.rank == self._beside[0] and _is_own(self._folder):
+        if self._folder is not None and self._me.rank == self._beside[0] and is_private_folder(self._folder):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -106,15 +105,6 @@ def _overwrite(path: Path, source: Path) -> None:
     with open_plain(source) as given, open(path, "r+b", buffering=0) as taken:
         shutil.copyfileobj(given, taken, COPY_BYTES)
         taken.truncate()
-
-
-def _is_own(folder: Path) -> bool:
-    """Return True if it is a folder of this user that no other user can enter."""
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def _bytes_in(folder: Path) -> int:
