@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.comm.stopwatch import named_range
 from holmes_runtime.config.rank_metrics import step_name
 from holmes_runtime.health.examination import Examination
@@ -16,6 +16,9 @@ from holmes_runtime.metrics import MetricsFile, StepMeter
 from holmes_runtime.outer.outer_loop import OuterLoop
 from holmes_runtime.trace import StepProfiler
 from holmes_runtime.trainer import StepResult, Trainer
+
+if TYPE_CHECKING:
+    from holmes_runtime.checkpoint.checkpoints import Checkpoints
 
 COLLECT_EVERY_STEPS = 100
 PLACES_RECORDED = 3  # steps with recorded allocations. A GPU that is too small is full by then

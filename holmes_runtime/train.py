@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from holmes_runtime import metrics
-from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.comm import process_groups
 from holmes_runtime.comm.keyed_exchange import take_key
 from holmes_runtime.config.rank_grid import EDGE_AXES, Group, Rank
@@ -34,6 +34,9 @@ from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.run_steps import run_steps
 from holmes_runtime.trace import StepProfiler
 from holmes_runtime.trainer import Trainer
+
+if TYPE_CHECKING:
+    from holmes_runtime.checkpoint.checkpoints import Checkpoints
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     notices = RankNotices(launched.metrics_dir, me.rank)
     if corpus.bad_lines.count:
         notices.say("data", corpus.bad_lines.sentence, bad_lines_skipped=corpus.bad_lines.count)
-    checkpoints = Checkpoints(config, me, corpus.digest, notices) if config.checkpoint else None
+    checkpoints = open_checkpoints(config, me, corpus.digest, notices) if config.checkpoint else None
     is_new = checkpoints is None or checkpoints.is_empty
     where.now("building the model", alone=True)
     before_update = checkpoints.await_copy if checkpoints else lambda: None
@@ -163,6 +166,13 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
         trainer.zero1.wait()
         dist.destroy_process_group()
         lines.end(first_step)
+
+
+def open_checkpoints(config: RunConfig, me: Rank, digest: str, notices: RankNotices) -> Checkpoints:
+    """Return the checkpoints of a job that saves some."""
+    from holmes_runtime.checkpoint.checkpoints import Checkpoints  # half a second: it brings torch's tensors of ranks
+
+    return Checkpoints(config, me, digest, notices)
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) -> Counters | None:

@@ -15,7 +15,7 @@ from holmes_runtime.checkpoint.host_folders import HostFolders, OptionalText
 from holmes_runtime.checkpoint.piece_copies import copy_files
 from holmes_runtime.checkpoint.piece_files import files_of, joined_boxes, write_metadata, write_pieces
 from holmes_runtime.checkpoint.piece_transfer import TransferPace
-from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record, gather_records
 from holmes_runtime.config.checks import shown
 from holmes_runtime.config.rank_grid import Rank

@@ -19,8 +19,8 @@ from holmes_runtime.checkpoint.checkpoint_writer import CheckpointWriter
 from holmes_runtime.checkpoint.host_folders import find_folders
 from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
 from holmes_runtime.checkpoint.piece_transfer import TransferPace
-from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
 from holmes_runtime.checkpoint.snapshot import Snapshot
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece, pieces_of
 from holmes_runtime.comm.group_opening import new_control_group
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.rank_grid import Rank

@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from holmes_runtime.checkpoint.reshard import PieceSavePlanner, TensorPiece
+from holmes_runtime.checkpoint.reshard import PieceSavePlanner, saved_chunks
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName
 from holmes_runtime.node.checkpoint_files.piece_index import (
     PieceFile,
@@ -47,7 +48,7 @@ def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tup
     plan = writer.prepare_local_plan(planner.create_local_plan())
     named_by_rank = writer.prepare_global_plan([*(SavePlan([]) for _ in range(rank)), plan])[rank]
     boxes: dict[str, list[WrittenBox]] = {name: [] for name in pieces}
-    chunks = {(name, chunk.offsets): chunk for name, piece in pieces.items() for chunk, _ in piece.chunks()}
+    chunks = {(name, chunk.offsets): chunk for name, piece in pieces.items() for chunk in saved_chunks(piece)}
     for result in writer.write_data(named_by_rank, planner).wait():
         assert result.index.offset is not None
         stored, chunk = result.storage_data, chunks[result.index.fqn, result.index.offset]

@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from holmes_runtime.checkpoint.host_folders import HostFolders
 from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
-from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.checkpoint.reshard import saved_chunks
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.config.checks import check, check_counts
 from holmes_runtime.config.rank_grid import Rank
@@ -270,7 +271,7 @@ def read_items(tensor: WrittenTensor, piece: TensorPiece) -> list[ReadItem]:
     """Return the read plan: the slices of the boxes of `tensor`, by their index in it, that fill the piece's boxes."""
     chunks = [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in tensor.boxes]
     saved = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(tensor.shape), chunks)
-    return create_read_items_for_chunk_list(tensor.name, saved, [chunk for chunk, _ in piece.chunks()])
+    return create_read_items_for_chunk_list(tensor.name, saved, saved_chunks(piece))
 
 
 def values_of(data: bytearray, box: WrittenBox) -> Tensor:

@@ -13,9 +13,8 @@ from threading import Event
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.checkpoint.tensor_piece import Chunk, TensorPiece
 from holmes_runtime.parallel.host_states import host_memory
 
 VALUE_BYTES = 4  # the states are fp32
@@ -27,7 +26,7 @@ class PieceCopy(TensorPiece):
 
     boxes: tuple[Tensor, ...]
 
-    def chunks(self) -> list[tuple[ChunkStorageMetadata, Tensor]]:
+    def chunks(self) -> list[tuple[Chunk, Tensor]]:
         """Return the boxes as any piece does."""
         found = zip(super().chunks(), self.boxes, strict=True)
         return [(chunk, box.view(chunk.sizes)) for (chunk, _), box in found]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holmes_runtime.checkpoint.reshard import boxes
+from holmes_runtime.checkpoint.tensor_piece import boxes
 from holmes_runtime.config.checks import check, check_counts
 from holmes_runtime.config.run_settings import OuterSync
 

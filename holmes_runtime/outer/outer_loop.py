@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from functools import partial
 from threading import Thread
 
-from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import broadcast_record
 from holmes_runtime.config.rank_grid import Rank

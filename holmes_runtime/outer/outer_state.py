@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.outer.lanes import Cell, FlatSlice
 from holmes_runtime.outer.outer_step import step_ahead

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from holmes_runtime.checkpoint.reshard import TensorPiece
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.node.published_files.check_published import check_published
 from holmes_runtime.node.published_files.weight_names import Rows, is_transposed, rows_of

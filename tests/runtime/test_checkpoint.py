@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
-from holmes_runtime.checkpoint.reshard import TensorPiece, pieces_of
 from holmes_runtime.checkpoint.snapshot import Snapshot
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece, pieces_of
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export, main

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holmes_runtime.checkpoint.reshard import boxes
+from holmes_runtime.checkpoint.tensor_piece import boxes
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 from holmes_runtime.config.run_config import Stage

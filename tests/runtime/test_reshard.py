@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from holmes_runtime.checkpoint.host_folders import HostFolders
 from holmes_runtime.checkpoint.piece_files import files_of, write_pieces
 from holmes_runtime.checkpoint.piece_loading import OwnFiles, PieceLoading
-from holmes_runtime.checkpoint.reshard import (
+from holmes_runtime.checkpoint.tensor_piece import (
+    Chunk,
     ShardSlice,
     TensorPiece,
     boxes,
@@ -116,7 +116,7 @@ class AllPieces(TensorPiece):
         super().__init__(**vars(pieces[0]))
         self.__dict__["pieces"] = pieces
 
-    def chunks(self) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
+    def chunks(self) -> list[tuple[Chunk, torch.Tensor]]:
         return [chunk for piece in self.__dict__["pieces"] for chunk in piece.chunks()]
 
 
