@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
@@ -95,15 +96,17 @@ def make_plan(
     return plan
 
 
-def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float) -> float:
+def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float, within_s: float = inf) -> float:
     """Return the predicted step of the plan of `job`, or a little more, without making the rest of the plan.
 
-    Local search starts from the best few placements only.
+    Local search starts from the best few placements only, and from none that takes longer than `within_s` before it.
+    Infinite where none takes less.
 
     Raises:
         HolmesError: nothing fits, or a rate is not known.
     """
-    return best_step_s(*_few_contenders(inventory, job, time_limit_s))
+    problem, contenders = _few_contenders(inventory, job, time_limit_s, within_s)
+    return best_step_s(problem, contenders) if contenders else inf
 
 
 def planned_anew(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, WrittenPlan]:
@@ -113,12 +116,14 @@ def planned_anew(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[P
     return problem, write_best(problem, contenders, left)[0]
 
 
-def _few_contenders(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, list[Contender]]:
+def _few_contenders(
+    inventory: Inventory, job: Job, time_limit_s: float, within_s: float = inf
+) -> tuple[Problem, list[Contender]]:
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
     result = search(problem, SEARCHING * left.seconds)
-    return problem, contenders_of(problem, result, left, most_starts=STARTS_OF_A_CHANGE)
+    return problem, contenders_of(problem, result, left, STARTS_OF_A_CHANGE, within_s)
 
 
 def _writing_s(problem: Problem, time_limit_s: float) -> float:
@@ -127,15 +132,22 @@ def _writing_s(problem: Problem, time_limit_s: float) -> float:
 
 
 def contenders_of(
-    problem: Problem, result: SearchResult, left: TimeLeft | None = None, most_starts: int = STARTS
+    problem: Problem,
+    result: SearchResult,
+    left: TimeLeft | None = None,
+    most_starts: int = STARTS,
+    within_s: float = inf,
 ) -> list[Contender]:
-    """Return the best placements, improved by local search; before them the best under ZeRO-3, where it is worth it."""
+    """Return the best placements, improved by local search; before them the best under ZeRO-3, where it is worth it.
+
+    None that takes longer than `within_s` before that.
+    """
     candidates, early = [each for _, each in result.ranked], EarlyBounds(problem)
     if result.found[0].placement.candidate.weight_shards > 1:
         candidates += [shared for each in result.misfits for shared in early.with_shared_weights(each)]
-        return rank_improved(problem, result.found, candidates, left, most_starts)
-    contenders = rank_improved(problem, result.found, candidates, left, most_starts)
-    worth_s = contenders[0].mode.step_s / WORTH_SHARDING
+        return rank_improved(problem, result.found, candidates, left, most_starts, within_s)
+    contenders = rank_improved(problem, result.found, candidates, left, most_starts, within_s)
+    worth_s = (contenders[0].mode.step_s if contenders else within_s) / WORTH_SHARDING
     bounds = AnyScheduleBounds(problem)  # to share weights makes no step shorter
     near = (each for each in result.misfits if bounds.work_s(each) < worth_s)
     others = [shared for each in near for shared in early.with_shared_weights(each)]

@@ -106,7 +106,7 @@ def _one_more_host_s(inventory: Inventory, job: Job, change: MoreHost, number: i
     """Return the seconds of the step with the `number`-th change; None where all so far have too many candidates."""
     if number * len(enumerate_candidates(job, read_problem(inventory, job).fleet)) > effort.candidates:
         return None
-    return _planned_anew_s(inventory, job, change, effort.limit_s)
+    return _searched_s(change.applied_to(inventory), job, effort.limit_s)
 
 
 def advise(
@@ -151,7 +151,7 @@ def _price_networks(
     for at, advice in enumerate(networks[:affordable]):
         left_s = min(anew.seconds, left.seconds)
         if left_s > 0:
-            anew_s = _planned_anew_s(inventory, plan.job, advice.change, left_s)
+            anew_s = _searched_s(advice.change.applied_to(inventory), plan.job, left_s, advice.step_s)
             networks[at] = replace(advice, step_s=min(anew_s, advice.step_s))
     return networks, unpriced
 
@@ -170,19 +170,18 @@ def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLe
         left_s = min(anew.seconds, left.seconds)
         if affordable > 0 and left_s > 0:
             affordable -= 1
-            step_s = min(step_s, _searched_s(inventory, allowing, left_s))
+            step_s = min(step_s, _searched_s(inventory, allowing, left_s, step_s))
         if step_s * WORTH_LOSING <= plan.prediction.step_s:
             yield CodecGain(codec, step_s)
 
 
-def _planned_anew_s(inventory: Inventory, job: Job, change: Change, limit_s: float) -> float:
-    """Return the step of a new plan; infinite where none was found in time, as then the old placement still stands."""
-    return _searched_s(change.applied_to(inventory), job, limit_s)
+def _searched_s(inventory: Inventory, job: Job, limit_s: float, within_s: float = inf) -> float:
+    """Return the step of a new plan, in seconds.
 
-
-def _searched_s(inventory: Inventory, job: Job, limit_s: float) -> float:
+    Infinite where none was found in time, or none takes less than `within_s`: then the old placement still stands.
+    """
     try:
-        return planned_step_s(inventory, job, limit_s)
+        return planned_step_s(inventory, job, limit_s, within_s)
     except HolmesError:
         return inf
 

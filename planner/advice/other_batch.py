@@ -38,7 +38,7 @@ def faster_batch(inventory: Inventory, plan: Plan, limit_s: float) -> BatchGain 
         if left_s <= 0:
             break
         try:
-            step_s = planned_step_s(inventory, _at_degrees(plan, dp, size), left_s)
+            step_s = planned_step_s(inventory, _at_degrees(plan, dp, size), left_s, best_s * size)
         except HolmesError:
             continue  # no room for so many replicas, or no time
         if step_s / size < best_s:

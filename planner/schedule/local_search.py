@@ -42,6 +42,7 @@ def rank_improved(
     candidates: Sequence[Candidate] = (),
     left: TimeLeft | None = None,
     most_starts: int = STARTS,
+    within_s: float = inf,
 ) -> list[Contender]:
     """Return contenders as `rank_contenders` does, each improved by local search until no neighbour is better.
 
@@ -50,11 +51,14 @@ def rank_improved(
     come near it, are run in the least memory that is worth it.
 
     The search starts from `most_starts` beyond the best at most; fewer starts mean less work in all. From all starts
-    with the degrees of the best it does more. Whatever no time is `left` for is skipped.
+    with the degrees of the best it does more. Whatever no time is `left` for is skipped. No start takes longer than
+    `within_s`; there may be none.
     """
     left = left or TimeLeft(inf)
     climb = _Climb(problem, MAX_WORK * most_starts // STARTS, left)
-    starts = rank_contenders(problem, found, most_starts, NEAR, left, candidates)
+    starts = rank_contenders(problem, found, most_starts, NEAR, left, candidates, within_s)
+    if not starts:
+        return []
     deeper = _fastest_first([climb.up_from(each, changed=False) for each in starts])
     climbed, seen = list[Contender](), set[tuple[int, ...]]()
     for each in deeper:  # of the same degrees and micro-batch the best alone

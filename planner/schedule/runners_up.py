@@ -52,7 +52,8 @@ def rank_contenders(
 ) -> list[Contender]:
     """Return the fastest contender and its runners-up, by seconds simulated by classes.
 
-    Candidates of `others` that may be faster, and than `within_s`, are placed and take part; see other_shapes.py.
+    Candidates of `others` that may be faster are placed and take part; see other_shapes.py. Placements that take longer
+    than `within_s` do not; there may be none that takes less.
 
     The runners-up are the `next_best`; those beyond `NEXT_BEST` only if within `near` of the fastest, as a part of its
     step. Behind them comes the best of every other crossing. When no time is `left`, the placements simulated until
@@ -61,13 +62,15 @@ def rank_contenders(
     Raises:
         HolmesError: job.yaml fixes a schedule that none of them can run.
     """
-    contest, left = _Contest(problem, next_best, near), left or TimeLeft(inf)
+    contest, left = _Contest(problem, next_best, near, within_s), left or TimeLeft(inf)
     contest.run(found, left)
     contest.run(other_placements(problem, others, min(within_s, contest.best_s), left), left)
     contenders = [
-        Contender(each.found, simplest(each.simulated), each.crossing) for each in contest.entrants if each.simulated
+        Contender(each.found, simplest(each.simulated), each.crossing)
+        for each in contest.entrants
+        if each.simulated and each.best_s <= within_s
     ]
-    if not contenders and found:
+    if not contenders and found and within_s == inf:
         raise _none_can_run(problem.job, len(found))
     return best_of_each_crossing(contenders, next_best)
 
@@ -104,8 +107,8 @@ class _Entrant:
 class _Contest:
     """Placements, each simulated as long as it may still be ranked."""
 
-    def __init__(self, problem: Problem, next_best: int, near: float) -> None:
-        self._problem, self._next_best, self._near = problem, next_best, near
+    def __init__(self, problem: Problem, next_best: int, near: float, within_s: float) -> None:
+        self._problem, self._next_best, self._near, self._within_s = problem, next_best, near, within_s
         self._entrants: dict[Placement, _Entrant] = {}
 
     @property
@@ -152,7 +155,7 @@ class _Contest:
         found: dict[Crossing, float] = {}
         for each in self.entrants:
             found[each.crossing] = min(each.best_s, found.get(each.crossing, inf))
-        return {crossing: max(within_s, best_s) for crossing, best_s in found.items()}
+        return {crossing: min(max(within_s, best_s), self._within_s) for crossing, best_s in found.items()}
 
 
 def plain(placement: Placement) -> Placement:
