@@ -44,9 +44,9 @@ class Crossing:
 FREE = Crossing(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Coefficients:
-    """Parameters of one candidate on one fleet; tuples are by class unless said otherwise.
+    """Parameters of one candidate on one fleet; tuples are by class unless said otherwise. Compared by identity.
 
     `layer` and `head` are one micro-batch's. An edge's seconds are one message in one direction, with all replicas a
     host holds sending at once, over the shared network packed as lossily as job.yaml allows. `*_sync_s_per_byte` is

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from planner.problem.exchange_rates import Site, are_even, rings_on_nic, sync_s_
 from planner.problem.problem import Problem
 from planner.tolerances import ROUNDING
 
+MAX_PRICED = 1024  # pairs of sites, each with the coefficients of one candidate
 PortName = tuple[object, ...]
 """A NIC of a host, out or in, or a trunk or an uplink in one direction."""
 
@@ -126,6 +127,7 @@ def site_stage_s(coeffs: Coefficients, site: Site, num_layers: int, is_last: boo
     return layers_s + max([coeffs.head_s[c] for c in site]) if is_last else layers_s
 
 
+@lru_cache(maxsize=MAX_PRICED)
 def edge_of(coeffs: Coefficients, before: Site, after: Site) -> Edge:
     """One message between stages on two sites, on hosts that differ."""
     classes = {*before, *after}
@@ -143,6 +145,7 @@ class NicUse(NamedTuple):
     use_s: float
 
 
+@lru_cache(maxsize=MAX_PRICED)
 def nic_use(coeffs: Coefficients, site: Site, other: Site) -> NicUse:
     """Return the use that an edge to `other` makes of a host of `site`, at the pace of the slowest class."""
     on_fabric = are_alike(coeffs, {*site, *other})
@@ -170,16 +173,15 @@ def busiest_port_s(coeffs: Coefficients, sites: Sequence[Site], edges: Sequence[
     """
     busiest_s, before = 0.0, None
     wires_s: dict[PortName, float] = {}
-    use_of = cache(partial(nic_use, coeffs))
     for (site, following), edge in zip(pairwise(sites), edges, strict=True):
         if edge == NO_EDGE:
             continue
         for name, use_s in shared_wires_s(coeffs, site, following).items():
             wires_s[name] = wires_s.get(name, 0.0) + use_s
-        after = use_of(site, following)
+        after = nic_use(coeffs, site, following)
         if before is not None and before.name == after.name:
             busiest_s = max(busiest_s, before.use_s + after.use_s)
-        before = use_of(following, site)
+        before = nic_use(coeffs, following, site)
     return max([busiest_s, *wires_s.values()])
 
 
