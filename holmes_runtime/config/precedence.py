@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, repeat
 
 from holmes_runtime.config.schedule import DEEPENED, ActionKind, Schedule, ScheduleName, make_schedule, warmups
 
@@ -55,30 +56,53 @@ def _one_stage_a_rank(warmup: Sequence[int], num_microbatches: int) -> Precedenc
     The actions are numbered in waves: after the first forwards, each rank's next backward, from the last rank on, then
     each rank's next forward.
     """
-    pp, nothing_sent = len(warmup), 2 * len(warmup) - 2
-    turns = [(rank, True) for rank, first in enumerate(warmup) for _ in range(first)]
-    for j in range(num_microbatches):
-        turns += [(rank, False) for rank in reversed(range(pp))]
-        turns += [(rank, True) for rank, first in enumerate(warmup) if j + first < num_microbatches]
-    forwards, backwards, by_rank = ([[NOTHING] for _ in range(pp)] for _ in range(3))
-    # Every list begins with no action, so that its last entry is the predecessor of the next action.
-    waits: list[Waits] = []
-    for number, (rank, forward) in enumerate(turns, 1):
-        numbers = by_rank[rank]
-        if forward:
-            own = forwards[rank]
-            needed = forwards[rank - 1][len(own)] if rank else NOTHING
-            work = (FORWARD if len(own) > 1 else FIRST_FORWARD) * pp + rank
-            ahead, edge = (own[-1], rank) if rank < pp - 1 else (NOTHING, nothing_sent)
-        else:
-            own = backwards[rank]
-            needed = (backwards[rank + 1] if rank < pp - 1 else forwards[rank])[len(own)]
-            work = BACKWARD * pp + rank
-            ahead, edge = (own[-1], pp - 2 + rank) if rank else (NOTHING, nothing_sent)
-        waits.append((numbers[-1], needed, work, ahead, edge))
-        own.append(number)
-        numbers.append(number)
-    return Precedence(pp, tuple(waits), tuple(tuple(each[1:]) for each in by_rank), tuple(each[-1] for each in by_rank))
+    pp, m, sent = len(warmup), num_microbatches, 2 * len(warmup) - 2
+    forwards, backwards = _wave_numbers(warmup, m)
+    waits: list[Waits] = [(NOTHING,) * 5] * (2 * pp * m)
+    by_rank: list[tuple[int, ...]] = []
+    for rank, first in enumerate(warmup):
+        forth, back = forwards[rank], backwards[rank]
+        steady = m - first  # forwards that follow a backward
+        order = [NOTHING, *forth[:first], *chain(*zip(back, forth[first:], strict=False)), *back[steady:]]
+        by_rank.append(tuple(order[1:]))
+        needed = forwards[rank - 1] if rank else repeat(NOTHING)
+        works = [FIRST_FORWARD * pp + rank] + [FORWARD * pp + rank] * (m - 1)
+        ahead, edge = ([NOTHING, *forth], rank) if rank < pp - 1 else (repeat(NOTHING), sent)
+        before = order[:first] + back[:steady]
+        for number, each in zip(forth, zip(before, needed, works, ahead, repeat(edge), strict=False), strict=True):
+            waits[number - 1] = each
+        needed = backwards[rank + 1] if rank < pp - 1 else forth
+        ahead, edge = ([NOTHING, *back], pp - 2 + rank) if rank else (repeat(NOTHING), sent)
+        before = forth[first - 1 :] + back[steady:-1]
+        work = repeat(BACKWARD * pp + rank)
+        for number, each in zip(back, zip(before, needed, work, ahead, repeat(edge), strict=False), strict=True):
+            waits[number - 1] = each
+    return Precedence(pp, tuple(waits), tuple(by_rank), tuple(back[-1] for back in backwards))
+
+
+def _wave_numbers(warmup: Sequence[int], num_microbatches: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Return, by rank and micro-batch, the numbers of forwards and of backwards.
+
+    As long as all ranks have forwards left, waves are alike.
+    """
+    pp, forwards, last = len(warmup), list[list[int]](), 0
+    for first in warmup:
+        forwards.append([*range(last + 1, last + first + 1)])
+        last += first
+    alike = num_microbatches - warmup[0]
+    end = last + 2 * pp * alike
+    backwards = [[*range(last + pp - rank, end, 2 * pp)] for rank in range(pp)]
+    for rank in range(pp):
+        forwards[rank] += range(last + pp + rank + 1, end + 1, 2 * pp)
+    for j in range(alike, num_microbatches):
+        for rank in reversed(range(pp)):
+            end += 1
+            backwards[rank].append(end)
+        for rank in range(pp):
+            if j + warmup[rank] < num_microbatches:
+                end += 1
+                forwards[rank].append(end)
+    return forwards, backwards
 
 
 def find_precedence(schedule: Schedule) -> Precedence:
