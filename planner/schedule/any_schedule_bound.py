@@ -72,7 +72,7 @@ class AnyScheduleBounds:
         self._job, self._fleet, self._early = problem.job, problem.fleet, EarlyBounds(problem)
         self._classes = problem.fleet.classes
         self._num_layers = problem.job.model.num_layers
-        self._speeds = cache(self._read_speeds)
+        self._speeds, self._work_s = cache(self._read_speeds), cache(self._read_work_s)
 
     def least_s(self, candidates: Iterable[Candidate]) -> float:
         """Seconds below which no step of these candidates is predicted, wherever they are placed and however run."""
@@ -85,11 +85,16 @@ class AnyScheduleBounds:
 
     def work_s(self, candidate: Candidate) -> float:
         """Return the seconds of all the work on the fastest group slots, as though no rank waited."""
-        speeds, slots, total = self._speeds_of(candidate), candidate.pp * candidate.dp, self._microbatches(candidate)
+        return self._work_s(candidate.tp, candidate.micro_batch_size, candidate.recompute, candidate.num_ranks)
+
+    def _read_work_s(self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int) -> float:
+        slots, total = num_ranks // tp, self._job.global_batch_size // micro_batch_size
+        like = Candidate(tp, slots, 1, micro_batch_size, recompute)
+        speeds = self._speeds_of(like)
         fastest_s = speeds.layer_s[0]
         if not fastest_s:
             return 0.0
-        if self._shares_cores(candidate):
+        if self._shares_cores(like):
             return total * (self._num_layers * fastest_s + speeds.head_s) / slots
         return total * (self._num_layers + speeds.head_s / speeds.slowest_s(slots)) / speeds.rate(slots)
 
