@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations, permutations
+from itertools import combinations, product
 
 from holmes_core.measured_ago import measured_ago
 from holmes_core.records.inventory import Inventory
@@ -57,13 +57,13 @@ def _untested_hosts(plans: Sequence[Plan], inventory: Inventory) -> Iterator[str
     for link in inventory.links:
         tested.setdefault(frozenset(link.clusters), set()).update(link.hosts)
     untested: dict[str, None] = {}
-    for plan in plans:
+    for plan in plans if tested else ():
         for group in plan.groups:
-            ranks = [plan.ranks[rank] for rank in group.ranks]
-            for one, other in permutations(ranks, 2):
-                pair = frozenset((one.cluster, other.cluster))
-                if len(pair) > 1 and one.host not in tested.get(pair, (one.host,)):
-                    untested[one.host] = None
+            hosts = {plan.ranks[rank].host: plan.ranks[rank].cluster for rank in group.ranks}
+            for (host, cluster), other in product(hosts.items(), dict.fromkeys(hosts.values())):
+                pair = frozenset((cluster, other))
+                if len(pair) > 1 and host not in tested.get(pair, (host,)):
+                    untested[host] = None
     if untested:
         names = ", ".join(_few(list(untested)))
         yield f"In no measured pair: {names}; each counts as slow as the slowest host that was measured."
