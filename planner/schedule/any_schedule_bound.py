@@ -6,7 +6,7 @@ no schedule avoids counts. A replica runs m micro-batches; one takes w_r seconds
 - Rank r begins when another micro-batch went through the ranks before it, runs all of its own, and then those ranks
   have a backward to run: T >= phi (w_0 + ... + w_(r-1)) + m w_r. phi is 1 with one stage a rank, the share of a
   forward in w where backwards are split, 1 / v with v chunks.
-- All ranks together run every layer of every micro-batch.
+- All ranks together run every layer of every micro-batch, no faster than ZeRO-3 gathers its weights.
 - Where no class has room for a stage's replicas, their gradients and weights cross between hosts that differ: T is no
   less than that and all but the first forward and the last backward that may hide it, with chunks all but p of each.
 - Where no cluster has room for all tensor groups, gradients or messages cross between clusters: crossing_bound.py.
@@ -25,12 +25,14 @@ from typing import NamedTuple
 
 from holmes_runtime.config.model_shape import layer_parameters
 from holmes_runtime.config.run_settings import Recompute
+from planner.cost.collectives import PassTimes
 from planner.cost.fill import splits_backwards
 from planner.cost.slot import Slot, update_s
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import slot_s
 from planner.problem.fleet import HostClass
 from planner.problem.problem import Problem
+from planner.problem.sharded_weights import least_traffic
 from planner.schedule.crossing_bound import LayerSeconds, crossing_bound_s
 from planner.schedule.run_mode import CHUNKS
 from planner.search.early_bounds import EarlyBounds
@@ -85,11 +87,14 @@ class AnyScheduleBounds:
 
     def work_s(self, candidate: Candidate) -> float:
         """Return the seconds of all the work on the fastest group slots, as though no rank waited."""
-        return self._work_s(candidate.tp, candidate.micro_batch_size, candidate.recompute, candidate.num_ranks)
+        c = candidate
+        return self._work_s(c.tp, c.micro_batch_size, c.recompute, c.num_ranks, c.weight_shards)
 
-    def _read_work_s(self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int) -> float:
+    def _read_work_s(
+        self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int, weight_shards: int
+    ) -> float:
         slots, total = num_ranks // tp, self._job.global_batch_size // micro_batch_size
-        like = Candidate(tp, slots, 1, micro_batch_size, recompute)
+        like = Candidate(tp, slots, 1, micro_batch_size, recompute, weight_shards=weight_shards)
         speeds = self._speeds_of(like)
         fastest_s = speeds.layer_s[0]
         if not fastest_s:
@@ -208,11 +213,17 @@ class AnyScheduleBounds:
 
     def _speeds_of(self, candidate: Candidate) -> CumulativeSpeeds:
         num_ranks = candidate.num_ranks if self._fleet.shares_cores else 1
-        return self._speeds(candidate.tp, candidate.micro_batch_size, candidate.recompute, num_ranks)
+        c = candidate
+        return self._speeds(c.tp, c.micro_batch_size, c.recompute, num_ranks, c.weight_shards)
 
-    def _read_speeds(self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int) -> CumulativeSpeeds:
-        execution = Candidate(tp, 1, 1, micro_batch_size, recompute).execution(self._job)
-        seconds = [slot_s(self._job, self._slot(each, num_ranks), execution) for each in self._classes]
+    def _read_speeds(
+        self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int, weight_shards: int
+    ) -> CumulativeSpeeds:
+        like = Candidate(tp, 1, 1, micro_batch_size, recompute, weight_shards=weight_shards)
+        execution, seconds = like.execution(self._job), list[tuple[PassTimes, PassTimes]]()
+        for each in self._classes:
+            layer, head = slot_s(self._job, self._slot(each, num_ranks), execution)
+            seconds.append((least_traffic(self._job, like, each).under(layer), head))
         counts: Sequence[int] = [each.num_group_slots(tp) for each in self._classes]
         classes = sorted((layer.both_s, count) for (layer, _), count in zip(seconds, counts, strict=True) if count)
         forward_shares = [layer.forward_s / layer.both_s for layer, _ in seconds if layer.both_s]
