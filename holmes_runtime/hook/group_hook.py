@@ -24,6 +24,7 @@ from holmes_runtime.hook.group_report import GroupReport
 
 MAKES_GROUPS = "_new_process_group_helper"
 OPTIONS = ("backend_options", "pg_options")  # names of that argument, by versions of torch
+BINDS = {"gloo", "nccl"}  # backends whose groups can be bound to a network
 COMMS_VARIABLE = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
 
 
@@ -63,6 +64,16 @@ def _refuse_overrides(environ: Mapping[str, str]) -> None:
         )
 
 
+def _refuse_torchcomms(c10d: Any) -> None:
+    """Refuse the switch where a script has turned it since its import of torch. Raises RuntimeError."""
+    is_on = getattr(c10d, "_use_torchcomms_enabled", None)
+    if is_on is not None and is_on():
+        raise RuntimeError(
+            "holmes: the script makes its groups by torchcomms (torch.distributed.config.use_torchcomms), which takes "
+            "no network by group: leave that out"
+        )
+
+
 class _GroupHook:
     """The hook of one rank's process; `binding` is that of the group being made."""
 
@@ -89,9 +100,12 @@ class _GroupHook:
             if self._rank not in ranks or len(ranks) < 2:
                 return helper(*args, **kwargs)
             if is_default:
+                _refuse_torchcomms(self._c10d)
                 self._report.begin()
             network = network_of(self._config, ranks)
             backends = _backends(self._c10d, arguments["backend"])
+            if network is not None and not BINDS & set(backends):
+                self._report.say_unbound(backends)
             interface = self._config.ranks[self._rank].interfaces[network.name] if network is not None else None
             if network is not None and network.net_name is not None and "nccl" in backends:
                 arguments[self._options] = self._nccl_options(arguments.get(self._options), network.net_name)

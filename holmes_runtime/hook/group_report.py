@@ -81,6 +81,11 @@ class GroupReport:
             )
         )
 
+    def say_unbound(self, backends: Sequence[str]) -> None:
+        """Report that groups of these backends take whatever network they choose."""
+        sentence = f"groups of backend {', '.join(backends)} are bound to no network: only Gloo's and NCCL's can be"
+        self._write(NOTICES_FILE, RankNotice(self._rank, "warning", sentence, None))
+
     def _write_group(self, record: GroupRecord) -> None:
         if len(self._keys) < MAX_GROUPS:
             self._keys.append(record.key)

@@ -196,6 +196,22 @@ def test_setting_that_overrides_every_group_is_refused(name: str, value: str, tm
         hooked(tmp_path, table("ab"), environ={name: value})
 
 
+def test_torchcomms_switched_on_by_a_script_is_refused_at_its_first_group(tmp_path: Path) -> None:
+    c10d = hooked(tmp_path, table("ab"))
+    c10d._use_torchcomms_enabled = lambda: True  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="torchcomms"):
+        c10d._new_process_group_helper(2, 0, [], "nccl", None, "world")
+    assert c10d.made == []
+
+
+def test_groups_of_a_backend_that_cannot_be_bound_are_reported(tmp_path: Path) -> None:
+    c10d = hooked(tmp_path, table("aabb"), environ={"HOLMES_METRICS_DIR": str(tmp_path)})
+    options_of(c10d, [0, 1], "mpi")
+    options_of(c10d, [0, 1], "gloo")
+    lines = (tmp_path / "notices-rank0.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["sentence"][:24] for line in lines] == ["groups of backend mpi ar"]
+
+
 def test_torch_that_makes_groups_in_another_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trainer.json").write_text(table("ab").to_json(), encoding="utf-8")
     with pytest.raises(RuntimeError, match=r"torch 2\.11 to 2\.15"):
