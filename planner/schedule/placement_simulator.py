@@ -91,14 +91,13 @@ class PlacementSimulator:
         count = max(0, min(count for count, _ in self._lanes) - hiding)
         lanes = [lane.compute_s(layers) for _, lane in self._lanes]
         found_s, unlike = 0.0, set[object]()  # of many ranks most are alike
-        for rank, times_as_long in enumerate(trunk_slowdowns(self._coeffs, self._sites, layers)):
+        for rank, exchange in enumerate(self._exchanges):
             work_s = min(sum(lane[rank]) for lane in lanes)
-            kind = self._placement.sites[rank], layers[rank], rank == 0, rank == self._pp - 1, times_as_long, work_s
+            kind = exchange, layers[rank], rank == 0, rank == self._pp - 1, work_s
             if kind in unlike:
                 continue
             unlike.add(kind)
-            parameters = candidate.rank_parameters(self._job.model, layers, rank)
-            each = self._exchange(rank, times_as_long)(parameters)
+            each = exchange(candidate.rank_parameters(self._job.model, layers, rank))
             moved_s = max(each.reduce_s + each.gather_s, each.across_reduce_s + each.across_gather_s)
             found_s = max(found_s, moved_s + count * work_s)
         return found_s
@@ -316,9 +315,17 @@ class PlacementSimulator:
         if self._placement.candidate.dp == 1:
             return []
         ranks = [self._rank(site) for site in self._sites]
-        slowdowns = trunk_slowdowns(self._coeffs, self._sites, self._placement.layers)
-        exchanges = [self._exchange(rank, times_as_long) for rank, times_as_long in enumerate(slowdowns)]
-        return gradient_buckets(self._job, self._placement.candidate, layers, ranks, exchanges)
+        return gradient_buckets(self._job, self._placement.candidate, layers, ranks, self._exchanges)
+
+    @cached_property
+    def _exchanges(self) -> list[Exchange]:
+        """The exchange of each pipeline rank, the same object where two are alike."""
+        rows, found = self._placement.sites, dict[object, Exchange]()
+        kinds = list(zip(rows, trunk_slowdowns(self._coeffs, self._sites, self._placement.layers), strict=True))
+        for rank, (row, times_as_long) in enumerate(kinds):
+            if (row, times_as_long) not in found:
+                found[row, times_as_long] = self._exchange(rank, times_as_long)
+        return [found[kind] for kind in kinds]
 
     def _exchange(self, rank: int, times_as_long: float) -> Exchange:
         """Return the exchange of a pipeline rank, which takes `times_as_long` of a trunk as alone."""

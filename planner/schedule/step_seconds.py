@@ -112,16 +112,20 @@ def gradient_buckets(
 ) -> list[list[BucketSeconds]]:
     """Return, by stage, its gradient buckets; `layers` are by stage, `ranks` and `exchanges` by pipeline rank."""
     engine, found, last = engine_of(job), list[list[BucketSeconds]](), len(layers) - 1
+    alike: dict[object, list[BucketSeconds]] = {}  # of many stages most are
     for stage, held in enumerate(layers):
         rank = stage % candidate.pp
         layer, head, _ = ranks[rank]
-        exchange = exchanges[rank] if engine.gathers_first else _all_reduced(exchanges[rank])
         full_bytes = 0 if engine.overlaps_exchange else WHOLE  # sharded by layer
         if engine.overlaps_exchange and candidate.weight_shards == 1:
             full_bytes = bucket_bytes(candidate.rank_parameters(job.model, layers, rank))
-        parts = gradient_order(held, stage == 0, stage == last)
-        backward_s: dict[Part, float] = {"head": head.backward_s, "layer": layer.backward_s}
-        found.append(make_buckets(job.model, candidate.tp, parts, backward_s, exchange, full_bytes))
+        kind = held, stage == 0, stage == last, layer, head, exchanges[rank], full_bytes
+        if kind not in alike:
+            exchange = exchanges[rank] if engine.gathers_first else _all_reduced(exchanges[rank])
+            parts = gradient_order(held, stage == 0, stage == last)
+            backward_s: dict[Part, float] = {"head": head.backward_s, "layer": layer.backward_s}
+            alike[kind] = make_buckets(job.model, candidate.tp, parts, backward_s, exchange, full_bytes)
+        found.append(alike[kind])
     return found
 
 
