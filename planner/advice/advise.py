@@ -157,21 +157,25 @@ def _price_networks(
 
 
 def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLeft) -> Iterator[CodecGain]:
-    """Yield the gain of allowing each lossier codec, if any: planned anew within the limits of `effort`."""
+    """Yield the gain of allowing each lossier codec, if any: planned anew within the limits of `effort`.
+
+    The plan's own messages are packed only where all that they add to its step, and exchanges, would be worth it.
+    """
     if plan.order == "usual" or len(inventory.hosts) == 1 or not plan.job.is_bundled:
         return
-    job = plan.job
+    job, now = plan.job, plan.prediction
+    packs = (now.step_s - now.exposed_edge_s - now.exposed_dp_s) * WORTH_LOSING <= now.step_s
     anew, affordable = TimeLeft(effort.limit_s), effort.candidates // max(1, plan.solve.candidates)
     for codec in CODECS[CODECS.index(job.wire.edges) + 1 :]:
         allowing = job.model_copy(update={"wire": job.wire.model_copy(update={"edges": codec})})
         if allowed_codecs(allowing) == allowed_codecs(job) or not left.seconds:
             continue
-        step_s = repacked_step_s(inventory, plan, allowing)
+        step_s = repacked_step_s(inventory, plan, allowing) if packs else now.step_s
         left_s = min(anew.seconds, left.seconds)
         if affordable > 0 and left_s > 0:
             affordable -= 1
             step_s = min(step_s, _searched_s(inventory, allowing, left_s, step_s))
-        if step_s * WORTH_LOSING <= plan.prediction.step_s:
+        if step_s * WORTH_LOSING <= now.step_s:
             yield CodecGain(codec, step_s)
 
 
