@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.test_layers import PACKAGES, ROOT, imports
+from tests.test_layers import PACKAGES, ROOT, imports, tree
 
 MAX_PRODUCT_LINES = 72_500  # lowered with what is deleted; raised only with a reason in docs/decisions.md
 MAX_FILE_LINES = 400
@@ -20,11 +19,6 @@ FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("
 MODULES = [file for file in FILES if file.name != "__init__.py"]
 FOLDERS = sorted({file.parent for file in MODULES})
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@functools.cache
-def tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def place(file: Path, node: Function | ast.ClassDef) -> str:

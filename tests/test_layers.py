@@ -63,13 +63,18 @@ ROOMS: dict[str, tuple[str, ...]] = {
 
 
 @functools.cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports(file: Path) -> tuple[str, ...]:
     """Every module and name that a file imports."""
     return tuple(_imports(file))
 
 
 def _imports(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

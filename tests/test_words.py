@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.test_layers import ROOT, tree
+
 PACKAGES = ("holmes", "holmes_core", "holmes_runtime", "prober", "planner", "launcher", "holmes_cli")
 OLD_BOUND = re.compile(r"\b_?(MOST|LEAST)(_[A-Z0-9]|\b)")
 OPENING = re.compile(r"(What|Whether|How|Which|Who|Whose|Whom|Where|Of)\b")
@@ -22,9 +24,14 @@ PHRASES = re.compile(
 )
 
 
-def docstrings(file: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def docstrings(file: Path) -> tuple[tuple[int, str], ...]:
+    return tuple(_docstrings(file))
+
+
+def _docstrings(file: Path) -> Iterator[tuple[int, str]]:
     """Docstrings of the module, its classes and functions, and the texts below constants, with their lines."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for statement in node.body:
                 if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -68,7 +75,7 @@ def test_no_docstring_or_comment_holds_a_phrase_that_reads_as_translated(package
 def test_no_class_name_is_used_twice() -> None:
     places: dict[str, list[str]] = {}
     for file in (path for package in PACKAGES for path in files(package)):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree(file)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{file.relative_to(ROOT)}:{node.lineno}")
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
