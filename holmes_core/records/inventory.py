@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -317,10 +318,11 @@ class Inventory(FileRecord):
 
     def host(self, name: str) -> Host:
         """Return the host of that name. Raises KeyError."""
-        for host in self.hosts:
-            if host.name == name:
-                return host
-        raise KeyError(name)
+        return self._host_by_name[name]
+
+    @cached_property
+    def _host_by_name(self) -> dict[str, Host]:
+        return {host.name: host for host in self.hosts}
 
 
 def _lasting(host: Host) -> Host:

@@ -102,6 +102,15 @@ def test_job_survives_its_file(layers: int, batch: int, rate: float) -> None:
     assert parse(Job, json.loads(job.model_dump_json()), "again") == job
 
 
+def test_a_changed_copy_finds_its_own_hosts() -> None:
+    one, other = (Host(name="a", access=Access(user=user), reachable=False) for user in ("me", "you"))
+    inventory = Inventory(hosts=(one,), clusters=(), shared=None, findings=())
+    assert inventory.host("a") is one
+    changed = inventory.model_copy(update={"hosts": (other,)})
+    assert changed.host("a") is other
+    assert changed.digest() != inventory.digest()
+
+
 def job_error(tmp_path: Path, text: str) -> HolmesError:
     path = tmp_path / "job.yaml"
     path.write_text(text, encoding="utf-8")
