@@ -35,9 +35,12 @@ def parse_flight_record(
         raise ValueError(f"torch's flight recorder has a format other than {FORMAT}x")
     entries = record.get("entries", [])
     found: dict[tuple[str, bool], GroupProgress] = {}
+    newest = {entry["process_group"][_COLUMNS[by]]: entry["pg_id"] for entry in entries}
     for entry in entries:
-        key = entry["process_group"][_COLUMNS[by]], bool(entry["is_p2p"])
-        found[key] = _with(found.get(key) or GroupProgress(*key, 0, 0, 0), entry)
+        group = entry["process_group"][_COLUMNS[by]]
+        if entry["pg_id"] == newest[group]:  # else of a destroyed group, whose name the next one may have
+            key = group, bool(entry["is_p2p"])
+            found[key] = _with(found.get(key) or GroupProgress(*key, 0, 0, 0), entry)
     is_whole = not entries or entries[0]["record_id"] == 0
     progress = []
     for group in groups:

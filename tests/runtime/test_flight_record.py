@@ -59,6 +59,13 @@ def test_messages_of_one_batch_are_completed_with_it() -> None:
     assert parse_flight_record(record, ["e"]) == (GroupProgress("e", True, 1, 1, 1),)
 
 
+def test_of_groups_of_one_name_the_last_counts() -> None:
+    """Names begin anew where a script destroys its groups and makes others."""
+    old = [entry(number, "dp-0", "completed", pg_id=1) for number in range(1, 9)]
+    record = dump([*old, entry(1, "dp-0", "completed", pg_id=4), entry(2, "dp-0", "scheduled", pg_id=4)])
+    assert parse_flight_record(record, ["5"], by="name") == (GroupProgress("5", False, 2, 1, 1),)
+
+
 def test_an_operation_that_torch_gave_up_is_not_completed() -> None:
     record = dump([entry(1, "dp-0", "scheduled", retired=True)])
     assert parse_flight_record(record, ["dp-0"]) == (GroupProgress("dp-0", False, 1, 0, 0),)
@@ -83,10 +90,11 @@ def test_torch_of_today_writes_that_format() -> None:
         group = dist.new_group([0], group_desc="recorded", backend="gloo")
         for _ in range(2):
             dist.all_reduce(torch.ones(1), group=group)
-        progress = parse_flight_record(dump_flight_record("cpu"), ["recorded"])
-        by_name = parse_flight_record(dump_flight_record("cpu"), [group.group_name], by="name")
+        record = dump_flight_record("cpu")
+        name = group.group_name
     finally:
         dist.destroy_process_group()
+    progress, by_name = parse_flight_record(record, ["recorded"]), parse_flight_record(record, [name], by="name")
     assert [each[1:] for each in by_name] == [each[1:] for each in progress]
     assert progress[0][:3] == ("recorded", False, 2)
     assert progress[0].completed <= 2
