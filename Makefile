@@ -20,7 +20,7 @@ PARALLEL_FILES := -n 2 --dist loadfile
 $(READY): pyproject.toml constraints.txt $(LOCK)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python >= 3.10 is needed: make PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --require-hashes -r $(LOCK)
+	$(PIP) --require-hashes --no-deps -r $(LOCK)
 	$(PIP) -c constraints.txt torch
 	$(PIP) --no-deps --no-build-isolation -e .
 	touch $@
