@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from tests.cli.test_command_line import HOSTS, environment, planned, write_inputs
+from tests.cli.test_command_line import HOSTS, environment, write_inputs
 
 pytestmark = pytest.mark.process
 
 MAX_MEMORY_BYTES = 300 << 20
-FLOOD = "yes 'a line of a library that warns' | head -c 671088640"  # twice what may be held
+FLOOD = f"yes '{'a line of a library that warns ' * 8}' | head -c 671088640"  # twice what may be held
 LIMIT_S = 300.0
 
 
@@ -57,8 +57,7 @@ def flooding(folder: Path, words: str, lines: str) -> None:
 
 
 def plan_flooding(folder: Path, lines: str, **changes: object) -> None:
-    planned(folder, **changes)
-    (folder / "plan.json").unlink()
+    write_inputs(folder, **changes)
     flooding(folder, "*holmes_runtime.node.agent*", lines)
     for arguments in (("probe", "hosts.yaml"), ("plan", "job.yaml")):
         done = holmes(folder, *arguments)

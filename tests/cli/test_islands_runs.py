@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from launcher.journal.run_folder import read_run
-from tests.cli.test_command_line import HOSTS, environment, holmes, job, nothing_is_left
+from tests.cli.test_command_line import HOSTS, LONG, environment, holmes, job, nothing_is_left
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.process
@@ -99,7 +99,7 @@ def test_islands_train_apart_and_have_the_same_state_after_every_exchange(planne
 
 
 def test_an_island_that_is_killed_comes_back_while_the_other_goes_on(tmp_path: Path) -> None:
-    plan_islands(tmp_path, steps=100000)
+    plan_islands(tmp_path, **LONG)
     with launched(tmp_path) as process:
         assert eventually(lambda: any(steps_done(each) > 10 for each in (tmp_path / "runs").glob("*/island-1")))
         folder = run_folder(tmp_path)
@@ -125,7 +125,7 @@ def test_an_island_that_is_killed_comes_back_while_the_other_goes_on(tmp_path: P
 
 
 def test_detached_islands_outlive_the_shell_and_are_looked_at_and_stopped_as_a_whole(tmp_path: Path) -> None:
-    plan_islands(tmp_path, steps=100000)
+    plan_islands(tmp_path, **LONG)
     run_id = launched_detached(tmp_path)
     folder = run_folder(tmp_path)
     try:
@@ -152,7 +152,7 @@ def test_detached_islands_outlive_the_shell_and_are_looked_at_and_stopped_as_a_w
 
 
 def test_detached_islands_end_without_their_controller_and_are_not_said_to_go_on(tmp_path: Path) -> None:
-    plan_islands(tmp_path, steps=100000)
+    plan_islands(tmp_path, **LONG)
     run_id = launched_detached(tmp_path)
     assert eventually(lambda: all(steps_done(run_folder(tmp_path) / name) for name in ("island-0", "island-1")))
     controller = read_run(run_folder(tmp_path)).controller

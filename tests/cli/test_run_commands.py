@@ -17,13 +17,11 @@ import pytest
 from holmes_core.records.run import Run
 from holmes_runtime.config.node_config import KEY_VARIABLE
 from launcher.journal.run_folder import read_run
-from tests.cli.test_command_line import environment, holmes, nothing_is_left, planned
+from tests.cli.test_command_line import LONG, environment, holmes, nothing_is_left, planned
 from tests.eventually import eventually
 from tests.testbed.reaper import process_start_time
 
 pytestmark = pytest.mark.process
-
-LONG = {"steps": 100000}
 
 
 def run_folder(folder: Path) -> Path:
@@ -92,6 +90,8 @@ def test_detached_run_outlives_its_controller_and_is_watched_again(tmp_path: Pat
     assert steps_done(tmp_path) == before
     attach = [sys.executable, "-m", "holmes_cli", "attach", detached]
     looking = subprocess.Popen(attach, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+    assert looking.stderr is not None
+    assert next(line for line in looking.stderr if line.startswith("step "))  # it has come to watching
     assert eventually(lambda: steps_done(tmp_path) > before + 2)
     looking.send_signal(signal.SIGINT)
     assert "the run goes on" in looking.communicate(timeout=600)[1]
