@@ -15,6 +15,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import holmes_runtime.checkpoint.checkpoints  # noqa: F401  so that not each rank that saves imports it
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.train import Launched, train
 from tests.free_ports import free_port
