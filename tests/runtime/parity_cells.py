@@ -14,7 +14,7 @@ from holmes_runtime.config.schedule import ScheduleName
 
 from .launched_runs import REPOSITORY, TINY, layout, make_config
 
-GPT = replace(TINY, num_layers=8, num_heads=8, num_kv_heads=8, ffn_hidden_size=96, vocab_size=257, seq_length=16)
+GPT = replace(TINY, num_heads=8, num_kv_heads=8, ffn_hidden_size=96, vocab_size=257, seq_length=16)
 LLAMA = replace(GPT, family="llama", num_kv_heads=4, ffn_hidden_size=64)
 SHAPES = {
     "gpt": GPT,
@@ -28,7 +28,7 @@ STEPS = 3
 Codecs = tuple[Codec, Codec]
 # Small, since AdamW's first steps go by the sign of a gradient, and rounding may turn the sign of one that is nearly 0.
 LEARNING_RATE = 1e-3
-UNEVEN_CUTS = {1: (0, 8), 2: (0, 5, 8), 3: (0, 1, 5, 8), 4: (0, 1, 4, 6, 8), 8: tuple(range(9))}
+UNEVEN_CUTS = {2: (0, 3, 5), 3: (0, 1, 4, 5), 4: (0, 1, 3, 4, 5), 8: tuple(range(9))}
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Cell:
     zero: Zero = 1
     tied: tuple[tuple[int, int], ...] | None = None
     offload: bool = False
+    num_layers: int = 5
 
     @property
     def world_size(self) -> int:
@@ -101,9 +102,9 @@ class Cell:
         return make_config(
             corpus.parent / "text.jsonl" if self.separate else corpus,
             documents="separate" if self.separate else "joined",
-            cuts=UNEVEN_CUTS[self.pp * self.chunks],
+            cuts=UNEVEN_CUTS.get(self.pp * self.chunks, (0, self.num_layers)),
             shards=layout(self.tp, self.pp, self.dp),
-            model=SHAPES[self.family],
+            model=replace(SHAPES[self.family], num_layers=self.num_layers),
             steps=STEPS,
             micro_batch_size=self.micro_batch_size,
             microbatches=self.microbatches or [8 // self.dp] * self.dp,
@@ -148,6 +149,7 @@ def _all_schedules(tp: int, pp: int, dp: int, families: Sequence[str], microbatc
             recompute,
             chunks=chunks,
             microbatches=microbatches,
+            num_layers=8 if pp * chunks == 8 else 5,
         )
         for turn, (schedule, recompute, chunks) in enumerate(plain)
     ]
@@ -165,7 +167,7 @@ CELLS = [
     Cell(1, 2, 1, "zero-bubble", value_type="bf16"),
     Cell(2, 1, 1, micro_batch_size=2),
     Cell(2, 1, 1, family="llama", recompute="selective"),
-    Cell(2, 1, 1, family="llama", recompute="selective", compiled=True),
+    Cell(2, 1, 1, family="llama", recompute="selective", compiled=True, separate=True),
     Cell(2, 1, 1, recompute="full", value_type="bf16"),
     Cell(1, 3, 1, family="llama"),
     Cell(1, 3, 1, "zero-bubble"),
@@ -194,7 +196,7 @@ CELLS = [
     # The replicas of the first stage are in two clusters, those of the second in one.
     Cell(1, 2, 4, "zero-bubble", microbatches=(1, 3, 2, 2), clusters="aabbcccc"),
     Cell(2, 1, 4, family="llama", clusters="aaaabbbb"),
-    Cell(1, 8, 1),
+    Cell(1, 8, 1, num_layers=8),
     Cell(1, 4, 2, "zero-bubble", "llama", microbatches=(3, 5), twice=True),
     Cell(4, 2, 1, "eager", "llama"),
     Cell(2, 4, 1, "zero-bubble"),
@@ -251,7 +253,6 @@ CELLS = [
     Cell(1, 2, 1, separate=True),
     Cell(1, 2, 1, "zero-bubble", "llama", recompute="selective", micro_batch_size=2, separate=True),
     Cell(2, 1, 1, separate=True),
-    Cell(2, 1, 1, family="llama", compiled=True, separate=True),
     Cell(1, 3, 1, separate=True),
     Cell(1, 2, 2, "interleaved", chunks=2, recompute="full", microbatches=(2, 6), separate=True),
     Cell(2, 2, 1, "eager", "llama", separate=True),

@@ -1,6 +1,6 @@
 """`python -m tests.runtime.parity_worker WORLD_SIZE FOLDER`: trains every cell of that size, and each alone.
 
-Torch is imported once and the ranks are forked from it; each cell opens and leaves its own groups. Rank 0 writes
+Torch is imported once and the ranks are forked from it; each cell opens its own groups. Rank 0 writes
 FOLDER/parity.json: by cell, how far the distributed run is from the single process.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # so that not each rank imports it, where blocks are computed again or compiled
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
@@ -27,6 +28,8 @@ from holmes_runtime.trainer import Trainer
 
 from .packed_cuts import PackedCuts
 from .parity_cells import CELLS, Cell
+
+TOGETHER = 16  # cells of the same processes: groups that were opened stay, and each makes opening others slower
 
 
 def run(
@@ -116,15 +119,15 @@ def compare(cell: Cell, ranks: list[dict[str, Any]], alone: dict[str, Any]) -> d
     }
 
 
-def work(rank: int, world_size: int, folder: Path) -> None:
-    """One rank of all cells."""
+def work(rank: int, cells: Sequence[Cell], folder: Path) -> None:
+    """One rank of `cells`, which are of one size."""
     torch.set_num_threads(1)
-    store = FileStore(str(folder / "store"), world_size)
+    world_size = cells[0].world_size
+    store = FileStore(str(folder / f"store {cells[0]}"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    corpus, compared = folder / "text.txt", {}
-    for cell in CELLS:
-        if cell.world_size != world_size:
-            continue
+    corpus, found = folder / "text.txt", folder / "parity.json"
+    compared = json.loads(found.read_text()) if found.exists() else {}
+    for cell in cells:
         config = cell.config(corpus)
         plans = tuple(cell.config(corpus, step) for step in range(config.steps)) if cell.is_packed else ()
         mine = run(config, rank, process_groups.open_groups(config, rank), plans)
@@ -132,22 +135,29 @@ def work(rank: int, world_size: int, folder: Path) -> None:
         gathered: list[Any] | None = [None] * world_size if rank == 0 else None
         dist.gather_object(mine, gathered)
         if gathered is not None:
-            found = compare(cell, gathered, run_alone(cell.alone(), corpus, plans))
-            compared[str(cell)] = found | {"equal": equal and are_alike(gathered)}
-            (folder / "parity.json").write_text(json.dumps(compared))
+            errors = compare(cell, gathered, run_alone(cell.alone(), corpus, plans))
+            compared[str(cell)] = errors | {"equal": equal and are_alike(gathered)}
+            found.write_text(json.dumps(compared))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def main() -> None:
     world_size, folder = int(sys.argv[1]), Path(sys.argv[2])
+    cells = [cell for cell in CELLS if cell.world_size == world_size]
+    codes = [work_together(cells[first : first + TOGETHER], folder) for first in range(0, len(cells), TOGETHER)]
+    sys.exit(max(codes))
+
+
+def work_together(cells: Sequence[Cell], folder: Path) -> int:
+    """All ranks of `cells`; their highest exit code."""
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=work, args=(rank, world_size, folder)) for rank in range(world_size)]
+    ranks = [context.Process(target=work, args=(rank, cells, folder)) for rank in range(cells[0].world_size)]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join()
-    sys.exit(max(abs(process.exitcode or 0) for process in ranks))
+    return max(abs(process.exitcode or 0) for process in ranks)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def test_a_plan_trains_like_a_single_process(cell: Cell, folder: Path) -> None:
     errors = found[str(cell)]
     # One last bit may round one number of a packed message the other way; all of them are 1e-4 of a loss.
     limit = 1e-5 if cell.is_packed and cell.tp * cell.dp > 1 else TOLERANCE[cell.value_type]
-    assert errors["losses"][-1] < errors["losses"][0] - 0.01  # it learns
+    assert errors["losses"][-1] < errors["losses"][0] - 0.005  # it learns
     assert errors["loss"] <= limit
     assert errors["gradient"] <= limit
     # Single micro-batches of the trained model, and norms, which are sums over all parameters.
