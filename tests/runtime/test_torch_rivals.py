@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from .forked_ranks import launch_forked
 from .launched_runs import LIMIT_S, launch, make_config, read_metrics
 
 SYSTEMS = ("ddp", "fsdp2", "stock-1f1b")
@@ -18,7 +19,7 @@ def test_rivals_lose_what_holmes_does_step_by_step(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(" ".join(map(str, range(2000))))
     config = make_config(corpus, pipelines=((0, 1), (2, 3)), cuts=(0, 1, 3), steps=3, learning_rate=1e-3)
-    ours = launch(config, tmp_path / "holmes")
+    ours = launch_forked(config, tmp_path / "holmes")
     assert ours.exit_code == 0, ours.stderr
 
     folder = tmp_path / "rivals"
