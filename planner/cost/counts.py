@@ -76,8 +76,9 @@ def make_execution(
 ) -> Execution:
     """Return the execution of `job` with these degrees, in its precision and on its device."""
     engine = engine_of(job)
+    updated_by = weight_shards if engine.copies_update and weight_shards > 1 else dp
     return Execution(
-        *(tp, dp if engine.shards_states else 1, micro_batch_size, job.value_bytes, recompute),
+        *(tp, updated_by if engine.shards_states else 1, micro_batch_size, job.value_bytes, recompute),
         *(reserve_bytes(job, tp, pp, dp), training_margin(job), weight_shards, optimizer_offload),
         sequence_parallel=engine.shards_sequences(recompute),
         fused_attention=engine.fused_attention,

@@ -43,8 +43,9 @@ class Engine:
     schedules, degrees, cuts: the ones it has; dp it always has. free_degrees: what the planner may choose above 1, as
     the engine needs nothing from the model for it; others are as job.yaml fixes them. unequal_replicas: each may run a
     micro-batch more than others. host_states: optimizer states in host memory. two_levels: gradients are added up
-    inside clusters first, or weights sharded inside each (HSDP). shards_tied: weights are sharded with tied tables as
-    well. unsharded: the engine as it is without ZeRO-3, where that is another one.
+    inside clusters first, or weights sharded inside each (HSDP). copies_update: under HSDP each copy of the shards
+    keeps optimizer states and updates itself, after copies all-reduced their gradients. shards_tied: weights are
+    sharded with tied tables as well. unsharded: the engine as it is without ZeRO-3, where that is another one.
     """
 
     sequence_parallel: Literal["always", "selective", "never"] = "always"
@@ -74,12 +75,18 @@ class Engine:
     unequal_replicas: bool = True
     host_states: bool = True
     two_levels: bool = True
+    copies_update: bool = False
     shards_tied: bool = False
     unsharded: Engine | None = None
 
     def travels_bytes(self, value_bytes: int) -> tuple[int, int]:
         """Return the bytes of a parameter of so many, reduced and gathered."""
         return self.reduced_bytes, value_bytes if self.gathered_bytes is None else self.gathered_bytes
+
+    def across_bytes(self, value_bytes: int) -> tuple[int, int]:
+        """Return the same between clusters, in two levels: reduced, and gathered as gradients or as updated weights."""
+        reduced, gathered = self.travels_bytes(value_bytes)
+        return (reduced, reduced) if self.copies_update else (reduced, gathered)
 
     def shards_sequences(self, recompute: Recompute) -> bool:
         """Return True if tensor shards split sequences."""
@@ -133,7 +140,7 @@ MEGATRON_2024 = replace(
 )
 # torch's FSDP, as llm-foundry and torchtitan run it: the fp32 weights that are sharded are the masters. It shards
 # inside each cluster where replicas are in several (HSDP).
-FSDP = replace(OTHER, shards_weights=True, keeps_rounded=False, two_levels=True)
+FSDP = replace(OTHER, shards_weights=True, keeps_rounded=False, two_levels=True, copies_update=True)
 # torch's DistributedDataParallel: fp32 weights, all-reduced bucket by bucket under the backward, and updated by all.
 DDP = replace(
     OTHER,

@@ -69,6 +69,7 @@ class LayoutCosts:
         self._inventory, self._networks = problem.inventory, problem.networks
         self.execution, self._engine = layout.candidate.execution(problem.job), engine_of(problem.job)
         self._travels_bytes = self._engine.travels_bytes(self.execution.value_bytes)
+        self._across_bytes = self._engine.across_bytes(self.execution.value_bytes)
         price, slots = cache(self._price), self._slots(problem.fleet)
         self.priced = {name: price(slot) for name, slot in slots.items()}
         self.edges = self._edges()
@@ -235,7 +236,9 @@ class LayoutCosts:
         found = inside.exchange_s(parameters, self._travels_bytes)
         if not others:
             return found
-        across = others[0].exchange_s(parameters / inside.size, self._travels_bytes)
+        across = others[0].exchange_s(parameters / inside.size, self._across_bytes)
+        if self._engine.copies_update:
+            across = across.all_reduced()
         return BucketExchange(
             found.reduce_s, found.gather_s, found.late_s + across.late_s, across.reduce_s, across.gather_s
         )

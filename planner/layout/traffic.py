@@ -96,7 +96,9 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
         parameters = gathered_parameters = parameters * n // layout.candidate.dp
     hosts = [layout.ranks[rank].host for rank in group.ranks]
     ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
-    reduced_bytes, gathered_bytes = engine_of(job).travels_bytes(execution.value_bytes)
+    engine = engine_of(job)
+    travels = engine.across_bytes if group.axis == "dp_across" else engine.travels_bytes
+    reduced_bytes, gathered_bytes = travels(execution.value_bytes)
     gathered = shard_exchange_bytes(gathered_bytes * gathered_parameters, n)
     if job.device == "cuda":
         reduced = shard_exchange_bytes(reduced_bytes * parameters, n)

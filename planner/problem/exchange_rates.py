@@ -87,7 +87,7 @@ def _two_levels_s_per_byte(
     coeffs: Coefficients, site: Site, num_clusters: int, rings: int, times_as_long: float
 ) -> float:
     """Seconds per byte of the slower level of both, which work at the same time on one bucket after another."""
-    across, _ = two_levels(coeffs.candidate.dp, num_clusters)
+    across, _ = _levels(coeffs, num_clusters)
     seconds = [level_s for c in site for level_s in _class_levels_s(coeffs, c, num_clusters, rings, times_as_long)]
     groups = max(_groups_across(coeffs, c, num_clusters, times_as_long) for c in site)
     inside = coeffs.candidate.dp // num_clusters
@@ -103,7 +103,7 @@ def _class_levels_s(
     coeffs: Coefficients, c: int, num_clusters: int, rings: int, times_as_long: float
 ) -> tuple[float, float]:
     """Return the seconds per byte that the NICs of a class take of each level."""
-    across, inside = two_levels(coeffs.candidate.dp, num_clusters)
+    across, inside = _levels(coeffs, num_clusters)
     groups = _groups_across(coeffs, c, num_clusters, times_as_long)
     return rings * inside * coeffs.fabric_sync_s_per_byte[c], groups * across * coeffs.shared_sync_s_per_byte[c]
 
@@ -112,6 +112,11 @@ def _groups_across(coeffs: Coefficients, c: int, num_clusters: int, times_as_lon
     """Groups across clusters that share a NIC: one for each replica on its host."""
     per_host = coeffs.group_slots_per_host[c]
     return max(1, per_host if times_as_long > 1 else min(per_host, coeffs.candidate.dp // num_clusters))
+
+
+def _levels(coeffs: Coefficients, num_clusters: int) -> tuple[float, float]:
+    across, inside = two_levels(coeffs.candidate.dp, num_clusters)
+    return across * coeffs.across_part, inside
 
 
 def two_levels(dp: int, num_clusters: int) -> tuple[float, float]:

@@ -330,8 +330,10 @@ class PlacementSimulator:
     def _exchange(self, rank: int, times_as_long: float) -> Exchange:
         """Return the exchange of a pipeline rank, which takes `times_as_long` of a trunk as alone."""
         coeffs, site, (dp, device) = self._coeffs, self._sites[rank], (self._coeffs.candidate.dp, self._job.device)
-        travels_bytes = engine_of(self._job).travels_bytes(self._execution.value_bytes)
-        gather_part = travels_bytes[1] / sum(travels_bytes)
+        engine = engine_of(self._job)
+        travels_bytes = engine.travels_bytes(self._execution.value_bytes)
+        crosses = len({coeffs.cluster[c] for c in site}) > 1
+        gather_part = 0.0 if crosses and engine.copies_update else travels_bytes[1] / sum(travels_bytes)
         rings = self._rings(rank)
         share = exchange_share(dp, device) if rings else 1.0
         is_even = are_even(coeffs.cluster[c] for c in self._placement.sites[rank])

@@ -13,7 +13,8 @@ from holmes_core.records.job import Parallel, TrainerName
 from holmes_core.records.plan import Plan
 from planner.advice.engine_price import engine_sentence
 from planner.layout.verify import check_engine
-from tests.planner.fleets import bed_job, cpu_inventory, gpu_inventory, plan_for
+from planner.problem.candidates import candidate_of
+from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 from tests.planner.test_metamorphic import NOT_PROVEN
 from tests.planner.trainer_plans import SMALL_SEEDS, TRAINERS, drawn, drawn_plan, trainer_job
 from tests.seeds import seeds
@@ -178,3 +179,17 @@ def test_the_price_of_an_engine_is_a_sentence() -> None:
     (sentence,) = engine_sentence(one, plan_for(one, bed_job(trainer=trainer, data=None, parallel={})), 60.0)
     assert "no choice that it lacks" in sentence
     assert engine_sentence(one, plan_for(one, bed_job(parallel={})), 60.0) == ()
+
+
+def test_copies_of_shards_keep_states_and_all_reduce_gradients_between_clusters() -> None:
+    """torch's HSDP; the bundled trainer updates each weight once, and sends it to the other clusters as 16 bits."""
+    fixed = {"zero": 3, "tp": 1, "pp": 1}
+    jobs = trainer_job("torch", parallel={"zero": 3}), gpt_7b(parallel=fixed)
+    hsdp, bundled = (plan_for(gpu_inventory([2, 2]), job) for job in jobs)
+    assert (hsdp.weight_shards, hsdp.dp) == (bundled.weight_shards, bundled.dp) == (16, 32)
+    assert candidate_of(hsdp).execution(hsdp.job).dp == 16
+    assert candidate_of(bundled).execution(bundled.job).dp == 32
+    crossing = [
+        sum(each.sent_bytes for each in plan.prediction.traffic if each.network == "shared") for plan in (hsdp, bundled)
+    ]
+    assert crossing[0] / crossing[1] == pytest.approx((4 + 4) / (4 + 2))
