@@ -21,7 +21,6 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.codec import Codec
-from launcher.prepare.engine_arguments import batches_untold
 from planner.advice.across_rails import rails_sentence
 from planner.advice.assumed_speeds import assumed_speed_sentence, step_spread_s
 from planner.advice.cluster_spans import cluster_spans
@@ -173,8 +172,21 @@ def _codec_sentences(plan: Plan) -> tuple[str, ...]:
 def _engine_sentence(plan: Plan) -> tuple[str, ...]:
     """Return a sentence on a trainer that is not launched, or on what its command is not told, if any."""
     if plan.job.is_launched:
-        return batches_untold(plan)
+        return untold_batches(plan)
     return (f"These are predictions for {plan.job.engine}: trainer in job.yaml has no command to launch.",)
+
+
+def untold_batches(plan: Plan) -> tuple[str, ...]:
+    """Return a sentence where a script that has no common options for its batches is not told the plan's."""
+    trainer = plan.job.trainer
+    if trainer is None or trainer.engine not in ("torch", "deepspeed", "accelerate"):
+        return ()
+    if "micro_batch_size" in trainer.placeholders:
+        return ()
+    return (
+        "The command is not told its batches ({micro_batch_size}, {num_microbatches}): predicted are micro-batches "
+        f"of {plan.micro_batch_size}, {plan.microbatches[0]} for each replica and step.",
+    )
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:

@@ -40,6 +40,9 @@ BUNDLED_ALONE = (
 """Keys of a job that the bundled runtime reads, and a trainer's command does not."""
 
 
+PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # of a setting, in a trainer's command
+
+
 class TrainerSettings(Record):
     """Software other than the bundled runtime that trains the model, under the plan's placement and networks."""
 
@@ -59,6 +62,11 @@ class TrainerSettings(Record):
     """Regular expression of the line that the trainer prints for each step, with the group `loss`, and if the line has
     them `step` and `seconds`; not set: the engine's own, or for torch a line with "step NUMBER" and "loss NUMBER".
     Example: 'step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)' """
+
+    @property
+    def placeholders(self) -> set[str]:
+        """Return the settings of the plan that the command holds by name."""
+        return {name for word in self.command for name in PLACEHOLDER.findall(word)}
 
     @model_validator(mode="after")
     def _can_be_run(self) -> TrainerSettings:

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
+from holmes_core.records.job import PLACEHOLDER
 
 MAX_CHARACTERS = 131_072  # of one word that Linux passes to a program
 MAX_SHOWN = 80
@@ -24,7 +25,6 @@ _PIECES = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^'"\\]+""", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{[^}]*\}?|\$\([^)]*\)?|\$\w+|`[^`]*`?")
 _OPERATOR = re.compile(r"[|&;<>()\n]+|(?<!\S)#")
 _BRACES = re.compile(r"\{[^{}\s]*\}")
-_PLACEHOLDER = re.compile(r"\{[a-z_]+\}")
 _FOLLOWED = ("nohup", "exec", "time", "env")  # words that the command itself follows at once
 _SPREADS = ("srun", "mpirun", "mpiexec", "orterun", "prun", "numactl", "taskset", "timeout", "stdbuf")
 ACCELERATE = "accelerate launch"
@@ -91,7 +91,7 @@ def read_command(text: str) -> TrainerCommand:
     for word in words:
         if any(character in word for character in "\n\r\0"):
             raise HolmesError(f"command: {shown(word)} has several lines", "put that value into a file")
-        if _PLACEHOLDER.search(word):
+        if PLACEHOLDER.search(word):
             hint = "in job.yaml {NAME} stands for a setting of the plan; give that value in another way"
             raise HolmesError(f"command: {shown(word)} would be a placeholder", hint)
     environment, dropped, words = _outer(words)

@@ -10,14 +10,13 @@ Options are as Megatron-LM d98e8a64, torchtitan 0.3.0 and accelerate 1.15.0 read
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from holmes_core.errors import HolmesError
+from holmes_core.records.job import PLACEHOLDER
 from holmes_core.records.plan import Plan
 
-PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 TITAN_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 TITAN_SUBCOMMAND = "activation-checkpoint:"  # the last word, after all options
 OF_THE_JOB = {"steps", "seq_length"}  # they set nothing that is planned
@@ -29,7 +28,7 @@ def command_of(plan: Plan) -> tuple[str, ...]:
     trainer = plan.job.trainer
     assert trainer is not None
     values = placeholders(plan)
-    named = {name for word in trainer.command for name in PLACEHOLDER.findall(word)}
+    named = trainer.placeholders
     for name in sorted(named - set(values)):
         near = get_close_matches(name, values, 1)
         known = [f"{{{each}}}" for each in near or values]
@@ -47,20 +46,6 @@ def command_of(plan: Plan) -> tuple[str, ...]:
     if at is None:
         return (*words, *arguments)
     return (*words[:at], *arguments[:-1], *words[at:])  # the user's own subcommand stays, and stays behind options
-
-
-def batches_untold(plan: Plan) -> tuple[str, ...]:
-    """Return a sentence where a script without options of its engine is not told the plan's batches."""
-    trainer = plan.job.trainer
-    if trainer is None or trainer.engine not in ("torch", "deepspeed", "accelerate"):
-        return ()
-    named = {name for word in trainer.command for name in PLACEHOLDER.findall(word)}
-    if "micro_batch_size" in named:
-        return ()
-    return (
-        "The command is not told its batches ({micro_batch_size}, {num_microbatches}): predicted are micro-batches "
-        f"of {plan.micro_batch_size}, {plan.microbatches[0]} for each replica and step.",
-    )
 
 
 def placeholders(plan: Plan) -> Mapping[str, str]:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from holmes_cli.screen.show_plan import untold_batches
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
-from launcher.prepare.engine_arguments import batches_untold, command_of, engine_arguments, placeholders
+from launcher.prepare.engine_arguments import command_of, engine_arguments, placeholders
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
 
 OPTIONS = Path(__file__).parents[3] / "shared" / "consumers" / "megatron_arguments.json"
@@ -115,7 +116,7 @@ def test_accelerate_s_environment_is_set_unless_the_command_has_the_degrees() ->
 )
 def test_a_command_that_is_not_told_its_batches_is_named(engine: str, words: tuple[str, ...], is_told: bool) -> None:
     plan = planned(engine, "python", "train.py", *words, model=SMALL)
-    sentences = batches_untold(plan)
+    sentences = untold_batches(plan)
     assert bool(sentences) is not is_told
     assert is_told or f"micro-batches of {plan.micro_batch_size}, {plan.microbatches[0]} for each" in sentences[0]
 
@@ -129,7 +130,7 @@ def examples() -> list[Job]:
 @pytest.mark.parametrize("job", examples(), ids=lambda job: job.engine)
 def test_examples_of_the_docs_are_planned_and_told_their_batches(job: Job) -> None:
     plan = plan_for(TWO, job)
-    assert batches_untold(plan) == ()
+    assert untold_batches(plan) == ()
     words = " ".join(command_of(plan))
     assert str(plan.micro_batch_size) in words
     assert "{" not in words
