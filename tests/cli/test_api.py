@@ -38,7 +38,7 @@ JOB = {
     "device": "cpu",
     "compute": {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}},
     "parallel": {"pp": 2, "dp": 1},
-    "timeout_s": 60,
+    "timeout_s": 300,
 }
 
 

@@ -61,7 +61,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "device": "cpu",
         "compute": {"flops_per_s": 1e10},
         "optimizer": {"learning_rate": 3e-3},
-        "timeout_s": 60,
+        "timeout_s": 300,  # ranks of a busy machine import torch in a minute
     }
     return {**base, **changes}
 

@@ -58,9 +58,15 @@ def test_agent_imports_nothing_that_takes_long() -> None:
 
 
 TRAINS = """
-import sys, holmes_runtime.train
-from tests.runtime.test_training import make_config, train_here
-train_here(make_config(sys.argv[1], steps=1))
+import sys, torch, holmes_runtime.train
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.trainer import Trainer
+from tests.runtime.launched_runs import make_config
+
+config = make_config(sys.argv[1])
+corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
+Trainer(config, config.grid.rank(0), corpus, RankGroups(), torch.device("cpu")).step(0)
 print({'torch._dynamo', 'torch.distributed.tensor'} & set(sys.modules))
 """
 
