@@ -36,6 +36,7 @@ class GroupReport:
         self._folder = Path(folder) if folder else None
         self._nccl = NcclCheck(environ)
         self._keys: list[str] = []  # of the groups written down
+        self._warned: set[str] = set()
         self._device = "cpu"
         self._begun = False
         self._ended = threading.Event()
@@ -84,7 +85,13 @@ class GroupReport:
     def say_unbound(self, backends: Sequence[str]) -> None:
         """Report that groups of these backends take whatever network they choose."""
         sentence = f"groups of backend {', '.join(backends)} are bound to no network: only Gloo's and NCCL's can be"
-        self._write(NOTICES_FILE, RankNotice(self._rank, "warning", sentence, None))
+        self._warn(sentence)
+
+    def _warn(self, sentence: str) -> None:
+        """Write the sentence down once, however often it holds."""
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            self._write(NOTICES_FILE, RankNotice(self._rank, "warning", sentence, None))
 
     def _write_group(self, record: GroupRecord) -> None:
         if len(self._keys) < MAX_GROUPS:
@@ -121,7 +128,7 @@ class GroupReport:
         seen_ns = _changed_ns(asked)
         while not self._ended.wait(POLL_S):
             for sentence in self._nccl.differences():
-                self._write(NOTICES_FILE, RankNotice(self._rank, "warning", sentence, None))
+                self._warn(sentence)
             if _changed_ns(asked) != seen_ns:
                 seen_ns = _changed_ns(asked)
                 report.write_to(folder / POSITIONS_FILE.format(rank=self._rank))

@@ -28,6 +28,7 @@ from holmes_runtime.config.messages import (
     NodeNcclSetting,
 )
 from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.rooted_path import CACHE_PARTS
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import newest_in
 from holmes_runtime.node.checkpoint_files.mounts import mount_of
 from holmes_runtime.node.compiler import missing_for_compile
@@ -39,7 +40,7 @@ _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 1
 _FILES = ("~/.bashrc", "~/.profile", "~/.bash_profile", "~/.zshenv", "/etc/environment")
 _TOOL_TIMEOUT_S = 20.0
-CACHE = Path(".cache/holmes")  # in the home folder: files sent, and the folders of runs while they last
+CACHE = Path(*CACHE_PARTS)  # in the home folder: files sent, and the folders of runs while they last
 
 
 def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:

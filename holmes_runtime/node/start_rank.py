@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from holmes_runtime.config.node_config import TRAINER_FILE, TRAINER_VARIABLE
 from holmes_runtime.config.rank_metrics import PRINTS_STEPS
+from holmes_runtime.config.rooted_path import CACHE_PARTS
 from holmes_runtime.node.compile_caches import compile_caches
 from holmes_runtime.node.start_torchrun import gpu_environment, rank_words
 
@@ -57,7 +58,7 @@ def rank_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]
     ours = {"HOLMES_METRICS_DIR": str(out), PRINTS_STEPS: "1", **FIRST_ATTEMPT}
     environment = {**ours, **environ, **planned, **secrets, "PYTHONUNBUFFERED": "1"}
     if "CUDA_VISIBLE_DEVICES" in planned:
-        caches = compile_caches(Path.home() / ".cache" / "holmes", os.uname().nodename)
+        caches = compile_caches(Path.home().joinpath(*CACHE_PARTS), os.uname().nodename)
         environment = {**caches, **gpu_environment(environment, out)}
     environment[TRAINER_VARIABLE] = str(folder / TRAINER_FILE)
     numbers = {"RANK": place.rank, "LOCAL_WORLD_SIZE": place.num_local, "WORLD_SIZE": place.num_ranks}

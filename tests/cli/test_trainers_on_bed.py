@@ -95,7 +95,7 @@ def losses(text: str) -> list[str]:
 
 
 def made_groups(run: Path) -> list[dict[str, Any]]:
-    """The groups that the first of their members told of."""
+    """Return the record of each group, by the first of its members."""
     events = map(json.loads, (run / "events.jsonl").read_text(encoding="utf-8").splitlines())
     return [event for event in events if event["event"] == "group"]
 

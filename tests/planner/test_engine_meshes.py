@@ -37,7 +37,7 @@ def plan_of(engine: TrainerName, seed: int) -> Plan:
 
 
 class Hooked:
-    """Ranks of a plan, one after another in this process, with torch hooked for each; `told` is what they told of."""
+    """Ranks of a plan, one after another in this process, with torch hooked for each; `told` holds their records."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._file, self._patch = folder / "trainer.json", monkeypatch

@@ -1,6 +1,6 @@
 """Runs whose ranks are forked from a process that has imported torch and has used none of it.
 
-What a rank runs is `train`, as under torchrun. Torch's import, two seconds of a processor, is spared for each rank.
+Each rank runs `train`, as under torchrun, and is spared torch's import, two seconds of a processor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is compiled stays on the machine's own disk, in a folder of one user alone."""
+"""Compiled layers and kernels stay on the machine's own disk, in a folder that only their user can enter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_both_compilers_keep_theirs_on_the_machine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["others can enter", "link", "file", "no such place"])
 def test_folder_that_another_user_may_have_made_is_not_used(tmp_path: Path, way: str) -> None:
-    """What lies in the cache is run."""
+    """Ranks run the code in the cache."""
     folder = tmp_path / f"compiled-{os.geteuid()}"
     if way == "link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)

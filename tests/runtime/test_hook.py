@@ -206,7 +206,8 @@ def test_torchcomms_switched_on_by_a_script_is_refused_at_its_first_group(tmp_pa
 
 def test_groups_of_a_backend_that_cannot_be_bound_are_reported(tmp_path: Path) -> None:
     c10d = hooked(tmp_path, table("aabb"), environ={"HOLMES_METRICS_DIR": str(tmp_path)})
-    options_of(c10d, [0, 1], "mpi")
+    for ranks in ([0, 1], [0, 2]):
+        options_of(c10d, ranks, "mpi")
     options_of(c10d, [0, 1], "gloo")
     lines = (tmp_path / "notices-rank0.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["sentence"][:24] for line in lines] == ["groups of backend mpi ar"]
@@ -228,7 +229,7 @@ def test_groups_are_written_down_with_their_networks(tmp_path: Path) -> None:
 
 
 def logged(folder: Path, *communicators: tuple[int, str]) -> None:
-    """What NCCL 2.28 adds to its log as it begins communicators of so many ranks over a network."""
+    """Log communicators as NCCL 2.28 does, each with its number of ranks and its network."""
     with (folder / "nccl.log").open("a", encoding="utf-8") as log:
         for size, network in communicators:
             log.write(f"h:7:9 [0] NCCL INFO Using network {network}\n")

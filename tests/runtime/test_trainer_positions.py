@@ -37,7 +37,7 @@ dist.destroy_process_group()
 
 
 def culprit_in(folder: Path) -> tuple[int, str] | None:
-    """The rank that holds up the others by what all ranks last told of; None while that shows none."""
+    """Return the rank that holds up the others, by the last position of every rank; None while no rank is seen to."""
     (folder / ASK_FILE).touch()
     groups: dict[str, WatchedGroup] = {}
     positions: dict[int, RankPosition] = {}
