@@ -320,8 +320,7 @@ class Launch:
     def _running(self, bundles: Sequence[NodeBundle]) -> RunningNodes:
         if self._plan.job.checkpoint is not None:
             self._remembering.update((bundle.node.host, bundle) for bundle in bundles)
-        meeting = self._island.meeting if self._island else None
-        return RunningNodes(bundles, self._settings.detached, self._interrupts, meeting)
+        return RunningNodes(bundles, self._settings.detached, self._interrupts, self._island)
 
     def _forget_states(self, state: State) -> None:
         """Remove the checkpoints that ranks kept in memory. Ranks that took the last step have removed theirs."""

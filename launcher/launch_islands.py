@@ -79,7 +79,8 @@ class LaunchIslands:
     ) -> None:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
         self._view, self._exports = view, exports
-        self._meeting, self._lock = RendezvousServer(), threading.Lock()
+        quorum = outer_sync_of(plan, 0).quorum
+        self._meeting, self._lock = RendezvousServer(len(plan.islands), quorum), threading.Lock()
         self._islands: list[_Island] = []
         self._interrupts, self._signals = [Interrupts() for _ in plan.islands], 0
         self._digests: dict[int, tuple[int, str]] = {}  # by outer sync, of the island that reported first
@@ -131,6 +132,7 @@ class LaunchIslands:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             time.sleep(POLL_S)
+            self._meeting.look()
             self._end_stragglers()
         return self._end(self._signals > 0)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple, get_args
 
+from holmes_runtime.config.islands.rendezvous_messages import FromMeeting, ToMeeting
 from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
 from holmes_runtime.config.rank_metrics import GroupRecord, RankFileKind, RankMetrics, RankNotice
-from holmes_runtime.config.rendezvous_messages import FromMeeting, ToMeeting
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
 ASK_FILE = "asked"  # in a node's folder: touched when the agent asks ranks of a trainer's command

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from holmes_runtime.config.islands.rendezvous_messages import FromMeeting
 from holmes_runtime.config.messages import (
     ASK_FILE,
     ASK_SIGNAL,
@@ -56,7 +57,6 @@ from holmes_runtime.config.rank_metrics import (
     RankMetrics,
     RankNotice,
 )
-from holmes_runtime.config.rendezvous_messages import FromMeeting
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.admission.gpu_claims import GpuClaims
 from holmes_runtime.node.admission.keyed_frames import rank_key

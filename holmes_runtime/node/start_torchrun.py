@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from holmes_runtime.config.islands.rendezvous_messages import MEETING
 from holmes_runtime.config.node_config import (
     HOST_VARIABLE,
     KEY_VARIABLE,
@@ -18,7 +19,6 @@ from holmes_runtime.config.node_config import (
     NodeConfig,
     memory_folder,
 )
-from holmes_runtime.config.rendezvous_messages import MEETING
 from holmes_runtime.node.admission.rendezvous_gate import RendezvousGate
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.node.compile_caches import compile_caches

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
+from holmes_runtime.config.islands.roster import Arrival, Roster
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, LaneMessage, carry
 from holmes_runtime.outer.lanes import Cell, Fragments, Lane
@@ -22,7 +23,6 @@ from holmes_runtime.outer.outcome import Outcome
 from holmes_runtime.outer.outer_state import OuterState
 from holmes_runtime.outer.outer_step import arrived, digest_of, outer_step
 from holmes_runtime.outer.rendezvous import LOOK_S
-from holmes_runtime.outer.roster import Arrival, Roster
 from holmes_runtime.outer.state_transfer import StateReceiver
 from holmes_runtime.outer.sync_tags import TAGS_BYTES, SyncTags
 
@@ -118,7 +118,7 @@ class CatchUp:
                 if wait([self._receiver], LOOK_S).done:
                     rendezvous.tell_of_state(round_id, self._num_ranks, self._catch_up())
                     has_told = True
-                elif lost := rendezvous.loss([self._giver]):
+                elif lost := rendezvous.standing().loss(self._giver):
                     rendezvous.tell_of_state(round_id, self._num_ranks, lost)
                     has_told = True
             rendezvous.follow_if_held(round_id)

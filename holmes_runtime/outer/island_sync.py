@@ -15,6 +15,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from holmes_runtime.config.codec import Codec
+from holmes_runtime.config.islands.membership_messages import DONE
+from holmes_runtime.config.islands.roster import ANEW, Arrival, Patience, Roster
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.catch_up import CatchUp
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, LaneMessage, OpenLane, carry
@@ -22,8 +24,7 @@ from holmes_runtime.outer.lanes import Cell, Fragments
 from holmes_runtime.outer.outcome import Contribution, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.outer_step import OutgoingGradient, arrived, digest_of, outer_step, outgoing, sum_of
-from holmes_runtime.outer.rendezvous import DONE, FOLLOW, LOOK_S, WATCH_S, Rendezvous
-from holmes_runtime.outer.roster import ANEW, Arrival, Patience, Roster
+from holmes_runtime.outer.rendezvous import FOLLOW, LOOK_S, WATCH_S, Rendezvous
 from holmes_runtime.outer.state_transfer import StateSender
 from holmes_runtime.outer.sync_tags import SyncTags
 
@@ -312,5 +313,5 @@ class IslandSync:
         for each in self._senders:
             if self._rank == 0 and not each.is_over(0.0):
                 print(f"gives island {each.newcomer.island} the state before it ends", flush=True)
-            while not each.is_over(WATCH_S) and not self._rendezvous.loss([each.newcomer]):
+            while not each.is_over(WATCH_S) and not self._rendezvous.standing().loss(each.newcomer):
                 pass

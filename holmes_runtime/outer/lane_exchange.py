@@ -14,10 +14,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from holmes_runtime.comm.group_opening import GlooInterface, make_gloo
 from holmes_runtime.comm.streams import MIN_PART
+from holmes_runtime.config.islands.roster import Arrival
 from holmes_runtime.node.admission.keyed_frames import tag_of
 from holmes_runtime.outer.lanes import Cell, Lane, lanes_of
 from holmes_runtime.outer.rendezvous import Rendezvous
-from holmes_runtime.outer.roster import Arrival
 
 
 class OpenLane(NamedTuple):

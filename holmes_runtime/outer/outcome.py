@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from holmes_runtime.config.islands.roster import Roster
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from holmes_runtime.outer.outer_state import Values
-from holmes_runtime.outer.roster import Roster
 
 
 class Contribution(NamedTuple):

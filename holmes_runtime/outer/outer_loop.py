@@ -31,7 +31,7 @@ from holmes_runtime.outer.lanes import Fragments, fragments_of
 from holmes_runtime.outer.outcome import Contribution, InFlightSync, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
 from holmes_runtime.outer.rendezvous import LOOK_S, Rendezvous
-from holmes_runtime.outer.rendezvous_store import islands_store
+from holmes_runtime.outer.rendezvous_store import open_meeting
 from holmes_runtime.outer.sync_steps import Rounds, StepPace, TakenByOthers, is_awaited, next_due, taken_since
 from holmes_runtime.parallel.zero1 import Zero1
 
@@ -61,7 +61,7 @@ class OuterLoop:
         self._config, self._sync, self._me, self._zero1, self._groups = config, config.outer_sync, me, zero1, groups
         self._call = call
         self._state = OuterState(zero1.shards(), me.tp_rank, self._sync)
-        store = islands_store(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
+        store = open_meeting(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
         self._rendezvous = Rendezvous(store, self._sync, me.rank, config.timeout_s)
         self._exchanges = partial(IslandSync, config, me.rank, self._state, self._rendezvous, store)
         self._rounds = Rounds(config.steps, self._sync.inner_steps, self._sync.fragments)
@@ -88,8 +88,7 @@ class OuterLoop:
             self._state.start_from_masters()
         else:
             self._go_on_from(counters, steps)
-        started = broadcast_record(self._rendezvous.start(self.counters.exchange, self.counters.lineage))
-        self._rendezvous.round_id = started.round_id
+        started = broadcast_record(self._rendezvous.begin(self.counters.exchange, self.counters.lineage))
         self._rendezvous.show(started.start, self._state.pieces())
         layout = self._rendezvous.layout(self._sync.island, started.start, self._config.world_size)
         self._fragments = self._fragments._replace(by_name=fragments_of(layout, self._sync.fragments))
@@ -221,7 +220,6 @@ class OuterLoop:
             outcome.set_exception(error)
         else:
             with contextlib.suppress(RuntimeError):  # the rendezvous may be gone by now
-                self._rendezvous.tidy_up()
                 self._watch(outcome)
 
     def _watch(self, before: Future[Outcome]) -> None:

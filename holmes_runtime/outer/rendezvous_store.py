@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistStoreError
 
-from holmes_runtime.config.rendezvous_messages import MEETING, PLACE, Answer, Ask
+from holmes_runtime.config.islands.membership_messages import Arrive, Begin, Conclude, Leave, Look
+from holmes_runtime.config.islands.rendezvous_messages import MEETING, Answer, Ask
 from holmes_runtime.config.strict_json import parse, to_json
 
 LIMIT_S = 300.0  # as torch's own stores, where no other is given
@@ -25,18 +25,16 @@ TOKEN_BYTES = 8
 TRIES = 5  # the controller may be making its connection to this host anew
 
 
-def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> RendezvousStore | None:
-    """Return the rendezvous of this process's island, with a limit on each wait; None without islands."""
+def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> RendezvousStore:
+    """Return the rendezvous of this process's island, with a limit on each wait.
+
+    Raises:
+        RuntimeError: its address is not known.
+    """
     address, _, port = environ.get(MEETING, "").rpartition(":")
-    return RendezvousStore(address, int(port), limit_s) if port else None
-
-
-def islands_store(environ: Mapping[str, str], limit_s: float) -> Store:
-    """Return the store of the islands' rendezvous. Raises RuntimeError if its address is not known."""
-    store = open_meeting(environ, limit_s)
-    if store is None:
+    if not port:
         raise RuntimeError(f"{MEETING} must say where the islands meet, as ADDRESS:PORT of this node's agent")
-    return PrefixStore(PLACE, store)
+    return RendezvousStore(address, int(port), limit_s)
 
 
 class _Connection:
@@ -91,6 +89,15 @@ class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values, as soon as all are set, in one round trip. Raises DistStoreError at the time limit."""
         return [b64decode(value) for value in self._ask(Ask("get", tuple(keys)))]
+
+    def wait_for(self, key: str, limit_s: float) -> bytes:
+        """Return the value, as soon as there is one. Raises DistStoreError after so many seconds."""
+        return b64decode(self._ask(Ask("get", (key,)), limit_s)[0])
+
+    def tell(self, message: Begin | Arrive | Conclude | Leave | Look) -> str:
+        """Send a message of this island to the controller, and return the answer, empty where there is none."""
+        values = self._ask(Ask("membership", values=(_text(to_json(message, with_kind=True)),)))
+        return "".join(b64decode(each).decode() for each in values)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return as soon as all keys are there. Raises DistStoreError after the time limit."""

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from holmes_runtime.config.islands.roster import Arrival
 from holmes_runtime.node.checkpoint_files.description import OuterCounters
-from holmes_runtime.outer.roster import Arrival
 
 
 class StepPace(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from holmes_runtime.config.islands.roster import Roster
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.node.admission.keyed_frames import TAG_BYTES, FrameAltered
 from holmes_runtime.outer.lane_exchange import LaneMaker
 from holmes_runtime.outer.lanes import Lane
-from holmes_runtime.outer.roster import Roster
 
 TAGS_BYTES = 2 * TAG_BYTES
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holmes_runtime.config.islands.rendezvous_messages import ToMeeting
 from holmes_runtime.config.run_settings import OuterSync
-from launcher.islands.rendezvous_server import RendezvousServer
+from launcher.islands.rendezvous_server import RendezvousServer, Reply
 
 MIN_SILENCE_S = 5.0  # nodes speak every 2 s
 
@@ -20,6 +21,10 @@ class IslandPart:
     outer_sync: OuterSync
     meeting: RendezvousServer
     tries: int
+
+    def take(self, reply: Reply, message: ToMeeting) -> str | None:
+        """Answer a request of a rank of this island; return the reason if it is refused."""
+        return self.meeting.take(self.outer_sync.island, reply, message)
 
     def take_silence(self, unheard_s: float) -> None:
         """Report a host's silence of `unheard_s`; beyond the grace time the other islands stop waiting for this one."""

@@ -1,8 +1,8 @@
-"""The rendezvous of the ranks of all islands: a key-value store of small values in the controller.
+"""The rendezvous of the ranks of all islands: their membership, and a key-value store of small values.
 
-It outlives every island. Requests come from the agents over the existing connections, and answers return the same way;
-no other process reaches it. A rank's request is checked before anything is stored. An invalid one is refused, and the
-other ranks continue.
+The controller holds it, so that it outlives every island. Requests come from the agents over the existing connections,
+and answers return the same way; no other process reaches it. A rank's request is checked before anything is stored. An
+invalid one is refused, and the other ranks continue.
 """
 
 from __future__ import annotations
@@ -13,18 +13,10 @@ from dataclasses import dataclass
 from threading import Lock
 
 from holmes_runtime.config.checks import SHOWN_CHARACTERS, shown
-from holmes_runtime.config.rendezvous_messages import (
-    LOST,
-    PLACE,
-    SILENT,
-    Answer,
-    Ask,
-    FromMeeting,
-    ToMeeting,
-    here_key,
-    starts_key,
-)
-from holmes_runtime.config.strict_json import parse, to_json
+from holmes_runtime.config.islands.membership_messages import CONTROLLER, MEMBERSHIP, Arrive, Begin, Conclude, Leave
+from holmes_runtime.config.islands.rendezvous_messages import Answer, Ask, FromMeeting, ToMeeting
+from holmes_runtime.config.strict_json import parse, parse_one_of, to_json
+from launcher.islands.membership import Membership
 
 TOKENS_KEPT = 100_000
 MAX_KEYS = 4096  # per request
@@ -34,9 +26,14 @@ MAX_SUM = 1 << 63
 MAX_WAITING = 512  # requests of one node; each of its ranks has a few connections
 MAX_ANSWER_CHARACTERS = 1 << 24
 MAX_HELD_CHARACTERS = 1 << 28  # of all keys and values: decisions stay, some kilobytes an exchange
-_NUM_KEYS_AND_VALUES: Mapping[str, tuple[int, int]] = {"add": (1, 0), "compare_set": (1, 2), "delete": (1, 0)}
+_NUM_KEYS_AND_VALUES: Mapping[str, tuple[int, int]] = {
+    "add": (1, 0),
+    "compare_set": (1, 2),
+    "delete": (1, 0),
+    "membership": (0, 1),
+}
 """Numbers of keys and values of the operations with a fixed number of each."""
-_KEEPING = ("set", "add", "compare_set")
+_KEEPING = ("set", "add", "compare_set", "membership")
 
 Reply = Callable[[FromMeeting], None]
 """Sends a line to a node's agent; the same object for the same node of the same attempt."""
@@ -53,15 +50,16 @@ class _Waiting:
 class RendezvousServer:
     """Takes requests from the threads of all islands; any of these threads may send an answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_islands: int, quorum: int) -> None:
+        self._membership = Membership(num_islands, quorum, lambda key, text: self._put(key, _text(text)), self._delete)
         self._values: dict[str, str] = {}  # in base64
         self._held_characters = 0
         self._added: dict[str, str] = {}  # by token, the latest sums: a rank asks again after a lost connection
         self._waiting: list[_Waiting] = []
         self._lock = Lock()
 
-    def take(self, reply: Reply, message: ToMeeting) -> str | None:
-        """Answer a request of a node's rank, now or once another rank has set the keys it waits for.
+    def take(self, island: int, reply: Reply, message: ToMeeting) -> str | None:
+        """Answer a request of a rank of that island, now or once another rank has set the keys it waits for.
 
         Return the reason if it is refused; its connection is then ended, and nothing has changed.
         """
@@ -75,7 +73,7 @@ class RendezvousServer:
                 _check(ask)
                 if self._held_characters + len(message.line) > MAX_HELD_CHARACTERS and ask.operation in _KEEPING:
                     raise ValueError(f"{ask.operation} where {self._held_characters} characters are held already")
-                answers = self._answers(reply, message.connection, ask)
+                answers = self._answers(island, reply, message.connection, ask)
             except ValueError as error:
                 refusal = str(error)[:SHOWN_CHARACTERS]
                 answers = [(reply, FromMeeting(message.connection, ""))]
@@ -84,27 +82,28 @@ class RendezvousServer:
         return refusal
 
     def lose(self, island: int) -> None:
-        """Mark the island as lost for all ranks at the end of its attempt: its outer sync does not take place."""
+        """Take the end of an island's attempt: its outer sync does not take place."""
+        self._tell(lambda: self._membership.lose(island))
+
+    def hear(self, island: int, is_heard: bool) -> None:
+        """Take an island for silent or heard, so that others do not wait for a silent one. Called again and again."""
+        self._tell(lambda: self._membership.hear(island, is_heard))
+
+    def look(self) -> None:
+        """Decide on the next roster if it is time. Called again and again."""
+        self._tell(self._membership.look)
+
+    def _tell(self, act: Callable[[], None]) -> None:
         with self._lock:
-            self._put(f"{PLACE}/{here_key(island)}", _text(LOST))
+            act()
             answers = self._answers_to_waiting()
         for send, answer in answers:
             send(answer)
 
-    def hear(self, island: int, is_heard: bool) -> None:
-        """Mark the island as silent or heard, so that others do not wait for a silent one. Called again and again."""
-        key = f"{PLACE}/{here_key(island)}"
-        with self._lock:
-            here = self._values.get(key)
-            if is_heard and here == _text(SILENT):
-                self._put(key, self._values.get(f"{PLACE}/{starts_key(island)}", here))
-            elif not is_heard and here is not None and b64decode(here).isdigit():
-                self._put(key, _text(SILENT))
-
     def _forget(self, reply: Reply, connection: int) -> None:
         self._waiting = [each for each in self._waiting if (each.reply, each.connection) != (reply, connection)]
 
-    def _answers(self, reply: Reply, connection: int, ask: Ask) -> list[_Asked]:
+    def _answers(self, island: int, reply: Reply, connection: int, ask: Ask) -> list[_Asked]:
         """Return all answers that are ready. Raises ValueError for an invalid request."""
         if ask.operation == "get":
             self._forget(reply, connection)
@@ -112,7 +111,8 @@ class RendezvousServer:
                 raise ValueError(f"more than {MAX_WAITING} questions of one node wait for an answer")
             self._waiting.append(_Waiting(reply, connection, ask.keys))
             return self._answers_to_waiting()
-        answers = [(reply, _line(connection, self._done(ask)))]
+        values = self._member(island, ask.values[0]) if ask.operation == "membership" else self._done(ask)
+        answers = [(reply, _line(connection, values))]
         return answers + (self._answers_to_waiting() if ask.operation in _KEEPING else [])
 
     def _answers_to_waiting(self) -> list[_Asked]:
@@ -126,6 +126,21 @@ class RendezvousServer:
         if sum(len(self._values[key]) for key in asked.keys) > MAX_ANSWER_CHARACTERS:
             return FromMeeting(asked.connection, "")
         return _line(asked.connection, [self._values[key] for key in asked.keys])
+
+    def _member(self, island: int, packed: str) -> list[str]:
+        """Pass a message of an island's rank on, and return the values of the answer. Raises ValueError if invalid."""
+        message = parse_one_of(MEMBERSHIP, b64decode(packed).decode())
+        if isinstance(message, Begin):
+            return [_text(to_json(self._membership.begin(island, message)))]
+        if isinstance(message, Arrive):
+            self._membership.arrive(island, message)
+        elif isinstance(message, Conclude):
+            self._membership.conclude(island, message)
+        elif isinstance(message, Leave):
+            self._membership.leave(island, message)
+        else:
+            return [_text(to_json(self._membership.standing))]
+        return []
 
     def _put(self, key: str, value: str) -> None:
         self._delete(key)
@@ -176,13 +191,14 @@ class RendezvousServer:
 
 def _check(ask: Ask) -> None:
     """Raise ValueError for a request that the rendezvous does not answer."""
-    num_keys, num_values = _NUM_KEYS_AND_VALUES.get(
-        ask.operation, (len(ask.keys), len(ask.keys) if ask.operation == "set" else 0)
-    )
-    if not 0 < len(ask.keys) <= MAX_KEYS or (len(ask.keys), len(ask.values)) != (num_keys, num_values):
+    sizes = len(ask.keys), len(ask.values)
+    fixed = _NUM_KEYS_AND_VALUES.get(ask.operation, (sizes[0], sizes[0] if ask.operation == "set" else 0))
+    if sizes != fixed or not any(sizes) or sizes[0] > MAX_KEYS:
         raise ValueError(f"{ask.operation} of {len(ask.keys)} keys and {len(ask.values)} values")
-    if (longest := max(map(len, ask.keys))) > MAX_KEY_CHARACTERS or len(ask.token) > MAX_TOKEN_CHARACTERS:
+    if (longest := max(map(len, ask.keys), default=0)) > MAX_KEY_CHARACTERS or len(ask.token) > MAX_TOKEN_CHARACTERS:
         raise ValueError(f"{ask.operation} of a key of {longest} characters, with a token of {len(ask.token)}")
+    if ask.operation not in ("get", "check") and any(key.startswith(CONTROLLER) for key in ask.keys):
+        raise ValueError(f"{ask.operation} of {shown(ask.keys)}, which the controller alone sets")
     for value in ask.values:
         try:
             b64decode(value, validate=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.remote.connect import connect
 from holmes_core.remote.transport import MAX_SHOWN, Connection, Stream, last_lines
+from holmes_runtime.config.islands.rendezvous_messages import EVERY_CONNECTION, FromMeeting
 from holmes_runtime.config.messages import (
     NO_FOLDER,
     AgentEnded,
@@ -21,7 +22,6 @@ from holmes_runtime.config.messages import (
     decode_message,
     encode,
 )
-from holmes_runtime.config.rendezvous_messages import EVERY_CONNECTION, FromMeeting
 from launcher.nodes.ship import ship
 from launcher.prepare.bundle import NodeBundle
 from launcher.prepare.prepare import SILENCE_LIMIT_S

@@ -15,6 +15,7 @@ from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Node, Plan
 from holmes_core.remote.transport import last_lines
+from holmes_runtime.config.islands.rendezvous_messages import FromMeeting, ToMeeting
 from holmes_runtime.config.messages import (
     Command,
     Go,
@@ -28,7 +29,6 @@ from holmes_runtime.config.messages import (
     Save,
 )
 from holmes_runtime.config.node_config import TunnelEnd
-from holmes_runtime.config.rendezvous_messages import FromMeeting, ToMeeting
 from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.node_link import LinkClosed, LinkState, NodeLink, NodeMessage, Unreadable

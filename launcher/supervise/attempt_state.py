@@ -11,6 +11,7 @@ from typing import get_args
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
 from holmes_core.remote.slurm.slurm_word import SlurmWord
+from holmes_runtime.config.islands.rendezvous_messages import ToMeeting
 from holmes_runtime.config.messages import (
     Command,
     Exited,
@@ -29,7 +30,6 @@ from holmes_runtime.config.messages import (
 )
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.rank_metrics import GroupRecord, RankMetrics, RankNotice
-from holmes_runtime.config.rendezvous_messages import ToMeeting
 from holmes_runtime.config.trainer_config import SHARED
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent

@@ -5,10 +5,26 @@ from __future__ import annotations
 import json
 import random
 from base64 import b64decode, b64encode
+from dataclasses import replace
 
 import pytest
 
-from holmes_runtime.config.rendezvous_messages import Answer, Ask, FromMeeting, ToMeeting
+from holmes_runtime.config.islands.membership_messages import (
+    DONE,
+    LEFT,
+    Arrive,
+    Begin,
+    Conclude,
+    Decision,
+    IslandStart,
+    Leave,
+    Look,
+    Standing,
+    decision_key,
+    verdict_key,
+)
+from holmes_runtime.config.islands.rendezvous_messages import Answer, Ask, FromMeeting, ToMeeting
+from holmes_runtime.config.islands.roster import Arrival, Patience
 from holmes_runtime.config.strict_json import parse, to_json
 from launcher.islands import rendezvous_server
 from launcher.islands.rendezvous_server import (
@@ -22,11 +38,11 @@ from launcher.islands.rendezvous_server import (
 class Node:
     """A node's link, and what it was sent."""
 
-    def __init__(self, meeting: RendezvousServer) -> None:
+    def __init__(self, meeting: RendezvousServer, island: int = 0) -> None:
         self.answers: list[tuple[int, tuple[str, ...]]] = []
         self.ended: list[int] = []
         self.refusals: list[str] = []
-        self._meeting = meeting
+        self._meeting, self._island = meeting, island
 
     def send(self, line: FromMeeting) -> None:
         if line.line:
@@ -38,7 +54,7 @@ class Node:
         self.say(connection, to_json(ask))
 
     def say(self, connection: int, line: str) -> None:
-        refusal = self._meeting.take(self.send, ToMeeting(connection, line))
+        refusal = self._meeting.take(self._island, self.send, ToMeeting(connection, line))
         self.refusals += [] if refusal is None else [refusal]
 
 
@@ -47,7 +63,7 @@ def text(value: str) -> str:
 
 
 def test_get_is_answered_once_every_key_is_there_by_whichever_island() -> None:
-    meeting = RendezvousServer()
+    meeting = RendezvousServer(4, 1)
     here, there = Node(meeting), Node(meeting)
     here.ask(1, Ask("get", ("a", "b")))
     there.ask(1, Ask("set", ("a",), (text("one"),)))
@@ -58,7 +74,7 @@ def test_get_is_answered_once_every_key_is_there_by_whichever_island() -> None:
 
 
 def test_who_has_gone_is_not_answered() -> None:
-    meeting = RendezvousServer()
+    meeting = RendezvousServer(4, 1)
     here, there = Node(meeting), Node(meeting)
     here.ask(1, Ask("get", ("a",)))
     here.ask(2, Ask("get", ("a",)))
@@ -68,7 +84,7 @@ def test_who_has_gone_is_not_answered() -> None:
 
 
 def test_other_operations() -> None:
-    node = Node(RendezvousServer())
+    node = Node(RendezvousServer(4, 1))
     asks = [
         Ask("add", ("n",), amount=3),
         Ask("add", ("n",), amount=-1),
@@ -87,74 +103,60 @@ def test_other_operations() -> None:
 
 
 def test_what_is_added_is_added_once_though_its_answer_was_lost_and_it_is_asked_again() -> None:
-    node = Node(RendezvousServer())
+    node = Node(RendezvousServer(4, 1))
     for token in ("first", "first", "second", "", "", "first"):
         node.ask(1, Ask("add", ("n",), amount=1, token=token))
     assert [values for _, values in node.answers] == [("1",), ("1",), ("2",), ("3",), ("4",), ("1",)]
 
 
-def here(meeting: RendezvousServer) -> str:
-    """What stands there of island 3."""
-    node = Node(meeting)
-    node.ask(1, Ask("get", ("islands/here/3",)))
-    return b64decode(node.answers[0][1][0]).decode()
+def membership(message: object) -> Ask:
+    return Ask("membership", values=(text(to_json(message, with_kind=True)),))
 
 
-def begun() -> RendezvousServer:
-    """A meeting to which island 3 has come."""
-    meeting = RendezvousServer()
-    begin(meeting, 1)
-    return meeting
+def standing(node: Node) -> Standing:
+    node.ask(1, membership(Look()))
+    return parse(Standing, told(node))
 
 
-def begin(meeting: RendezvousServer, start: int) -> None:
-    Node(meeting).ask(1, Ask("set", ("islands/starts/3", "islands/here/3"), (text(str(start)),) * 2))
+PATIENCE = Patience(600.0, 600.0)
 
 
-def test_an_island_that_is_lost_is_not_there_and_who_waits_for_a_word_of_it_hears_it() -> None:
-    meeting = RendezvousServer()
-    waiting = Node(meeting)
-    waiting.ask(1, Ask("get", ("islands/here/3",)))
-    meeting.lose(3)
-    assert waiting.answers == [(1, (text("lost"),))]
+def arrival(island: int) -> Arrive:
+    return Arrive(Arrival(island, 1, 1, 0, "x", False, 100, 0.0, 1.0, -1), 1, PATIENCE)
 
 
-def test_an_island_that_is_not_heard_is_silent_until_it_is_heard_again() -> None:
-    meeting = begun()
-    meeting.hear(3, is_heard=True)
-    assert here(meeting) == "1"
-    for _ in range(2):
-        meeting.hear(3, is_heard=False)
-        assert here(meeting) == "silent"
-    for _ in range(2):
-        meeting.hear(3, is_heard=True)
-        assert here(meeting) == "1"
+def test_islands_begin_arrive_conclude_and_leave() -> None:
+    meeting = RendezvousServer(2, 1)
+    nodes = [Node(meeting, island) for island in range(2)]
+    for island, node in enumerate(nodes):
+        node.ask(1, membership(Begin(0, "x")))
+        assert parse(IslandStart, told(node)) == (1, False)
+        node.ask(2, Ask("get", (decision_key(island, 1, 1),)))
+    nodes[0].ask(1, membership(arrival(0)))
+    assert [len(node.answers) for node in nodes] == [2, 1]
+    nodes[1].ask(1, membership(arrival(1)))
+    decisions = [parse(Decision, told(node)) for node in nodes]
+    assert decisions[0] == decisions[1]
+    nodes[0].ask(3, Ask("get", (verdict_key(0),)))
+    for node in nodes:
+        node.ask(1, membership(Conclude(0, 0, "")))
+    assert nodes[0].answers[-1] == (3, (text(DONE),))
+    nodes[1].ask(1, membership(Leave(True)))
+    assert standing(nodes[0]) == Standing(1, (), ("1", LEFT))
 
 
-def test_who_is_lost_stays_so_and_who_begins_anew_is_there_unless_it_is_not_heard_either() -> None:
-    meeting = begun()
-    meeting.hear(3, is_heard=False)
-    meeting.lose(3)
-    for is_heard in (False, True):
-        meeting.hear(3, is_heard)
-        assert here(meeting) == "lost"
-    begin(meeting, 2)
-    meeting.hear(3, is_heard=True)
-    assert here(meeting) == "2"
-    meeting.hear(3, is_heard=False)
-    begin(meeting, 3)
-    meeting.hear(3, is_heard=False)
-    assert here(meeting) == "silent"
-    meeting.hear(3, is_heard=True)
-    assert here(meeting) == "3"
-
-
-def test_an_island_that_has_not_begun_or_has_left_is_not_called_silent() -> None:
-    meeting = RendezvousServer()
-    meeting.hear(3, is_heard=False)
-    Node(meeting).ask(1, Ask("set", ("islands/here/3",), (text("left"),)))
-    meeting.hear(3, is_heard=False)
-    assert here(meeting) == "left"
+def test_those_that_wait_hear_of_a_lost_island_and_of_time_that_has_passed() -> None:
+    meeting = RendezvousServer(2, 1)
+    node = Node(meeting, 0)
+    node.ask(1, membership(Begin(0, "x")))
+    node.ask(2, Ask("get", (decision_key(0, 1, 1),)))
+    node.ask(1, membership(arrival(0)))
+    meeting.hear(1, is_heard=False)
+    meeting.look()
+    assert len(node.answers) == 2
+    meeting.lose(1)
+    assert node.answers[-1][0] == 2
+    assert standing(node).states == ("1", "lost")
 
 
 def asked_amiss() -> list[str]:
@@ -164,7 +166,14 @@ def asked_amiss() -> list[str]:
         "no JSON",
         to_json(Ask("delete", ())),
         to_json(Ask("set", ("a",), ())),
-        to_json(Ask("set", ("islands/here/3",), ("!!!x",))),
+        to_json(Ask("set", ("a",), ("!!!x",))),
+        to_json(Ask("membership", values=("!!!x",))),
+        to_json(Ask("membership", values=(text("{}"),))),
+        to_json(Ask("membership", ("a",), (text("{}"),))),
+        to_json(Ask("set", (decision_key(0, 1, 1),), ("",))),
+        to_json(Ask("delete", (verdict_key(0),))),
+        to_json(membership(arrival(0))),  # of an island that has not begun
+        to_json(Ask("membership", values=(text('{"kind": "Conclude", "round_id": 0, "rank": -1}'),))),
         to_json(Ask("compare_set", ("a",), ("", "\u00e9"))),
         to_json(Ask("compare_set", ("a", "b"), ("", ""))),
         to_json(Ask("set", ("k" * (MAX_KEY_CHARACTERS + 1),), ("",))),
@@ -177,7 +186,7 @@ def asked_amiss() -> list[str]:
 
 
 def test_who_asks_for_what_cannot_be_is_refused_by_reason_and_others_are_served() -> None:
-    meeting = RendezvousServer()
+    meeting = RendezvousServer(4, 1)
     here, there = Node(meeting), Node(meeting)
     for line in asked_amiss():
         here.say(7, line)
@@ -188,21 +197,11 @@ def test_who_asks_for_what_cannot_be_is_refused_by_reason_and_others_are_served(
     assert there.answers == [(1, ("0",))]
 
 
-def test_an_island_that_says_of_itself_what_only_the_controller_says_ends_nobody() -> None:
-    meeting = RendezvousServer()
-    Node(meeting).ask(1, Ask("set", ("islands/here/3",), (text("silent"),)))  # and it has never begun
-    meeting.hear(3, is_heard=True)
-    assert here(meeting) == "silent"
-    meeting.hear(3, is_heard=False)
-    meeting.lose(3)
-    assert here(meeting) == "lost"
-
-
 def test_the_meeting_holds_no_more_than_its_bound_and_takes_more_once_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rendezvous_server, "MAX_HELD_CHARACTERS", 1 << 20)
-    node, value = Node(RendezvousServer()), "A" * (1 << 16)
+    node, value = Node(RendezvousServer(4, 1)), "A" * (1 << 16)
     for number in range(16):
         node.ask(1, Ask("set", (str(number),), (value,)))
     assert node.refusals[0].startswith("set where ")
@@ -215,7 +214,7 @@ def test_the_meeting_holds_no_more_than_its_bound_and_takes_more_once_there_is_r
 
 
 def test_a_node_has_no_more_questions_waiting_than_its_ranks_ask() -> None:
-    node = Node(RendezvousServer())
+    node = Node(RendezvousServer(4, 1))
     for connection in range(MAX_WAITING + 1):
         node.ask(connection, Ask("get", ("never",)))
     node.ask(0, Ask("get", ("other",)))
@@ -223,13 +222,16 @@ def test_a_node_has_no_more_questions_waiting_than_its_ranks_ask() -> None:
 
 
 SEED, NUM_AMISS = 32, 240
-WORDS = ("islands/here/0", "islands/starts/0", "islands/reached", "a", "", "\ud800", "k" * 2000, "\0")
-VALUES = ("", "!!!x", text("silent"), text("lost"), text("1"), text("-1" * 50), "=", "A", "A" * 100_000, "\u00e9")
+WORDS = ("decision/1/1/1", "verdict/0", "turn/0/1", "a", "", "\ud800", "k" * 2000, "\0")
+MESSAGES = (Begin(0, "x"), arrival(0), arrival(1), Conclude(0, 0, "x"), Conclude(1 << 70, -1, ""), Leave(False), Look())
+VALUES = ("", "!!!x", text("1"), text("-1" * 50), "=", "A", "A" * 100_000, "\u00e9")
 
 
 def amiss(chance: random.Random) -> str:
     """A question with something wrong in it, mostly."""
-    operations = ("set", "get", "check", "add", "compare_set", "delete", "burn", "", None, 3)
+    operations = ("set", "get", "check", "add", "compare_set", "delete", *["membership"] * 4, "burn", "", None, 3)
+    if chance.random() < 0.2:
+        return to_json(membership(chance.choice(MESSAGES)))
     data: dict[str, object] = {
         "operation": chance.choice(operations),
         "keys": [chance.choice(WORDS) for _ in range(chance.choice((0, 1, 1, 2, 20_000)))],
@@ -250,20 +252,35 @@ def amiss(chance: random.Random) -> str:
 
 
 def test_after_whatever_one_island_asks_the_others_meet() -> None:
-    meeting, chance = RendezvousServer(), random.Random(SEED)
-    hostile, refused = Node(meeting), 0
+    meeting, chance = RendezvousServer(3, 1), random.Random(SEED)
+    hostile, others = Node(meeting, 0), [Node(meeting, island) for island in (1, 2)]
+    for node in others:
+        node.ask(1, membership(Begin(0, "x")))
+        assert parse(IslandStart, told(node)) == (1, False)
     for number in range(NUM_AMISS):
         hostile.say(number + 1, amiss(chance))
         for is_heard in (False, True):
             meeting.hear(0, is_heard)
-        first, second = Node(meeting), Node(meeting)
-        key = f"islands/roster/{number}"
-        second.ask(1, Ask("get", (key,)))
-        first.ask(1, Ask("add", ("islands/starts/1",), amount=1))
-        first.ask(1, Ask("compare_set", (key,), ("", text("both"))))
-        assert first.answers == [(1, (str(number + 1),)), (1, (text("both"),))]
-        assert second.answers == [(1, (text("both"),))]
-        second.say(1, "")
-        refused = len(hostile.refusals)
-    assert refused > NUM_AMISS / 2
-    assert len(hostile.ended) == refused
+        meeting.lose(0)
+        rosters = []
+        for island, node in enumerate(others, 1):
+            message = replace(arrival(island).arrival, exchange=2 * number)
+            node.ask(1, membership(Arrive(message, number, PATIENCE)))
+        for island, node in enumerate(others, 1):
+            node.ask(1, Ask("get", (decision_key(island, 1, number),)))
+            rosters.append(parse(Decision, told(node)).roster)
+        assert rosters[0] is not None
+        assert rosters[0] == rosters[1]
+        assert [each.island for each in rosters[0].all] == [1, 2]
+        for node in others:
+            node.ask(1, membership(Conclude(rosters[0].round_id, 0, "")))
+        for node in others:
+            node.ask(1, Ask("get", (verdict_key(rosters[0].round_id),)))
+            assert told(node) == DONE
+    assert len(hostile.ended) == len(hostile.refusals) > NUM_AMISS / 2
+
+
+def told(node: Node) -> str:
+    """The last answer, of one text."""
+    ((value,),) = [values for _, values in node.answers[-1:]]
+    return b64decode(value).decode()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from holmes_runtime.config.islands.rendezvous_messages import ToMeeting
 from holmes_runtime.config.messages import Alive, Exited
-from holmes_runtime.config.rendezvous_messages import ToMeeting
 from launcher.journal.run_events import NodeState
 from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.node_link import LinkClosed, NodeMessage

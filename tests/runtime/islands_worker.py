@@ -16,18 +16,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import Store
-
-from holmes_runtime.config.rendezvous_messages import MEETING
+from holmes_runtime.config.islands.membership_messages import Decision, Look, Standing, decision_key
+from holmes_runtime.config.islands.rendezvous_messages import MEETING
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings, EvaluationSettings
+from holmes_runtime.config.strict_json import parse
 from holmes_runtime.outer import island_sync, state_transfer
 from holmes_runtime.outer.lane_exchange import carry
-from holmes_runtime.outer.rendezvous_store import islands_store
+from holmes_runtime.outer.rendezvous_store import RendezvousStore, open_meeting
 from holmes_runtime.trainer import StepResult, Trainer
 from tests.free_ports import free_port
 
@@ -111,8 +112,8 @@ class Worker:
         self._corpus.write_bytes(bytes(range(32, 127)) * 40)
         self.results: dict[str, list[dict[str, Any]]] = {}
 
-    def store(self) -> MeetingPlace:
-        return MeetingPlace()
+    def store(self, num_islands: int = 2) -> MeetingPlace:
+        return MeetingPlace(num_islands)
 
     def config(
         self,
@@ -136,7 +137,7 @@ class Worker:
     def start(
         self, name: str, store: MeetingPlace | None, config: RunConfig, before: Callable[[], None] = lambda: None
     ) -> Island:
-        meeting = store.addresses[0] if store else ""
+        meeting = store.addresses[config.outer_sync.island] if store and config.outer_sync else ""
         return Island(self.folder / name.replace(" ", "-"), config, meeting, before)
 
     def note(self, name: str, *islands: Island) -> None:
@@ -151,7 +152,7 @@ class Worker:
 
     def by_itself(self, name: str, plan: dict[str, Any], **outer: Any) -> None:
         """One island of one, which keeps nothing back, beside an ordinary run."""
-        store, only = self.store(), {"num_islands": 1, "outer_rate": 1.0, "momentum": 0.0, "round_samples": 32}
+        store, only = self.store(1), {"num_islands": 1, "outer_rate": 1.0, "momentum": 0.0, "round_samples": 32}
         island = self.start(f"{name} island", store, self.config(plan, {**only, **outer}))
         self.note(name, self.start(f"{name} plain", None, self.config(plan, None)), island)
 
@@ -261,7 +262,7 @@ class Worker:
 
     def giver_ends(self, name: str, how: Callable[[], None], **outer: Any) -> None:
         """Island 2 comes back, and who gives it the state dies, or halts, as the controller then notices."""
-        store, done = self.store(), self.folder / f"{name} is killed"
+        store, done = self.store(3), self.folder / f"{name} is killed"
         outer["num_islands"] = 3
         gates = {9: until(done.exists), 10: until_it_has_come(island=2, start=2)}
 
@@ -400,19 +401,21 @@ def hold_back_state(act: Callable[[], None]) -> None:
 
 def until_decided(after: int) -> Callable[[], None]:
     """Waits until islands have agreed on so many exchanges more than when it first waits."""
-    slots: list[int] = []
-    stores: list[Store] = []
-
-    def decided(slot: int) -> bool:
-        return stores[0].check([f"roster/{slot}"])
 
     def wait() -> None:
-        if not stores:
-            stores.append(islands_store(os.environ, LIMIT_S))
-            slots.append(next(slot for slot in range(100) if not decided(slot)) - 1 + after)
-        until(lambda: decided(slots[0]))()
+        num_rosters = standing().num_rosters
+        until(lambda: standing().num_rosters >= num_rosters + after)()
 
     return wait
+
+
+@cache  # in the process that waits: each store has a connection for good
+def store_here() -> RendezvousStore:
+    return open_meeting(os.environ, LIMIT_S)
+
+
+def standing() -> Standing:
+    return parse(Standing, store_here().tell(Look()))
 
 
 def until(holds: Callable[[], bool]) -> Callable[[], None]:
@@ -430,17 +433,13 @@ def until(holds: Callable[[], bool]) -> Callable[[], None]:
 def until_it_has_come(island: int, start: int = 1, slot: int = 0) -> Callable[[], None]:
     """Waits until the island has come to a slot from `slot` on, having begun for the `start`th time."""
 
-    opened: list[Store] = []  # in the process that waits, and one for all looks: each has a connection for good
-
     def has_come() -> bool:
-        if not opened:
-            opened.append(islands_store(os.environ, LIMIT_S))
-        (store,) = opened
-        for number in range(slot, slot + 20):
-            key = f"arrival/{number}/{island}"
-            if store.check([key]) and json.loads(store.get(key))["start"] >= start:
-                return True
-        return False
+        now, store = standing(), store_here()
+        if now.num_rosters >= slot and any(each.island == island and each.start >= start for each in now.waiting):
+            return True
+        keys = [decision_key(island, start, meeting) for meeting in range(1, 20)]
+        decisions = [parse(Decision, store.get(key).decode()) for key in keys if store.check([key])]
+        return any(each.roster is not None and each.roster.round_id >= slot for each in decisions)
 
     return until(has_come)
 

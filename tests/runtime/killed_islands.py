@@ -55,7 +55,7 @@ def steps_of(island: Island) -> int:
 
 def kill_and_start_again(worker: Worker, run: int) -> dict[str, Any]:
     """One run, and what has come of it."""
-    place, draw = worker.store(), random.Random(run)
+    place, draw = worker.store(len(PLANS)), random.Random(run)
     islands = [started(worker, place, run, island, 0) for island in range(len(PLANS))]
     killed = []
     for start in range(1, KILLS + 1):

@@ -1,27 +1,36 @@
-"""The meeting of islands in a test's own process: what agents and the controller do in a run."""
+"""The rendezvous of islands in a test's own process: the part of agents and the controller in a run."""
 
 from __future__ import annotations
 
-from holmes_runtime.config.rendezvous_messages import ToMeeting
+import threading
+import time
+from functools import partial
+
+from holmes_runtime.config.islands.rendezvous_messages import ToMeeting
 from holmes_runtime.node.admission.rendezvous_gate import RendezvousGate
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS
 from launcher.islands.rendezvous_server import RendezvousServer
 
+LOOK_S = 0.02
+
 
 class MeetingPlace:
-    """The gates of so many nodes, and the meeting behind all. `addresses` are by node what ranks find it by."""
+    """A gate for each island, at `addresses`, and the rendezvous behind all."""
 
-    def __init__(self, nodes: int = 1) -> None:
-        self.meeting = RendezvousServer()
-        self.gates = [self._gate(node) for node in range(nodes)]
+    def __init__(self, num_islands: int = 2, quorum: int = 1) -> None:
+        self.meeting = RendezvousServer(num_islands, quorum)
+        self.gates = [RendezvousGate(partial(self._take, island)) for island in range(num_islands)]
         self._sends = [gate.hand_on for gate in self.gates]
+        threading.Thread(target=self._look, daemon=True).start()
 
     @property
     def addresses(self) -> list[str]:
         return [f"{GATE_ADDRESS}:{gate.port}" for gate in self.gates]
 
-    def _gate(self, node: int) -> RendezvousGate:
-        def report(message: ToMeeting) -> None:
-            assert self.meeting.take(self._sends[node], message) is None
+    def _take(self, island: int, message: ToMeeting) -> None:
+        assert self.meeting.take(island, self._sends[island], message) is None
 
-        return RendezvousGate(report)
+    def _look(self) -> None:
+        while True:
+            self.meeting.look()
+            time.sleep(LOOK_S)

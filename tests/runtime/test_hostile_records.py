@@ -16,6 +16,7 @@ import pytest
 from holmes_runtime.checkpoint.checkpoint_writer import check_written_by
 from holmes_runtime.checkpoint.host_folders import FolderMark
 from holmes_runtime.checkpoint.piece_loading import PieceRequests, Request
+from holmes_runtime.config.islands.roster import Arrival, Roster, SyncPoint
 from holmes_runtime.config.strict_json import parse, to_json
 from holmes_runtime.node.checkpoint_files.checkpoint_names import CheckpointName, PieceName, SaveId
 from holmes_runtime.node.checkpoint_files.piece_index import (
@@ -33,7 +34,6 @@ from holmes_runtime.node.checkpoint_files.piece_index import (
 from holmes_runtime.node.checkpoint_files.whole_checkpoints import FolderCheckpoint, Offers
 from holmes_runtime.outer.lanes import FlatSlice, ShardLayout
 from holmes_runtime.outer.rendezvous import Rendezvous
-from holmes_runtime.outer.roster import Arrival, Roster, SyncPoint
 from tests.hostile_checkpoints import NAMES, NUMBERS, leaves
 from tests.runtime.launched_runs import ONE_ISLAND
 

@@ -10,20 +10,18 @@ import torch
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistStoreError, ProcessGroupGloo
 
-from holmes_runtime.config.rendezvous_messages import EVERY_CONNECTION, MEETING, FromMeeting
+from holmes_runtime.config.islands.rendezvous_messages import EVERY_CONNECTION, MEETING, FromMeeting
 from holmes_runtime.outer.rendezvous_store import RendezvousStore, open_meeting
 from tests.runtime.meeting_place import MeetingPlace
 
 
 @pytest.fixture
 def place() -> MeetingPlace:
-    return MeetingPlace(nodes=2)
+    return MeetingPlace()
 
 
 def store(place: MeetingPlace, node: int) -> RendezvousStore:
-    found = open_meeting({MEETING: place.addresses[node]})
-    assert found is not None
-    return found
+    return open_meeting({MEETING: place.addresses[node]})
 
 
 def test_what_one_island_sets_another_reads(place: MeetingPlace) -> None:
@@ -87,4 +85,5 @@ def test_a_gloo_group_of_two_islands_is_made_of_it(place: MeetingPlace) -> None:
 
 
 def test_a_process_of_no_island_has_no_meeting() -> None:
-    assert open_meeting({}) is None
+    with pytest.raises(RuntimeError, match=MEETING):
+        open_meeting({})

@@ -9,19 +9,20 @@ from datetime import timedelta
 from functools import partial
 from queue import Queue
 from threading import Event
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from holmes_runtime.config.islands.roster import Arrival, Roster
 from holmes_runtime.node.admission.keyed_frames import FrameAltered
 from holmes_runtime.outer.lane_exchange import LaneMaker, OpenLane
 from holmes_runtime.outer.lanes import Cell, Lane
 from holmes_runtime.outer.outer_step import digest_of
 from holmes_runtime.outer.rendezvous import Rendezvous
-from holmes_runtime.outer.roster import Arrival, Roster
+from holmes_runtime.outer.rendezvous_store import RendezvousStore
 from holmes_runtime.outer.state_transfer import GIVER, NEWCOMER, StateReceiver, StateSender
 from holmes_runtime.outer.sync_tags import SyncTags
 
@@ -40,7 +41,7 @@ DECISION = Roster(7, 4, (coming(0), coming(1)), ())
 def tags_of(store: HashStore, island: int, decision: Roster = DECISION) -> SyncTags:
     """Those that a rank of an island makes in an exchange."""
     sync = replace(ONE_ISLAND, island=island, num_islands=2)
-    meeting = Rendezvous(store, sync, LANE.owners[island], 60.0)
+    meeting = Rendezvous(cast(RendezvousStore, store), sync, LANE.owners[island], 60.0)
     maker = LaneMaker(meeting, store, LANE.owners[island], timedelta(seconds=60), "lo", 1)
     return SyncTags(maker, decision)
 
@@ -135,7 +136,9 @@ class OneLane:
     streams = 1
 
     def __init__(self, store: HashStore, wire: Wire, position: int) -> None:
-        meeting = Rendezvous(store, replace(ONE_ISLAND, num_islands=2), LANE.owners[position], 60.0)
+        meeting = Rendezvous(
+            cast(RendezvousStore, store), replace(ONE_ISLAND, num_islands=2), LANE.owners[position], 60.0
+        )
         self._real = LaneMaker(meeting, store, LANE.owners[position], timedelta(seconds=60), "lo", 1)
         self._opened = [OpenLane(LANE._replace(cells=(Cell("w", (0,), (100,)),)), WireEnd(wire, position))]
         self.tag = self._real.tag

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from threading import Lock, Thread
 
-from holmes_runtime.config.rendezvous_messages import EVERY_CONNECTION, MAX_LINE_BYTES, FromMeeting, ToMeeting
+from holmes_runtime.config.islands.rendezvous_messages import EVERY_CONNECTION, MAX_LINE_BYTES, FromMeeting, ToMeeting
 from holmes_runtime.node.admission.proof import NotProven
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, listening, see_user
 

@@ -10,26 +10,8 @@ from typing import Literal, NamedTuple
 
 MEETING = "HOLMES_MEETING"
 """The variable with the address of a node's gate for its ranks: ADDRESS:PORT on the loopback."""
-PLACE = "islands"
-"""The prefix of all keys of islands at the rendezvous."""
 EVERY_CONNECTION = 0
 MAX_LINE_BYTES = 1 << 22  # the longest are ranks' layouts, some hundred kilobytes
-
-
-LEFT, LOST, SILENT = "left", "lost", "silent"
-
-
-def here_key(island: int) -> str:
-    """Return the key whose value is the number of an island's start, or the reason why no island waits for it.
-
-    LEFT: it said so itself. LOST: its attempt has ended. SILENT: one of its hosts does not answer at the moment.
-    """
-    return f"here/{island}"
-
-
-def starts_key(island: int) -> str:
-    """Return the key that counts an island's starts: the number of its last start."""
-    return f"starts/{island}"
 
 
 class Ask(NamedTuple):
@@ -38,11 +20,11 @@ class Ask(NamedTuple):
     "set": each key to its value. "get": the values of all keys, once all exist. "check": "1" if all exist.
     "add": adds `amount` to the number at the key (0 if missing), once per `token`; returns the sum.
     "compare_set": sets the key to the second value if it has the first, or is missing and the first is empty; returns
-    its value afterwards. "delete": the key; "1" if it existed.
+    its value afterwards. "delete": the key; "1" if it existed. "membership": a message of membership_messages.py.
     """
 
-    operation: Literal["set", "get", "check", "add", "compare_set", "delete"]
-    keys: tuple[str, ...]
+    operation: Literal["set", "get", "check", "add", "compare_set", "delete", "membership"]
+    keys: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     amount: int = 0
     token: str = ""

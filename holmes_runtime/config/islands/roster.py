@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ MAX_COUNT = 10**15
 MAX_RANKS = 10**6
 MAX_INTERVAL_S = 1e7  # between two exchanges: a third of a year
 MAX_EARLY = 100  # intervals
+MAX_LINEAGE_CHARACTERS = 64
 
 
 @dataclass(frozen=True, order=True)
@@ -44,6 +44,9 @@ class Arrival:
         check_counts(self, MAX_COUNT, "island", "start", "num_ranks", "exchange", "tokens")
         check("num_ranks", self.num_ranks, f"must be 1 to {MAX_RANKS}", 1 <= self.num_ranks <= MAX_RANKS)
         check("groups", self.groups, "must be a round, or -1", -1 <= self.groups <= MAX_COUNT)
+        for key, lineage in (("lineage", self.lineage), ("follows", self.follows)):
+            rule = f"must have at most {MAX_LINEAGE_CHARACTERS} characters"
+            check(key, lineage, rule, len(lineage) <= MAX_LINEAGE_CHARACTERS)
         check("early", self.early, f"must be 0 to {MAX_EARLY}", 0 <= self.early <= MAX_EARLY)
         check("interval_s", self.interval_s, f"must be 0 to {MAX_INTERVAL_S}", 0 <= self.interval_s <= MAX_INTERVAL_S)
 
@@ -128,39 +131,3 @@ class Patience(NamedTuple):
     grace_s: float
     ahead_s: float
     lost_s: float = 0.0
-
-    def with_interval_of(self, before: Roster | None) -> Patience:
-        """Return this patience, extended for islands that first end an interval after the outer sync `before`."""
-        longest_s = max((each.interval_s for each in before.all), default=0.0) if before else 0.0
-        return self._replace(ahead_s=max(self.ahead_s, self.grace_s + 2 * longest_s))
-
-
-def decide(
-    round_id: int,
-    arrivals: Sequence[Arrival],
-    expected: Collection[int],
-    possible: Collection[int],
-    mine: Arrival,
-    waited_s: float,
-    patience: Patience,
-    quorum: int,
-) -> Roster | None:
-    """Return the roster as island `mine` sees it, `waited_s` after its own arrival; None to wait on.
-
-    `expected` took part the last time, and only `possible` islands can arrive. Members are the furthest islands in
-    the state that most of them have. If every arrival is behind the last outer step, as after a loss of all islands,
-    they go on from the state they have.
-    """
-    able = [each for each in arrivals if not each.is_behind]
-    if len(arrivals) < quorum:
-        return None
-    here = {each.island for each in arrivals}
-    limit_s = patience.ahead_s if mine.is_behind else patience.grace_s
-    if not (here >= set(expected if able else possible) or waited_s >= limit_s):
-        return None
-    furthest = max(each.exchange for each in able or arrivals)
-    candidates = [each for each in able or arrivals if each.exchange == furthest]
-    states = [each.lineage for each in candidates]
-    state = max(states, key=lambda each: (states.count(each), -states.index(each)))
-    members = tuple(each for each in candidates if each.lineage == state)
-    return Roster(round_id, furthest, members, tuple(each for each in arrivals if each not in members))

@@ -1,0 +1,1 @@
+"""Vocabulary of islands and their controller: rosters, membership, rendezvous."""
