@@ -55,3 +55,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None if any(word in text for word in LAYERS[expression]) else True
     is_default = expression in config.getini("addopts")
     return True if is_default and OTHER_LAYER.search(text) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the tests that are given more time than others, so that at the end no worker waits for one of them."""
+    usual_s = float(config.getini("timeout"))
+
+    def extra_s(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return max(0.0, float(mark.args[0]) - usual_s) if mark is not None else 0.0
+
+    items.sort(key=extra_s, reverse=True)

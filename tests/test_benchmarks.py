@@ -58,7 +58,7 @@ STARTED = {
     "planner_scale": Short(("8",), {"LOOPS": 1000}),
     "planner_shapes": Short(("20_clusters_of_one",), {"TIME_LIMIT_S": 1.0}),
     "probe_scale": Short(sizes={"SIZES": (2,)}),
-    "published_steps.fit": Short(("H100",), {"FIRST_FACTOR": 1.0}, prints="mean |log error|"),
+    "published_steps.fit": Short(("H100",), {"FIRST_FACTOR": 1.0}, prints=r"mean \|log error\| \d"),
     "published_steps.row_files": Short(("V4", "12", "{folder}"), prints="holmes plan job.yaml"),
     "start_up": Short(sizes={"CASE": "8", "RANKS": (63,)}),
     "validation": Short(sizes={"measurements": lambda: measurements()[:2]}),
