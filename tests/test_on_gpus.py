@@ -18,7 +18,7 @@ from benchmarks.on_gpus.product_run import ProductRun
 from benchmarks.on_gpus.report import Failed, Figure, Outcome, page, read_outcomes, write_report
 from benchmarks.on_gpus.run_all import chosen_steps, first_screen, main, run_step
 from benchmarks.on_gpus.run_tasks import run_tasks
-from benchmarks.on_gpus.scale import ON_GPUS, TINY
+from benchmarks.on_gpus.scale import ON_GPUS, TINY, TINY_SHAPES
 from benchmarks.on_gpus.shape_steps import kind_of
 from benchmarks.on_gpus.shape_worker import Task
 from benchmarks.on_gpus.steps import STEPS, Step, degrees, memory
@@ -147,9 +147,10 @@ def test_nccl_is_given_every_variable_that_plans_set_for_it() -> None:
     assert for_nccl - set(settings()) == set(LEFT_OUT)
 
 
-@pytest.mark.parametrize("name", TINY.shapes)
+@pytest.mark.parametrize("name", TINY_SHAPES)
 def test_the_plain_loop_trains_the_model_that_holmes_counts(name: str) -> None:
-    shape = Job.model_validate(TINY.shape_job(name, "/corpus.txt", "cpu", False)).model
+    scale = replace(TINY, shapes=TINY_SHAPES)
+    shape = Job.model_validate(scale.shape_job(name, "/corpus.txt", "cpu", False)).model
     parameters = sum(parameter.numel() for parameter in PlainModel(shape).parameters())
     assert parameters == stage_parameters(shape, shape.num_layers, True, True)
     assert len(train(shape, torch.device("cpu"), micro_batch_size=2, microbatches=2, steps=2, recomputes=True)) == 2

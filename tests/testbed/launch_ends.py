@@ -318,11 +318,9 @@ def trainer_endings() -> tuple[Ending, ...]:
     """Those in which a trainer's command may differ: its ranks, its hangs, and its own exception."""
     wanted = (
         "Ctrl-C",
-        "Ctrl-C twice",
         "rank killed",
         "torchrun killed",
         "controller killed",
-        "interface down",
         "hung rank",
     )
     others = [ending for ending in ENDINGS if ending.name in wanted]
