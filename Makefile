@@ -11,7 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 OPTIONS :=  # more options for pytest
 PARALLEL := -n auto --dist worksteal
-# For layers whose tests mostly wait, and share what a file has started.
+# For layers whose tests mostly wait. A worker that has nothing left takes half of what another has before it: by files, the
+# last one would end alone.
+PARALLEL_WAITING := -n 3 --dist worksteal
+# For tests of which one start of processes serves a whole file.
 PARALLEL_FILES := -n 2 --dist loadfile
 
 .PHONY: lock demo test test-all test-slow test-process test-torch test-cuda-build test-gpu test-cluster check bench bed clean
@@ -51,11 +54,11 @@ test-all: $(READY)
 # tests on drawn examples, with all of them. A test may take half an hour, as CI runs these by what others leave of the
 # processors.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q --timeout=1800 --hypothesis-profile=full $(OPTIONS) -m '(slow or hypothesis) and not exhaustive'
+	$(BIN)/python -m pytest -q $(PARALLEL) --timeout=1800 --hypothesis-profile=full $(OPTIONS) -m '(slow or hypothesis) and not exhaustive'
 
 # Commands as processes, on processes of this machine: the sessions of README and docs, the demo, detached runs.
 test-process: $(READY)
-	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m process
+	$(BIN)/python -m pytest -q $(PARALLEL_WAITING) $(OPTIONS) -m process
 
 # The training runtime on several processes against one, two files side by side: alone, one leaves a fifth of two cores idle.
 test-torch: $(READY)
@@ -71,10 +74,12 @@ test-cuda-build: $(READY)
 test-gpu: $(if $(VENV),$(READY))
 	$(if $(VENV),$(BIN)/python,$(PYTHON)) -m benchmarks.on_gpus $(OPTIONS)
 
-# Tests on network-namespace beds, two side by side, as each mostly waits; needs root, iproute2 and openssh-server. The
-# tests of a file share a bed.
+# Tests on network-namespace beds, three side by side, as each mostly waits, then those that measure rates, of which three
+# would take the processors from one another; needs root, iproute2 and openssh-server. The tests of a file share a bed, or
+# have one for each worker that runs some of them.
 test-cluster: $(READY)
-	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m cluster
+	$(BIN)/python -m pytest -q $(PARALLEL_WAITING) $(OPTIONS) -m 'cluster and not rates'; first=$$?; \
+		$(BIN)/python -m pytest -q -n 2 --dist worksteal $(OPTIONS) -m 'cluster and rates' && exit $$first
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from holmes_core.records.run import Run
 from tests.testbed.rehearsal import Site, local_site, only_run, standard_library_corpus
 
 STEPS = 10_000
+PRINTING = (False, True, True, False)  # by turns
 LINE = "x" * 100
 SHAPE = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 64, "factory": "model.py:build"}
 MODEL = f"""
@@ -63,7 +64,7 @@ def main() -> None:
         (folder / "model.py").write_text(MODEL, encoding="utf-8")
         _quiet(site, "probe", str(site.hosts_yaml), "-o", str(folder / "inventory.json"))
         runs: dict[bool, list[Trained]] = {False: [], True: []}
-        for number, chatty in enumerate((False, True, True, False)):
+        for number, chatty in enumerate(PRINTING):
             runs[chatty].append(_trained(site, f"run{number}", steps, chatty))
             print("printing" if chatty else "silent", runs[chatty][-1], flush=True)
     plain, chatty_runs = runs[False], runs[True]

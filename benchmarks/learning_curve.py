@@ -61,6 +61,7 @@ def make_config(text: Path, pattern: str, steps: int, folder: Path) -> RunConfig
         evaluation=EvaluationSettings(50, 4),
         checkpoint=CheckpointSettings(str(checkpoints.absolute()), 100, 2, 2),
         resume=True,
+        from_scratch=True,
         optimizer=OptimizerSettings(1e-3, 1e-4, min(100, steps // 10), "cosine", 0.1, 0.9, 0.95, 1.0),
         stages=(Stage(0, 0, SHAPE.num_layers),),
         ranks=tuple(Rank(rank, "here", "here", 0, rank, 0) for rank in range(RANKS)),

@@ -57,7 +57,7 @@ def write_config(file: Path) -> None:
     job = Job.model_validate(
         {
             "model": {"preset": case.preset},
-            "data": {"path": str(corpus)},
+            "data": {"path": str(corpus), "bytes": True},
             "steps": 1000,
             "global_batch_size": case.global_batch_size,
         }
@@ -65,7 +65,7 @@ def write_config(file: Path) -> None:
     source = SourceFile(path="benchmark", digest="none")
     plan = make_plan(make_inventory(case.sizes), job, source, source)
     print(f"{plan.world_size} ranks, tp {plan.tp} pp {plan.pp} dp {plan.dp}, {len(plan.groups)} groups", flush=True)
-    file.write_text(replace(run_config_of(plan, "start-up"), device="cpu").to_json(), encoding="utf-8")
+    file.write_text(replace(run_config_of(plan, "start-up"), device="cpu", compile=False).to_json(), encoding="utf-8")
 
 
 def time_rank(rank: int, file: Path) -> float:

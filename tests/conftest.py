@@ -42,6 +42,8 @@ LAYERS: dict[str, tuple[str, ...]] = {layer: (f"mark.{layer}",) for layer in ("p
 LAYERS["slow"] += ("tests.seeds",)
 LAYERS["(slow or hypothesis) and not exhaustive"] = (*LAYERS["slow"], "hypothesis")
 LAYERS["cluster"] = ("mark.cluster", "NEEDS_BED")
+LAYERS["cluster and not rates"] = LAYERS["cluster"]
+LAYERS["cluster and rates"] = ("mark.rates",)
 OTHER_LAYER = re.compile(r"^pytestmark = .*(NEEDS_BED|mark\.(process|torch|cluster|slow|exhaustive|cuda_build))", re.M)
 
 
@@ -55,3 +57,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None if any(word in text for word in LAYERS[expression]) else True
     is_default = expression in config.getini("addopts")
     return True if is_default and OTHER_LAYER.search(text) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the tests that are given more time than others, so that at the end no worker waits for one of them."""
+    usual_s = float(config.getini("timeout"))
+
+    def extra_s(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return max(0.0, float(mark.args[0]) - usual_s) if mark is not None else 0.0
+
+    items.sort(key=extra_s, reverse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-SOME = 1 / 4  # of the seeds beyond the few, so that CI ends in time
+SOME = 1 / 8  # of the seeds beyond the few, so that CI ends in time
 
 
 def seeds(number: int, few: int) -> list[Any]:

@@ -18,7 +18,7 @@ from benchmarks.on_gpus.product_run import ProductRun
 from benchmarks.on_gpus.report import Failed, Figure, Outcome, page, read_outcomes, write_report
 from benchmarks.on_gpus.run_all import chosen_steps, first_screen, main, run_step
 from benchmarks.on_gpus.run_tasks import run_tasks
-from benchmarks.on_gpus.scale import ON_GPUS, TINY
+from benchmarks.on_gpus.scale import ON_GPUS, TINY, TINY_SHAPES
 from benchmarks.on_gpus.shape_steps import kind_of
 from benchmarks.on_gpus.shape_worker import Task
 from benchmarks.on_gpus.steps import STEPS, Step, degrees, memory
@@ -32,12 +32,12 @@ ONE = replace(NONE, driver="580.65.06", gpus=("NVIDIA H100 80GB HBM3",))
 INVENTORY = gpu_inventory([1])
 
 
-def planned(**changes: object) -> Job:
+def job_on_gpus(**changes: object) -> Job:
     return Job.model_validate({**ON_GPUS.job("/corpus.txt", "cuda"), **changes})
 
 
 def run_of(*losses: float, step_s: float = 1.0, memory_bytes: int = 1) -> ProductRun:
-    plan = plan_for(INVENTORY, planned(parallel={"tp": 1, "pp": 1, "dp": 1}))
+    plan = plan_for(INVENTORY, job_on_gpus(parallel={"tp": 1, "pp": 1, "dp": 1}))
     return ProductRun(plan, losses, (step_s,) * len(losses), 100.0, 0.4, memory_bytes)
 
 
@@ -129,16 +129,16 @@ def test_whatever_ends_a_step_is_in_the_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_every_layout_is_one_that_is_planned_as_it_is_named(ranks: int) -> None:
     for name, parallel in ON_GPUS.layouts(ranks).items():
-        plan = plan_for(INVENTORY, planned(compile=False, parallel=parallel))
+        plan = plan_for(INVENTORY, job_on_gpus(compile=False, parallel=parallel))
         assert plan.world_size == ranks, name
         assert {key: getattr(plan, key) for key in parallel} == parallel
 
 
 def test_the_large_jobs_are_planned_compiled_and_in_bf16() -> None:
-    for job in (planned(**ON_GPUS.large), planned(**ON_GPUS.largest)):
+    for job in (job_on_gpus(**ON_GPUS.large), job_on_gpus(**ON_GPUS.largest)):
         assert (job.compiles, job.value_type) == (True, "bf16")
         assert plan_for(INVENTORY, job).prediction.step_s > 0
-    model = planned(**ON_GPUS.large).model
+    model = job_on_gpus(**ON_GPUS.large).model
     assert stage_parameters(model, model.num_layers, True, True) == pytest.approx(1.3e9, rel=0.05)
 
 
@@ -147,9 +147,10 @@ def test_nccl_is_given_every_variable_that_plans_set_for_it() -> None:
     assert for_nccl - set(settings()) == set(LEFT_OUT)
 
 
-@pytest.mark.parametrize("name", TINY.shapes)
+@pytest.mark.parametrize("name", TINY_SHAPES)
 def test_the_plain_loop_trains_the_model_that_holmes_counts(name: str) -> None:
-    shape = Job.model_validate(TINY.shape_job(name, "/corpus.txt", "cpu", False)).model
+    scale = replace(TINY, shapes=TINY_SHAPES)
+    shape = Job.model_validate(scale.shape_job(name, "/corpus.txt", "cpu", False)).model
     parameters = sum(parameter.numel() for parameter in PlainModel(shape).parameters())
     assert parameters == stage_parameters(shape, shape.num_layers, True, True)
     assert len(train(shape, torch.device("cpu"), micro_batch_size=2, microbatches=2, steps=2, recomputes=True)) == 2

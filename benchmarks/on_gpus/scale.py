@@ -161,7 +161,7 @@ TINY = Scale(
     large={"model": {**TINY_MODEL, "vocab_size": 300}, "parallel": ONE_RANK},
     largest={"model": TINY_MODEL, "parallel": ONE_RANK},
     calibrate_s=0.05,
-    shapes=TINY_SHAPES,
+    shapes={name: TINY_SHAPES[name] for name in ("gpt-1.3b", "qwen-like", "tied-head")},
     shape_steps=4,
     shape_changes={},
 )

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cli.test_command_line import holmes, job, planned
+from tests.builders.local_runs import holmes, small_job, write_plan
 
 OWN_MODEL = Path(__file__).parents[2] / "docs" / "own_model.py"
 RANKS = range(4)
@@ -74,9 +74,9 @@ def launch_with(folder: Path, fault: str, rank: int) -> Blamed:
     shutil.copy(OWN_MODEL, code / "whole.py")
     text = MODEL.format(rank=rank, before=FORWARDS_BEFORE, fault=fault, statement=FAULTS[fault])
     (code / "planted_model.py").write_text(text, encoding="utf-8")
-    planned(
+    write_plan(
         folder,
-        model={**job(folder)["model"], "factory": "planted_model.py:build"},
+        model={**small_job(folder)["model"], "factory": "planted_model.py:build"},
         launch={"code": "src"},
         parallel={"pp": 2, "dp": 2, "micro_batch_size": 1},
         slots_per_host=2,

@@ -49,11 +49,11 @@ from planner.islands.uniform_links import with_uniform_links
 from prober.differences import peer_differences
 from prober.fabrics.clusters import find_clusters, find_shared_network
 from prober.findings.catalogue import CATALOGUE
+from tests.builders.clustered_hosts import host_in_cluster, infiniband_host, roce_host_at
 from tests.cli.folder_screens import checkpoints, islands_status
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 from tests.planner.islands_jobs import planned_mode
 from tests.planner.measured_links import measured, with_links
-from tests.prober.test_clusters import host, ib, roce
 
 FOLDER = Path(__file__).parent.parent / "data" / "screens"
 WIDTHS = (80, 120)
@@ -63,7 +63,7 @@ HOME = Path("/home/mary")
 STARTED_S = 1.7e9
 
 
-def gpu_plan() -> tuple[Plan, Inventory]:
+def plan_and_gpu_fleet() -> tuple[Plan, Inventory]:
     """Eight hosts of eight A100 in two clusters."""
     fleet = gpu_inventory([4, 4])
     return plan_for(fleet, gpt_7b(parallel=FIXED, steps=100_000)), fleet
@@ -121,7 +121,7 @@ def finished(plan: Plan, **changes: object) -> Run:
 
 
 def _plan() -> None:
-    show_plan(*gpu_plan())
+    show_plan(*plan_and_gpu_fleet())
 
 
 def _far() -> Inventory:
@@ -142,7 +142,7 @@ def _islands() -> None:
 
 
 def _dry_run() -> None:
-    plan, _ = gpu_plan()
+    plan, _ = plan_and_gpu_fleet()
     job = plan.job.model_copy(update={"launch": LaunchSettings(environment={"HF_HOME": "/data/hf"})})
     plan = plan.model_copy(update={"job": job})
     parcels = Parcel({"runtime.py": "x" * 700_000}), Parcel({"run_config.json": "x" * 40_000, "plan.json": "x"})
@@ -151,7 +151,7 @@ def _dry_run() -> None:
 
 
 def _running() -> None:
-    plan, _ = gpu_plan()
+    plan, _ = plan_and_gpu_fleet()
     view = RunView(plan, now_s=lambda: STARTED_S + 444.0)
     view.take_run("20261123-120000-abcd", STARTED_S)
     for node in plan.nodes:
@@ -190,11 +190,16 @@ def _preflight() -> None:
 
 def _probe() -> None:
     """Two clusters, of which one host is down and one has an older torch."""
-    old = roce("gpu-b2.example.org", 4)
+    old = roce_host_at("gpu-b2.example.org", 4)
     old = old.model_copy(update={"software": old.software.model_copy(update={"torch": "2.4.0"})})
-    hosts = (ib("gpu-a1.example.org", 1), ib("gpu-a2.example.org", 2), roce("gpu-b1.example.org", 3), old)
+    hosts = (
+        infiniband_host("gpu-a1.example.org", 1),
+        infiniband_host("gpu-a2.example.org", 2),
+        roce_host_at("gpu-b1.example.org", 3),
+        old,
+    )
     clusters, found = find_clusters(hosts, {})
-    away = host("gpu-b3.example.org").model_copy(update={"reachable": False})
+    away = host_in_cluster("gpu-b3.example.org").model_copy(update={"reachable": False})
     fleet = Inventory(hosts=(*hosts, away), clusters=clusters, shared=find_shared_network(hosts), findings=found)
     link = measured(("gpu-a1.example.org", "gpu-b1.example.org"), 1.1e9, 2e-4, streams=4)
     link = link.model_copy(update={"network": "shared"})
@@ -245,7 +250,7 @@ def _ps() -> None:
 
 
 def _status() -> None:
-    plan, _ = gpu_plan()
+    plan, _ = plan_and_gpu_fleet()
     run = finished(plan, state="running", controller=Controller(pid=1, start_ticks=1, host="node017"))
     nodes = {node.host: "stepping" for node in plan.nodes}
     notices = ["slow link a1-b1: 1.6x longer than planned (0.45 s a message, not 0.28 s)"]

@@ -16,13 +16,14 @@ from launcher.journal.follow_folder import past_events
 from launcher.journal.run_events import Notice
 from launcher.journal.run_folder import read_run
 from planner.cost.collectives import tcp_payload_share
-from tests.cli.test_lost_host import launched, planned
+from tests.builders.bed_runs import launched, plan_that_saves
 from tests.cli.test_three_commands import nothing_is_left
 from tests.testbed.bed_needs import missing_for_trunk
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site, only_run, said_until
 
-pytestmark = [*NEEDS_BED, pytest.mark.skipif(bool(missing_for_trunk()), reason="no trunk here")]
+HAS_TOOLS = pytest.mark.skipif(bool(missing_for_trunk()), reason="no trunk here")
+pytestmark = [*NEEDS_BED, pytest.mark.rates, HAS_TOOLS]
 
 FAST_MBPS, SLOW_MBPS = 100, 20
 STEPS, FALLS_AT, RISES_AT = 64, 14, 34  # when what is usual is known, and before the edges are looked at again
@@ -59,7 +60,7 @@ def test_a_trunk_that_becomes_slow_and_recovers_costs_no_restart(
 ) -> None:
     site, bed = trunk_site, trunk_site.bed
     assert bed is not None
-    plan_file = planned(site, tmp_path, steps=STEPS, **JOB)
+    plan_file = plan_that_saves(site, tmp_path, steps=STEPS, **JOB)
     plan = read_file(Plan, plan_file)
     share = FAST_MBPS / 8 * 1e6 * tcp_payload_share(None) / 2
     assert {group.trunk_bytes_per_s for group in plan.groups if group.axis == "pp_forward"} == {share}

@@ -11,9 +11,9 @@ import pytest
 
 from launcher.journal.run_folder import read_run
 from launcher.supervise.failure import first_cause
-from tests.cli.test_lost_host import launched
+from tests.builders.bed_runs import launched
 from tests.cli.test_three_commands import nothing_is_left
-from tests.testbed.altered_packets import CUTS, LIMIT_S, altered, clean_losses, plan_of
+from tests.testbed.altered_packets import CUTS, LIMIT_S, altered, clean_losses, plan_across
 from tests.testbed.bed_needs import missing_for_trunk
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site, only_run
@@ -32,7 +32,7 @@ def trunk_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_flipped_bits_between_clusters_end_the_run_before_a_loss_is_wrong(
     trunk_site: Site, tmp_path: Path, cut: str
 ) -> None:
-    plan = plan_of(trunk_site, tmp_path / cut, cut)
+    plan = plan_across(trunk_site, tmp_path / cut, cut)
     expected = clean_losses(trunk_site, plan, tmp_path / "clean")
     assert read_run(only_run(tmp_path / "clean")).compared_steps == len(expected)
     (tmp_path / cut / "saved").rename(tmp_path / "saved-clean")
@@ -48,7 +48,7 @@ def test_flipped_bits_between_clusters_end_the_run_before_a_loss_is_wrong(
 
 
 def test_flipped_bits_in_the_rendezvous_end_the_run_before_its_first_step(trunk_site: Site, tmp_path: Path) -> None:
-    plan = plan_of(trunk_site, tmp_path / "replicas", "replicas")
+    plan = plan_across(trunk_site, tmp_path / "replicas", "replicas")
     assert trunk_site.bed is not None
     trunk_site.bed.set_trunk(flip_every=1)
     try:

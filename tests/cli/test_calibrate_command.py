@@ -17,7 +17,7 @@ from holmes_core.records.job import Compute, Job
 from holmes_runtime.calibrate import make_parser, trial_of
 from launcher.nodes.measure_compute import measure_compute, trial_words
 from launcher.prepare.user_variables import UserVariables
-from tests.cli.test_command_line import holmes, job, write_inputs
+from tests.builders.local_runs import holmes, small_job, write_inputs
 from tests.cli.test_own_code import OWN_MODEL
 from tests.planner.fleets import bed_job, gpt_7b
 
@@ -41,8 +41,8 @@ def test_what_is_measured_is_the_job_s_own_layer(job: Job) -> None:
     assert config.threads_per_rank == job.threads_per_slot
 
 
-def small_job(folder: Path, **changes: Any) -> None:
-    (folder / "job.yaml").write_text(yaml.safe_dump(job(folder, compute={}, **changes)), encoding="utf-8")
+def write_uncalibrated_job(folder: Path, **changes: Any) -> None:
+    (folder / "job.yaml").write_text(yaml.safe_dump(small_job(folder, compute={}, **changes)), encoding="utf-8")
 
 
 def as_written(text: str) -> Compute:
@@ -72,8 +72,8 @@ def test_before_anything_was_probed_this_machine_is_measured_with_the_user_s_own
     (tmp_path / "src").mkdir()
     shutil.copy(OWN_MODEL, tmp_path / "src" / "whole.py")
     (tmp_path / "src" / "mine.py").write_text("from whole import build\n", encoding="utf-8")
-    model = {**job(tmp_path)["model"], "factory": "mine.py:build"}
-    small_job(tmp_path, model=model, launch={"code": "src", "secrets": {"TOKEN": "/not/there"}})
+    model = {**small_job(tmp_path)["model"], "factory": "mine.py:build"}
+    write_uncalibrated_job(tmp_path, model=model, launch={"code": "src", "secrets": {"TOKEN": "/not/there"}})
     done = holmes(tmp_path, "calibrate")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("# measured on this machine, 1 at once\ncompute:\n")
@@ -81,8 +81,8 @@ def test_before_anything_was_probed_this_machine_is_measured_with_the_user_s_own
 
 
 def test_a_rehearsal_has_nothing_to_measure(tmp_path: Path) -> None:
-    small_job(tmp_path)
-    sleeping = job(tmp_path, compute={"emulate": {"forward_s_per_layer": 0.1, "backward_s_per_layer": 0.1}})
+    write_uncalibrated_job(tmp_path)
+    sleeping = small_job(tmp_path, compute={"emulate": {"forward_s_per_layer": 0.1, "backward_s_per_layer": 0.1}})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(sleeping), encoding="utf-8")
     with pytest.raises(HolmesError, match=r"compute\.emulate: its layers sleep"):
         calibrate_command(tmp_path / "job.yaml", tmp_path / "inventory.json", None)

@@ -4,102 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from holmes_cli.api import plan
-from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import Job
-from holmes_core.records.record_file import read_file, read_user_file, write_signed
+from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
+from tests.builders.local_runs import (
+    HOSTS,
+    LONG,
+    environment,
+    holmes,
+    nothing_is_left,
+    small_job,
+    write_inputs,
+    write_plan,
+)
 from tests.cli.conftest import Command
-from tests.free_ports import free_port
-
-ROOT = Path(__file__).parent.parent.parent
-HOSTS: dict[str, Any] = {
-    "transport": "local",
-    "python": sys.executable,
-    "speeds_gbps": {"lo": 20},
-    "hosts": [{"name": "a1", "cluster": "a"}, {"name": "b1", "cluster": "b"}],
-}
-# Of a run that is still under way when a test ends it: a rehearsal, whose ranks mostly sleep.
-LONG: dict[str, Any] = {
-    "steps": 100000,
-    "compute": {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}},
-}
-
-
-def job(folder: Path, **changes: Any) -> dict[str, Any]:
-    text = folder / "text.txt"
-    text.write_text("It is a capital mistake to theorize before one has data. " * 50, encoding="utf-8")
-    base = {
-        "model": {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "seq_length": 16},
-        "data": {"path": str(text)},
-        "global_batch_size": 4,
-        "steps": 4,
-        "device": "cpu",
-        "compute": {"flops_per_s": 1e10},
-        "parallel": {"pp": 2, "dp": 1, "micro_batch_size": 1},
-        "master_port": free_port(),
-    }
-    return {**base, **changes}
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """A home of its own, so that what is left there is seen."""
-    home = folder / "home"
-    home.mkdir(exist_ok=True)
-    return {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
-
-
-def holmes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holmes_cli", *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600, check=False
-    )
-
-
-def write_inputs(folder: Path, **changes: Any) -> None:
-    """hosts.yaml of the local hosts and a job.yaml for them in `folder`."""
-    (folder / "hosts.yaml").write_text(yaml.safe_dump(HOSTS), encoding="utf-8")
-    (folder / "job.yaml").write_text(yaml.safe_dump(job(folder, **changes)), encoding="utf-8")
-
-
-@cache
-def probed() -> tempfile.TemporaryDirectory[str]:
-    """A folder with one probe of the local hosts for all tests of this process, and the home that has its key."""
-    folder = tempfile.TemporaryDirectory()
-    write_inputs(Path(folder.name))
-    done = holmes(Path(folder.name), "probe", "hosts.yaml")
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-def planned(folder: Path, **changes: Any) -> None:
-    """inventory.json and plan.json of the local hosts in `folder`, planned in this process."""
-    write_inputs(folder, **changes)
-    shutil.copy(Path(probed().name) / "inventory.json", folder)
-    shutil.copytree(Path(probed().name) / "home", folder / "home", dirs_exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(folder / "home"))  # where the key is
-        patch.delenv("XDG_STATE_HOME", raising=False)
-        inventory, own_job = read_file(Inventory, folder / "inventory.json"), read_user_file(Job, folder / "job.yaml")
-        write_signed(folder / "plan.json", plan(inventory, own_job))
-
-
-def nothing_is_left(folder: Path) -> bool:
-    return list((folder / "home" / ".cache" / "holmes" / "runs").glob("*")) == []
 
 
 @pytest.mark.process
@@ -121,7 +48,7 @@ def test_three_commands_train_on_local_processes(tmp_path: Path) -> None:
 def test_bad_lines_that_were_skipped_are_counted_in_the_record(tmp_path: Path) -> None:
     text = "".join(f'{{"text": "{number} is a number"}}\n' for number in range(200))
     (tmp_path / "text.jsonl").write_text('{"title": "none"}\n' + text, encoding="utf-8")
-    planned(tmp_path, data={"path": str(tmp_path / "text.jsonl"), "skip_bad_lines": 3})
+    write_plan(tmp_path, data={"path": str(tmp_path / "text.jsonl"), "skip_bad_lines": 3})
     done = holmes(tmp_path, "launch", "plan.json")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
@@ -131,7 +58,7 @@ def test_bad_lines_that_were_skipped_are_counted_in_the_record(tmp_path: Path) -
 
 @pytest.mark.process
 def test_failing_rank_is_shown_first_with_its_last_lines(tmp_path: Path) -> None:
-    planned(tmp_path, data={"path": str(tmp_path / "gone")})
+    write_plan(tmp_path, data={"path": str(tmp_path / "gone")})
     done = holmes(tmp_path, "launch", "plan.json")
     assert done.returncode == 1
     assert done.stderr.index("error: host ") < done.stderr.index("hint: ")
@@ -141,7 +68,7 @@ def test_failing_rank_is_shown_first_with_its_last_lines(tmp_path: Path) -> None
 
 @pytest.mark.process
 def test_ctrl_c_ends_a_local_run_and_says_so(tmp_path: Path) -> None:
-    planned(tmp_path, **LONG)
+    write_plan(tmp_path, **LONG)
     command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -198,7 +125,7 @@ def test_misspelt_key_of_hosts_file_names_the_nearest(refused: Refused, tmp_path
 
 
 def test_plan_without_inventory_says_which_command_makes_it(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(tmp_path)), encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(small_job(tmp_path)), encoding="utf-8")
     text = refused("plan", "job.yaml")
     assert "inventory.json: cannot be read" in text
     assert "`holmes probe hosts.yaml -o inventory.json` makes it" in text
@@ -242,7 +169,7 @@ def test_unknown_run_is_refused_and_says_how_to_list(
 
 @pytest.mark.process
 def test_a_slip_in_ones_own_model_is_found_here_before_anything_is_made(tmp_path: Path) -> None:
-    planned(tmp_path, model={**job(tmp_path)["model"], "factory": "mine.py:build"})
+    write_plan(tmp_path, model={**small_job(tmp_path)["model"], "factory": "mine.py:build"})
     (tmp_path / "mine.py").write_text("import torch\ndef build(layers, job)\n    ...\n", encoding="utf-8")
     refused = holmes(tmp_path, "launch", "plan.json")
     assert refused.returncode == 2

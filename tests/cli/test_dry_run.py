@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_lost_host import launched, planned
+from tests.builders.bed_runs import launched, plan_that_saves
 from tests.cli.test_three_commands import OWN_MODEL, holmes
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
@@ -36,7 +36,9 @@ def listing(site: Site, bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> L
     shape = {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "factory": "own_model.py:build"}
     launch = {"environment": {"MINE": "it's $(mine)"}, "secrets": {"TOKEN": str(folder / "token")}}
     on_all_hosts = {"pp": 2, "dp": 2}
-    plan = planned(site, folder, model=shape, launch=launch, steps=100000, checkpoint=None, parallel=on_all_hosts)
+    plan = plan_that_saves(
+        site, folder, model=shape, launch=launch, steps=100000, checkpoint=None, parallel=on_all_hosts
+    )
     dry_run = holmes(site, "launch", str(plan), "--dry-run", "--json")
     assert dry_run.returncode == 0, dry_run.stderr
     assert SECRET not in dry_run.stdout

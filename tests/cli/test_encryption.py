@@ -72,10 +72,10 @@ def plans(site: Site) -> dict[str, Path]:
     """By what hosts.yaml asks for, the plan of one job, whose model sends the pattern between its stages."""
     (site.folder / "marked.py").write_text(textwrap.dedent(MODEL), encoding="utf-8")
     job = {**JOB, "model": {**JOB["model"], "factory": f"{site.folder}/marked.py:build"}}
-    return {asked: plan_of(site, asked, job, asked) for asked in ("clear", "wireguard")}
+    return {asked: plan_with_security(site, asked, job, asked) for asked in ("clear", "wireguard")}
 
 
-def plan_of(site: Site, asked: str, job: dict[str, Any], name: str) -> Path:
+def plan_with_security(site: Site, asked: str, job: dict[str, Any], name: str) -> Path:
     """Planned with that in hosts.yaml, and probed where it was not yet."""
     inventory, plan = site.folder / f"{asked}.inv.json", site.folder / f"{name}.plan.json"
     if not inventory.exists():
@@ -145,7 +145,7 @@ def test_a_host_without_the_tools_refuses_the_launch_and_nothing_is_left(
 @pytest.fixture(scope="module")
 def long(site: Site) -> Path:
     """The plan of a job that does not end by itself."""
-    return plan_of(site, "wireguard", {**JOB, "steps": 100_000}, "long")
+    return plan_with_security(site, "wireguard", {**JOB, "steps": 100_000}, "long")
 
 
 def stepping(site: Site, plan: Path, runs: Path) -> subprocess.Popen[str]:

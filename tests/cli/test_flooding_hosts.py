@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from tests.cli.test_command_line import HOSTS, environment, write_inputs
+from tests.builders.local_runs import HOSTS, environment, write_inputs
 
 pytestmark = pytest.mark.process
 

@@ -23,8 +23,8 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file, read_signed, write_atomically
 from holmes_core.records.run import Controller, Run, Settings
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE
+from tests.builders.local_runs import environment, write_inputs
 from tests.cli.conftest import Command, Done
-from tests.cli.test_command_line import environment, write_inputs
 
 Planned = Callable[..., Plan]
 

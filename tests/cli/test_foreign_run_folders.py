@@ -20,7 +20,7 @@ from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_folders
 from launcher.journal.run_store import StoredRun, remember
 from tests.cli.conftest import Command, Done
-from tests.cli.test_islands_status_page import planned
+from tests.cli.test_islands_status_page import islands_plan
 from tests.cli.test_islands_status_page import write_run as write_islands
 from tests.cli.test_status_page import step
 from tests.launcher.plans import cpu_plan
@@ -125,7 +125,7 @@ def test_links_are_no_islands_so_that_none_holds_itself(run: Path, command: Comm
 
 
 def test_island_has_no_islands_of_its_own(tmp_path: Path, command: Command) -> None:
-    folder = write_islands(tmp_path, planned())
+    folder = write_islands(tmp_path, islands_plan())
     shutil.copytree(folder / "island-0", folder / "island-0" / "island-0")
     assert [stored.islands for stored in StoredRun(folder, Run.model_construct()).islands] == [(), ()]
     assert command("status", str(folder)).code == 0

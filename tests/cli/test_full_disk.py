@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.journal.run_folder import read_run
-from tests.cli.test_command_line import environment, nothing_is_left, planned
+from tests.builders.local_runs import environment, nothing_is_left, write_plan
 from tests.cli.test_run_commands import run_folder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")]
@@ -38,7 +38,7 @@ def fill(folder: Path) -> None:
 
 
 def test_a_disk_that_becomes_full_ends_no_run_and_the_verdict_is_written(tmp_path: Path, small_disk: Path) -> None:
-    planned(tmp_path, steps=LAST_STEP)
+    write_plan(tmp_path, steps=LAST_STEP)
     command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None

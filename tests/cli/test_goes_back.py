@@ -27,7 +27,7 @@ def build_once(stage_layers, job):
 OWN_MODEL = Path(__file__).parents[2] / "docs" / "own_model.py"
 
 
-def planned(site: Site, folder: Path, **changes: Any) -> Path:
+def plan_saving_every_step(site: Site, folder: Path, **changes: Any) -> Path:
     """A plan of six steps that saves after every one."""
     (folder / "model.py").write_text(MODEL.format(mark=str(folder / "fails")), encoding="utf-8")
     (folder / "corpus.txt").write_text("To be, or not to be. " * 2000, encoding="utf-8")
@@ -65,7 +65,7 @@ def losses(site: Site, plan: Path, runs: Path, *options: str) -> dict[int, float
 @pytest.mark.process
 def test_a_run_goes_back_also_where_its_first_start_fails(tmp_path: Path) -> None:
     site = local_site(tmp_path)
-    plan = planned(site, tmp_path)
+    plan = plan_saving_every_step(site, tmp_path)
     first = losses(site, plan, tmp_path / "first")
     assert list(first) == list(range(6))
 
@@ -79,7 +79,7 @@ def test_a_run_goes_back_also_where_its_first_start_fails(tmp_path: Path) -> Non
 
 @pytest.mark.process
 def test_going_back_is_refused_where_nothing_is_saved(command: Command, tmp_path: Path) -> None:
-    plan = planned(local_site(tmp_path), tmp_path, checkpoint=None)
+    plan = plan_saving_every_step(local_site(tmp_path), tmp_path, checkpoint=None)
     done = command("launch", str(plan), "--resume-step", "2", "--dry-run")
     assert done.code == 2
     assert "--resume: the job saves no checkpoints" in done.stderr

@@ -18,18 +18,18 @@ import pytest
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from launcher.journal.run_folder import read_run
-from tests.cli.test_lost_host import launched, losses, planned
+from tests.builders.bed_runs import launched, losses_from, plan_that_saves
 from tests.cli.test_three_commands import nothing_is_left
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rank_processes import rank_pids
 from tests.testbed.rehearsal import Site, only_run, said_until
 
-pytestmark = NEEDS_BED
+pytestmark = [*NEEDS_BED, pytest.mark.rates]
 
 
 def test_killed_rank_costs_a_restart_from_the_checkpoint(site: Site, bed: Bed, tmp_path: Path) -> None:
-    plan = planned(site, tmp_path, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
+    plan = plan_that_saves(site, tmp_path, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
     process = launched(site, tmp_path / "runs", plan, "--restarts", "1")
     try:
         said_until(process, "step 13/")
@@ -42,12 +42,12 @@ def test_killed_rank_costs_a_restart_from_the_checkpoint(site: Site, bed: Bed, t
     assert process.returncode == 0, said
     run = read_run(only_run(tmp_path / "runs"))
     assert (run.state, run.attempt, run.steps_done) == ("done", 1, 40)
-    assert sorted(losses(only_run(tmp_path / "runs"), after=0)) == list(range(40))
+    assert sorted(losses_from(only_run(tmp_path / "runs"), after=0)) == list(range(40))
     assert nothing_is_left(bed)
 
 
 def test_host_that_is_away_for_a_while_is_waited_for(site: Site, bed: Bed, tmp_path: Path) -> None:
-    plan = planned(site, tmp_path, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
+    plan = plan_that_saves(site, tmp_path, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
     process = launched(site, tmp_path / "runs", plan, "--on-loss", "wait")
     try:
         said_until(process, "step 13/")
@@ -88,7 +88,7 @@ def slowed(pid: int) -> Iterator[None]:
 
 def test_slow_host_is_planned_around(site: Site, bed: Bed, tmp_path: Path) -> None:
     emulated = {"emulate": {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02}}
-    plan = planned(site, tmp_path, compute=emulated, steps=30)
+    plan = plan_that_saves(site, tmp_path, compute=emulated, steps=30)
     process = launched(site, tmp_path / "runs", plan, "--replan-when-slow")
     try:
         said_until(process, "step 2/")
@@ -115,7 +115,7 @@ SLOW = {
 @pytest.fixture
 def slow_run(site: Site, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A launch that is in its second step."""
-    plan = planned(site, tmp_path, compute=SLOW, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
+    plan = plan_that_saves(site, tmp_path, compute=SLOW, parallel={"pp": 2, "dp": 2, "micro_batch_size": 1})
     process = launched(site, tmp_path / "runs", plan)
     said_until(process, "step 1/")
     yield process

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.local_runs import write_inputs
 from tests.cli.conftest import Command, Done
-from tests.cli.test_command_line import write_inputs
 
 GIB_IN_KIB = 1 << 20
 DEEP = 100_000

@@ -14,7 +14,7 @@ import pytest
 from prober.asking.recording import HostNotes, Recorded, write_recording
 from tests.cli.hostile_folders import FIRST, SECOND, Change, clear, make_hostile
 from tests.cli.test_foreign_run_folders import LOOKS, write_honest
-from tests.cli.test_islands_status_page import RUN_ID, planned, write_run
+from tests.cli.test_islands_status_page import RUN_ID, islands_plan, write_run
 from tests.cli.test_model_command import write_folder, write_tokenizer
 from tests.cli.watched_commands import WatchedCommands, watched_commands
 from tests.seeds import seed_ranges
@@ -40,7 +40,7 @@ def honest_run(folder: Path) -> None:
 def honest_islands(folder: Path) -> None:
     honest_run(folder)
     clear(folder / "foreign")
-    write_run(folder, planned()).rename(folder / "foreign")
+    write_run(folder, islands_plan()).rename(folder / "foreign")
     assert (folder / RUN_ID).exists() is False
 
 

@@ -17,8 +17,8 @@ from holmes_cli.app import COMMANDS, HIDDEN, asked_command
 from holmes_core.hosts.hosts_file import read_hosts_file
 from holmes_core.records.job import Job
 from holmes_core.records.record_file import read_user_file
+from tests.builders.local_runs import write_inputs
 from tests.cli.conftest import Command
-from tests.cli.test_command_line import write_inputs
 from tests.test_layers import ROOT
 
 

@@ -13,13 +13,13 @@ from holmes_core.records.access import Access
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, Severity
 from holmes_core.records.link import Spread, Trunk
 from prober.fabrics.clusters import find_clusters, find_shared_network
+from tests.builders.clustered_hosts import infiniband_host, roce_host_at
 from tests.cli.browser import NEEDS_BROWSER, dumped, hidden_parts, screenshot
 from tests.planner.measured_links import measured, with_links
-from tests.prober.test_clusters import ib, roce
 
 
-def inventory() -> Inventory:
-    hosts = (ib("a1", 1), ib("a2", 2), roce("b1", 3), roce("b2", 4))
+def page_inventory() -> Inventory:
+    hosts = (infiniband_host("a1", 1), infiniband_host("a2", 2), roce_host_at("b1", 3), roce_host_at("b2", 4))
     clusters, _ = find_clusters(hosts, {})
     finding = Finding(
         rule="X", severity="W", hosts=("a1",), evidence="<script>alert(1)</script>", effect="e", remedy="r"
@@ -29,7 +29,7 @@ def inventory() -> Inventory:
 
 
 def test_page_fetches_nothing_and_escapes_what_hosts_said() -> None:
-    page = inventory_page(inventory())
+    page = inventory_page(page_inventory())
     assert re.findall(r"(?:src|href)=|@import|url\(", page) == []
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)" in page
@@ -38,7 +38,7 @@ def test_page_fetches_nothing_and_escapes_what_hosts_said() -> None:
 def test_trunks_are_told_with_their_source_on_page_and_screen(capsys: pytest.CaptureFixture[str]) -> None:
     one = Trunk(clusters=("ib-1", "roce-1"), bandwidth_bytes_per_s=1.25e9, source="hosts.yaml", pairs=0)
     other = Trunk(clusters=("ib-1", "roce-2"), bandwidth_bytes_per_s=6e6, source="measured", pairs=3)
-    told = inventory().model_copy(update={"trunks": (one, other)})
+    told = page_inventory().model_copy(update={"trunks": (one, other)})
     show_inventory(told)
     for text in (inventory_page(told), capsys.readouterr().out):
         for words in ("ib-1 - roce-1", "10 Gbit/s", "ib-1 - roce-2", "48 Mbit/s", "measured, 3 pairs of hosts at once"):
@@ -46,16 +46,16 @@ def test_trunks_are_told_with_their_source_on_page_and_screen(capsys: pytest.Cap
 
 
 def test_without_trunks_there_is_no_table_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    show_inventory(inventory())
-    assert "Trunks" not in inventory_page(inventory()) + capsys.readouterr().out
+    show_inventory(page_inventory())
+    assert "Trunks" not in inventory_page(page_inventory()) + capsys.readouterr().out
 
 
 def test_a_tunnels_figure_is_told_as_such_on_page_and_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    shared = inventory().shared
+    shared = page_inventory().shared
     assert shared is not None
     clear = measured(("a1", "b1"), 1e7, streams=4).model_copy(update={"network": shared.name})
     tunnel = clear.model_copy(update={"bandwidth_bytes_per_s": Spread(min=1e6, median=2e6), "tunnel": True})
-    told = with_links(inventory(), clear, tunnel)
+    told = with_links(page_inventory(), clear, tunnel)
     show_inventory(told)
     rows = [line for line in capsys.readouterr().out.splitlines() if "tcp x4" in line]
     assert ["WireGuard" in row for row in rows] == [False, True]
@@ -66,11 +66,11 @@ def test_a_tunnels_figure_is_told_as_such_on_page_and_screen(capsys: pytest.Capt
 
 def test_page_shows_the_age_of_links() -> None:
     link = measured(("a1", "b1"), 1e7, streams=4).model_copy(update={"measured_at_s": 1e9})
-    assert "Measured links, 3.0 days ago" in inventory_page(with_links(inventory(), link), 1e9 + 3 * 86400)
+    assert "Measured links, 3.0 days ago" in inventory_page(with_links(page_inventory(), link), 1e9 + 3 * 86400)
 
 
 def test_every_host_and_port_is_drawn_inside_its_cluster() -> None:
-    picture = draw_inventory(inventory())
+    picture = draw_inventory(page_inventory())
     boxes = {role: [box for box in picture.boxes if box.role.split()[0] == role] for role in ("cluster", "host", "nic")}
     assert [len(boxes[role]) for role in ("cluster", "host", "nic")] == [2, 4, 4]
     for inner, outer in (("host", "cluster"), ("nic", "host")):
@@ -81,7 +81,7 @@ def test_every_host_and_port_is_drawn_inside_its_cluster() -> None:
 
 
 def test_large_cluster_wraps_into_rows() -> None:
-    hosts = tuple(ib(f"h{number}", number) for number in range(1, 20))
+    hosts = tuple(infiniband_host(f"h{number}", number) for number in range(1, 20))
     clusters, _ = find_clusters(hosts, {})
     picture = draw_inventory(Inventory(hosts=hosts, clusters=clusters, shared=None, findings=()))
     assert len({box.y for box in picture.boxes if box.role == "host"}) == 3
@@ -92,7 +92,9 @@ def large_inventory(num_hosts: int) -> Inventory:
     """Two clusters alike, of which some hosts are sick, and one that was not reached."""
     half = num_hosts // 2
     hosts = tuple(
-        (ib if number < half else roce)(f"{'ab'[number >= half]}{1 + number % half:03}", 1 + number)
+        (infiniband_host if number < half else roce_host_at)(
+            f"{'ab'[number >= half]}{1 + number % half:03}", 1 + number
+        )
         for number in range(num_hosts)
     )
     names = [host.name for host in hosts]
@@ -149,7 +151,7 @@ def test_browser_shows_all_of_the_page_at_any_width(tmp_path: Path, num_hosts: i
 @NEEDS_BROWSER
 def test_browser_draws_the_picture(tmp_path: Path) -> None:
     page = tmp_path / "inventory.html"
-    page.write_text(inventory_page(inventory()), encoding="utf-8")
+    page.write_text(inventory_page(page_inventory()), encoding="utf-8")
     elements = dumped(page)
     assert screenshot(page).stat().st_size > 5000
     assert elements.count('<g class="host') == 4

@@ -43,7 +43,7 @@ def holmes(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(site.command(*arguments), capture_output=True, text=True, timeout=300, check=False)
 
 
-def planned(site: Site, steps: int) -> Path:
+def plan_islands_on_bed(site: Site, steps: int) -> Path:
     inventory, plan = site.folder / "inventory.json", site.folder / "plan.json"
     job = site.write_job("job", {**JOB, "steps": steps})
     for words in (
@@ -67,7 +67,7 @@ def steps_done(island: Path) -> int:
 
 
 def test_clusters_train_as_islands_over_a_narrow_wire(site: Site) -> None:
-    done = holmes(site, "launch", str(planned(site, 40)), "--runs", str(site.folder / "runs"))
+    done = holmes(site, "launch", str(plan_islands_on_bed(site, 40)), "--runs", str(site.folder / "runs"))
     assert done.returncode == 0, done.stderr
     folder = only_run(site.folder / "runs")
     digests = [[(each["exchange"], each["digest"]) for each in exchanges(folder / f"island-{n}")] for n in (0, 1)]
@@ -78,7 +78,7 @@ def test_clusters_train_as_islands_over_a_narrow_wire(site: Site) -> None:
 def test_a_cluster_that_loses_its_network_comes_back_and_the_other_goes_on(site: Site) -> None:
     bed, runs = site.bed, site.folder / "runs"
     assert bed is not None
-    words = site.command("launch", str(planned(site, 100000)), "--runs", str(runs))
+    words = site.command("launch", str(plan_islands_on_bed(site, 100000)), "--runs", str(runs))
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             assert eventually(lambda: any(steps_done(each) > 25 for each in runs.glob("*/island-1")))

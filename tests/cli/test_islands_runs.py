@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from launcher.journal.run_folder import read_run
-from tests.cli.test_command_line import HOSTS, LONG, environment, holmes, job, nothing_is_left
+from tests.builders.local_runs import HOSTS, LONG, environment, holmes, nothing_is_left, small_job
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.process
@@ -39,7 +39,7 @@ def plan_islands(folder: Path, **changes: Any) -> Path:
         "islands": ROUND,
         "steps": 32,
     }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job(folder, **{**base, **changes})), encoding="utf-8")
+    (folder / "job.yaml").write_text(yaml.safe_dump(small_job(folder, **{**base, **changes})), encoding="utf-8")
     for arguments in (("probe", "hosts.yaml"), ("plan", "job.yaml")):
         done = holmes(folder, *arguments)
         assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ SAID = "<script>alert(1)</script>"
 ISLANDS = {"inner_steps": 10, "fragments": 2, "delay_steps": 2}
 
 
-def planned() -> IslandsPlan:
+def islands_plan() -> IslandsPlan:
     job = bed_job(parallel={}, steps=100, islands=ISLANDS, checkpoint={"path": "/data/ck", "every_steps": 10})
     plan = planned_mode(with_uniform_links(cpu_inventory([2, 2]), 0.002 * GBPS, 0.02), job)
     assert isinstance(plan, IslandsPlan)
@@ -36,7 +36,7 @@ def planned() -> IslandsPlan:
 
 @pytest.fixture(scope="module")
 def plan() -> IslandsPlan:
-    return planned()
+    return islands_plan()
 
 
 def write_run(runs: Path, plan: IslandsPlan, state: str = "done", controller: Controller | None = None) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holmes_cli.app import COMMANDS
-from tests.cli.test_command_line import environment, write_inputs
+from tests.builders.local_runs import environment, write_inputs
 from tests.cli.test_help_texts import parameters
 
 # In this order each finds what it needs; RUN is the run's folder.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
-from tests.cli.test_lost_host import launched, losses, planned
+from tests.builders.bed_runs import launched, losses_from, plan_that_saves
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.own_disks import hosts_that_remember, on_host, own_disks
 from tests.testbed.rehearsal import Site, only_run, said_until
@@ -18,7 +18,7 @@ def test_training_goes_on_from_the_other_hosts_disks(site: Site, tmp_path: Path)
     assert site.bed is not None
     disks = tmp_path / "disks"
     with own_disks(site.bed, disks):
-        plan = planned(site, tmp_path, checkpoint={"path": f"{disks}/saved", "every_steps": 10, "keep_last": 9})
+        plan = plan_that_saves(site, tmp_path, checkpoint={"path": f"{disks}/saved", "every_steps": 10, "keep_last": 9})
         process = launched(site, tmp_path / "runs", plan, "--on-loss", "replan")
         try:
             said_until(process, "step 19/")  # the save after step 10 is whole by then, and not that after 20
@@ -42,4 +42,4 @@ def test_training_goes_on_from_the_other_hosts_disks(site: Site, tmp_path: Path)
     assert newest == {"step-00000040"}
     saved = int(first.removeprefix("step ").split("/")[0]) - 1  # steps that pass before the loss is seen may be saved
     assert saved in (10, 20, 30), first
-    assert sorted(losses(run, after=saved)) == list(range(saved, 40))
+    assert sorted(losses_from(run, after=saved)) == list(range(saved, 40))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -10,62 +9,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from launcher.journal.run_folder import read_run
+from tests.builders.bed_runs import launched, losses_from, plan_that_saves
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rehearsal import Site, only_run, said_until, standard_library_corpus
+from tests.testbed.rehearsal import Site, only_run, said_until
 
-pytestmark = NEEDS_BED
-
-
-def claim_cores(site: Site) -> None:
-    """Has each host of the bed say that it has cores for all, so that plans use all of them as they would machines."""
-    for host in site.bed.hosts if site.bed is not None else ():
-        tool = host.tools / "nproc"
-        tool.write_text("#!/bin/sh\necho 8\n", encoding="utf-8")
-        tool.chmod(0o755)
-
-
-def planned(site: Site, folder: Path, **changes: Any) -> Path:
-    """The plan of a job that saves in `folder`, from an inventory that all plans of the site share."""
-    inventory = site.folder / "inventory.json"
-    if not inventory.exists():
-        claim_cores(site)
-        probe = site.command("probe", str(site.hosts_yaml), "-o", str(inventory))
-        subprocess.run(probe, check=True, capture_output=True, timeout=600)
-    job = {
-        "model": {"num_layers": 6, "hidden_size": 32, "num_heads": 2, "seq_length": 32},
-        "data": standard_library_corpus(),
-        "global_batch_size": 12,
-        "steps": 40,
-        "device": "cpu",
-        "compute": {"flops_per_s": 4e9},
-        "checkpoint": {"path": str(folder / "checkpoints"), "every_steps": 10, "keep_last": 10},
-        "timeout_s": 60,
-        **changes,
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
-    plan = folder / "plan.json"
-    command = site.command("plan", str(folder / "job.yaml"), "-i", str(inventory), "-o", str(plan))
-    subprocess.run(command, check=True, capture_output=True, timeout=600)
-    return plan
-
-
-def losses(run: Path, after: int) -> dict[int, float]:
-    """The last loss written for each step from `after` on."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return {step["step"]: step["loss"] for step in map(json.loads, lines) if step["step"] >= after}
-
-
-def launched(site: Site, folder: Path, plan: Path, *options: str) -> subprocess.Popen[str]:
-    command = site.command("launch", str(plan), "--runs", str(folder), *options)
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+pytestmark = [*NEEDS_BED, pytest.mark.rates]
 
 
 @contextmanager
@@ -87,7 +41,7 @@ def test_training_goes_on_without_the_lost_host_from_the_newest_checkpoint(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert site.bed is not None
-    process = launched(site, tmp_path / "runs", planned(site, tmp_path), "--on-loss", "replan")
+    process = launched(site, tmp_path / "runs", plan_that_saves(site, tmp_path), "--on-loss", "replan")
     try:
         said_until(process, "step 13/")
         site.bed.set_link("b2", "eno1", up=False)
@@ -106,7 +60,7 @@ def test_training_goes_on_without_the_lost_host_from_the_newest_checkpoint(
     assert [node.host for node in read_file(Plan, run / "plan.json").nodes if node.host == "b2"] == []
     saved = int(first.removeprefix("step ").split("/")[0]) - 1  # steps that pass before the loss is seen may be saved
     assert saved in (10, 20, 30), first
-    after = losses(run, after=saved)
+    after = losses_from(run, after=saved)
     assert sorted(after) == list(range(saved, 40))
 
     checkpoints = tmp_path / "checkpoints"
@@ -116,13 +70,13 @@ def test_training_goes_on_without_the_lost_host_from_the_newest_checkpoint(
     fresh = launched(site, tmp_path / "fresh", run / "plan.json", "--resume", "--force", "plan-current")
     said = fresh.communicate(timeout=600)[1]
     assert fresh.returncode == 0, said
-    again = losses(only_run(tmp_path / "fresh"), after=saved)
+    again = losses_from(only_run(tmp_path / "fresh"), after=saved)
     assert again == pytest.approx(after, abs=1e-6)
 
 
 def test_a_host_that_is_out_of_reach_for_nine_seconds_is_not_lost(site: Site, tmp_path: Path) -> None:
     assert site.bed is not None
-    with until_interrupted(site, tmp_path / "runs", planned(site, tmp_path, steps=100000)) as process:
+    with until_interrupted(site, tmp_path / "runs", plan_that_saves(site, tmp_path, steps=100000)) as process:
         said_until(process, "step 13/")
         site.bed.set_link("b2", "eno1", up=False)
         time.sleep(9.0)
@@ -137,7 +91,7 @@ def test_host_that_answers_again_is_taken_back(site: Site, tmp_path: Path) -> No
     assert site.bed is not None
     # Emulated, since of hosts that share this machine's cores a plan may leave some out.
     emulated = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}
-    plan = planned(site, tmp_path, steps=100000, compute=emulated)
+    plan = plan_that_saves(site, tmp_path, steps=100000, compute=emulated)
     with until_interrupted(site, tmp_path / "runs", plan, "--on-loss", "replan") as process:
         said_until(process, "step 13/")
         site.bed.set_link("b2", "eno1", up=False)

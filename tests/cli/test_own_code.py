@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.journal.run_folder import read_run
-from tests.cli.test_command_line import holmes, job, nothing_is_left, planned
+from tests.builders.local_runs import holmes, nothing_is_left, small_job, write_plan
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.process
@@ -34,7 +34,7 @@ def with_code(folder: Path) -> Path:
     shutil.copy(OWN_MODEL, code / "net" / "whole.py")
     (code / "net" / "mine.py").write_text(MINE, encoding="utf-8")
     (code / "typing_of_mine.py").write_text("NAME = 'a module beside'\n", encoding="utf-8")
-    planned(folder, model={**job(folder)["model"], "factory": "net/mine.py:build"}, launch={"code": "src"})
+    write_plan(folder, model={**small_job(folder)["model"], "factory": "net/mine.py:build"}, launch={"code": "src"})
     return code
 
 
@@ -73,7 +73,7 @@ def test_a_model_named_as_a_module_of_python_is_told_from_it(tmp_path: Path) -> 
     code = tmp_path / "src"
     code.mkdir()
     shutil.copy(OWN_MODEL, code / "tokenize.py")
-    planned(tmp_path, model={**job(tmp_path)["model"], "factory": "tokenize.py:build"}, launch={"code": "src"})
+    write_plan(tmp_path, model={**small_job(tmp_path)["model"], "factory": "tokenize.py:build"}, launch={"code": "src"})
     done = holmes(tmp_path, "launch", "plan.json")
     assert done.returncode == 1
     assert "code/tokenize.py: module tokenize is /" in done.stderr

@@ -10,8 +10,8 @@ import pytest
 from holmes_core.records.devices import Gpu, GpuProcess, Nic
 from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.records.record_file import read_file, write_atomically
+from tests.builders.local_runs import write_inputs
 from tests.cli.conftest import Command
-from tests.cli.test_command_line import write_inputs
 from tests.cli.test_foreign_files import with_kernel
 from tests.planner.fleets import gpu_inventory
 
@@ -34,7 +34,7 @@ NIC = Nic(
 NOTE = Finding(rule="X", severity="W", hosts=(HOST.name,), evidence="", effect="", remedy="")
 
 
-def fleet(host: Host, *findings: Finding) -> Inventory:
+def fleet_with(host: Host, *findings: Finding) -> Inventory:
     """The fleet with another first host."""
     return FLEET.model_copy(update={"hosts": (host, *FLEET.hosts[1:]), "findings": findings})
 
@@ -65,14 +65,14 @@ def test_a_plan_is_launched_after_another_probe_of_the_same_hosts(command: Comma
     ids=lambda update: ", ".join(update),
 )
 def test_what_was_so_at_the_moment_of_the_probe_makes_no_plan_stale(update: dict[str, Any]) -> None:
-    assert fleet(HOST.model_copy(update=update)).source_digest() == fleet(HOST).source_digest()
+    assert fleet_with(HOST.model_copy(update=update)).source_digest() == fleet_with(HOST).source_digest()
 
 
 def test_counters_and_notes_make_no_plan_stale_and_another_rate_or_refusal_does() -> None:
     counted = NIC.model_copy(update={"counters": (("symbol_error", 7),), "counter_growth": (("symbol_error", 1),)})
     slower, refusal = NIC.model_copy(update={"rate_gbps": 200.0}), NOTE.model_copy(update={"severity": "F"})
-    usual = fleet(HOST.model_copy(update={"nics": (NIC,)})).source_digest()
+    usual = fleet_with(HOST.model_copy(update={"nics": (NIC,)})).source_digest()
 
-    assert fleet(HOST.model_copy(update={"nics": (counted,)}), NOTE).source_digest() == usual
-    assert fleet(HOST.model_copy(update={"nics": (slower,)})).source_digest() != usual
-    assert fleet(HOST.model_copy(update={"nics": (NIC,)}), refusal).source_digest() != usual
+    assert fleet_with(HOST.model_copy(update={"nics": (counted,)}), NOTE).source_digest() == usual
+    assert fleet_with(HOST.model_copy(update={"nics": (slower,)})).source_digest() != usual
+    assert fleet_with(HOST.model_copy(update={"nics": (NIC,)}), refusal).source_digest() != usual

@@ -10,7 +10,7 @@ from tests.planner.fleets import bed_job, cpu_host, plan_for, port
 HOSTS = ("gpu-a", "b", "gpu", "a-b")  # "gpu-a-b" joins the first two as well as the last two
 
 
-def inventory() -> Inventory:
+def inventory_of_clusters_of_one() -> Inventory:
     """A cluster for each host, all on one shared network."""
     shared = tuple(port(name, "eth0", f"10.0.{index}.1", 0.1) for index, name in enumerate(HOSTS))
     fabrics = [
@@ -34,7 +34,7 @@ def inventory() -> Inventory:
 
 
 def test_slow_link_slows_the_clusters_of_its_two_hosts_and_no_others() -> None:
-    first = plan_for(inventory(), bed_job(parallel={"pp": 2, "dp": 1}))
+    first = plan_for(inventory_of_clusters_of_one(), bed_job(parallel={"pp": 2, "dp": 1}))
     verdict = LinkIsSlow("gpu-a", "b", ratio=100.0, taken_s=1.0, planned_s=0.01)
-    plan = Replanner(inventory()).after(first, verdict, ())
+    plan = Replanner(inventory_of_clusters_of_one()).after(first, verdict, ())
     assert {node.host for node in plan.nodes} == {"gpu", "a-b"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.local_runs import nothing_is_left
 from tests.cli.planted import launch_with
-from tests.cli.test_command_line import nothing_is_left
 
 pytestmark = pytest.mark.process
 

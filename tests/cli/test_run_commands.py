@@ -17,7 +17,7 @@ import pytest
 from holmes_core.records.run import Run
 from holmes_runtime.config.node_config import KEY_VARIABLE
 from launcher.journal.run_folder import read_run
-from tests.cli.test_command_line import LONG, environment, holmes, nothing_is_left, planned
+from tests.builders.local_runs import LONG, environment, holmes, nothing_is_left, write_plan
 from tests.eventually import eventually
 from tests.testbed.reaper import process_start_time
 
@@ -36,7 +36,7 @@ def steps_done(folder: Path) -> int:
 @pytest.fixture
 def detached(tmp_path: Path) -> Iterator[str]:
     """The id of a detached run that has taken its first steps; it is ended whatever the test does."""
-    planned(tmp_path, **LONG)
+    write_plan(tmp_path, **LONG)
     done = holmes(tmp_path, "launch", "plan.json", "--detach")
     assert done.returncode == 0, done.stderr
     try:
@@ -109,7 +109,7 @@ def test_detached_run_outlives_its_controller_and_is_watched_again(tmp_path: Pat
 def test_a_shell_without_a_variable_of_the_run_cannot_watch_it_again_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned(tmp_path, launch={"environment": {"TAKEN": None}}, **LONG)
+    write_plan(tmp_path, launch={"environment": {"TAKEN": None}}, **LONG)
     monkeypatch.setenv("TAKEN", "here")
     done = holmes(tmp_path, "launch", "plan.json", "--detach")
     assert done.returncode == 0, done.stderr
@@ -137,7 +137,7 @@ def test_detached_run_that_ended_without_its_controller_is_stopped_with_the_verd
     tmp_path: Path,
 ) -> None:
     steps, checkpoint = 400, tmp_path / "checkpoint"
-    planned(tmp_path, steps=steps, checkpoint={"path": str(checkpoint), "every_steps": steps})
+    write_plan(tmp_path, steps=steps, checkpoint={"path": str(checkpoint), "every_steps": steps})
     detached = holmes(tmp_path, "launch", "plan.json", "--detach").stdout.strip()
     try:
         assert eventually(lambda: steps_done(tmp_path) > 0)
@@ -167,7 +167,7 @@ def test_two_runs_side_by_side_leave_each_other_alone(tmp_path: Path, detached: 
 def test_events_as_json_and_the_file_for_prometheus_tell_the_whole_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned(tmp_path)
+    write_plan(tmp_path)
     monkeypatch.setenv("HOLMES_PROMETHEUS", str(tmp_path))
     done = holmes(tmp_path, "launch", "plan.json", "--json")
     assert done.returncode == 0, done.stderr
@@ -189,7 +189,7 @@ def test_variables_secrets_and_the_run_s_key_reach_the_ranks_and_no_output(tmp_p
     secret, value = "s3cr3t-word", 'it\'s $(touch canary) "é"'
     (tmp_path / "token").write_text(secret, encoding="utf-8")
     launch = {"environment": {"MINE": value, "TAKEN": None}, "secrets": {"TOKEN": str(tmp_path / "token")}}
-    planned(tmp_path, launch=launch, **LONG)
+    write_plan(tmp_path, launch=launch, **LONG)
     done = holmes(tmp_path, "launch", "plan.json", "--dry-run")
     assert done.returncode == 2
     assert "launch.environment.TAKEN: has no value" in done.stderr
@@ -240,7 +240,7 @@ def rank_environments(run_id: str) -> Iterator[dict[str, str]]:
 
 
 def test_record_of_a_stopped_run_is_whole(tmp_path: Path) -> None:
-    planned(tmp_path, **LONG)
+    write_plan(tmp_path, **LONG)
     command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -255,7 +255,7 @@ def test_record_of_a_stopped_run_is_whole(tmp_path: Path) -> None:
 
 
 def test_verdict_on_a_killed_rank_is_not_buried_under_its_peers_tracebacks(tmp_path: Path) -> None:
-    planned(tmp_path, **LONG)
+    write_plan(tmp_path, **LONG)
     command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -274,14 +274,14 @@ def test_verdict_on_a_killed_rank_is_not_buried_under_its_peers_tracebacks(tmp_p
 
 def test_a_command_of_the_job_is_told_how_the_run_ended_and_a_missing_one_refuses_the_launch(tmp_path: Path) -> None:
     keep = "import sys; open('heard', 'w').write(sys.stdin.read())"
-    planned(tmp_path, launch={"on_end": [sys.executable, "-c", keep]})
+    write_plan(tmp_path, launch={"on_end": [sys.executable, "-c", keep]})
     assert holmes(tmp_path, "launch", "plan.json").returncode == 0
     heard = run_folder(tmp_path) / "heard"
     assert eventually(lambda: heard.exists() and heard.read_text(encoding="utf-8").endswith("\n"))
     told = json.loads(heard.read_text(encoding="utf-8"))
     assert (told["event"], told["cause"], told["run"]["state"]) == ("end", None, "done")
     assert (told["run_id"], told["folder"]) == (run_folder(tmp_path).name, str(run_folder(tmp_path)))
-    planned(tmp_path, launch={"on_end": ["no-such-program-here"]})
+    write_plan(tmp_path, launch={"on_end": ["no-such-program-here"]})
     refused = holmes(tmp_path, "launch", "plan.json", "--runs", "others")
     assert refused.returncode == 2
     assert "launch.on_end: no-such-program-here: no program of that name here" in refused.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.journal.run_folder import read_run
-from tests.cli.test_goes_back import planned
+from tests.cli.test_goes_back import plan_saving_every_step
 from tests.testbed.rehearsal import local_site, only_run
 
 pytestmark = pytest.mark.process
@@ -45,7 +45,7 @@ def build_once(stage_layers, job):
 def launched(folder: Path, after_steps: int, removed: Path, every_steps: int) -> subprocess.CompletedProcess[str]:
     """A run with one restart whose first start fails in its step `after_steps` + 1, once `removed` is deleted."""
     site, saved = local_site(folder), {"path": str(folder / "saved"), "every_steps": every_steps, "keep_last": 6}
-    plan = planned(site, folder, checkpoint=saved)
+    plan = plan_saving_every_step(site, folder, checkpoint=saved)
     values = {"mark": str(folder / "fails"), "removed": str(removed)}
     text = FAILS_ONCE.format(**values, steps=after_steps, forwards=FORWARDS_A_STEP)
     (folder / "model.py").write_text(text, encoding="utf-8")

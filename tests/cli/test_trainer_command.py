@@ -12,7 +12,7 @@ import pytest
 
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
-from tests.cli.test_command_line import holmes, job, nothing_is_left, planned
+from tests.builders.local_runs import holmes, nothing_is_left, small_job, write_plan
 
 pytestmark = pytest.mark.process
 
@@ -58,10 +58,10 @@ def launched(folder: Path, script: str, *words: str, options: tuple[str, ...] = 
     for name, text in {"train.py": script, **trainer.pop("files", {})}.items():
         (folder / "src" / name).write_text(text, encoding="utf-8")
     command = trainer.pop("command", ["python", "train.py", *words])
-    small = {key: value for key, value in job(folder).items() if key not in ("data", "optimizer", "checkpoint")}
+    small = {key: value for key, value in small_job(folder).items() if key not in ("data", "optimizer", "checkpoint")}
     own = {"engine": "torch", "command": command, **trainer}
-    changes = {**dict.fromkeys(set(job(folder)) - set(small)), "trainer": own, "launch": {"code": "src"}}
-    planned(folder, **{**changes, "parallel": {"tp": 1, "pp": 1, "dp": 2}})
+    changes = {**dict.fromkeys(set(small_job(folder)) - set(small)), "trainer": own, "launch": {"code": "src"}}
+    write_plan(folder, **{**changes, "parallel": {"tp": 1, "pp": 1, "dp": 2}})
     return holmes(folder, "launch", "plan.json", *options)
 
 

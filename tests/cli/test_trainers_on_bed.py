@@ -63,7 +63,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def planned(site: Site, folder: Path, trained: Trained) -> Path:
+def plan_of_script(site: Site, folder: Path, trained: Trained) -> Path:
     (folder / "src").mkdir()
     (folder / "src" / "train.py").write_text(trained.script, encoding="utf-8")
     job = {
@@ -106,7 +106,7 @@ def test_script_trains_as_by_bare_torchrun_with_each_group_on_its_network(
 ) -> None:
     assert site.bed is not None
     trained = TRAINED[name]
-    path = planned(site, tmp_path, trained)
+    path = plan_of_script(site, tmp_path, trained)
     done = holmes(site, "launch", str(path), "--runs", str(tmp_path / "runs"))
     assert done.returncode == 0, done.stderr
     plan, folder = read_file(Plan, path), only_run(tmp_path / "runs")

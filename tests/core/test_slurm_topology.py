@@ -18,7 +18,7 @@ Fleet = Mapping[str, tuple[str | None, tuple[str, ...]]]
 """By host its cluster, None where it was not reached, and the switches above it."""
 
 
-def inventory(fleet: Fleet, access: Access | None = None) -> Inventory:
+def inventory_of_topology(fleet: Fleet, access: Access | None = None) -> Inventory:
     hosts = [
         Host(name=name, access=access or Access(), reachable=cluster is not None, hints=Hints(network=network))
         for name, (cluster, network) in fleet.items()
@@ -49,7 +49,7 @@ def test_a_switch_a_cluster_with_those_of_hints_below_it_and_one_above_all() -> 
         "b1": ("roce-1", ()),
         "c1": (None, ()),
     }
-    lines = slurm_topology(inventory(fleet)).splitlines()
+    lines = slurm_topology(inventory_of_topology(fleet)).splitlines()
     assert [line for line in lines if not line.startswith("#")] == [
         "SwitchName=leaf-1 Nodes=a1,a2",
         "SwitchName=leaf-2 Nodes=a3",
@@ -62,18 +62,18 @@ def test_a_switch_a_cluster_with_those_of_hints_below_it_and_one_above_all() -> 
 
 
 def test_the_file_names_the_inventory_it_is_from() -> None:
-    found = inventory({"a": ("ib-1", ())})
+    found = inventory_of_topology({"a": ("ib-1", ())})
     assert slurm_topology(found).startswith(f"# Slurm topology.conf, from inventory {found.digest()}\n")
 
 
 def test_hosts_reached_by_slurm_have_slurms_names() -> None:
-    found = inventory({"a": ("ib-1", ())}, Access(transport="slurm", address="nid0001"))
+    found = inventory_of_topology({"a": ("ib-1", ())}, Access(transport="slurm", address="nid0001"))
     assert "SwitchName=ib-1 Nodes=nid0001\n" in slurm_topology(found)
 
 
 def test_a_label_that_contradicts_the_clusters_is_no_switch() -> None:
     fleet: Fleet = {"a": ("ib-1", ("leaf",)), "b": ("eth-1", ("leaf",)), "c": ("ib-1", ("eth-1",))}
-    assert switches_read(slurm_topology(inventory(fleet)), fleet) == {
+    assert switches_read(slurm_topology(inventory_of_topology(fleet)), fleet) == {
         "a": ("ib-1", TOP),
         "b": ("eth-1", TOP),
         "c": ("ib-1", TOP),
@@ -83,18 +83,18 @@ def test_a_label_that_contradicts_the_clusters_is_no_switch() -> None:
 @pytest.mark.parametrize("label", ["a[1-2]", "a,b", "a#b", "MF0;sw:U1", 'a"'])
 def test_a_label_that_slurm_cannot_read_is_refused_by_name(label: str) -> None:
     with pytest.raises(HolmesError) as error:
-        slurm_topology(inventory({"a": ("ib-1", (label,))}))
+        slurm_topology(inventory_of_topology({"a": ("ib-1", (label,))}))
     assert repr(label) in error.value.what
 
 
 @pytest.mark.parametrize("name", [TOP, NOT_REACHED])
 def test_a_cluster_named_as_a_switch_of_ours_is_refused(name: str) -> None:
     with pytest.raises(HolmesError, match="pin another name"):
-        slurm_topology(inventory({"a": (name, ())}))
+        slurm_topology(inventory_of_topology({"a": (name, ())}))
 
 
 def test_two_hosts_of_one_name_in_slurm_are_refused() -> None:
-    found = inventory({"a": ("ib-1", ()), "b": ("ib-1", ())}, Access(transport="slurm", address="same"))
+    found = inventory_of_topology({"a": ("ib-1", ()), "b": ("ib-1", ())}, Access(transport="slurm", address="same"))
     with pytest.raises(HolmesError, match="two hosts have one name in Slurm"):
         slurm_topology(found)
 
@@ -112,7 +112,7 @@ def test_an_inventorys_hosts_and_hints_come_back_from_slurm(places: dict[str, di
         )
         for name, at in places.items()
     }
-    read = switches_read(slurm_topology(inventory(fleet)), fleet)
+    read = switches_read(slurm_topology(inventory_of_topology(fleet)), fleet)
     assert set(read) == set(fleet)
     for name, (cluster, network) in fleet.items():
         kept = tuple(switch for switch in read[name] if not switch.startswith(f"{cluster}-rest"))
@@ -124,7 +124,7 @@ labels = st.lists(st.sampled_from(["s1", "s2", "s3", "c0", "c1", "c0-rest", TOP,
 
 @given(st.dictionaries(names, st.tuples(st.sampled_from(["c0", "c1", None]), labels), min_size=1, max_size=10))
 def test_whatever_hints_say_the_file_is_a_tree_with_all_hosts_below_their_clusters(fleet: Fleet) -> None:
-    topology = slurm_topology(inventory(fleet))
+    topology = slurm_topology(inventory_of_topology(fleet))
     lines = [line.split() for line in topology.splitlines() if not line.startswith("#")]
     switches = [line[0] for line in lines]
     below = [name for line in lines for name in line[1].partition("=")[2].split(",")]

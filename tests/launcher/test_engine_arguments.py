@@ -23,7 +23,7 @@ TWO = gpu_inventory([2, 2])
 SMALL = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}
 
 
-def planned(engine: str, *command: str, **changes: Any) -> Plan:
+def plan_of_engine(engine: str, *command: str, **changes: Any) -> Plan:
     """A plan of two clusters for a command of that engine."""
     trainer = {"engine": engine, "command": command or ("python", "train.py")}
     return plan_for(TWO, gpt_7b(trainer=trainer, data=None, **changes))
@@ -43,9 +43,9 @@ def settings(words: Sequence[str]) -> dict[str, list[str]]:
 
 def megatron_plans() -> Iterator[Plan]:
     """Plans that use every argument."""
-    yield planned("megatron")
-    yield planned("megatron", parallel={"pp": 1, "tp": 1, "recompute": "full"})
-    yield planned("megatron", parallel={"pp": 4, "tp": 2, "recompute": "selective", "chunks": 3})
+    yield plan_of_engine("megatron")
+    yield plan_of_engine("megatron", parallel={"pp": 1, "tp": 1, "recompute": "full"})
+    yield plan_of_engine("megatron", parallel={"pp": 4, "tp": 2, "recompute": "selective", "chunks": 3})
 
 
 @pytest.mark.skipif(not OPTIONS.exists(), reason="Megatron's options are not in ../shared")
@@ -61,7 +61,7 @@ def test_megatron_s_parser_has_every_option_with_such_values() -> None:
 
 
 def test_megatron_gets_the_plan_s_stages_and_batches() -> None:
-    plan = planned("megatron", parallel={"tp": 2, "pp": 2, "layers": [20, 16], "micro_batch_size": 2})
+    plan = plan_of_engine("megatron", parallel={"tp": 2, "pp": 2, "layers": [20, 16], "micro_batch_size": 2})
     found = settings(engine_arguments(plan))
     assert found["--tensor-model-parallel-size"] == ["2"]
     assert found["--pipeline-model-parallel-layout"] == ["Et*20|t*16L"]
@@ -71,7 +71,9 @@ def test_megatron_gets_the_plan_s_stages_and_batches() -> None:
 
 
 def test_torchtitan_gets_its_modules_stage_by_stage() -> None:
-    plan = planned("torchtitan", parallel={"pp": 2, "layers": [20, 16], "micro_batch_size": 1, "schedule": "1f1b"})
+    plan = plan_of_engine(
+        "torchtitan", parallel={"pp": 2, "layers": [20, 16], "micro_batch_size": 1, "schedule": "1f1b"}
+    )
     *options, last = engine_arguments(plan)
     found = settings(options)
     first, second = found["--parallelism.module-fqns-per-model-part"]
@@ -83,25 +85,25 @@ def test_torchtitan_gets_its_modules_stage_by_stage() -> None:
 
 
 def test_torchtitan_s_own_subcommand_of_the_user_s_stays_last() -> None:
-    words = command_of(planned("torchtitan", "python", "activation-checkpoint:full"))
+    words = command_of(plan_of_engine("torchtitan", "python", "activation-checkpoint:full"))
     assert words[0] == "python"
     assert words[-1] == "activation-checkpoint:full"
     assert sum(word.startswith("activation-checkpoint:") for word in words) == 1
 
 
 def test_accelerate_shards_inside_clusters_by_its_environment() -> None:
-    words = command_of(planned("accelerate"))
+    words = command_of(plan_of_engine("accelerate"))
     assert words[0] == "env"
     assert words[-2:] == ("python", "train.py")
     assert {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE=2", "PARALLELISM_CONFIG_DP_SHARD_SIZE=16"} <= set(words)
-    ddp = command_of(planned("accelerate", model=SMALL, parallel={"zero": 1}))
+    ddp = command_of(plan_of_engine("accelerate", model=SMALL, parallel={"zero": 1}))
     assert not [word for word in ddp if word.startswith(("PARALLELISM", "ACCELERATE_USE"))]
 
 
 def test_accelerate_s_environment_is_set_unless_the_command_has_the_degrees() -> None:
-    words = command_of(planned("accelerate", "python", "train.py", "{micro_batch_size}", "{num_microbatches}"))
+    words = command_of(plan_of_engine("accelerate", "python", "train.py", "{micro_batch_size}", "{num_microbatches}"))
     assert words[0] == "env"
-    own = command_of(planned("accelerate", "python", "train.py", "{dp_replicate}", "{dp_shard}"))
+    own = command_of(plan_of_engine("accelerate", "python", "train.py", "{dp_replicate}", "{dp_shard}"))
     assert own == ("python", "train.py", "2", "16")
 
 
@@ -115,7 +117,7 @@ def test_accelerate_s_environment_is_set_unless_the_command_has_the_degrees() ->
     ],
 )
 def test_a_command_that_is_not_told_its_batches_is_named(engine: str, words: tuple[str, ...], is_told: bool) -> None:
-    plan = planned(engine, "python", "train.py", *words, model=SMALL)
+    plan = plan_of_engine(engine, "python", "train.py", *words, model=SMALL)
     sentences = untold_batches(plan)
     assert bool(sentences) is not is_told
     assert is_told or f"micro-batches of {plan.micro_batch_size}, {plan.microbatches[0]} for each" in sentences[0]
@@ -138,11 +140,11 @@ def test_examples_of_the_docs_are_planned_and_told_their_batches(job: Job) -> No
 
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 def test_a_script_without_options_of_the_engine_stays_as_it_is(engine: str) -> None:
-    assert command_of(planned(engine, model=SMALL)) == ("python", "train.py")
+    assert command_of(plan_of_engine(engine, model=SMALL)) == ("python", "train.py")
 
 
 def test_placeholders_take_the_place_of_all_arguments() -> None:
-    plan = planned("megatron", "python", "--degrees={tp}x{pp}x{dp}", '{"json": 1}', "{layout}")
+    plan = plan_of_engine("megatron", "python", "--degrees={tp}x{pp}x{dp}", '{"json": 1}', "{layout}")
     layers = plan.stages[0].num_layers
     assert command_of(plan)[:3] == ("python", f"--degrees={plan.tp}x{plan.pp}x{plan.dp}", '{"json": 1}')
     assert command_of(plan)[3].startswith(f"Et*{layers}|")
@@ -150,12 +152,12 @@ def test_placeholders_take_the_place_of_all_arguments() -> None:
 
 
 def test_the_job_s_own_numbers_leave_the_arguments_there() -> None:
-    words = command_of(planned("megatron", "python", "--train-iters", "{steps}"))
+    words = command_of(plan_of_engine("megatron", "python", "--train-iters", "{steps}"))
     assert words[:3] == ("python", "--train-iters", "10")
     assert "--micro-batch-size" in words
 
 
 def test_an_unknown_placeholder_names_the_known_ones() -> None:
     with pytest.raises(HolmesError, match="is no setting of a plan") as refused:
-        command_of(planned("torch", "python", "{tensor}", model=SMALL))
-    assert all(f"{{{name}}}" in str(refused.value.hint) for name in placeholders(planned("torch", model=SMALL)))
+        command_of(plan_of_engine("torch", "python", "{tensor}", model=SMALL))
+    assert all(f"{{{name}}}" in str(refused.value.hint) for name in placeholders(plan_of_engine("torch", model=SMALL)))

@@ -25,7 +25,7 @@ TRANSFORMERS_4 = "{'loss': 2.3456, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'e
 TRANSFORMERS_5 = "  1%|          | 1/100 [00:00<00:10]{'loss': '2.3456', 'grad_norm': '1.25', 'epoch': '0.01'}"
 
 
-def planned(engine: str, **trainer: object) -> Plan:
+def plan_of_command(engine: str, **trainer: object) -> Plan:
     """The plan of a small job for a trainer's command."""
     plan = cpu_plan()
     job = plan.job.model_dump(mode="json", exclude={"data", "optimizer", "checkpoint", "evaluation"})
@@ -55,7 +55,7 @@ def taken(steps: PrintedSteps, line: str, now_s: float) -> StepMetrics:
 def test_line_of_each_trainer_is_a_step(
     engine: str, line: str, step: int, loss: float, grad_norm: float | None, step_s: float
 ) -> None:
-    metrics = taken(PrintedSteps(planned(engine), 100.0), line, 105.0)
+    metrics = taken(PrintedSteps(plan_of_command(engine), 100.0), line, 105.0)
     assert (metrics.step, metrics.loss, metrics.grad_norm) == (step, loss, grad_norm)
     assert metrics.step_s == pytest.approx(step_s)
     assert (metrics.compute_s, metrics.exposed_s, metrics.memory_bytes) == (None, None, None)
@@ -73,32 +73,32 @@ def test_line_of_each_trainer_is_a_step(
 )
 @pytest.mark.parametrize("engine", ["megatron", "torchtitan", "deepspeed", "accelerate", "torch"])
 def test_other_lines_are_no_steps(engine: str, line: str) -> None:
-    assert PrintedSteps(planned(engine), 0.0).take(line, 1.0) is None
+    assert PrintedSteps(plan_of_command(engine), 0.0).take(line, 1.0) is None
 
 
 def test_step_that_several_ranks_print_counts_once() -> None:
-    steps = PrintedSteps(planned("torch"), 0.0)
+    steps = PrintedSteps(plan_of_command("torch"), 0.0)
     assert taken(steps, "step 1 loss 3", 1.0).step == 0
     assert steps.take("step 1 loss 3", 1.1) is None
     assert taken(steps, "step 2 loss 2", 2.0).step == 1
 
 
 def test_seconds_are_those_between_lines_over_the_steps_between() -> None:
-    steps = PrintedSteps(planned("torch"), 0.0)
+    steps = PrintedSteps(plan_of_command("torch"), 0.0)
     taken(steps, "step 1 loss 3", 60.0)  # starting is no step
     assert taken(steps, "step 11 loss 2", 80.0).step_s == pytest.approx(2.0)
     assert taken(steps, "step 12 loss 2", 83.0).step_s == pytest.approx(3.0)
 
 
 def test_lines_that_come_in_batches_are_timed_together() -> None:
-    steps = PrintedSteps(planned("torch"), 0.0)
+    steps = PrintedSteps(plan_of_command("torch"), 0.0)
     seconds = [taken(steps, f"step {step} loss 1", 60 + step // 5 * 0.25).step_s for step in range(1, 101)]
     assert seconds[40:] == pytest.approx([0.05] * 60, rel=0.25)
 
 
 def test_pattern_of_the_users_own_takes_the_place_of_the_engine_s() -> None:
     pattern = r"it (?P<step>\d+): (?P<seconds>[0-9.]+) s, L=(?P<loss>\S+)"
-    steps = PrintedSteps(planned("megatron", step_pattern=pattern), 0.0)
+    steps = PrintedSteps(plan_of_command("megatron", step_pattern=pattern), 0.0)
     metrics = taken(steps, "it 3: 0.75 s, L=2.5", 9.0)
     assert (metrics.step, metrics.step_s, metrics.loss) == (2, 0.75, 2.5)
     assert steps.take(MEGATRON, 10.0) is None
@@ -107,4 +107,4 @@ def test_pattern_of_the_users_own_takes_the_place_of_the_engine_s() -> None:
 @pytest.mark.parametrize(("pattern", "words"), [("(", "no regular expression"), ("step (?P<step>.)", "no group")])
 def test_pattern_without_a_loss_is_refused(pattern: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        planned("torch", step_pattern=pattern)
+        plan_of_command("torch", step_pattern=pattern)

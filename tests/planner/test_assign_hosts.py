@@ -14,7 +14,7 @@ from planner.search.placement import Placement, even_shares
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b
 
 
-def fleet(*classes: tuple[int, int]) -> Fleet:
+def classes_of_hosts(*classes: tuple[int, int]) -> Fleet:
     """Classes of (hosts, slots a host), each in a cluster of its own: a, b, ..."""
     return Fleet(tuple(_host_class(label, *each) for label, each in zip("abc", classes, strict=False)))
 
@@ -35,14 +35,19 @@ def hosts_of(placed: Placement, on: Fleet, aligned: bool = True) -> dict[tuple[i
 
 
 def test_stages_in_one_class_take_slots_before_those_over_two() -> None:
-    found = hosts_of(placement(1, 2, (0, 1), (0, 0)), fleet((3, 1), (1, 1)))
+    found = hosts_of(placement(1, 2, (0, 1), (0, 0)), classes_of_hosts((3, 1), (1, 1)))
     assert found == {(1, 0): "a1", (1, 1): "a2", (0, 0): "a3", (0, 1): "b1"}
 
 
 def test_aligned_stages_do_not_begin_inside_a_host_they_do_not_end_in() -> None:
     stages = placement(1, 2, (0, 0), (0, 0))
-    assert hosts_of(stages, fleet((2, 3))) == {(0, 0): "a1", (0, 1): "a1", (1, 0): "a2", (1, 1): "a2"}
-    assert hosts_of(stages, fleet((2, 3)), aligned=False) == {(0, 0): "a1", (0, 1): "a1", (1, 0): "a1", (1, 1): "a2"}
+    assert hosts_of(stages, classes_of_hosts((2, 3))) == {(0, 0): "a1", (0, 1): "a1", (1, 0): "a2", (1, 1): "a2"}
+    assert hosts_of(stages, classes_of_hosts((2, 3)), aligned=False) == {
+        (0, 0): "a1",
+        (0, 1): "a1",
+        (1, 0): "a1",
+        (1, 1): "a2",
+    }
 
 
 def test_stages_that_one_cluster_holds_only_unaligned_share_its_hosts() -> None:
@@ -56,21 +61,21 @@ def test_stages_that_one_cluster_holds_only_unaligned_share_its_hosts() -> None:
 
 
 def test_aligned_stages_larger_than_a_host_begin_at_a_host() -> None:
-    found = hosts_of(placement(1, 3, (0,) * 3, (0,) * 3), fleet((4, 2)))
+    found = hosts_of(placement(1, 3, (0,) * 3, (0,) * 3), classes_of_hosts((4, 2)))
     assert [found[stage, 0] for stage in (0, 1)] == ["a1", "a3"]
 
 
 def test_tensor_groups_skip_slots_that_do_not_make_a_whole_one() -> None:
-    assert hosts_of(placement(2, 2, (0, 0)), fleet((2, 3))) == {(0, 0): "a1", (0, 1): "a2"}
+    assert hosts_of(placement(2, 2, (0, 0)), classes_of_hosts((2, 3))) == {(0, 0): "a1", (0, 1): "a2"}
 
 
 def test_nodes_are_numbered_as_their_stages_come() -> None:
-    group_slots = assign_hosts(placement(1, 1, (1,), (0,)), fleet((1, 1), (1, 1)), True)
+    group_slots = assign_hosts(placement(1, 1, (1,), (0,)), classes_of_hosts((1, 1), (1, 1)), True)
     assert hosts_by_stage(group_slots) == ("b1", "a1")
 
 
 def test_ranks_are_contiguous_on_each_node() -> None:
-    group_slots = assign_hosts(placement(2, 1, (0,), (0,)), fleet((1, 4)), True)
+    group_slots = assign_hosts(placement(2, 1, (0,), (0,)), classes_of_hosts((1, 4)), True)
     ranks = number_ranks(gpt_7b(), group_slots, ("a1",), 2)
     assert [(r.rank, r.local_rank, r.pp_rank, r.tp_rank) for r in ranks] == [
         (0, 0, 0, 0),

@@ -23,7 +23,7 @@ show()
 """
 
 
-def plan_of(seed: int) -> Plan:
+def uneven_plan(seed: int) -> Plan:
     """A plan on two or three clusters with layers of different seconds in each."""
     slowdown = {"a": 1.0 + 0.11 * (seed % 5), "b": 1.3, "c": 1.7}
     emulate = {"forward_s_per_layer": 0.01, "backward_s_per_layer": 0.02, "slowdown": slowdown}
@@ -41,7 +41,7 @@ def without_solver(plan: Plan) -> str:
 
 def show() -> None:
     """Prints solvers and files as JSON."""
-    plans = [plan_of(seed) for seed in SEEDS]
+    plans = [uneven_plan(seed) for seed in SEEDS]
     print(json.dumps([(plan.solve.solver, without_solver(plan)) for plan in plans]))
 
 
@@ -49,7 +49,7 @@ def show() -> None:
 def test_both_solvers_give_the_same_plan_byte_for_byte() -> None:
     command = [sys.executable, "-c", WITHOUT_HIGHS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)
-    plans = [plan_of(seed) for seed in SEEDS]
+    plans = [uneven_plan(seed) for seed in SEEDS]
     assert sum(plan.solve.programs for plan in plans) > len(SEEDS) / 2
     for plan, (solver, text) in zip(plans, json.loads(done.stdout), strict=True):
         assert (plan.solve.solver, solver) == ("HiGHS", "CBC")

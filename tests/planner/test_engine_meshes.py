@@ -28,7 +28,7 @@ each_drawn_plan = pytest.mark.parametrize(
 )
 
 
-def plan_of(engine: TrainerName, seed: int) -> Plan:
+def drawn_engine_plan(engine: TrainerName, seed: int) -> Plan:
     """The drawn plan of that seed; the test is left out where nothing fits."""
     plan = drawn_plan(engine, seed)
     if plan is None:
@@ -128,7 +128,7 @@ def test_megatron_core_makes_the_groups_of_the_plan(seed: int, hooked: Hooked, m
     state = pytest.importorskip("megatron.core.parallel_state")
     options = types.SimpleNamespace(Options=lambda **_: types.SimpleNamespace(config=types.SimpleNamespace()))
     monkeypatch.setattr(hooked.dist, "ProcessGroupNCCL", options, raising=False)
-    plan = plan_of("megatron", seed)
+    plan = drawn_engine_plan("megatron", seed)
 
     def groups() -> dict[str, Any]:
         state.destroy_model_parallel()
@@ -144,7 +144,7 @@ def test_megatron_core_makes_the_groups_of_the_plan(seed: int, hooked: Hooked, m
 @each_drawn_plan
 def test_accelerate_makes_the_groups_of_the_plan(seed: int, hooked: Hooked, monkeypatch: pytest.MonkeyPatch) -> None:
     config = pytest.importorskip("accelerate.parallelism_config")
-    plan = plan_of("accelerate", seed)
+    plan = drawn_engine_plan("accelerate", seed)
     for word in engine_arguments(plan)[1:]:
         monkeypatch.setenv(*word.split("=", 1))
 
@@ -160,7 +160,7 @@ def test_accelerate_makes_the_groups_of_the_plan(seed: int, hooked: Hooked, monk
 
 @each_drawn_plan
 def test_mesh_of_torch_makes_the_groups_of_the_plan(seed: int, hooked: Hooked) -> None:
-    plan = plan_of("torch", seed)
+    plan = drawn_engine_plan("torch", seed)
     meshes = pytest.importorskip("torch.distributed.device_mesh")
 
     def groups() -> dict[str, Any]:
@@ -181,7 +181,7 @@ def test_mesh_of_torch_makes_the_groups_of_the_plan(seed: int, hooked: Hooked) -
 def test_torchtitan_takes_the_arguments_and_makes_the_groups_of_the_plan(seed: int, hooked: Hooked) -> None:
     manager = pytest.importorskip("torchtitan.config.manager")
     dims = pytest.importorskip("torchtitan.distributed.parallel_dims")
-    plan = plan_of("torchtitan", seed)
+    plan = drawn_engine_plan("torchtitan", seed)
     words = ["--module", "llama3", "--config", "llama3_debugmodel", *engine_arguments(plan)]
     parallelism = manager.ConfigManager().parse_args(words).parallelism
 

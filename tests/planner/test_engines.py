@@ -26,13 +26,13 @@ from tests.planner.test_metamorphic import NOT_PROVEN
 FIXED = {"tp": 1, "pp": 2, "dp": 16, "micro_batch_size": 1, "schedule": "1f1b", "recompute": "full"}
 
 
-def planned(engine: EngineName, **changed: Any) -> Plan:
+def fixed_plan(engine: EngineName, **changed: Any) -> Plan:
     """Two clusters of two hosts, with all degrees fixed; planned anew, as tests change what is known of engines."""
     return plan_anew(gpu_inventory([2, 2]), gpt_7b(engine=engine, global_batch_size=256, parallel=FIXED, **changed))
 
 
 def test_states_that_are_not_sharded_fill_memory_and_are_updated_whole() -> None:
-    ours, theirs = planned("holmes").prediction, planned("megatron-2021").prediction
+    ours, theirs = fixed_plan("holmes").prediction, fixed_plan("megatron-2021").prediction
     # Moments and masters, 12 bytes a parameter: a sixteenth of them, or all. The runtime keeps 0.5 bytes more of what
     # is reduced; margin and reserve are its own as well.
     parameters = stage_parameters(gpt_7b().model, 18, True, False, 1)
@@ -42,23 +42,23 @@ def test_states_that_are_not_sharded_fill_memory_and_are_updated_whole() -> None
 
 def test_an_exchange_after_the_last_backward_is_waited_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ENGINES["megatron-2021"]
-    late_s = planned("megatron-2021").prediction.exposed_dp_s
+    late_s = fixed_plan("megatron-2021").prediction.exposed_dp_s
     monkeypatch.setitem(ENGINES, "megatron-2021", replace(engine, overlaps_exchange=True))
-    assert planned("megatron-2021").prediction.exposed_dp_s < late_s
+    assert fixed_plan("megatron-2021").prediction.exposed_dp_s < late_s
     monkeypatch.setitem(ENGINES, "megatron-2021", replace(engine, exchange_share=engine.exchange_share / 2))
-    assert planned("megatron-2021").prediction.exposed_dp_s == pytest.approx(2 * late_s, rel=0.01)
+    assert fixed_plan("megatron-2021").prediction.exposed_dp_s == pytest.approx(2 * late_s, rel=0.01)
 
 
 def test_torch_s_wrapper_exchanged_under_the_backward_in_2020_what_later_waited() -> None:
-    later, then = planned("megatron-2021").prediction, planned("megatron-2020").prediction
+    later, then = fixed_plan("megatron-2021").prediction, fixed_plan("megatron-2020").prediction
     assert then.exposed_dp_s < 0.5 * later.exposed_dp_s
     assert then.compute_s == later.compute_s
 
 
 def test_messages_take_longer_where_an_engine_gets_less_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual_s = planned("megatron-2021").prediction.exposed_edge_s
+    usual_s = fixed_plan("megatron-2021").prediction.exposed_edge_s
     monkeypatch.setitem(ENGINES, "megatron-2021", replace(ENGINES["megatron-2021"], edge_share=0.1))
-    assert planned("megatron-2021").prediction.exposed_edge_s > 5 * usual_s
+    assert fixed_plan("megatron-2021").prediction.exposed_edge_s > 5 * usual_s
 
 
 def test_sequences_are_split_with_selective_recomputation_alone() -> None:
@@ -138,7 +138,7 @@ def test_other_engines_are_known_on_gpus_alone() -> None:
 
 def test_a_plan_for_another_engine_is_not_launched() -> None:
     with pytest.raises(HolmesError, match="no command to launch"):
-        run_config_of(planned("megatron-2021"), "run")
+        run_config_of(fixed_plan("megatron-2021"), "run")
 
 
 def test_a_published_row_is_a_plan_with_all_that_it_fixes() -> None:

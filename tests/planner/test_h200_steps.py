@@ -18,14 +18,14 @@ ROWS = json.loads((Path(__file__).parent.parent / "data" / "h200_steps.json").re
 INVENTORY = gpu_inventory([1], 1, "NVIDIA H200", round(139.8 * GIB))
 
 
-def plan_of(job: dict[str, Any]) -> Plan:
+def plan_on_h200(job: dict[str, Any]) -> Plan:
     return plan_for(INVENTORY, Job.model_validate(job))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['shape']}-{'compiled' if row['compiled'] else 'eager'}")
 def test_a_step_is_within_4_percent_of_its_prediction_and_memory_within_7_below(row: dict[str, Any]) -> None:
     """Half of the rows were fitted to. Memory counts half a GiB that CUDA takes, which the allocator does not see."""
-    planned = plan_of(SCALES["cuda"].shape_job(row["shape"], "/corpus", "cuda", row["compiled"])).prediction
+    planned = plan_on_h200(SCALES["cuda"].shape_job(row["shape"], "/corpus", "cuda", row["compiled"])).prediction
 
     assert planned.step_s == pytest.approx(row["step_s"], rel=0.04)
     assert 0.93 < row["memory_bytes"] / max(planned.memory_bytes) <= 1
@@ -35,4 +35,4 @@ def test_a_launched_step_that_nothing_was_fitted_to_is_within_2_percent() -> Non
     job = {**SCALES["cuda"].job("/corpus", "cuda"), **SCALES["cuda"].large}
 
     assert job["model"] == LLAMA_1_3B
-    assert plan_of(job).prediction.step_s == pytest.approx(0.5149, rel=0.02)
+    assert plan_on_h200(job).prediction.step_s == pytest.approx(0.5149, rel=0.02)

@@ -14,7 +14,7 @@ from planner.problem.candidates import Candidate
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 
-def fleet(memory_gib: int) -> Inventory:
+def gpu_hosts_of_memory(memory_gib: int) -> Inventory:
     """Two hosts of eight GPUs whose memory is so large."""
     made = gpu_inventory((1, 1), gpus_per_host=8)
     return made.model_copy(
@@ -29,9 +29,11 @@ def fleet(memory_gib: int) -> Inventory:
     )
 
 
-def planned(memory_gib: int, **parallel: Any) -> Plan:
+def four_stage_plan(memory_gib: int, **parallel: Any) -> Plan:
     """Of layers that are not compiled, so that every schedule may run them."""
-    return plan_for(fleet(memory_gib), gpt_7b(compile=False, parallel={"pp": 4, "micro_batch_size": 1, **parallel}))
+    return plan_for(
+        gpu_hosts_of_memory(memory_gib), gpt_7b(compile=False, parallel={"pp": 4, "micro_batch_size": 1, **parallel})
+    )
 
 
 def needed_bytes(plan: Plan, rank: int, in_flight: int) -> int:
@@ -43,7 +45,7 @@ def needed_bytes(plan: Plan, rank: int, in_flight: int) -> int:
 @pytest.mark.parametrize("schedule", ["1f1b", "eager"])
 @pytest.mark.parametrize("memory_gib", [40, 80])
 def test_room_is_the_most_that_memory_holds(memory_gib: int, schedule: str) -> None:
-    plan = planned(memory_gib, schedule=schedule)
+    plan = four_stage_plan(memory_gib, schedule=schedule)
     most = max(plan.microbatches)
     assert len(plan.room_in_flight) == plan.pp
     for rank, room in enumerate(plan.room_in_flight):
@@ -54,10 +56,10 @@ def test_room_is_the_most_that_memory_holds(memory_gib: int, schedule: str) -> N
 
 
 def test_more_memory_has_more_room() -> None:
-    small, large = (planned(memory_gib, tp=2, schedule="1f1b") for memory_gib in (40, 80))
+    small, large = (four_stage_plan(memory_gib, tp=2, schedule="1f1b") for memory_gib in (40, 80))
     assert sum(small.room_in_flight) < sum(large.room_in_flight)
 
 
 def test_nothing_is_said_where_memory_is_not_known_or_the_schedule_fixes_it() -> None:
     assert plan_for(cpu_inventory([2, 2]), bed_job(parallel={"schedule": "eager"})).room_in_flight == ()
-    assert planned(80, schedule="zero-bubble").room_in_flight == ()
+    assert four_stage_plan(80, schedule="zero-bubble").room_in_flight == ()

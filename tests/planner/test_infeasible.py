@@ -19,13 +19,13 @@ def refusal(inventory: Inventory, **parallel: Any) -> HolmesError:
     return caught.value
 
 
-def gpus(memory_gib: int, sizes: tuple[int, ...] = (1, 1), gpus_per_host: int = 2) -> Inventory:
+def gpus_of_memory(memory_gib: int, sizes: tuple[int, ...] = (1, 1), gpus_per_host: int = 2) -> Inventory:
     """Hosts with that much memory a GPU."""
     return gpu_inventory(sizes, gpus_per_host=gpus_per_host, memory_bytes=memory_gib * GIB)
 
 
 def test_too_little_memory_says_how_much_is_short_and_how_much_would_do() -> None:
-    error = refusal(gpus(10))
+    error = refusal(gpus_of_memory(10))
     found = re.search(r"needs ([\d.]+) GiB on a GPU.*has ([\d.]+) GiB: ([\d.]+) GiB short", error.what)
     assert found is not None
     needed, has, short = map(float, found.groups())
@@ -36,7 +36,7 @@ def test_too_little_memory_says_how_much_is_short_and_how_much_would_do() -> Non
 
 
 def test_the_memory_the_error_asks_for_is_enough() -> None:
-    found = re.search(r"at least ([\d.]+) GiB", refusal(gpus(10)).hint)
+    found = re.search(r"at least ([\d.]+) GiB", refusal(gpus_of_memory(10)).hint)
     assert found is not None
     enough = gpu_inventory([1, 1], gpus_per_host=2, memory_bytes=int((float(found[1]) + 0.1) * GIB))
     assert plan_for(enough, gpt_7b()).world_size > 1
@@ -52,14 +52,14 @@ def test_the_memory_the_error_asks_for_is_enough() -> None:
     ],
 )
 def test_too_little_memory_names_what_is_fixed(parallel: dict[str, Any], named: str) -> None:
-    error = refusal(gpus(16), **parallel)
+    error = refusal(gpus_of_memory(16), **parallel)
     assert named in error.what
     assert "fixed under `parallel`" in error.hint
 
 
 @pytest.mark.parametrize("parallel", [{"pp": 5}, {"dp": 8}, {"tp": 2, "pp": 3}, {"pp": 2, "dp": 4}])
 def test_degrees_beyond_the_slots_say_how_many_are_needed_and_there(parallel: dict[str, int]) -> None:
-    error = refusal(gpus(80), **parallel)
+    error = refusal(gpus_of_memory(80), **parallel)
     tp, pp, dp = (parallel.get(name, 1) for name in ("tp", "pp", "dp"))
     assert f"need {tp * pp * dp} training slots" in error.what
     assert "offer 4 (a1 2, b1 2)" in error.what
@@ -76,25 +76,29 @@ def test_degrees_beyond_the_slots_say_how_many_are_needed_and_there(parallel: di
     ],
 )
 def test_degrees_that_no_machine_could_satisfy_are_wrong_usage(parallel: dict[str, int], words: str) -> None:
-    error = refusal(gpus(80), **parallel)
+    error = refusal(gpus_of_memory(80), **parallel)
     assert words in error.what
     assert error.exit_code == 2
 
 
 def test_the_nearest_candidate_recomputes_all_it_may() -> None:
-    assert "recompute full" in refusal(gpus(10)).what
+    assert "recompute full" in refusal(gpus_of_memory(10)).what
 
 
 def test_what_fits_only_with_recomputation_is_planned() -> None:
     """One micro-batch of long sequences outgrows the GPU unless its activations are computed again."""
     model = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 65536, "vocab_size": 1000}
     job = gpt_7b(model=model, global_batch_size=4, parallel={"pp": 1, "dp": 1, "micro_batch_size": 1})
-    assert [plan_for(gpus(gib, (1, 1), 1), job).recompute for gib in (80, 16, 10)] == ["none", "selective", "full"]
+    assert [plan_for(gpus_of_memory(gib, (1, 1), 1), job).recompute for gib in (80, 16, 10)] == [
+        "none",
+        "selective",
+        "full",
+    ]
 
 
 def test_replicas_that_fit_in_number_but_not_in_memory_say_where_places_are() -> None:
     """A stage of two replicas needs two large GPUs, and there is one."""
-    small, large = gpus(8, (1, 1), 1), gpus(80, (1, 1), 1)
+    small, large = gpus_of_memory(8, (1, 1), 1), gpus_of_memory(80, (1, 1), 1)
     mixed = large.model_copy(update={"hosts": (large.hosts[0], small.hosts[1])})
     model = {"num_layers": 16, "hidden_size": 2048, "num_heads": 16, "seq_length": 2048, "vocab_size": 51200}
     with pytest.raises(HolmesError) as caught:
@@ -109,9 +113,9 @@ def test_replicas_that_fit_in_number_but_not_in_memory_say_where_places_are() ->
 def test_a_model_of_one_s_own_is_not_split_over_tensor_shards() -> None:
     model = {"num_layers": 4, "hidden_size": 64, "num_heads": 4, "seq_length": 64, "factory": "own.py:build"}
     with pytest.raises(HolmesError, match=r"parallel\.tp is 2 and model\.factory is own\.py:build") as caught:
-        plan_for(gpus(80), gpt_7b(model=model, parallel={"tp": 2}))
+        plan_for(gpus_of_memory(80), gpt_7b(model=model, parallel={"tp": 2}))
     assert caught.value.exit_code == 2
-    assert plan_for(gpus(80), gpt_7b(model=model)).tp == 1
+    assert plan_for(gpus_of_memory(80), gpt_7b(model=model)).tp == 1
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ PARAMETERS = stage_parameters(bed_job().model, 10, True, True, 1)
 SLOW = with_uniform_links(cpu_inventory([1, 1]), 1e5, 0.02)
 
 
-def job_of(section: dict[str, Any], **changes: Any) -> Job:
+def islands_job(section: dict[str, Any], **changes: Any) -> Job:
     return bed_job(parallel={}, steps=200, islands=IslandsSettings(**section), **changes)
 
 
@@ -61,18 +61,18 @@ def test_batch_is_shared_out_in_whole_micro_batches() -> None:
 
 
 def test_island_sends_its_packed_change_to_each_other_one() -> None:
-    job = job_of({"codec": "none", "fragments": 1, "delay_steps": 0})
+    job = islands_job({"codec": "none", "fragments": 1, "delay_steps": 0})
     exchange = price_exchange(Networks(SLOW, job), job, island_plans(SLOW, job))
     assert exchange.sent_bytes == (4 * PARAMETERS, 4 * PARAMETERS)
     assert exchange.fragment_s == pytest.approx(4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.02 + 11 * (QUESTION_S + 0.04))
-    packed = job_of({"codec": "int4", "fragments": 4})
+    packed = islands_job({"codec": "int4", "fragments": 4})
     assert price_exchange(Networks(SLOW, packed), packed, island_plans(SLOW, packed)).sent_bytes[0] == pytest.approx(
         PARAMETERS * 66 / 128, rel=1e-4
     )
 
 
 def test_trunk_is_shared_by_all_hosts_of_a_cluster() -> None:
-    job = job_of({"codec": "none", "fragments": 1, "delay_steps": 0})
+    job = islands_job({"codec": "none", "fragments": 1, "delay_steps": 0})
     fast = with_uniform_links(cpu_inventory([2, 1]), 1e6, 0.02)
     inventory = with_trunk(fast, ("a", "b"), 1e5)
     exchange = price_exchange(Networks(inventory, job), job, island_plans(inventory, job))
@@ -80,14 +80,14 @@ def test_trunk_is_shared_by_all_hosts_of_a_cluster() -> None:
 
 
 def test_each_further_island_is_asked_for_at_the_meeting() -> None:
-    job = job_of({"codec": "none", "fragments": 1, "delay_steps": 0})
+    job = islands_job({"codec": "none", "fragments": 1, "delay_steps": 0})
     inventory = with_uniform_links(cpu_inventory([1, 1, 1]), 1e6, 0.05)
     exchange = price_exchange(Networks(inventory, job), job, island_plans(inventory, job))
     assert exchange.fragment_s == pytest.approx(2 * 4 * PARAMETERS / 1e6 / BOTH_WAYS + 0.05 + 13 * (QUESTION_S + 0.1))
 
 
 def test_slower_island_takes_as_many_steps_as_fit_in_the_time() -> None:
-    job = job_of({"inner_steps": 20, "fragments": 2, "delay_steps": 1})
+    job = islands_job({"inner_steps": 20, "fragments": 2, "delay_steps": 1})
     made = round_of(SLOW, job, [1.0, 1.5])
     assert isinstance(made, IslandRound)
     assert made.inner_steps == (20, 13)
@@ -96,8 +96,8 @@ def test_slower_island_takes_as_many_steps_as_fit_in_the_time() -> None:
 
 
 def test_exchange_is_hidden_by_the_steps_until_it_is_applied() -> None:
-    waits = round_of(SLOW, job_of({"inner_steps": 20, "fragments": 2, "delay_steps": 0}), [1.0, 1.0])
-    late = round_of(SLOW, job_of({"inner_steps": 20, "fragments": 2, "delay_steps": 10}), [1.0, 1.0])
+    waits = round_of(SLOW, islands_job({"inner_steps": 20, "fragments": 2, "delay_steps": 0}), [1.0, 1.0])
+    late = round_of(SLOW, islands_job({"inner_steps": 20, "fragments": 2, "delay_steps": 10}), [1.0, 1.0])
     assert isinstance(waits, IslandRound)
     assert isinstance(late, IslandRound)
     assert waits.cost.exposed_s == waits.cost.exchange_s == waits.cost.round_s - 20.0
@@ -107,7 +107,7 @@ def test_exchange_is_hidden_by_the_steps_until_it_is_applied() -> None:
 
 def test_nothing_hides_the_last_exchange_of_a_run() -> None:
     partly, wholly = (
-        round_of(SLOW, job_of({"inner_steps": 20, "fragments": 2, "delay_steps": 10}), [step_s, step_s])
+        round_of(SLOW, islands_job({"inner_steps": 20, "fragments": 2, "delay_steps": 10}), [step_s, step_s])
         for step_s in (1.0, 1000.0)
     )
     assert isinstance(partly, IslandRound)
@@ -118,9 +118,9 @@ def test_nothing_hides_the_last_exchange_of_a_run() -> None:
 
 
 def test_island_too_slow_for_its_fragments_is_refused_in_words() -> None:
-    said = round_of(SLOW, job_of({"inner_steps": 8, "fragments": 4, "delay_steps": 1}), [1.0, 3.0])
+    said = round_of(SLOW, islands_job({"inner_steps": 8, "fragments": 4, "delay_steps": 1}), [1.0, 3.0])
     assert said == "cluster b is too slow: it takes 2 steps a round, islands.fragments is 4"
-    said = round_of(SLOW, job_of({"inner_steps": 8, "fragments": 4, "delay_steps": 2}), [1.0, 2.0])
+    said = round_of(SLOW, islands_job({"inner_steps": 8, "fragments": 4, "delay_steps": 2}), [1.0, 2.0])
     assert said == "cluster b is too slow: it takes 1 steps between two fragments, islands.delay_steps is 2"
 
 
@@ -136,14 +136,14 @@ def test_what_an_island_keeps_is_in_host_memory() -> None:
 def test_islands_without_host_memory_for_it_are_refused_and_hosts_train_as_one() -> None:
     # The bed's 15 M parameters of 18 bytes, on hosts of which four fifths of 200 MB are to be used.
     small = tuple(host.model_copy(update={"memory_bytes": 200_000_000}) for host in SLOW.hosts)
-    plan = planned_mode(SLOW.model_copy(update={"hosts": small}), job_of({}))
+    plan = planned_mode(SLOW.model_copy(update={"hosts": small}), islands_job({}))
     assert isinstance(plan, Plan)
     assert plan.modes is not None
     islands = next(price for price in plan.modes.prices if price.mode == "islands")
     assert "anchor and momentum take" in islands.why
     assert islands.seconds is None
     enough = tuple(host.model_copy(update={"memory_bytes": GIB}) for host in SLOW.hosts)
-    assert isinstance(planned_mode(SLOW.model_copy(update={"hosts": enough}), job_of({})), IslandsPlan)
+    assert isinstance(planned_mode(SLOW.model_copy(update={"hosts": enough}), islands_job({})), IslandsPlan)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_islands_without_host_memory_for_it_are_refused_and_hosts_train_as_one()
 def test_where_there_cannot_be_islands_the_table_says_why(
     inventory: Inventory, section: dict[str, Any], said: str
 ) -> None:
-    plan = planned_mode(inventory, job_of(section))
+    plan = planned_mode(inventory, islands_job(section))
     assert isinstance(plan, Plan)
     assert plan.modes is not None
     assert plan.job.islands is None
@@ -169,14 +169,14 @@ def test_where_there_cannot_be_islands_the_table_says_why(
 
 
 def test_no_mode_at_all_is_an_error_that_says_both_whys() -> None:
-    job = job_of({}, global_batch_size=1)
+    job = islands_job({}, global_batch_size=1)
     job = job.model_copy(update={"parallel": job.parallel.model_copy(update={"tp": 3})})
     with pytest.raises(HolmesError, match="; and as islands: "):
         planned_mode(SLOW, job)
 
 
 def test_plan_of_islands_has_the_job_of_each() -> None:
-    job = job_of(
+    job = islands_job(
         {"inner_steps": 20},
         checkpoint=CheckpointSettings(path="/data/ckpt", every_steps=10),
         optimizer=OptimizerSettings(warmup_steps=50),
@@ -199,7 +199,7 @@ def test_plan_of_islands_has_the_job_of_each() -> None:
 
 
 def test_modes_are_ranked_and_told_for_every_network() -> None:
-    plan = planned_mode(cpu_inventory([1, 1], shared_gbps=2.0), job_of({"inner_steps": 4, "delay_steps": 0}))
+    plan = planned_mode(cpu_inventory([1, 1], shared_gbps=2.0), islands_job({"inner_steps": 4, "delay_steps": 0}))
     assert plan.modes is not None
     speeds = [price.tokens_per_s or 0.0 for price in plan.modes.prices]
     assert speeds == sorted(speeds, reverse=True)

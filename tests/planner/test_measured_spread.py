@@ -35,20 +35,20 @@ def varying(inventory: Inventory, least: float = SLOWEST, median: float = MEDIAN
     )
 
 
-def job_of(cautious: bool) -> Job:
+def wire_job(cautious: bool) -> Job:
     fixed = {"pp": 4, "dp": 1}
     return bed_job(**WIRE_ONLY | {"global_batch_size": 16}, parallel=fixed, wire={"cautious": cautious})
 
 
 @pytest.mark.parametrize("cautious", [False, True])
 def test_a_promise_is_what_the_median_gives_or_the_minimum_where_the_job_is_cautious(cautious: bool) -> None:
-    plan = plan_for(varying(SITES), job_of(cautious))
+    plan = plan_for(varying(SITES), wire_job(cautious))
     counted = varying(SITES, median=SLOWEST) if cautious else varying(SITES)
     assert plan.prediction.step_s == pytest.approx(FluidRun(counted, plan).step_s(), rel=0.05)
 
 
 def said_of(inventory: Inventory, cautious: bool = False) -> tuple[str, ...]:
-    plan: Plan = plan_for(inventory, job_of(cautious))
+    plan: Plan = plan_for(inventory, wire_job(cautious))
     return spread_sentence((plan,), inventory)
 
 
@@ -81,7 +81,7 @@ def test_a_cautious_job_names_a_wire_that_varies_even_if_the_plan_does_not_use_i
 def test_advice_on_codecs_stays_cautious() -> None:
     gains = [
         {gain.codec: gain.step_s for gain in advise(inventory, plan_for(inventory, job), {}).codecs}
-        for inventory, job in ((varying(SITES), job_of(True)), (varying(SITES, median=SLOWEST), job_of(False)))
+        for inventory, job in ((varying(SITES), wire_job(True)), (varying(SITES, median=SLOWEST), wire_job(False)))
     ]
     assert gains[0] == pytest.approx(gains[1])
     assert gains[0]
@@ -100,7 +100,7 @@ def test_the_network_that_varies_most_is_named_and_the_others_counted() -> None:
 def test_clusters_that_no_test_measured_count_the_least_sample_of_others_where_the_job_is_cautious() -> None:
     three = varying(cpu_inventory([2, 2, 1], fabric_gbps=100, shared_gbps=1))
     for cautious, rate in ((False, MEDIAN), (True, SLOWEST)):
-        job = job_of(cautious)
+        job = wire_job(cautious)
         assert Networks(three, job).connection("b", "c").host_bytes_per_s("c1", GBPS) == rate
         said, *_ = unmeasured_wire_sentence((plan_for(three, job),), three)
         assert f"measured between clusters, {20 if cautious else 200} Mbit/s" in said

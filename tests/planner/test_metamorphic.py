@@ -28,7 +28,7 @@ def free_job(seed: int, slots_per_host: int | None = None, speed: float = 1.0) -
     return bed_job(compute={"emulate": emulate, "overheads": overheads}, parallel={}, slots_per_host=slots)
 
 
-def plan_of(seed: int) -> Plan:
+def free_plan(seed: int) -> Plan:
     """The plan of the fleet and job as they are, which the tests compare with those of others."""
     return plan_for(random_inventory(seed), free_job(seed))
 
@@ -96,7 +96,7 @@ def with_one_more_host(inventory: Inventory, at: int) -> Inventory:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_same_input_gives_the_same_file(seed: int) -> None:
     inventory, job = random_inventory(seed), free_job(seed)
-    assert plan_anew(inventory, job).to_json() == plan_of(seed).to_json()
+    assert plan_anew(inventory, job).to_json() == free_plan(seed).to_json()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -111,7 +111,7 @@ def test_order_of_hosts_and_clusters_does_not_change_what_a_step_costs(seed: int
         "hosts": tuple(draw.sample(inventory.hosts, len(inventory.hosts))),
         "clusters": tuple(reversed(clusters)),
     }
-    plan, other = plan_of(seed), plan_for(inventory.model_copy(update=update), job)
+    plan, other = free_plan(seed), plan_for(inventory.model_copy(update=update), job)
     assert other.solve.objective_s == pytest.approx(plan.solve.objective_s, rel=SAME)
     assert other.prediction.step_s == pytest.approx(plan.prediction.step_s, rel=NOT_PROVEN)
 
@@ -119,7 +119,7 @@ def test_order_of_hosts_and_clusters_does_not_change_what_a_step_costs(seed: int
 @pytest.mark.parametrize("seed", SEEDS)
 def test_names_do_not_matter(seed: int) -> None:
     inventory, job = random_inventory(seed), free_job(seed)
-    plan, other = plan_of(seed), plan_for(renamed(inventory), job)
+    plan, other = free_plan(seed), plan_for(renamed(inventory), job)
     assert [rank.host for rank in other.ranks] == [new_name(rank.host) for rank in plan.ranks]
     assert [stage.num_layers for stage in other.stages] == [stage.num_layers for stage in plan.stages]
     assert other.prediction.model_copy(update={"traffic": ()}) == plan.prediction.model_copy(update={"traffic": ()})
@@ -142,7 +142,7 @@ def test_twice_all_rates_is_half_the_seconds(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_more_host_never_makes_the_optimum_worse(seed: int) -> None:
     inventory, job = random_inventory(seed), free_job(seed)
-    before_s = plan_of(seed).solve.objective_s
+    before_s = free_plan(seed).solve.objective_s
     for at in range(len(inventory.clusters)):
         assert plan_for(with_one_more_host(inventory, at), job).solve.objective_s <= before_s * (1 + SAME), at
 

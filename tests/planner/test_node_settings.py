@@ -24,7 +24,7 @@ FIRST, SECOND = "0-15,32-47", "16-31,48-63"
 TWO_RANKS = {"tp": 1, "pp": 2, "dp": 1}
 
 
-def gpu_plan(inventory: Inventory, **job: Any) -> Plan:
+def small_gpu_plan(inventory: Inventory, **job: Any) -> Plan:
     """Two hosts of two GPUs, pp 2."""
     return plan_for(inventory, gpt_7b(**{"model": SMALL, "global_batch_size": 64, "parallel": {"pp": 2}, **job}))
 
@@ -46,9 +46,9 @@ def values(plan: Plan) -> dict[str, str]:
     "plan",
     [
         plan_for(cpu_inventory([2, 2]), bed_job()),
-        gpu_plan(with_near_cpus([FIRST, SECOND])),
-        gpu_plan(gpu_inventory([1, 1], gpus_per_host=2, kinds=("Ethernet", "RoCE"))),
-        gpu_plan(railed_inventory([2], bond=True), parallel={"pp": 2, "dp": 8}),
+        small_gpu_plan(with_near_cpus([FIRST, SECOND])),
+        small_gpu_plan(gpu_inventory([1, 1], gpus_per_host=2, kinds=("Ethernet", "RoCE"))),
+        small_gpu_plan(railed_inventory([2], bond=True), parallel={"pp": 2, "dp": 8}),
     ],
     ids=["cpus", "gpus", "ethernet", "rails"],
 )
@@ -62,7 +62,7 @@ def test_every_variable_of_a_plan_is_in_the_table_and_has_a_reason(plan: Plan) -
 
 def test_every_node_with_gpus_has_the_constant_settings_and_no_node_without() -> None:
     constant = {setting.name: setting.value for setting in CONSTANT}
-    assert constant.items() <= values(gpu_plan(gpu_inventory([1, 1], gpus_per_host=2))).items()
+    assert constant.items() <= values(small_gpu_plan(gpu_inventory([1, 1], gpus_per_host=2))).items()
     assert not constant.keys() & values(plan_for(cpu_inventory([2, 2]), bed_job())).keys()
 
 
@@ -72,39 +72,39 @@ def test_the_page_of_settings_is_the_table() -> None:
 
 
 def test_ranks_stay_on_the_cpus_near_their_gpus() -> None:
-    plan = gpu_plan(with_near_cpus([FIRST, SECOND]), parallel=TWO_RANKS)
+    plan = small_gpu_plan(with_near_cpus([FIRST, SECOND]), parallel=TWO_RANKS)
     assert values(plan)[RANK_CPUS] == f"{FIRST};{SECOND}"
     assert [rank.cpus for rank in plan.ranks] == [FIRST, SECOND]
 
 
 def test_ranks_of_one_numa_node_divide_its_cpus_with_their_hardware_threads() -> None:
-    plan = gpu_plan(with_near_cpus([FIRST, FIRST]), parallel=TWO_RANKS)
+    plan = small_gpu_plan(with_near_cpus([FIRST, FIRST]), parallel=TWO_RANKS)
     assert [rank.cpus for rank in plan.ranks] == ["0-7,32-39", "8-15,40-47"]
     assert values(plan)[RANK_CPUS] == "0-7,32-39;8-15,40-47"
 
 
 @pytest.mark.parametrize("cpus", [(None, FIRST), ("N/A", FIRST), ("", ""), ("0-15", "15-31"), ("3-1", "3-1")])
 def test_ranks_stay_nowhere_where_it_is_not_known_or_cannot_be(cpus: tuple[str | None, ...]) -> None:
-    plan = gpu_plan(with_near_cpus(cpus), parallel=TWO_RANKS)
+    plan = small_gpu_plan(with_near_cpus(cpus), parallel=TWO_RANKS)
     assert RANK_CPUS not in values(plan)
     assert [rank.cpus for rank in plan.ranks] == [None, None]
 
 
 def test_an_older_name_of_the_user_s_leaves_ours_out() -> None:
     launch = {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}}
-    found = values(gpu_plan(gpu_inventory([1, 1], gpus_per_host=2), launch=launch))
+    found = values(small_gpu_plan(gpu_inventory([1, 1], gpus_per_host=2), launch=launch))
     assert "PYTORCH_ALLOC_CONF" not in found
     assert "NCCL_LAUNCH_ORDER_IMPLICIT" in found
 
 
 def test_the_user_s_value_counts_where_the_plan_does_not_count_on_its_own() -> None:
-    node, *_ = gpu_plan(gpu_inventory([1, 1], gpus_per_host=2)).nodes
+    node, *_ = small_gpu_plan(gpu_inventory([1, 1], gpus_per_host=2)).nodes
     users = {"NCCL_LAUNCH_ORDER_IMPLICIT": "0", "PYTORCH_ALLOC_CONF": "max_split_size_mb:512"}
     assert users.items() <= node_environment(node, UserVariables(users, {})).items()
 
 
 def test_a_value_that_contradicts_the_plan_is_refused_and_the_same_one_is_not() -> None:
-    node, *_ = gpu_plan(gpu_inventory([1, 1], gpus_per_host=2)).nodes
+    node, *_ = small_gpu_plan(gpu_inventory([1, 1], gpus_per_host=2)).nodes
     same = UserVariables({"NCCL_SOCKET_IFNAME": "=eth0"}, {})
     assert node_environment(node, same)["NCCL_SOCKET_IFNAME"] == "=eth0"
     for users in (UserVariables({"NCCL_SOCKET_IFNAME": "eth1"}, {}), UserVariables({}, {"NCCL_SOCKET_IFNAME": "x"})):
@@ -114,10 +114,10 @@ def test_a_value_that_contradicts_the_plan_is_refused_and_the_same_one_is_not() 
 
 def test_a_faster_network_that_nccl_cannot_use_is_told() -> None:
     inventory = gpu_inventory([1, 2], gpus_per_host=2, kinds=("InfiniBand", "Ethernet"))
-    plan = gpu_plan(inventory, parallel={"pp": 1, "dp": 6}, global_batch_size=48)
+    plan = small_gpu_plan(inventory, parallel={"pp": 1, "dp": 6}, global_batch_size=48)
     across = unused_fabric_sentences(plan, inventory)
     inventory = gpu_inventory([2, 2], gpus_per_host=2, kinds=("InfiniBand", "Ethernet"))
-    (sentence,) = unused_fabric_sentences(gpu_plan(inventory, parallel={"pp": 2, "dp": 4}), inventory)
+    (sentence,) = unused_fabric_sentences(small_gpu_plan(inventory, parallel={"pp": 2, "dp": 4}), inventory)
     assert across == ()  # no group of several hosts stays inside b
     assert sentence.startswith("Cluster b's own network, eth1 of b")
     assert "use eth0 as well" in sentence
@@ -125,7 +125,7 @@ def test_a_faster_network_that_nccl_cannot_use_is_told() -> None:
 
 def test_clusters_on_rdma_leave_nothing_unused() -> None:
     inventory = gpu_inventory([2, 2], gpus_per_host=2)
-    assert unused_fabric_sentences(gpu_plan(inventory, parallel={"pp": 2, "dp": 4}), inventory) == ()
+    assert unused_fabric_sentences(small_gpu_plan(inventory, parallel={"pp": 2, "dp": 4}), inventory) == ()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_trainer_has_its_engine_s_settings_and_not_the_bundled_runtime_s(
 ) -> None:
     trainer = {"engine": engine, "command": ["python", "train.py"]}
     inventory = gpu_inventory([1, 1], gpus_per_host=2, gpu_name=gpu)
-    found = values(gpu_plan(inventory, trainer=trainer, data=None, parallel={"pp": 2, "tp": tp}))
+    found = values(small_gpu_plan(inventory, trainer=trainer, data=None, parallel={"pp": 2, "tp": tp}))
     assert found.pop(QUEUES, None) == queues
     assert not found.keys() & {"OMP_NUM_THREADS", *(setting.name for setting in CONSTANT)}
     assert found["NCCL_SOCKET_IFNAME"] == "=eth0"

@@ -26,13 +26,13 @@ def hosts(gpu_gib: int, host_gib: int | None = 1024, clusters: tuple[int, ...] =
     return made.model_copy(update={"hosts": tuple(h.model_copy(update={"memory_bytes": memory}) for h in made.hosts)})
 
 
-def planned(inventory: Inventory, **parallel: Any) -> Plan:
+def plan_of_64_samples(inventory: Inventory, **parallel: Any) -> Plan:
     return plan_for(inventory, gpt_7b(global_batch_size=64, parallel=parallel))
 
 
 def test_states_are_in_host_memory_only_where_nothing_fits_otherwise() -> None:
     """7.5 B parameters on four GPUs: 4.5 bytes of states each with two replicas, 30 GiB a GPU without recomputation."""
-    small, large = planned(hosts(24)), planned(hosts(80))
+    small, large = plan_of_64_samples(hosts(24)), plan_of_64_samples(hosts(80))
     assert small.optimizer_offload
     assert not large.optimizer_offload
     assert small.prediction.optimizer_s > large.prediction.optimizer_s
@@ -41,19 +41,19 @@ def test_states_are_in_host_memory_only_where_nothing_fits_otherwise() -> None:
 
 
 def test_job_yaml_may_ask_for_it_or_forbid_it() -> None:
-    assert planned(hosts(80), optimizer_offload=True).optimizer_offload
+    assert plan_of_64_samples(hosts(80), optimizer_offload=True).optimizer_offload
     with pytest.raises(HolmesError, match="GPU memory: no candidate fits"):
-        planned(hosts(24), optimizer_offload=False)
+        plan_of_64_samples(hosts(24), optimizer_offload=False)
 
 
 def test_hosts_without_room_get_no_states() -> None:
-    assert planned(hosts(24, host_gib=None)).optimizer_offload
+    assert plan_of_64_samples(hosts(24, host_gib=None)).optimizer_offload
     with pytest.raises(HolmesError, match="with enough memory"):
-        planned(hosts(24, host_gib=16))
+        plan_of_64_samples(hosts(24, host_gib=16))
 
 
 def test_verify_notices_a_host_that_is_too_small_and_a_prediction_that_is_not_what_stages_need() -> None:
-    plan = planned(hosts(24))
+    plan = plan_of_64_samples(hosts(24))
     assert any("for optimizer states" in fault for fault in verify(plan, hosts(24, host_gib=16)))
     prediction = plan.prediction.model_copy(update={"host_memory_bytes": (1,) * plan.pp})
     tampered = plan.model_copy(update={"prediction": prediction})
@@ -85,7 +85,7 @@ def test_gpus_share_their_host_and_each_has_its_own_lanes() -> None:
 
 def test_states_in_host_memory_with_zero_3_are_refused() -> None:
     with pytest.raises(HolmesError, match=r"parallel\.zero 3 with parallel\.optimizer_offload") as refusal:
-        planned(hosts(80), optimizer_offload=True, zero=3)
+        plan_of_64_samples(hosts(80), optimizer_offload=True, zero=3)
     assert refusal.value.exit_code == 2
 
     plan = plan_for(cpu_inventory([4]), bed_job(parallel={"pp": 1, "dp": 4, "zero": 3}))
@@ -95,9 +95,9 @@ def test_states_in_host_memory_with_zero_3_are_refused() -> None:
 
 def test_states_in_host_memory_come_after_zero_3() -> None:
     """Where replicas that share their weights fit, as three quarters of the weights and sums on a GPU make room."""
-    plan = planned(hosts(48, clusters=(2,)), tp=1, pp=1, dp=4)
+    plan = plan_of_64_samples(hosts(48, clusters=(2,)), tp=1, pp=1, dp=4)
     assert (plan.zero, plan.optimizer_offload) == (3, False)
-    without = planned(hosts(48, clusters=(2,)), tp=1, pp=2, dp=2, zero=1)
+    without = plan_of_64_samples(hosts(48, clusters=(2,)), tp=1, pp=2, dp=2, zero=1)
     assert (without.zero, without.optimizer_offload) == (1, True)
 
 

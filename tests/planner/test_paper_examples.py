@@ -18,7 +18,7 @@ GPUS_PER_HOST = 8
 ON_RDMA = [name for name in SETTINGS if "ethernet" not in name]
 
 
-def plan_of(setting: str, job: str) -> Plan:
+def example_plan(setting: str, job: str) -> Plan:
     """The plan of an example job on an example inventory."""
     inventory = read_file(Inventory, FOLDER / f"{setting}.json")
     return plan_for(inventory, read_user_file(Job, FOLDER / f"{job}.yaml"))
@@ -43,7 +43,7 @@ def test_inventory_of_the_planning_page_is_what_the_script_makes() -> None:
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_activations_cross_or_what_clusters_have_added_up_inside_first(setting: str, job: str) -> None:
-    plan = plan_of(setting, job)
+    plan = example_plan(setting, job)
     crossing = {group.axis for group in plan.groups if group.network == "shared"}
     if plan.solve.crossing == "data":
         assert (plan.data_parallel, crossing) == ("hierarchical", {"dp_across"})
@@ -56,7 +56,7 @@ def test_activations_cross_or_what_clusters_have_added_up_inside_first(setting: 
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("setting", ON_RDMA)
 def test_every_data_parallel_group_uses_rdma(setting: str, job: str) -> None:
-    groups = [group for group in plan_of(setting, job).groups if group.axis == "dp"]
+    groups = [group for group in example_plan(setting, job).groups if group.axis == "dp"]
     assert groups
     assert {group.net_name for group in groups} == {"IB"}
 
@@ -64,7 +64,7 @@ def test_every_data_parallel_group_uses_rdma(setting: str, job: str) -> None:
 @pytest.mark.parametrize("job", JOBS)
 def test_five_and_three_hosts_are_cut_into_stages_that_stay_in_a_cluster(job: str) -> None:
     """A stage in two halves of the GPUs would straddle the clusters; eighths of them, or thirds of 60, do not."""
-    plan = plan_of("5_infiniband_3_roce", job)
+    plan = example_plan("5_infiniband_3_roce", job)
     by_cluster = [stage.clusters for stage in plan.stages]
     assert by_cluster == sorted(by_cluster)
     assert set(by_cluster) == {("a",), ("b",)}
@@ -84,7 +84,7 @@ def test_two_stages_fixed_on_five_and_three_hosts_leave_rdma_only_where_a_stage_
 @pytest.mark.parametrize("job", JOBS)
 def test_replicas_of_an_ethernet_cluster_share_its_hosts(job: str) -> None:
     """Gradients of the hosts without RDMA stay inside each host where that is possible."""
-    plan = plan_of("2_infiniband_2_roce_2_ethernet", job)
+    plan = example_plan("2_infiniband_2_roce_2_ethernet", job)
     host = {rank.rank: rank.host for rank in plan.ranks}
     for group in plan.groups:
         fits_a_host = len(group.ranks) * plan.tp <= GPUS_PER_HOST
@@ -95,7 +95,7 @@ def test_replicas_of_an_ethernet_cluster_share_its_hosts(job: str) -> None:
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_plan_beats_the_usual_order(setting: str, job: str) -> None:
-    plan = plan_of(setting, job)
+    plan = example_plan(setting, job)
     assert plan.usual_order is not None
     ratio = plan.usual_order.step_s / plan.prediction.step_s
     print(f"{job} on {setting}: {ratio:.2f}x as fast as the usual order")

@@ -27,32 +27,32 @@ from tests.planner.test_assign_hosts import placement
 from tests.seeds import seeds
 
 
-def planned(inventory: Inventory, **parallel: Any) -> Plan:
+def railed_plan(inventory: Inventory, **parallel: Any) -> Plan:
     return plan_for(inventory, gpt_7b(parallel={"schedule": "1f1b", "micro_batch_size": 1, **parallel}))
 
 
 def names_across(inventory: Inventory, **parallel: Any) -> list[str]:
-    return [group.name for group in groups_across_rails(planned(inventory, **parallel), inventory)]
+    return [group.name for group in groups_across_rails(railed_plan(inventory, **parallel), inventory)]
 
 
 def test_edges_between_hosts_that_hold_two_stages_each_stay_on_their_rails() -> None:
     inventory = railed_inventory([2])
-    plan = planned(inventory, pp=4, dp=4)
+    plan = railed_plan(inventory, pp=4, dp=4)
     assert len(plan.nodes) == 2
     assert groups_across_rails(plan, inventory) == ()
     together = railed_inventory([2], apart=False)
-    blind = planned(together, pp=4, dp=4)
+    blind = railed_plan(together, pp=4, dp=4)
     assert len(groups_across_rails(blind, inventory)) == 8  # without the rails in mind, each of four edges both ways
 
 
 def test_plans_say_the_same_where_rails_reach_one_another() -> None:
-    unknown, together = (planned(railed_inventory([2], apart=apart), pp=4, dp=4) for apart in (None, False))
+    unknown, together = (railed_plan(railed_inventory([2], apart=apart), pp=4, dp=4) for apart in (None, False))
     assert unknown.ranks == together.ranks
     assert unknown.nodes == together.nodes
 
 
 def test_rails_change_no_second_of_the_prediction() -> None:
-    apart, together = (planned(railed_inventory([3], apart=apart), pp=6, dp=4) for apart in (True, False))
+    apart, together = (railed_plan(railed_inventory([3], apart=apart), pp=6, dp=4) for apart in (True, False))
     assert apart.prediction == together.prediction
     assert apart.solve.placement_s == together.solve.placement_s
     assert apart.ranks != together.ranks
@@ -72,7 +72,7 @@ def test_ranks_may_leave_a_gpu_between_them_free_to_meet() -> None:
 
 def test_tensor_groups_meet_by_position() -> None:
     inventory = railed_inventory([2])
-    plan = planned(inventory, tp=2, pp=4, dp=2)
+    plan = railed_plan(inventory, tp=2, pp=4, dp=2)
     assert groups_across_rails(plan, inventory) == ()
 
 
@@ -107,7 +107,7 @@ def test_jobs_on_cpus_have_no_rails() -> None:
 
 def test_the_sentence_names_the_groups_that_cannot_meet() -> None:
     together = railed_inventory([2], apart=False)
-    blind, inventory = planned(together, pp=4, dp=4), railed_inventory([2])
+    blind, inventory = railed_plan(together, pp=4, dp=4), railed_inventory([2])
     assert rails_sentence(blind, together) == ()
     (sentence,) = rails_sentence(blind, inventory)
     assert "8 of" in sentence
@@ -214,5 +214,5 @@ def test_nothing_moves_where_no_rails_are_apart() -> None:
 def test_slots_that_meet_already_stay_as_they_are() -> None:
     inventory = railed_inventory([2])
     together = railed_inventory([2], apart=False)
-    assert planned(inventory, pp=1, dp=16).ranks == planned(together, pp=1, dp=16).ranks
+    assert railed_plan(inventory, pp=1, dp=16).ranks == railed_plan(together, pp=1, dp=16).ranks
     assert read_problem(together, gpt_7b()).rails.of_hosts == {}

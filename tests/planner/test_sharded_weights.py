@@ -32,7 +32,7 @@ ONE_HOST = gpu_inventory([1], gpu_name=H100, memory_bytes=81559 * 2**20)
 SMALL = {"num_layers": 4, "hidden_size": 64, "num_heads": 4, "seq_length": 32}
 
 
-def job_of(preset: str, **changes: Any) -> Job:
+def preset_job(preset: str, **changes: Any) -> Job:
     data: dict[str, Any] = {
         "model": {"preset": preset},
         "data": {"path": "/data"},
@@ -73,12 +73,12 @@ def test_traffic_is_hidden_by_compute_that_takes_longer() -> None:
 
 def test_a_model_that_fits_without_is_planned_without() -> None:
     untied = {"preset": "llama-3.2-1b", "tied_embeddings": False}  # where it is tied, there is no choice
-    assert plan_for(ONE_HOST, job_of("", model=untied)).zero == 1
+    assert plan_for(ONE_HOST, preset_job("", model=untied)).zero == 1
     assert plan_for(cpu_inventory([4]), bed_job(parallel={})).zero == 1
 
 
 def test_llama_3_8b_at_8k_needs_no_tensor_parallelism_on_one_host() -> None:
-    plan = plan_for(ONE_HOST, job_of("llama-3-8b", parallel={"zero": 3}))
+    plan = plan_for(ONE_HOST, preset_job("llama-3-8b", parallel={"zero": 3}))
 
     assert (plan.tp, plan.pp, plan.dp, plan.weight_shards) == (1, 1, 8, 8)
     assert describe_degrees(plan).endswith("ZeRO-3")
@@ -87,8 +87,8 @@ def test_llama_3_8b_at_8k_needs_no_tensor_parallelism_on_one_host() -> None:
 
 def test_zero_3_is_chosen_only_where_it_wins_by_more_than_its_error() -> None:
     sharded, plan = (
-        plan_for(ONE_HOST, job_of("llama-3-8b", parallel={"zero": 3})),
-        plan_for(ONE_HOST, job_of("llama-3-8b")),
+        plan_for(ONE_HOST, preset_job("llama-3-8b", parallel={"zero": 3})),
+        plan_for(ONE_HOST, preset_job("llama-3-8b")),
     )
 
     assert (plan.zero, plan.tp * plan.pp) == (1, 2)
@@ -102,7 +102,7 @@ def test_a_layer_under_zero_3_takes_the_exposed_part_of_its_traffic_and_no_less_
 
 
 def test_a_model_that_fits_only_sharded_is_planned() -> None:
-    job = job_of("llama-3-8b", parallel={"tp": 1, "pp": 1})
+    job = preset_job("llama-3-8b", parallel={"tp": 1, "pp": 1})
     small = gpu_inventory([2], gpu_name=H100, memory_bytes=40 * GIB)
     with pytest.raises(HolmesError, match="no candidate fits"):
         plan_for(small, job.model_copy(update={"parallel": job.parallel.model_copy(update={"zero": 1})}))
@@ -116,7 +116,7 @@ def test_a_model_that_fits_only_sharded_is_planned() -> None:
 def test_replicas_of_two_clusters_share_weights_inside_each() -> None:
     fixed = {"tp": 1, "pp": 1, "dp": 16, "zero": 3, "micro_batch_size": 1}
     inventory = gpu_inventory([1, 1], gpu_name=H100, shared_gbps=100.0)
-    plan = plan_for(inventory, job_of("llama-3-8b", parallel=fixed))
+    plan = plan_for(inventory, preset_job("llama-3-8b", parallel=fixed))
 
     assert (plan.zero, plan.data_parallel, plan.weight_shards) == (3, "hierarchical", 8)
     assert verify(plan, inventory) == []
@@ -204,7 +204,7 @@ def h100s(sizes: Sequence[int], kind: FabricKind = "InfiniBand", **networks: Any
 
 def llama_13b(batch: int, **fixed: Any) -> Job:
     """Llama 2 13B with one tensor shard and one stage."""
-    return job_of("llama-2-13b", global_batch_size=batch, parallel={"tp": 1, "pp": 1, **fixed})
+    return preset_job("llama-2-13b", global_batch_size=batch, parallel={"tp": 1, "pp": 1, **fixed})
 
 
 def test_replicas_that_share_weights_in_each_of_several_clusters_are_not_placed_in_one() -> None:

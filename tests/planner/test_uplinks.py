@@ -31,7 +31,7 @@ from tests.planner.fluid_wire import FluidRun
 from tests.planner.measured_links import both_ways, measured, with_links, with_trunk
 from tests.planner.test_any_schedule_bound import best_by_candidate
 from tests.planner.test_closed_form import coeffs
-from tests.planner.test_island_rounds import PARAMETERS, island_plans, job_of
+from tests.planner.test_island_rounds import PARAMETERS, island_plans, islands_job
 from tests.planner.test_unmeasured_clusters import SITES, WIRE_ONLY, wire_job
 from tests.seeds import seeds
 
@@ -128,7 +128,7 @@ def test_an_uplink_is_a_wire_of_all_that_leaves_or_enters_its_cluster() -> None:
 
 
 def test_islands_share_the_uplink_of_each_among_all_others() -> None:
-    job = job_of({"codec": "none", "fragments": 1, "delay_steps": 0})
+    job = islands_job({"codec": "none", "fragments": 1, "delay_steps": 0})
     inventory = with_trunk(with_uniform_links(cpu_inventory([1, 1, 1]), 1e6, 0.05), "b", 1e5)
     exchange = price_exchange(Networks(inventory, job), job, island_plans(inventory, job))
     assert exchange.fragment_s == pytest.approx(2 * 4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.05 + 13 * (QUESTION_S + 0.1))

@@ -47,7 +47,7 @@ def infiniband(machine: Machine, sm_lid: int) -> Machine:
     return machine
 
 
-def roce(machine: Machine, second: int) -> Machine:
+def with_roce_subnets(machine: Machine, second: int) -> Machine:
     """A subnet a rail: 10.SECOND.RAIL.0/24."""
     for port in machine.ports:
         port.address = f"10.{second}.{port.number}.{machine.number % 200 + 10}/24"
@@ -56,15 +56,15 @@ def roce(machine: Machine, second: int) -> Machine:
 
 FLEETS: Mapping[str, tuple[MachineKind, ...]] = {
     "H100 on InfiniBand": (lambda name, number: infiniband(h100(name, number), 1),),
-    "H100 on RoCE": (lambda name, number: roce(h100(name, number), 16),),
-    "A100 on RoCE": (lambda name, number: roce(a100(name, number), 20),),
+    "H100 on RoCE": (lambda name, number: with_roce_subnets(h100(name, number), 16),),
+    "A100 on RoCE": (lambda name, number: with_roce_subnets(a100(name, number), 20),),
     "H100 on InfiniBand and A100 on RoCE": (
         lambda name, number: infiniband(h100(name, number), 1),
-        lambda name, number: roce(a100(name, number), 20),
+        lambda name, number: with_roce_subnets(a100(name, number), 20),
     ),
     "two clusters on RoCE": (
-        lambda name, number: roce(h100(name, number), 16),
-        lambda name, number: roce(h100(name, number), 32),
+        lambda name, number: with_roce_subnets(h100(name, number), 16),
+        lambda name, number: with_roce_subnets(h100(name, number), 32),
     ),
 }
 """The kinds of machine of each cluster, which has an equal share of the hosts."""

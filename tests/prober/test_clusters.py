@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-from holmes_core.records.access import Access
-from holmes_core.records.devices import Netdev, Nic, Route
-from holmes_core.records.inventory import Host, Software
+from holmes_core.records.devices import Route
+from holmes_core.records.inventory import Host
 from prober.fabrics.clusters import find_clusters, find_shared_network
 from prober.findings.audit import audit
-
-
-def netdev(name: str, *addresses: str, speed: float | None = 1.25e9, up: bool = True) -> Netdev:
-    return Netdev(name=name, up=up, mtu=1500, addresses=addresses, speed_bytes_per_s=speed)
-
-
-def nic(device: str, kind: str, rate: float = 200, state: str = "Active", **facts: object) -> Nic:
-    data = {"device": device, "port": 1, "kind": kind, "rate_gbps": rate, "state": state, "phys_state": "LinkUp"}
-    rest = {"netdev": None, "subnet_prefix": None, "sm_lid": None, "why": ""}
-    return Nic.model_validate({**rest, **data, "usable_by_nccl_ib": state == "Active", **facts})
-
-
-def host(name: str, *netdevs: Netdev, nics: tuple[Nic, ...] = (), **facts: object) -> Host:
-    software = Software(python="3.11.7", torch="2.13.0")
-    data = {"name": name, "access": Access(), "reachable": True, "netdevs": netdevs, "nics": nics, "software": software}
-    data["python_asked"] = True
-    return Host.model_validate({**data, **facts})
-
-
-def ib(name: str, number: int, sm_lid: int = 1, network: int = 1) -> Host:
-    rail = nic("mlx5_0", "InfiniBand", netdev="ib0", sm_lid=sm_lid)
-    return host(name, netdev("ib0", f"10.{network}.0.{number}/24"), netdev("eth0", f"10.9.0.{number}/24"), nics=(rail,))
-
-
-def roce(name: str, number: int, network: int = 2) -> Host:
-    rail = nic("mlx5_0", "RoCE", netdev="ens6")
-    return host(
-        name, netdev("ens6", f"10.{network}.0.{number}/24"), netdev("eno1", f"10.9.0.{number}/24"), nics=(rail,)
-    )
+from tests.builders.clustered_hosts import host_in_cluster, infiniband_host, netdev_of_10_gbps, nic, roce_host_at
 
 
 def members(*hosts: Host, pinned: dict[str, str] | None = None) -> dict[str, tuple[str, ...]]:
@@ -44,20 +15,26 @@ def members(*hosts: Host, pinned: dict[str, str] | None = None) -> dict[str, tup
 
 
 def test_infiniband_and_roce_hosts_are_two_clusters() -> None:
-    found = members(ib("a", 1), roce("c", 3), ib("b", 2), roce("d", 4))
+    found = members(infiniband_host("a", 1), roce_host_at("c", 3), infiniband_host("b", 2), roce_host_at("d", 4))
     assert found == {"ib-1": ("a", "b"), "roce-1": ("c", "d")}
 
 
 def test_two_subnet_managers_are_two_infiniband_clusters() -> None:
-    assert members(ib("a", 1, sm_lid=1), ib("b", 2, sm_lid=7)) == {"ib-1": ("a",), "ib-2": ("b",)}
+    assert members(infiniband_host("a", 1, sm_lid=1), infiniband_host("b", 2, sm_lid=7)) == {
+        "ib-1": ("a",),
+        "ib-2": ("b",),
+    }
 
 
 def test_two_ipoib_networks_are_two_infiniband_clusters() -> None:
-    assert members(ib("a", 1, network=1), ib("b", 2, network=3)) == {"ib-1": ("a",), "ib-2": ("b",)}
+    assert members(infiniband_host("a", 1, network=1), infiniband_host("b", 2, network=3)) == {
+        "ib-1": ("a",),
+        "ib-2": ("b",),
+    }
 
 
 def test_roce_networks_separate_clusters() -> None:
-    assert members(roce("a", 1), roce("b", 2, network=3)) == {"roce-1": ("a",), "roce-2": ("b",)}
+    assert members(roce_host_at("a", 1), roce_host_at("b", 2, network=3)) == {"roce-1": ("a",), "roce-2": ("b",)}
 
 
 def routed(machine: Host, prefix: str) -> Host:
@@ -65,17 +42,20 @@ def routed(machine: Host, prefix: str) -> Host:
 
 
 def test_roce_hosts_with_a_subnet_each_are_one_cluster_when_routed_both_ways() -> None:
-    a, b = routed(roce("a", 1, network=20), "10.0.0.0/8"), routed(roce("b", 1, network=21), "10.20.0.0/16")
+    a, b = (
+        routed(roce_host_at("a", 1, network=20), "10.0.0.0/8"),
+        routed(roce_host_at("b", 1, network=21), "10.20.0.0/16"),
+    )
     assert members(a, b) == {"roce-1": ("a", "b")}
-    assert members(a, roce("b", 1, network=21)) == {"roce-1": ("a",), "roce-2": ("b",)}
+    assert members(a, roce_host_at("b", 1, network=21)) == {"roce-1": ("a",), "roce-2": ("b",)}
 
 
 def unknown_roce(name: str) -> Host:
-    return host(name, nics=(nic("mlx5_0", "RoCE"),))
+    return host_in_cluster(name, nics=(nic("mlx5_0", "RoCE"),))
 
 
 def test_roce_hosts_whose_networks_are_not_known_are_not_guessed_to_be_one_cluster() -> None:
-    clusters, findings = find_clusters([unknown_roce("a"), unknown_roce("b"), roce("c", 3)], {})
+    clusters, findings = find_clusters([unknown_roce("a"), unknown_roce("b"), roce_host_at("c", 3)], {})
     assert [cluster.hosts for cluster in clusters] == [("a",), ("b",), ("c",)]
     assert [(finding.rule, finding.hosts) for finding in findings] == [
         ("CLUSTER-NOT-KNOWN", ("a",)),
@@ -84,7 +64,7 @@ def test_roce_hosts_whose_networks_are_not_known_are_not_guessed_to_be_one_clust
 
 
 def test_pins_say_what_the_networks_do_not_without_contradicting_them() -> None:
-    clusters, findings = find_clusters([unknown_roce("a"), roce("b", 2)], {"a": "x", "b": "x"})
+    clusters, findings = find_clusters([unknown_roce("a"), roce_host_at("b", 2)], {"a": "x", "b": "x"})
     assert ([cluster.hosts for cluster in clusters], findings) == ([("a", "b")], ())
 
 
@@ -93,25 +73,27 @@ def test_a_single_host_has_nothing_to_be_told_apart_from() -> None:
 
 
 def test_infiniband_hosts_of_which_little_is_known_are_one_cluster() -> None:
-    assert members(host("a", nics=(nic("mlx5_0", "InfiniBand"),)), ib("b", 2)) == {"ib-1": ("a", "b")}
+    assert members(host_in_cluster("a", nics=(nic("mlx5_0", "InfiniBand"),)), infiniband_host("b", 2)) == {
+        "ib-1": ("a", "b")
+    }
 
 
 def test_hosts_without_rdma_are_an_ethernet_cluster() -> None:
-    assert members(host("a", netdev("eth0", "10.9.0.1/24")), ib("b", 2)) == {
+    assert members(host_in_cluster("a", netdev_of_10_gbps("eth0", "10.9.0.1/24")), infiniband_host("b", 2)) == {
         "eth-1": ("a",),
         "ib-1": ("b",),
     }
 
 
 def test_pinned_label_wins_and_a_contradiction_is_reported() -> None:
-    clusters, findings = find_clusters([ib("a", 1), roce("b", 2)], {"a": "x", "b": "x"})
+    clusters, findings = find_clusters([infiniband_host("a", 1), roce_host_at("b", 2)], {"a": "x", "b": "x"})
     assert [(cluster.name, cluster.hosts, cluster.pinned) for cluster in clusters] == [("x", ("a", "b"), True)]
     assert [(finding.rule, finding.hosts) for finding in findings] == [("CLUSTER-PIN-CONTRADICTS", ("b",))]
 
 
 def test_rails_are_the_ports_of_the_fastest_kind_at_its_top_rate() -> None:
     rails = (nic("mlx5_0", "InfiniBand", 400), nic("mlx5_1", "InfiniBand", 400), nic("mlx5_2", "InfiniBand", 100))
-    machine = host("a", nics=(*rails, nic("mlx5_bond_0", "RoCE", 200)))
+    machine = host_in_cluster("a", nics=(*rails, nic("mlx5_bond_0", "RoCE", 200)))
     (cluster,), _ = find_clusters([machine], {})
     (port,) = cluster.fabric.ports
     assert port.hcas == ("mlx5_0:1", "mlx5_1:1")
@@ -119,13 +101,16 @@ def test_rails_are_the_ports_of_the_fastest_kind_at_its_top_rate() -> None:
 
 
 def test_shared_network_is_the_one_every_host_is_on() -> None:
-    shared = find_shared_network([ib("a", 1), roce("b", 2)])
+    shared = find_shared_network([infiniband_host("a", 1), roce_host_at("b", 2)])
     assert shared is not None
     assert (shared.subnet, [port.netdev for port in shared.ports]) == ("10.9.0.0/24", ["eth0", "eno1"])
 
 
 def front_end(*addresses: str) -> list[Host]:
-    return [host(name, netdev("eth0", address)) for name, address in zip("abcd", addresses, strict=False)]
+    return [
+        host_in_cluster(name, netdev_of_10_gbps("eth0", address))
+        for name, address in zip("abcd", addresses, strict=False)
+    ]
 
 
 def test_hosts_of_the_shared_network_may_have_unequal_masks() -> None:
@@ -145,12 +130,18 @@ def test_the_same_address_with_another_mask_is_no_shared_network() -> None:
 
 
 def test_container_bridges_are_no_shared_network() -> None:
-    hosts = [host(name, netdev("docker0", "172.17.0.1/16"), netdev("cbr0", "172.18.0.1/16")) for name in "ab"]
+    hosts = [
+        host_in_cluster(name, netdev_of_10_gbps("docker0", "172.17.0.1/16"), netdev_of_10_gbps("cbr0", "172.18.0.1/16"))
+        for name in "ab"
+    ]
     assert find_shared_network(hosts) is None
 
 
 def test_default_routes_serve_where_no_network_is_common() -> None:
-    hosts = [host(name, netdev("eth0", f"10.{n}.0.1/24"), default_route_netdev="eth0") for n, name in enumerate("ab")]
+    hosts = [
+        host_in_cluster(name, netdev_of_10_gbps("eth0", f"10.{n}.0.1/24"), default_route_netdev="eth0")
+        for n, name in enumerate("ab")
+    ]
     shared = find_shared_network(hosts)
     assert shared is not None
     assert (shared.subnet, shared.ports[1].address) == (None, "10.1.0.1")
@@ -158,11 +149,15 @@ def test_default_routes_serve_where_no_network_is_common() -> None:
 
 def test_link_local_addresses_are_shared_only_where_nothing_else_is() -> None:
     """Such a network to the controller of each board hid the routed one of the hosts."""
-    own = [(netdev("usb0", f"169.254.3.{n}/24"), netdev("eth0", f"10.{n}.0.1/24")) for n in (1, 2)]
-    routed = find_shared_network([host(str(n), *each, default_route_netdev="eth0") for n, each in enumerate(own)])
+    own = [
+        (netdev_of_10_gbps("usb0", f"169.254.3.{n}/24"), netdev_of_10_gbps("eth0", f"10.{n}.0.1/24")) for n in (1, 2)
+    ]
+    routed = find_shared_network(
+        [host_in_cluster(str(n), *each, default_route_netdev="eth0") for n, each in enumerate(own)]
+    )
     assert routed is not None
     assert [port.netdev for port in routed.ports] == ["eth0", "eth0"]
-    by_cable = find_shared_network([host(str(n), usb0) for n, (usb0, _) in enumerate(own)])
+    by_cable = find_shared_network([host_in_cluster(str(n), usb0) for n, (usb0, _) in enumerate(own)])
     assert by_cable is not None
     assert by_cable.subnet == "169.254.3.0/24"
 
@@ -170,7 +165,7 @@ def test_link_local_addresses_are_shared_only_where_nothing_else_is() -> None:
 def test_clusters_that_cannot_reach_each_other_are_reported() -> None:
     own = [(Route(prefix=f"10.{number}.0.0/24", netdev="eth0"),) for number in (1, 2)]
     hosts = [
-        host(name, netdev("eth0", f"10.{number}.0.1/24"), routes=own[number - 1])
+        host_in_cluster(name, netdev_of_10_gbps("eth0", f"10.{number}.0.1/24"), routes=own[number - 1])
         for name, number in (("a", 1), ("b", 2))
     ]
     clusters, _ = find_clusters(hosts, {})

@@ -13,7 +13,7 @@ from holmes_core.records.inventory import Finding, Host
 from prober.fabrics.clusters import fabric_of, find_clusters, find_shared_network
 from prober.findings.audit import audit
 from prober.rails.choose_rails import with_rails
-from tests.prober.machines import gid, gpus, host, ib, netdev, roce, route
+from tests.builders.railed_hosts import gid, gpus_beside, host, infiniband_port, netdev_with, roce_port, route
 
 
 def clusters(*hosts: Host, pinned: dict[str, str] | None = None) -> list[tuple[str, ...]]:
@@ -34,15 +34,15 @@ def rules(*hosts: Host) -> set[tuple[str, str]]:
 
 def ib_host(name: str, *lids: int, site: int | None = None, **facts: Any) -> Host:
     """A host with an InfiniBand rail for each LID, and an address in the network of its site."""
-    around = () if site is None else (netdev("eth0", f"10.{site}.0.{ord(name[-1])}/24"),)
-    ports = [ib(f"mlx5_{number}", lid=lid) for number, lid in enumerate(lids)]
+    around = () if site is None else (netdev_with("eth0", f"10.{site}.0.{ord(name[-1])}/24"),)
+    ports = [infiniband_port(f"mlx5_{number}", lid=lid) for number, lid in enumerate(lids)]
     return host(name, **{"nics": ports, "netdevs": around, **facts})
 
 
 def roce_host(name: str, *addresses: str, **facts: Any) -> Host:
     """A host with a RoCE rail for each address."""
-    ports = [roce(f"mlx5_{number}", f"eth{number}") for number, _ in enumerate(addresses)]
-    own = tuple(netdev(f"eth{number}", address) for number, address in enumerate(addresses))
+    ports = [roce_port(f"mlx5_{number}", f"eth{number}") for number, _ in enumerate(addresses)]
+    own = tuple(netdev_with(f"eth{number}", address) for number, address in enumerate(addresses))
     return host(name, **{"nics": ports, "netdevs": (*own, *facts.pop("around", ())), **facts})
 
 
@@ -71,8 +71,8 @@ def test_hosts_that_no_fact_places_are_alone_and_asked_about() -> None:
 
 def below(name: str, lid: int, manager: str | None, site: int | None = None) -> Host:
     """An InfiniBand host that says by which GUID its subnet manager is known, if it was let ask."""
-    around = () if site is None else (netdev("eth0", f"10.{site}.0.{ord(name[-1])}/24"),)
-    return host(name, nics=(ib("mlx5_0", lid=lid, sm_guid=manager),), netdevs=around)
+    around = () if site is None else (netdev_with("eth0", f"10.{site}.0.{ord(name[-1])}/24"),)
+    return host(name, nics=(infiniband_port("mlx5_0", lid=lid, sm_guid=manager),), netdevs=around)
 
 
 def test_subnet_managers_tell_fabrics_apart_that_look_alike_in_all_else() -> None:
@@ -97,18 +97,20 @@ def test_containers_of_one_machine_share_its_lids() -> None:
 
 
 def test_virtual_functions_have_the_lid_of_their_card() -> None:
-    first, second = (host(name, nics=(ib("mlx5_0", lid=5, virtual_function=True),)) for name in "ab")
+    first, second = (host(name, nics=(infiniband_port("mlx5_0", lid=5, virtual_function=True),)) for name in "ab")
     assert clusters(first, second) == [("a", "b")]
 
 
 def test_partitions_without_a_key_in_common_are_two_fabrics() -> None:
-    first, second = (host(name, nics=(ib("mlx5_0", pkeys=(key,)),)) for name, key in (("a", 0x8001), ("b", 0x8002)))
+    first, second = (
+        host(name, nics=(infiniband_port("mlx5_0", pkeys=(key,)),)) for name, key in (("a", 0x8001), ("b", 0x8002))
+    )
     assert clusters(first, second) == [("a",), ("b",)]
 
 
 def test_two_roce_sites_with_the_same_prefix_and_address_are_two_clusters() -> None:
-    first = roce_host("a", "192.168.100.1/24", around=(netdev("bond0", "10.9.0.1/24"),))
-    second = roce_host("b", "192.168.100.1/24", around=(netdev("bond0", "10.9.0.2/24"),))
+    first = roce_host("a", "192.168.100.1/24", around=(netdev_with("bond0", "10.9.0.1/24"),))
+    second = roce_host("b", "192.168.100.1/24", around=(netdev_with("bond0", "10.9.0.2/24"),))
     assert clusters(first, second) == [("a",), ("b",)]
     assert rules(first, second) == {("CLUSTER-LOOKS-ALIKE", "I"), ("NET-SUBNET-CONFLICT", "I")}
 
@@ -118,7 +120,7 @@ def fleet_with_clones(count: int, *cloned: int, front_end: bool = True) -> list[
     found = []
     for number in range(1, count + 1):
         own = cloned.index(number) + 1 if number in cloned else number
-        around = (netdev("bond0", f"10.9.0.{number}/24"),) if front_end else ()
+        around = (netdev_with("bond0", f"10.9.0.{number}/24"),) if front_end else ()
         found.append(roce_host(f"h{number}", f"10.1.0.{own}/24", f"10.1.1.{own}/24", around=around))
     return found
 
@@ -149,7 +151,7 @@ def test_only_clones_of_rail_addresses_are_asked_about_and_the_rest_is_one_clust
 
 def test_a_clone_is_with_the_rest_where_a_network_around_it_says_so() -> None:
     *others, clone = fleet_with_clones(4, 4)
-    elsewhere = clone.model_copy(update={"netdevs": (*clone.netdevs[:-1], netdev("bond0", "10.77.0.4/24"))})
+    elsewhere = clone.model_copy(update={"netdevs": (*clone.netdevs[:-1], netdev_with("bond0", "10.77.0.4/24"))})
     assert clusters(*others, elsewhere) == [("h1", "h2", "h3"), ("h4",)]
     assert asked_of(*others, elsewhere) == [("W", ("h4",))]
 
@@ -177,7 +179,7 @@ def test_rails_routed_at_the_leaf_are_one_cluster_whatever_table_the_route_is_in
 
 def test_rails_with_a_subnet_a_port_are_neither_swapped_nor_crossed() -> None:
     routes = (route("10.5.0.0/16", "eth0"), route("10.6.0.0/16", "eth1"))
-    near = gpus(("mlx5_0",), ("mlx5_1",))
+    near = gpus_beside(("mlx5_0",), ("mlx5_1",))
     hosts = [leaf_routed(name, number, *routes, gpus=near) for number, name in ((1, "a"), (2, "b"))]
     assert {finding.rule for finding in findings(*hosts)}.isdisjoint({"TOPO-RAIL-SWAPPED", "TOPO-RAIL-MISMATCH"})
 
@@ -185,19 +187,21 @@ def test_rails_with_a_subnet_a_port_are_neither_swapped_nor_crossed() -> None:
 def test_default_routes_of_the_rails_join_hosts_of_one_site_only() -> None:
     routes = (route("0.0.0.0/0", "eth0", "101"), route("0.0.0.0/0", "eth1", "102"))
     a, b = (
-        leaf_routed(name, number, *routes, around=(netdev("bond0", f"10.9.0.{number}/24"),))
+        leaf_routed(name, number, *routes, around=(netdev_with("bond0", f"10.9.0.{number}/24"),))
         for number, name in ((1, "a"), (2, "b"))
     )
-    far = leaf_routed("c", 3, *routes, around=(netdev("bond0", "10.77.0.3/24"),))
+    far = leaf_routed("c", 3, *routes, around=(netdev_with("bond0", "10.77.0.3/24"),))
     assert clusters(a, b, far) == [("a", "b"), ("c",)]
 
 
 def test_the_address_of_a_vlan_joins_hosts() -> None:
     def on_vlan(name: str, number: int, with_gids: bool) -> Host:
         gids = (gid(3, f"10.1.0.{number}", "eth2.200"),) if with_gids else ()
-        port = roce("mlx5_2", "eth2", gids=gids, gid_choice=3 if with_gids else None)
+        port = roce_port("mlx5_2", "eth2", gids=gids, gid_choice=3 if with_gids else None)
         return host(
-            name, nics=(port,), netdevs=(netdev("eth2"), netdev("eth2.200", f"10.1.0.{number}/24", parent="eth2"))
+            name,
+            nics=(port,),
+            netdevs=(netdev_with("eth2"), netdev_with("eth2.200", f"10.1.0.{number}/24", parent="eth2")),
         )
 
     assert clusters(on_vlan("a", 1, True), on_vlan("b", 2, True)) == [("a", "b")]
@@ -218,8 +222,8 @@ def test_networks_that_overlap_are_one_and_the_wrong_mask_is_a_finding() -> None
 
 
 def ipoib(name: str, rail: int, address: str) -> Host:
-    ports = [ib(f"mlx5_{number}", netdev=f"ib{number}") for number in range(2)]
-    return host(name, nics=ports, netdevs=(netdev(f"ib{rail}", address),))
+    ports = [infiniband_port(f"mlx5_{number}", netdev=f"ib{number}") for number in range(2)]
+    return host(name, nics=ports, netdevs=(netdev_with(f"ib{rail}", address),))
 
 
 def test_ipoib_on_another_interface_does_not_split_a_fabric() -> None:
@@ -230,8 +234,11 @@ def test_ipoib_on_another_interface_does_not_split_a_fabric() -> None:
 
 
 def test_a_host_that_fits_two_fabrics_is_alone_and_asked_about() -> None:
-    first, second = host("a", nics=(ib("mlx5_0", sm_lid=1),)), host("b", nics=(ib("mlx5_0", sm_lid=2),))
-    unknown = host("c", nics=(ib("mlx5_0", sm_lid=None),))
+    first, second = (
+        host("a", nics=(infiniband_port("mlx5_0", sm_lid=1),)),
+        host("b", nics=(infiniband_port("mlx5_0", sm_lid=2),)),
+    )
+    unknown = host("c", nics=(infiniband_port("mlx5_0", sm_lid=None),))
     assert clusters(first, second, unknown) == [("a",), ("b",), ("c",)]
     assert ("CLUSTER-NOT-KNOWN", "W") in rules(first, second, unknown)
     assert clusters(first, unknown) == [("a", "c")]
@@ -258,8 +265,11 @@ def test_rails_are_apart_where_each_is_a_subnet_and_no_route_leads_from_one_to_a
     assert apart(roce_host("a", *two, routes=(route("0.0.0.0/0", "eth1", "7"),))) is False
     assert apart(roce_host("a", "10.1.0.1/24", "10.1.0.2/24")) is False
     assert apart(roce_host("a", "10.1.0.1/24")) is None
-    assert apart(host(nics=(ib("mlx5_0"), ib("mlx5_1")))) is False
-    assert apart(host(nics=(ib("mlx5_0"), ib("mlx5_1", subnet_prefix="fec0:0000:0000:0001")))) is True
+    assert apart(host(nics=(infiniband_port("mlx5_0"), infiniband_port("mlx5_1")))) is False
+    assert (
+        apart(host(nics=(infiniband_port("mlx5_0"), infiniband_port("mlx5_1", subnet_prefix="fec0:0000:0000:0001"))))
+        is True
+    )
 
 
 def test_a_foreign_interface_address_breaks_nothing() -> None:
@@ -287,14 +297,14 @@ def some_fleet(choose: random.Random) -> list[Host]:
     hosts = []
     for number in range(choose.randint(2, 9)):
         site = choose.randint(1, 3)
-        around = (netdev("bond0", f"10.9.{site}.{number + 1}/24"),) if choose.random() < 0.5 else ()
+        around = (netdev_with("bond0", f"10.9.{site}.{number + 1}/24"),) if choose.random() < 0.5 else ()
         if choose.random() < 0.5:
             known: dict[str, Any] = {
                 "lid": choose.choice([None, number + 1, 7]),
                 "sm_lid": choose.choice([None, 1, site]),
             }
-            own = (netdev("ib0", f"10.3.{site}.{number + 1}/24"),) if choose.random() < 0.4 else ()
-            port = ib("mlx5_0", netdev="ib0", **known)
+            own = (netdev_with("ib0", f"10.3.{site}.{number + 1}/24"),) if choose.random() < 0.4 else ()
+            port = infiniband_port("mlx5_0", netdev="ib0", **known)
             hosts.append(host(f"h{number}", nics=(port,), netdevs=(*own, *around)))
         else:
             address = f"10.{choose.choice([site, 1])}.0.{choose.choice([number + 1, 1])}/{choose.choice([16, 24, 31])}"

@@ -8,27 +8,29 @@ import pytest
 
 from holmes_core.records.devices import PciDevice
 from holmes_core.records.inventory import Finding, Host, NcclSetting
-from tests.prober.made_hosts import GOOD, audited, gpu, gpus, host, netdev, nic, nics, roce, severities
+from tests.builders.host_facts import GOOD, audited, gpu, gpus, host, netdev, nic, nics, roce, severities
 
 
 def found(rule: str, *hosts: Host, one_cluster: bool = False) -> list[Finding]:
     return [finding for finding in audited(*hosts, one_cluster=one_cluster) if finding.rule == rule]
 
 
-def rails(name: str, count: int = 8, rate_gbps: float = 400.0, **facts: Any) -> Host:
+def connectx_host(name: str, count: int = 8, rate_gbps: float = 400.0, **facts: Any) -> Host:
     """A host with ConnectX-7 rails, and its GPUs with NVLink."""
     ports = [nic(f"mlx5_{number}", hca_type="MT4129", rate_gbps=rate_gbps) for number in range(count)]
     return nics(*ports, name=name, **facts)
 
 
 def test_a_host_all_of_whose_rails_are_half_as_fast_as_its_peers_is_told() -> None:
-    (finding,) = found("NIC-RATE-BELOW-CLASS", rails("a"), rails("b", rate_gbps=200.0), rails("c"))
+    (finding,) = found(
+        "NIC-RATE-BELOW-CLASS", connectx_host("a"), connectx_host("b", rate_gbps=200.0), connectx_host("c")
+    )
     assert (finding.severity, finding.hosts) == ("W", ("b",))
     assert finding.evidence == "rails (MT4129): 200 Gbit/s here, 400 Gbit/s on most hosts of the cluster"
 
 
 def test_of_two_hosts_the_slower_one_is_told() -> None:
-    (finding,) = found("NIC-RATE-BELOW-CLASS", rails("a", rate_gbps=200.0), rails("b"))
+    (finding,) = found("NIC-RATE-BELOW-CLASS", connectx_host("a", rate_gbps=200.0), connectx_host("b"))
     assert finding.hosts == ("a",)
 
 
@@ -39,7 +41,7 @@ def test_hosts_without_rdma_compare_the_netdevs_of_their_fabric() -> None:
 
 
 def test_a_rail_that_vanished_is_told() -> None:
-    (finding,) = found("NIC-COUNT-DIFFERS", rails("a"), rails("b", count=7), rails("c"))
+    (finding,) = found("NIC-COUNT-DIFFERS", connectx_host("a"), connectx_host("b", count=7), connectx_host("c"))
     assert (finding.hosts, finding.evidence) == (("b",), "rails: 7 here, 8 on most hosts of the cluster")
 
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 from holmes_core.records.inventory import Host, Inventory, Software
 from prober.differences import changes, peer_differences
 from prober.fabrics.clusters import find_clusters
-from tests.prober.test_clusters import ib
+from tests.builders.clustered_hosts import infiniband_host
 
 
-def inventory(*hosts: Host) -> Inventory:
+def inventory_of_hosts(*hosts: Host) -> Inventory:
     clusters, _ = find_clusters(hosts, {})
     return Inventory(hosts=hosts, clusters=clusters, shared=None, findings=())
 
 
 def test_equal_peers_do_not_differ() -> None:
-    same = inventory(ib("a", 1), ib("b", 1))
+    same = inventory_of_hosts(infiniband_host("a", 1), infiniband_host("b", 1))
     assert peer_differences(same) == ()
 
 
 def test_differing_peers_are_named_by_value() -> None:
-    newer = ib("c", 1).model_copy(update={"software": Software(python="3.12.1", torch=None)})
+    newer = infiniband_host("c", 1).model_copy(update={"software": Software(python="3.12.1", torch=None)})
     found = {
-        difference.fact: difference.values for difference in peer_differences(inventory(ib("a", 1), ib("b", 1), newer))
+        difference.fact: difference.values
+        for difference in peer_differences(inventory_of_hosts(infiniband_host("a", 1), infiniband_host("b", 1), newer))
     }
     assert found == {
         "Python": (("3.11.7", ("a", "b")), ("3.12.1", ("c",))),
@@ -30,12 +31,12 @@ def test_differing_peers_are_named_by_value() -> None:
 
 
 def test_unchanged_inventory_has_no_changes() -> None:
-    assert changes(inventory(ib("a", 1)), inventory(ib("a", 1))) == ()
+    assert changes(inventory_of_hosts(infiniband_host("a", 1)), inventory_of_hosts(infiniband_host("a", 1))) == ()
 
 
 def test_changed_fact_and_new_host_are_reported() -> None:
-    older = inventory(ib("a", 1))
-    newer = inventory(ib("a", 1).model_copy(update={"kernel": "6.8"}), ib("b", 2))
+    older = inventory_of_hosts(infiniband_host("a", 1))
+    newer = inventory_of_hosts(infiniband_host("a", 1).model_copy(update={"kernel": "6.8"}), infiniband_host("b", 2))
     assert [(d.subject, d.fact, d.values) for d in changes(older, newer)] == [
         ("a", "kernel", (("not known", ("older",)), ("6.8", ("newer",)))),
         ("a", "cluster", (("a", ("older",)), ("a, b", ("newer",)))),

@@ -10,9 +10,9 @@ from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 from prober.rails.choose_rails import with_rails
 from prober.rails.stated_rails import stated_rail_findings
-from tests.prober import machines
-from tests.prober.machines import host
-from tests.prober.made_hosts import audited, nic, nics, roce, severities
+from tests.builders import railed_hosts
+from tests.builders.host_facts import audited, nic, nics, roce, severities
+from tests.builders.railed_hosts import host
 
 DOWN: dict[str, Any] = {"state": "Down", "phys_state": "Polling", "hca_type": "MT4129"}
 
@@ -24,9 +24,12 @@ def card(first: str, second: str, guid: str, *states: str) -> tuple[Nic, ...]:
 
 
 def test_a_card_for_storage_far_from_the_gpus_does_not_refuse_and_a_rail_beside_one_does() -> None:
-    rails = (machines.ib("mlx5_0", board_id="MT_1"), machines.ib("mlx5_1", board_id="MT_1"))
-    far, beside = machines.ib("mlx5_4", **DOWN), machines.ib("mlx5_2", **DOWN)
-    on_switches = machines.gpus(("mlx5_0",), ("mlx5_1",), ("mlx5_2",))
+    rails = (
+        railed_hosts.infiniband_port("mlx5_0", board_id="MT_1"),
+        railed_hosts.infiniband_port("mlx5_1", board_id="MT_1"),
+    )
+    far, beside = railed_hosts.infiniband_port("mlx5_4", **DOWN), railed_hosts.infiniband_port("mlx5_2", **DOWN)
+    on_switches = railed_hosts.gpus_beside(("mlx5_0",), ("mlx5_1",), ("mlx5_2",))
     assert severities("NIC-PORT-DOWN", host(nics=(*rails, far, beside), gpus=on_switches)) == ["F", "I"]
 
 

@@ -19,7 +19,7 @@ from prober.rails.choose_rails import WITH_PLUGIN, with_rails
 from prober.rails.efa import efa_rails
 from prober.rails.stated_rails import stated_rail_findings
 from prober.read_host import read_host
-from tests.prober.made_hosts import audited, gpu, host, netdev, nic, severities
+from tests.builders.host_facts import audited, gpu, host, netdev, nic, severities
 from tests.prober.test_recordings import COPIES, expected, read, recorded
 
 ADAPTERS = ("rdmap16s27", "rdmap32s27")

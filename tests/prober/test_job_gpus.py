@@ -14,7 +14,7 @@ from holmes_core.records.inventory import Finding, Host
 from prober.asking.recording import HostNotes, HostRecording, Recorded
 from prober.facts.gpu.job_gpus import with_left_out
 from prober.probe import inventory_of
-from tests.prober.made_hosts import gpu, gpus, nic, severities
+from tests.builders.host_facts import gpu, gpus, nic, severities
 
 GIB = 2**30
 STATION = "\n".join(

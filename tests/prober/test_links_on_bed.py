@@ -24,6 +24,7 @@ from tests.testbed.bed_needs import missing_for_trunk
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.rates,
     pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
 ]
 
@@ -63,7 +64,7 @@ def bed_inventory(bed: Bed) -> Inventory:
         for name in ("A", "B")
         for members in [[host for host in bed.hosts if host.cluster == name]]
     )
-    ports = tuple(port(host.name, host.slow_interface, host.slow_address, bed.slow_mbps) for host in bed.hosts)
+    ports = tuple(port_on_bed(host.name, host.slow_interface, host.slow_address, bed.slow_mbps) for host in bed.hosts)
     shared = Network(name="shared", kind="Ethernet", subnet="10.9.0.0/24", ports=ports)
     return Inventory(hosts=hosts, clusters=clusters, shared=shared, findings=())
 
@@ -78,11 +79,11 @@ def bed_netdevs(bed: Bed, host: BedHost) -> tuple[Netdev, ...]:
 
 
 def fabric(bed: Bed, name: str, hosts: list[BedHost]) -> Network:
-    ports = tuple(port(host.name, host.fast_interface, host.fast_address, bed.fast_mbps) for host in hosts)
+    ports = tuple(port_on_bed(host.name, host.fast_interface, host.fast_address, bed.fast_mbps) for host in hosts)
     return Network(name=name, kind="Ethernet", subnet=None, ports=ports)
 
 
-def port(host: str, netdev: str, address: str, mbps: int) -> NetworkPort:
+def port_on_bed(host: str, netdev: str, address: str, mbps: int) -> NetworkPort:
     rate = bytes_per_s_from_mbps(mbps)
     return NetworkPort(host=host, netdev=netdev, address=address, bandwidth_bytes_per_s=rate)
 

@@ -10,7 +10,7 @@ from holmes_core.records.devices import PciDevice, PciLink
 from holmes_core.records.inventory import Finding, Host, NcclSetting
 from prober.asking.merge import filled, updated
 from prober.facts.netdev.partial_netdev import PartialNetdev
-from tests.prober.made_hosts import GOOD, audited, gpu, gpus, host, netdev, nic, nics, roce
+from tests.builders.host_facts import GOOD, audited, gpu, gpus, host, netdev, nic, nics, roce
 
 NAMES = "abcde"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -30,25 +30,25 @@ def machine(name: str, number: int, *subnets: str, mask: int = 24) -> Host:
     )
 
 
-def fleet(odd: Host, *subnets: str) -> tuple[Host, ...]:
+def fleet_with_odd(odd: Host, *subnets: str) -> tuple[Host, ...]:
     """Four sound machines, and the odd one in place of the last."""
     return (*(machine(name, number, *subnets) for number, name in enumerate("abcd", start=1)), odd)
 
 
 def test_rails_behind_a_lost_one_are_not_called_swapped() -> None:
-    hosts = fleet(machine("e", 5, "", "2", "3", "4"), "1", "2", "3", "4")
+    hosts = fleet_with_odd(machine("e", 5, "", "2", "3", "4"), "1", "2", "3", "4")
     assert found("TOPO-RAIL-SWAPPED", *hosts) == []
     assert [finding.hosts for finding in found("NIC-COUNT-DIFFERS", *hosts)] == [("e",)]
 
 
 def test_swapped_rails_of_a_host_that_lost_one_are_told() -> None:
-    (finding,) = found("TOPO-RAIL-SWAPPED", *fleet(machine("e", 5, "", "3", "2", "4"), "1", "2", "3", "4"))
+    (finding,) = found("TOPO-RAIL-SWAPPED", *fleet_with_odd(machine("e", 5, "", "3", "2", "4"), "1", "2", "3", "4"))
     assert finding.hosts == ("e",)
 
 
 @pytest.mark.parametrize("length", [16, 25])
 def test_of_many_hosts_the_one_with_another_mask_is_named(length: int) -> None:
-    (finding,) = found("NET-MASK-DIFFERS", *fleet(machine("e", 5, "1", mask=length), "1"))
+    (finding,) = found("NET-MASK-DIFFERS", *fleet_with_odd(machine("e", 5, "1", mask=length), "1"))
     assert finding.hosts == ("e",)
 
 

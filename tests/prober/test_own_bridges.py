@@ -11,7 +11,7 @@ from prober.asking.recording import HostNotes, HostRecording, Recorded
 from prober.fabrics.own_bridges import with_own_bridges
 from prober.findings.audit import refuses
 from prober.probe import ReadHost, inventory_of, inventory_of_read
-from tests.prober.test_clusters import host, netdev
+from tests.builders.clustered_hosts import host_in_cluster, netdev_of_10_gbps
 from tests.prober.test_recordings import SHARED, expected
 
 needs_samples = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared samples are not here")
@@ -53,7 +53,9 @@ def isolated(*hosts: Host) -> list[list[str]]:
 
 
 def pod(name: str, address: str, number: int, boot_id: str | None = None) -> Host:
-    return host(name, netdev("eth0", address), netdev("net1", f"10.65.0.{number}/24"), boot_id=boot_id)
+    return host_in_cluster(
+        name, netdev_of_10_gbps("eth0", address), netdev_of_10_gbps("net1", f"10.65.0.{number}/24"), boot_id=boot_id
+    )
 
 
 def test_network_on_which_most_machines_have_anothers_address_is_inside_each() -> None:
@@ -74,7 +76,7 @@ def test_containers_on_one_machine_may_share_its_address() -> None:
 
 
 def test_a_pinned_cluster_of_hosts_that_cannot_meet_is_refused_too() -> None:
-    hosts = [host(name, netdev("eth0", "172.17.0.2/16")) for name in "ab"]
+    hosts = [host_in_cluster(name, netdev_of_10_gbps("eth0", "172.17.0.2/16")) for name in "ab"]
     inventory = inventory_of_read([ReadHost(each, (), "x") for each in hosts])
     assert [finding.rule for finding in inventory.findings if finding.severity == "F"] == ["NET-NO-SHARED-SUBNET"]
 
@@ -88,5 +90,8 @@ def test_sites_of_the_same_addresses_keep_their_networks_where_they_are_pinned()
 
 
 def test_an_address_that_hosts_hold_in_common_leaves_them_their_own() -> None:
-    hosts = [host(name, netdev("eth0", f"10.0.0.{n}/24", "10.0.0.100/24")) for n, name in enumerate("ab", 1)]
+    hosts = [
+        host_in_cluster(name, netdev_of_10_gbps("eth0", f"10.0.0.{n}/24", "10.0.0.100/24"))
+        for n, name in enumerate("ab", 1)
+    ]
     assert isolated(*hosts) == [[], []]

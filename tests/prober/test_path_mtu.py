@@ -12,7 +12,7 @@ from prober.links.link_session import LinkSession
 from prober.links.pair_test import USUAL_LIMITS, PairTest
 from prober.links.path_mtu import path_mtu_findings
 from prober.probe import ReadHost, inventory_of_read
-from tests.prober.made_hosts import host, netdev
+from tests.builders.host_facts import host, netdev
 
 
 class PingingSession:
@@ -27,7 +27,7 @@ class PingingSession:
         return {"exit_code": 0 if passes else self.status, "output": "", "errors": ""}
 
 
-def fleet(mtu: int | None) -> Inventory:
+def pair_with_mtu(mtu: int | None) -> Inventory:
     hosts = [host(name, netdevs=(netdev("eth0", f"10.9.0.{at}/24", mtu=mtu),)) for at, name in enumerate("ab", 1)]
     return inventory_of_read([ReadHost(each, (), None) for each in hosts])
 
@@ -46,7 +46,7 @@ def fleet(mtu: int | None) -> Inventory:
 def test_packets_of_the_mtu_that_are_lost_are_told(
     mtu: int | None, passing_bytes: int, status: int, found: list[str]
 ) -> None:
-    inventory = fleet(mtu)
+    inventory = pair_with_mtu(mtu)
     (pair, *_) = choose_pairs(inventory, 8)
     sessions = {name: cast(LinkSession, PingingSession(passing_bytes, status)) for name in pair.hosts}
     test = PairTest(pair, "forward", sessions, USUAL_LIMITS)

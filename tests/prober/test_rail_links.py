@@ -19,7 +19,7 @@ from prober.links.link_pairs import choose_pairs
 from prober.links.link_session import LinkProblem, LinkSession
 from prober.links.link_tools import cuda_options, ib_write_bw
 from prober.links.pair_test import LinkLimits, PairTest
-from tests.prober.made_hosts import gpu, host, nic
+from tests.builders.host_facts import gpu, host, nic
 
 TABLE = """\
  #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
@@ -27,7 +27,7 @@ TABLE = """\
 """
 
 
-def port(name: str, rails: int) -> NetworkPort:
+def port_of_rails(name: str, rails: int) -> NetworkPort:
     hcas = tuple(f"mlx5_{number}:1" for number in range(rails))
     return NetworkPort(host=name, netdev="eth0", address="10.0.0.1", bandwidth_bytes_per_s=None, hcas=hcas)
 
@@ -39,7 +39,10 @@ def cluster_of(rails: dict[str, int], facts: dict[str, Any] | None = None) -> In
         for name, count in rails.items()
     )
     fabric = Network(
-        name="ib-1", kind="InfiniBand", subnet=None, ports=tuple(port(name, count) for name, count in rails.items())
+        name="ib-1",
+        kind="InfiniBand",
+        subnet=None,
+        ports=tuple(port_of_rails(name, count) for name, count in rails.items()),
     )
     cluster = Cluster(name="ib-1", hosts=tuple(rails), fabric=fabric)
     return Inventory(hosts=hosts, clusters=(cluster,), shared=None, findings=())

@@ -20,7 +20,7 @@ from prober.links.link_tools import line_of_no_way
 from prober.links.rdma_trials import try_open_pairs
 from prober.probe import probe
 from prober.rails.choose_rails import with_rails
-from tests.prober.machines import netdev
+from tests.builders.railed_hosts import netdev_with
 from tests.prober.test_clusters_by_proof import ib_host, leaf_routed
 from tests.prober.test_rail_links import TABLE
 
@@ -88,13 +88,13 @@ def tried(hosts: Sequence[Host], machines: Machines) -> tuple[RdmaVerdict, ...]:
 
 def leaf(name: str, number: int, gid: int | None = 3) -> Host:
     """A RoCE host whose rails are in a subnet each, with a front end that all share."""
-    made = leaf_routed(name, number, around=(netdev("bond0", f"10.9.0.{number}/24"),))
+    made = leaf_routed(name, number, around=(netdev_with("bond0", f"10.9.0.{number}/24"),))
     return made.model_copy(update={"nics": tuple(nic.model_copy(update={"gid_choice": gid}) for nic in made.nics)})
 
 
 def alike(name: str, lid: int, number: int) -> Host:
     """An InfiniBand host of which the address on the network that all share tells nothing."""
-    return ib_host(name, lid, netdevs=(netdev("bond0", f"10.9.0.{number}/24"),))
+    return ib_host(name, lid, netdevs=(netdev_with("bond0", f"10.9.0.{number}/24"),))
 
 
 ALIKE = (alike("a1", 1, 1), alike("a2", 2, 2), alike("b1", 1, 3), alike("b2", 2, 4))

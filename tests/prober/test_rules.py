@@ -13,7 +13,7 @@ from prober.fabrics.clusters import find_clusters, find_shared_network
 from prober.facts.rdma.verbs_library import CANNOT_OPEN
 from prober.findings.audit import HOST_RULES, PEER_RULES, audit, joined
 from prober.rules.rule import PeerRule, Rule
-from tests.prober.made_hosts import GOOD, gpu, gpus, host, netdev, nic, nics, roce, roce_host
+from tests.builders.host_facts import GOOD, gpu, gpus, host, netdev, nic, nics, roce, roce_host
 
 V1, V2 = Gid(index=0, gid="fe80::1", type="RoCE v1"), Gid(index=3, gid="::ffff:a02:1", type="RoCE v2", ipv4="10.2.0.1")
 GEN5, GEN6 = PciLink(speed_gts=32, width=8), PciLink(speed_gts=64, width=16)
@@ -23,7 +23,7 @@ SLOW = PciLink(speed_gts=2.5, width=16, max_speed_gts=32, max_width=16)
 FULL = PciLink(speed_gts=32, width=16, max_speed_gts=32, max_width=16)
 
 
-def rails(name: str, *subnets: int, number: int = 1, mask: int = 24) -> Host:
+def host_with_subnets(name: str, *subnets: int, number: int = 1, mask: int = 24) -> Host:
     """A host with RoCE rails, the i-th in the i-th of the subnets 10.2.x."""
     ports = tuple(roce(f"mlx5_{rail}", f"eth{rail}") for rail in range(len(subnets)))
     own = tuple(netdev(f"eth{rail}", f"10.2.{subnet}.{number}/{mask}") for rail, subnet in enumerate(subnets))
@@ -338,14 +338,23 @@ PEER_CASES: dict[str, tuple[tuple[Host, Host], tuple[Host, Host]]] = {
         (gpus(gpu(pci_width=16)), gpus(gpu(pci_width=8), name="b")),
         (gpus(gpu(pci_width=16)), gpus(gpu(), name="b")),
     ),
-    "TOPO-RAIL-SWAPPED": ((rails("a", 1, 2), rails("b", 2, 1)), (rails("a", 1, 2), rails("b", 1, 2))),
+    "TOPO-RAIL-SWAPPED": (
+        (host_with_subnets("a", 1, 2), host_with_subnets("b", 2, 1)),
+        (host_with_subnets("a", 1, 2), host_with_subnets("b", 1, 2)),
+    ),
     "NIC-FEC-DIFFERS": (
         (nics(nic(fec="No FEC")), nics(nic(fec="Standard_RS-FEC - RS(544,514)"), name="b")),
         (nics(nic(fec="No FEC")), nics(nic(), name="b")),
     ),
-    "NET-MASK-DIFFERS": ((rails("a", 1), rails("b", 1, mask=16)), (rails("a", 1), rails("b", 1))),
+    "NET-MASK-DIFFERS": (
+        (host_with_subnets("a", 1), host_with_subnets("b", 1, mask=16)),
+        (host_with_subnets("a", 1), host_with_subnets("b", 1)),
+    ),
     "NET-IPOIB-DIFFERS": ((ipoib("a", 1), ipoib("b", 2)), (ipoib("a", 1), ipoib("b", 1))),
-    "NET-ADDRESS-TWICE": ((rails("a", 1, 2), rails("b", 1, 3)), (rails("a", 1, 2), rails("b", 1, 2, number=2))),
+    "NET-ADDRESS-TWICE": (
+        (host_with_subnets("a", 1, 2), host_with_subnets("b", 1, 3)),
+        (host_with_subnets("a", 1, 2), host_with_subnets("b", 1, 2, number=2)),
+    ),
     "EFA-PLUGIN-DIFFERS": (
         (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=(PLUGIN.model_copy(update={"version": "1.9.1"}),))),
         (host(ofi_plugins=(PLUGIN,)), host("b", ofi_plugins=())),

@@ -13,7 +13,7 @@ from holmes_core.records.inventory import Finding, Host
 from prober.fabrics.clusters import find_clusters, place_hosts
 from prober.fabrics.settle import RdmaVerdict, Verdict, next_pairs, settle
 from prober.rails.choose_rails import with_rails
-from tests.prober.machines import host, ib
+from tests.builders.railed_hosts import host, infiniband_port
 from tests.prober.test_clusters_by_proof import ib_host, leaf_routed, some_fleet
 
 ALIKE = (ib_host("a1", 1), ib_host("a2", 2), ib_host("b1", 1), ib_host("b2", 2))
@@ -109,7 +109,9 @@ def test_a_host_that_works_with_a_pinned_one_has_its_label() -> None:
 
 
 def test_a_host_that_fits_two_fabrics_is_put_with_the_one_it_works_with() -> None:
-    hosts = [host(name, nics=(ib("mlx5_0", sm_lid=lid),)) for name, lid in (("a", 1), ("b", 2), ("c", None))]
+    hosts = [
+        host(name, nics=(infiniband_port("mlx5_0", sm_lid=lid),)) for name, lid in (("a", 1), ("b", 2), ("c", None))
+    ]
     clusters, findings = told(hosts, tried(hosts, {"a": 1, "b": 2, "c": 2}))
     assert clusters == [("a",), ("b", "c")]
     assert "CLUSTER-NOT-KNOWN" not in {finding.rule for finding in findings}

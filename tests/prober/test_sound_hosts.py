@@ -9,7 +9,7 @@ import pytest
 from holmes_core.records.access import Access, Container
 from holmes_core.records.devices import Gid, PciDevice, PciLink
 from holmes_core.records.inventory import Host
-from tests.prober.made_hosts import audited, gpu, gpus, host, netdev, nic, nics, roce, roce_host, severities
+from tests.builders.host_facts import audited, gpu, gpus, host, netdev, nic, nics, roce, roce_host, severities
 
 IPC_LOCK = 1 << 14
 DISTRIBUTION_MEMLOCK = 8 * 1024**2

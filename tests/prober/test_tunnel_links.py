@@ -82,7 +82,7 @@ class End:
 
 def measured(ends: Ends, closed: bool = False) -> tuple[list[Link], list[Finding], dict[str, Session]]:
     """What a tunnel between a1 and b1 gives, and what their fakes were asked."""
-    inventory, pair = fleet()
+    inventory, pair = pair_to_measure()
     fakes = {name: Session(closed) for name in pair.hosts}
     sessions = {name: cast(LinkSession, fake) for name, fake in fakes.items()}
     found = list(measure_in_tunnel(inventory, pair, sessions, LIMITS, ends.enter))
@@ -90,14 +90,14 @@ def measured(ends: Ends, closed: bool = False) -> tuple[list[Link], list[Finding
     return links, [each for each in found if isinstance(each, Finding)], fakes
 
 
-def fleet() -> tuple[Inventory, Pair]:
+def pair_to_measure() -> tuple[Inventory, Pair]:
     inventory = cpu_inventory([1, 1])
     (pair,) = choose_pairs(inventory, 8)
     return inventory, pair
 
 
 def test_ends_are_told_of_each_other_and_the_pair_is_tested_at_its_addresses_in_the_tunnel() -> None:
-    ends, (_, pair) = Ends(), fleet()
+    ends, (_, pair) = Ends(), pair_to_measure()
     links, problems, fakes = measured(ends)
     assert problems == []
     assert [(each.streams, each.direction) for each in links] == [(n, way) for way in DIRECTIONS for n in (1, 4)]

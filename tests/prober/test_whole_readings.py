@@ -38,7 +38,7 @@ def wanted(folder: Path) -> dict[str, Any]:
     return data
 
 
-def inventory(folder: Path) -> Inventory:
+def inventory_of_scenario(folder: Path) -> Inventory:
     """The inventory of the scenario's hosts."""
     outputs: dict[str, list[Recorded]] = {}
     for name, about in wanted(folder)["files"].items():
@@ -50,7 +50,7 @@ def inventory(folder: Path) -> Inventory:
 
 def faults(folder: Path) -> list[str]:
     """The differences between the reading and the right one."""
-    data, seen = wanted(folder), inventory(folder)
+    data, seen = wanted(folder), inventory_of_scenario(folder)
     hosts = {host.name: host for host in seen.hosts}
     wrong = []
     for port in data.get("nics", ()):

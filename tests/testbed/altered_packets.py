@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from launcher.journal.run_folder import read_run
 from launcher.supervise.failure import first_cause
-from tests.cli.test_lost_host import launched, losses, planned
+from tests.builders.bed_runs import launched, losses_from, plan_that_saves
 from tests.testbed.rehearsal import Site, bed_site, only_run, said_until
 
 CUTS: dict[str, dict[str, Any]] = {"replicas": {"pp": 1, "dp": 4}, "stages": {"pp": 4, "dp": 1}}
@@ -39,11 +39,11 @@ class Altered(NamedTuple):
     likely: str | None
 
 
-def plan_of(site: Site, folder: Path, cut: str) -> Path:
+def plan_across(site: Site, folder: Path, cut: str) -> Path:
     """A plan whose replicas, or whose stages, are in both clusters."""
     folder.mkdir(parents=True)
     parallel = {**CUTS[cut], "micro_batch_size": 1}
-    return planned(
+    return plan_that_saves(
         site,
         folder,
         steps=STEPS,
@@ -67,7 +67,7 @@ def altered(site: Site, plan: Path, cut: str, folder: Path, expected: dict[int, 
         process.kill()
         process.wait()
         site.bed.set_trunk(flip_every=0)
-    run, found = read_run(only_run(folder)), losses(only_run(folder), 0)
+    run, found = read_run(only_run(folder)), losses_from(only_run(folder), 0)
     cause = first_cause(run.failures) if run.failures else None
     return Altered(
         cut,
@@ -86,14 +86,14 @@ def clean_losses(site: Site, plan: Path, folder: Path) -> dict[int, float]:
     process = launched(site, folder, plan)
     said = process.communicate(timeout=LIMIT_S)[1]
     assert process.returncode == 0, said
-    return losses(only_run(folder), 0)
+    return losses_from(only_run(folder), 0)
 
 
 def main() -> None:
     folder, times = Path(sys.argv[1]), int(sys.argv[2])
     every = int(sys.argv[3]) if len(sys.argv) > 3 else 40
     with bed_site(folder, slow_mbps=1000, trunk_mbps=500) as site:
-        plans = {cut: plan_of(site, folder / cut, cut) for cut in CUTS}
+        plans = {cut: plan_across(site, folder / cut, cut) for cut in CUTS}
         expected = {cut: clean_losses(site, plan, folder / cut / "clean") for cut, plan in plans.items()}
         for number in range(times):
             cut = list(CUTS)[number % len(CUTS)]

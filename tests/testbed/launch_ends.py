@@ -318,11 +318,9 @@ def trainer_endings() -> tuple[Ending, ...]:
     """Those in which a trainer's command may differ: its ranks, its hangs, and its own exception."""
     wanted = (
         "Ctrl-C",
-        "Ctrl-C twice",
         "rank killed",
         "torchrun killed",
         "controller killed",
-        "interface down",
         "hung rank",
     )
     others = [ending for ending in ENDINGS if ending.name in wanted]
@@ -370,7 +368,7 @@ def memory_group(name: str, limit_bytes: int) -> Iterator[Path]:
         group.rmdir()
 
 
-def job_of(ending: Ending, folder: Path, full_disk: Path) -> dict[str, Any]:
+def ending_job(ending: Ending, folder: Path, full_disk: Path) -> dict[str, Any]:
     """The job whose launch ends so."""
     job: dict[str, Any] = {
         "model": {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32},
@@ -398,7 +396,7 @@ def end_so(way: Way, ending: Ending, folder: Path, inventory: Path, full_disk: P
     group = memory_group(f"holmes-{way.bed.suffix}", 150 << 20) if "memory" in ending.name else contextlib.nullcontext()
     home = small_home(way) if ending.name == "home full" else contextlib.nullcontext()
     with group as limited, home:
-        plan = _plan(way.site, job_of(ending, folder, full_disk), inventory)
+        plan = _plan(way.site, ending_job(ending, folder, full_disk), inventory)
         before = {host.name: way.guest_pids(host.name) for host in way.bed.hosts}
         command = way.site.command("launch", str(plan), "--runs", str(folder / "runs"), *way.options, *ending.options)
         stacks = {**os.environ, "PYTHONFAULTHANDLER": "1"}  # of its threads, should it have to be aborted

@@ -9,13 +9,13 @@ from holmes_core.records.devices import Gid, Gpu, Netdev, Nic, PciDevice, Route
 from holmes_core.records.inventory import Host
 
 
-def ib(device: str, rate: float = 400, **facts: Any) -> Nic:
+def infiniband_port(device: str, rate: float = 400, **facts: Any) -> Nic:
     """An Active InfiniBand port of a ConnectX-7."""
     known = {"sm_lid": 1, "subnet_prefix": "fe80:0000:0000:0000", "hca_type": "MT4129"}
     return _port(device, "InfiniBand", rate, {**known, **facts})
 
 
-def roce(device: str, netdev: str | None, rate: float = 400, **facts: Any) -> Nic:
+def roce_port(device: str, netdev: str | None, rate: float = 400, **facts: Any) -> Nic:
     """An Active RoCE port of a ConnectX-7."""
     return _port(device, "RoCE", rate, {"netdev": netdev, "hca_type": "MT4129", **facts})
 
@@ -26,7 +26,7 @@ def _port(device: str, kind: str, rate: float | None, facts: dict[str, Any]) -> 
     return Nic.model_validate({**base, **facts})
 
 
-def netdev(name: str, *addresses: str, **facts: Any) -> Netdev:
+def netdev_with(name: str, *addresses: str, **facts: Any) -> Netdev:
     """A netdev that is up."""
     base = {"name": name, "up": True, "mtu": 9000, "speed_bytes_per_s": 50e9}
     v4 = tuple(address for address in addresses if ":" not in address)
@@ -34,7 +34,7 @@ def netdev(name: str, *addresses: str, **facts: Any) -> Netdev:
     return Netdev.model_validate({**base, "addresses": v4, "ipv6_addresses": v6, **facts})
 
 
-def gpus(*nearest: tuple[str, ...], path: str = "PIX") -> tuple[Gpu, ...]:
+def gpus_beside(*nearest: tuple[str, ...], path: str = "PIX") -> tuple[Gpu, ...]:
     """GPUs, each with the names of the RDMA devices that `topo -m` shows nearest to it."""
     base = {"name": "H100", "uuid": None, "memory_bytes": None, "pci_address": None}
     return tuple(

@@ -1,0 +1,1 @@
+"""Inventories, hosts, jobs and plans that tests of several folders share, each file by what it makes."""
