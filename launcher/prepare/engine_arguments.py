@@ -56,6 +56,7 @@ def placeholders(plan: Plan) -> Mapping[str, str]:
         "dp": plan.dp,
         "dp_shard": plan.weight_shards,
         "dp_replicate": plan.dp // plan.weight_shards,
+        "optimizer_instances": plan.optimizer_instances,
         "chunks": plan.chunks,
         "micro_batch_size": plan.micro_batch_size,
         "num_microbatches": plan.microbatches[0],
@@ -105,6 +106,8 @@ def _megatron(plan: Plan) -> Iterator[str]:
     yield from ("--global-batch-size", str(plan.job.global_batch_size))
     yield from ("--seq-length", str(plan.job.model.seq_length))
     yield from ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+    if plan.optimizer_instances > 1:
+        yield from ("--num-distributed-optimizer-instances", str(plan.optimizer_instances))
     if plan.pp > 1:
         yield from ("--pipeline-model-parallel-layout", megatron_layout(plan))
     if plan.tp > 1:
