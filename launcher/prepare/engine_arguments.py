@@ -19,7 +19,6 @@ from holmes_core.records.plan import Plan
 
 TITAN_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 TITAN_SUBCOMMAND = "activation-checkpoint:"  # the last word, after all options
-OF_THE_JOB = {"steps", "seq_length"}  # they set nothing that is planned
 OF_ACCELERATE = {"tp", "dp_shard", "dp_replicate"}  # a command with one of these sets accelerate's degrees itself
 
 
@@ -40,7 +39,7 @@ def command_of(plan: Plan) -> tuple[str, ...]:
     arguments = engine_arguments(plan)
     if trainer.engine == "accelerate":
         return words if named & OF_ACCELERATE else (*arguments, *words)
-    if named - OF_THE_JOB:
+    if not trainer.takes_options:
         return words
     at = next((at for at, word in enumerate(words) if word.startswith(TITAN_SUBCOMMAND)), None)
     if at is None:

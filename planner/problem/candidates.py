@@ -17,6 +17,7 @@ from planner.cost.fill import Fill, fills
 from planner.problem.fleet import Fleet
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+NO_INSTANCES = "--reduce-scatter-with-fp32-accumulation"  # Megatron-Core then asserts that there is one
 NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules that need pp of 2 or more
 
 
@@ -290,12 +291,20 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
 def with_instances(job: Job, candidate: Candidate, num_clusters: int) -> Iterator[Candidate]:
     """Yield the candidate with an optimizer instance in each of 2, 3, ... `num_clusters` clusters, where it can be run.
 
-    Each cluster holds the same number of replicas, two or more, which run equally many micro-batches.
+    Each cluster holds the same number of replicas, two or more, which run equally many micro-batches. The trainer is
+    told the number, and its command has nothing that forbids several.
     """
-    if engine_of(job).has_instances and candidate.divides(job.global_batch_size):
+    if engine_of(job).has_instances and _takes_instances(job) and candidate.divides(job.global_batch_size):
         for number in range(2, min(num_clusters, candidate.dp // 2) + 1):
             if candidate.dp % number == 0:
                 yield candidate._replace(instances=number)
+
+
+def _takes_instances(job: Job) -> bool:
+    trainer = job.trainer
+    assert trainer is not None
+    is_told = trainer.takes_options or "optimizer_instances" in trainer.placeholders
+    return is_told and NO_INSTANCES not in trainer.command
 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:

@@ -94,7 +94,7 @@ def sync_s_per_byte(
     if not is_even:
         return flat
     levels = levels_s_per_byte(coeffs, site, rings, times_as_long)
-    in_levels = max(levels) if coeffs.overlaps_levels else sum(levels)
+    in_levels = max(levels) if coeffs.engine.overlaps_levels else sum(levels)
     return in_levels if coeffs.candidate.copies > 1 else min(flat, in_levels)
 
 

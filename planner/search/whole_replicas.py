@@ -201,7 +201,7 @@ def shares_evenly(coeffs: Coefficients, replicas: ReplicaSet) -> bool:
 
     Other shares need as many micro-batches as stages, since fewer would hold less memory than was checked.
     """
-    if not coeffs.unequal_replicas:
+    if not coeffs.engine.unequal_replicas:
         return True
     return len({coeffs.layer_s[c] for c in replicas.lanes}) == 1 or coeffs.num_microbatches < coeffs.candidate.pp
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import TrainerName
+from holmes_core.records.job import TrainerName, TrainerSettings
 from holmes_core.records.plan import Plan, PlanGroup, Prediction
 from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
 from launcher.prepare.engine_arguments import command_of, engine_arguments
@@ -85,11 +85,16 @@ def test_one_instance_is_not_named() -> None:
     assert "--num-distributed-optimizer-instances" not in engine_arguments(one)
 
 
-def test_a_command_may_take_the_number_itself() -> None:
-    assert JOB.trainer is not None
-    trainer = JOB.trainer.model_copy(update={"command": ("python", "train.py", "{optimizer_instances}")})
-    job = JOB.model_copy(update={"trainer": trainer})
-    assert command_of(plan_for(TWO, JOB).model_copy(update={"job": job})) == ("python", "train.py", "2")
+@pytest.mark.parametrize(
+    ("word", "instances"),
+    [("{optimizer_instances}", 2), ("{tp}", 1), ("{steps}", 2), ("--reduce-scatter-with-fp32-accumulation", 1)],
+)
+def test_several_are_planned_only_where_the_command_is_told_and_can_run_them(word: str, instances: int) -> None:
+    trainer = {"engine": "megatron", "command": ["python", "train.py", word]}
+    plan = plan_for(TWO, JOB.model_copy(update={"trainer": TrainerSettings.model_validate(trainer)}))
+    assert plan.optimizer_instances == instances
+    if word == "{optimizer_instances}":
+        assert command_of(plan) == ("python", "train.py", "2")
 
 
 def test_of_both_ways_the_faster_is_planned_which_takes_more_memory() -> None:
