@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from holmes_cli.screen.plan_tables import describe_degrees
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import TrainerName, TrainerSettings
 from holmes_core.records.plan import Plan, PlanGroup, Prediction
@@ -75,6 +76,7 @@ def test_replicas_over_two_clusters_get_an_instance_in_each() -> None:
     }
     words = engine_arguments(plan)
     assert words[words.index("--num-distributed-optimizer-instances") + 1] == "2"
+    assert describe_degrees(plan).endswith(", 2 optimizer instances")
     assert verify(plan, TWO) == []
     assert reprice(TWO, plan) == plan.prediction
 
