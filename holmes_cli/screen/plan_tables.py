@@ -56,6 +56,8 @@ def describe_degrees(plan: Plan) -> str:
     counts = "-".join(str(number) for number in sorted({min(plan.microbatches), max(plan.microbatches)}))
     batches = f"micro-batch {plan.micro_batch_size} x {counts}"
     states = ", optimizer states in host memory" if plan.optimizer_offload else ""
+    if plan.optimizer_instances > 1:
+        states = f", {plan.optimizer_instances} optimizer instances"
     schedule = plan.schedule + (f" ({plan.chunks} stages a rank)" if plan.chunks > 1 else "")
     method = _method(schedule, plan.recompute, plan.zero)
     return f"tp={plan.tp} pp={plan.pp} dp={plan.dp}, {batches}, {method}{states}"

@@ -41,6 +41,7 @@ BUNDLED_ALONE = (
 
 
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # of a setting, in a trainer's command
+OF_THE_JOB = {"steps", "seq_length"}  # settings that set nothing that is planned
 
 
 class TrainerSettings(Record):
@@ -67,6 +68,11 @@ class TrainerSettings(Record):
     def placeholders(self) -> set[str]:
         """Return the settings of the plan that the command holds by name."""
         return {name for word in self.command for name in PLACEHOLDER.findall(word)}
+
+    @property
+    def takes_options(self) -> bool:
+        """True if the plan's settings are appended: the command places none itself."""
+        return self.placeholders <= OF_THE_JOB
 
     @model_validator(mode="after")
     def _can_be_run(self) -> TrainerSettings:

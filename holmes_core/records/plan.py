@@ -236,10 +236,19 @@ class Plan(FileRecord):
         return self.tp * self.pp * self.dp
 
     @property
+    def dp_group_size(self) -> int:
+        """The number of replicas that exchange in one group: all, or in two levels those inside a cluster."""
+        return min((len(group.ranks) for group in self.groups if group.axis == "dp"), default=1)
+
+    @property
+    def optimizer_instances(self) -> int:
+        """The number of clusters in which a trainer keeps all optimizer states; 1 if replicas share them over all."""
+        return 1 if self.job.is_bundled or self.zero == 3 else self.dp // self.dp_group_size
+
+    @property
     def weight_shards(self) -> int:
         """The number of ranks that hold a layer's weights together: a group of replicas under ZeRO-3, else 1."""
-        sizes = [len(group.ranks) for group in self.groups if group.axis == "dp"]
-        return min(sizes, default=1) if self.zero == 3 else 1
+        return self.dp_group_size if self.zero == 3 else 1
 
     @model_serializer(mode="wrap")
     def _modes_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:

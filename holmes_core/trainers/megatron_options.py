@@ -54,7 +54,9 @@ DECIDED = {
     "--recompute-modules": OptionRule("decided", "attention's core under parallel.recompute selective", 20),
     "--distribute-saved-activations": OptionRule("decided", "sequence parallelism leaves nothing to distribute", 0),
     "--use-distributed-optimizer": OptionRule("decided", "always on", 0),
-    "--num-distributed-optimizer-instances": OptionRule("decided", "1: replicas exchange in one ring"),
+    "--num-distributed-optimizer-instances": OptionRule(
+        "decided", "one for each cluster that holds as many replicas, where memory allows that and it is faster, else 1"
+    ),
     **dict.fromkeys(("--overlap-grad-reduce", "--overlap-param-gather"), OptionRule("decided", "always on", 0)),
     "--sequence-parallel": OptionRule("decided", "on where tp > 1", 0),
     "--use-tp-pp-dp-mapping": OptionRule("decided", "the plan places each rank, in the order tp-cp-ep-dp-pp", 0),

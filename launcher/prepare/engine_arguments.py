@@ -19,7 +19,6 @@ from holmes_core.records.plan import Plan
 
 TITAN_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 TITAN_SUBCOMMAND = "activation-checkpoint:"  # the last word, after all options
-OF_THE_JOB = {"steps", "seq_length"}  # they set nothing that is planned
 OF_ACCELERATE = {"tp", "dp_shard", "dp_replicate"}  # a command with one of these sets accelerate's degrees itself
 
 
@@ -40,7 +39,7 @@ def command_of(plan: Plan) -> tuple[str, ...]:
     arguments = engine_arguments(plan)
     if trainer.engine == "accelerate":
         return words if named & OF_ACCELERATE else (*arguments, *words)
-    if named - OF_THE_JOB:
+    if not trainer.takes_options:
         return words
     at = next((at for at, word in enumerate(words) if word.startswith(TITAN_SUBCOMMAND)), None)
     if at is None:
@@ -56,6 +55,7 @@ def placeholders(plan: Plan) -> Mapping[str, str]:
         "dp": plan.dp,
         "dp_shard": plan.weight_shards,
         "dp_replicate": plan.dp // plan.weight_shards,
+        "optimizer_instances": plan.optimizer_instances,
         "chunks": plan.chunks,
         "micro_batch_size": plan.micro_batch_size,
         "num_microbatches": plan.microbatches[0],
@@ -105,6 +105,8 @@ def _megatron(plan: Plan) -> Iterator[str]:
     yield from ("--global-batch-size", str(plan.job.global_batch_size))
     yield from ("--seq-length", str(plan.job.model.seq_length))
     yield from ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+    if plan.optimizer_instances > 1:
+        yield from ("--num-distributed-optimizer-instances", str(plan.optimizer_instances))
     if plan.pp > 1:
         yield from ("--pipeline-model-parallel-layout", megatron_layout(plan))
     if plan.tp > 1:

@@ -8,7 +8,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_seconds
-from planner.cost.engines import FreeTrainer
+from planner.cost.engines import FreeTrainer, engine_of
 from planner.layout.write_out import WrittenPlan
 from planner.make_plan import planned_anew
 
@@ -53,3 +53,5 @@ def _differences(plan: Plan, free: WrittenPlan) -> Iterator[str]:
         yield "equal micro-batches instead of unequal ones"
     if free.layout.data_parallel != plan.data_parallel:
         yield f"{plan.data_parallel} data parallelism instead of {free.layout.data_parallel}"
+    elif plan.data_parallel == "hierarchical" and engine_of(plan.job).copies_update:
+        yield "optimizer states in each cluster instead of once"

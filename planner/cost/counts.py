@@ -73,10 +73,11 @@ def make_execution(
     recompute: Recompute,
     weight_shards: int = 1,
     optimizer_offload: bool = False,
+    instances: int = 1,
 ) -> Execution:
     """Return the execution of `job` with these degrees, in its precision and on its device."""
     engine = engine_of(job)
-    updated_by = weight_shards if engine.copies_update and weight_shards > 1 else dp
+    updated_by = weight_shards if engine.copies_update and weight_shards > 1 else dp // instances
     return Execution(
         *(tp, updated_by if engine.shards_states else 1, micro_batch_size, job.value_bytes, recompute),
         *(reserve_bytes(job, tp, pp, dp), training_margin(job), weight_shards, optimizer_offload),

@@ -43,9 +43,11 @@ class Engine:
     schedules, degrees, cuts: the ones it has; dp it always has. free_degrees: what the planner may choose above 1, as
     the engine needs nothing from the model for it; others are as job.yaml fixes them. unequal_replicas: each may run a
     micro-batch more than others. host_states: optimizer states in host memory. two_levels: gradients are added up
-    inside clusters first, or weights sharded inside each (HSDP). copies_update: under HSDP each copy of the shards
-    keeps optimizer states and updates itself, after copies all-reduced their gradients. shards_tied: weights are
-    sharded with tied tables as well. unsharded: the engine as it is without ZeRO-3, where that is another one.
+    inside clusters first, or weights sharded inside each (HSDP). copies_update: in two levels each cluster keeps states
+    for itself (HSDP, or instances of Megatron's distributed optimizer) and updates itself, after clusters all-reduced
+    the gradients. overlaps_levels: a bucket is exchanged inside clusters while another one is between them.
+    shards_tied: weights are sharded with tied tables as well. unsharded: the engine as it is without ZeRO-3, where that
+    is another one.
     """
 
     sequence_parallel: Literal["always", "selective", "never"] = "always"
@@ -76,6 +78,7 @@ class Engine:
     host_states: bool = True
     two_levels: bool = True
     copies_update: bool = False
+    overlaps_levels: bool = True
     shards_tied: bool = False
     unsharded: Engine | None = None
 
@@ -87,6 +90,11 @@ class Engine:
         """Return the same between clusters, in two levels: reduced, and gathered as gradients or as updated weights."""
         reduced, gathered = self.travels_bytes(value_bytes)
         return (reduced, reduced) if self.copies_update else (reduced, gathered)
+
+    @property
+    def has_instances(self) -> bool:
+        """True if clusters may keep optimizer states each for itself, while every rank has whole weights."""
+        return self.copies_update and not self.shards_weights
 
     def shards_sequences(self, recompute: Recompute) -> bool:
         """Return True if tensor shards split sequences."""
@@ -157,8 +165,11 @@ DDP = replace(
 FSDP_SCRIPT = replace(FSDP, schedules=("1f1b",), degrees=("tp",), free_degrees=(), shards_tied=True, unsharded=DDP)
 ENGINES: dict[EngineName, Engine] = {
     "holmes": Engine(shards_weights=True),
-    # Megatron-LM of 2026: 1F1B or interleaved, and any cut by its layout.
-    "megatron": replace(MEGATRON_2024, schedules=("1f1b", "interleaved")),
+    # Megatron-LM of 2026: 1F1B or interleaved, and any cut by its layout. With several instances of its
+    # optimizer one stream reduces a bucket inside an instance, then between instances, and then takes the next bucket.
+    "megatron": replace(
+        MEGATRON_2024, schedules=("1f1b", "interleaved"), two_levels=True, copies_update=True, overlaps_levels=False
+    ),
     "torchtitan": FSDP,
     # Its pipeline module cuts by number, type or parameters of layers, and its tensor parallelism is the model's own.
     "deepspeed": replace(MEGATRON_DEEPSPEED, schedules=("1f1b",), free_degrees=("pp",), cuts="even"),
@@ -192,7 +203,10 @@ ENGINES: dict[EngineName, Engine] = {
 }
 
 
-CHOICES = ("schedules", "degrees", "free_degrees", "cuts", "unequal_replicas", "host_states", "two_levels")
+CHOICES = (
+    *("schedules", "degrees", "free_degrees", "cuts", "unequal_replicas", "host_states"),
+    *("two_levels", "copies_update", "overlaps_levels"),
+)
 
 
 class FreeTrainer(TrainerSettings):

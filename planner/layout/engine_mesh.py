@@ -49,9 +49,8 @@ class MeshDegrees(NamedTuple):
 
 def mesh_faults(plan: Plan) -> Iterator[str]:
     """Yield a sentence for each rank, and each group, that the engine would number or make otherwise."""
-    inside = [len(group.ranks) for group in plan.groups if group.axis == "dp"]
     is_flat = plan.data_parallel == "flat"
-    mesh = MeshDegrees(plan.tp, plan.pp, plan.dp, plan.dp if is_flat else min(inside, default=1))
+    mesh = MeshDegrees(plan.tp, plan.pp, plan.dp, plan.dp if is_flat else plan.dp_group_size)
     for each in plan.ranks:
         number = mesh.rank(each.pp_rank, each.dp_rank, each.tp_rank)
         if each.rank != number:

@@ -26,7 +26,13 @@ from planner.problem.sharded_weights import WeightTraffic, exposed_part
 from planner.problem.shared_cores import machine_of
 from planner.schedule.buckets import BucketExchange, BucketSeconds, exchange_among
 from planner.schedule.simulate import ReplicaSchedule
-from planner.schedule.step_seconds import RankSeconds, ReplicaSeconds, gradient_buckets, slowest_update_s
+from planner.schedule.step_seconds import (
+    RankSeconds,
+    ReplicaSeconds,
+    gradient_buckets,
+    in_two_levels,
+    slowest_update_s,
+)
 from planner.search.closed_form import NO_EDGE, Edge
 
 
@@ -236,12 +242,7 @@ class LayoutCosts:
         found = inside.exchange_s(parameters, self._travels_bytes)
         if not others:
             return found
-        across = others[0].exchange_s(parameters / inside.size, self._across_bytes)
-        if self._engine.copies_update:
-            across = across.all_reduced()
-        return BucketExchange(
-            found.reduce_s, found.gather_s, found.late_s + across.late_s, across.reduce_s, across.gather_s
-        )
+        return in_two_levels(self._engine, found, others[0].exchange_s(parameters / inside.size, self._across_bytes))
 
     def _reduce_bytes_per_s(self, group: PlanGroup) -> float:
         """Return the rate of a reduce-scatter over several hosts, in terms of the bytes that a ring would send.

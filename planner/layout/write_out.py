@@ -113,12 +113,14 @@ def lay_out_again(problem: Problem, layout: Layout) -> Layout:
 
 def _with_clusters_first(problem: Problem, flat: Layout) -> Layout:
     """Return the layout with data parallelism in two levels, where that is possible and faster."""
-    shards, dp = flat.candidate.weight_shards, flat.candidate.dp
-    if not engine_of(problem.job).two_levels or not may_be_hierarchical(flat.ranks) or 1 < shards == dp:
+    candidate, engine = flat.candidate, engine_of(problem.job)
+    if candidate.copies == 1 and (engine.copies_update or candidate.weight_shards > 1):
+        return flat
+    if not engine.two_levels or not may_be_hierarchical(flat.ranks):
         return flat
     parts = flat.candidate, flat.mode, flat.ranks, flat.microbatches
     tried = lay_out(problem, *parts, data_parallel="hierarchical")
-    if 1 < shards < dp:
+    if candidate.copies > 1:
         return tried
     flat_s, tried_s = (predict_step_s(problem, layout) for layout in (flat, tried))
     return tried if tried_s < flat_s * (1 - RELATIVE_TOLERANCE) else flat

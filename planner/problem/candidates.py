@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, get_args
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
@@ -17,6 +17,7 @@ from planner.cost.fill import Fill, fills
 from planner.problem.fleet import Fleet
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+NO_INSTANCES = "--reduce-scatter-with-fp32-accumulation"  # Megatron-Core then asserts that there is one
 NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules that need pp of 2 or more
 
 
@@ -25,7 +26,8 @@ class Candidate(NamedTuple):
 
     `fill` is the schedule whose bubble and memory the closed form assumes. `weight_shards` is the number of replicas
     that shard a stage's weights: all of them, or all of a cluster, under ZeRO-3; else 1. With
-    `optimizer_offload`, which is for ZeRO-1, masters and moments are in host memory.
+    `optimizer_offload`, which is for ZeRO-1, masters and moments are in host memory. `instances` of the optimizer, for
+    ZeRO-1 too, each have all states, and their replicas in a cluster of their own.
     """
 
     tp: int
@@ -36,6 +38,12 @@ class Candidate(NamedTuple):
     fill: Fill = "1f1b"
     weight_shards: int = 1
     optimizer_offload: bool = False
+    instances: int = 1
+
+    @property
+    def copies(self) -> int:
+        """The number of clusters that hold as many replicas each, and all weights or states; 1: wherever they are."""
+        return self.dp // self.weight_shards if self.weight_shards > 1 else self.instances
 
     @property
     def num_ranks(self) -> int:
@@ -53,7 +61,8 @@ class Candidate(NamedTuple):
     def execution(self, job: Job) -> Execution:
         """Return the execution of every tasklet of `job`."""
         degrees = self.tp, self.pp, self.dp, self.micro_batch_size
-        return make_execution(job, *degrees, self.recompute, self.weight_shards, self.optimizer_offload)
+        states = self.weight_shards, self.optimizer_offload, self.instances
+        return make_execution(job, *degrees, self.recompute, *states)
 
     def rank_parameters(self, model: ModelShape, layers: Sequence[int], pp_rank: int) -> int:
         """Return the parameters of one tensor shard of a pipeline rank; `layers` are by stage."""
@@ -67,6 +76,7 @@ def candidate_of(plan: Plan) -> Candidate:
         *(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute),
         weight_shards=plan.weight_shards,
         optimizer_offload=plan.optimizer_offload,
+        instances=plan.optimizer_instances,
     )
 
 
@@ -276,6 +286,25 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
     if cannot or rest or shards == 1 or not candidate.divides(job.global_batch_size):
         return None
     return candidate._replace(fill="1f1b", weight_shards=shards)
+
+
+def with_instances(job: Job, candidate: Candidate, num_clusters: int) -> Iterator[Candidate]:
+    """Yield the candidate with an optimizer instance in each of 2, 3, ... `num_clusters` clusters, where it can be run.
+
+    Each cluster holds the same number of replicas, two or more, which run equally many micro-batches. The trainer is
+    told the number, and its command has nothing that forbids several.
+    """
+    if engine_of(job).has_instances and _takes_instances(job) and candidate.divides(job.global_batch_size):
+        for number in range(2, min(num_clusters, candidate.dp // 2) + 1):
+            if candidate.dp % number == 0:
+                yield candidate._replace(instances=number)
+
+
+def _takes_instances(job: Job) -> bool:
+    trainer = job.trainer
+    assert trainer is not None
+    is_told = trainer.takes_options or "optimizer_instances" in trainer.placeholders
+    return is_told and NO_INSTANCES not in trainer.command
 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:

@@ -13,7 +13,7 @@ from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import Execution, edge_bytes, memory_bytes
-from planner.cost.engines import engine_of
+from planner.cost.engines import ENGINES, Engine, engine_of
 from planner.cost.fill import fill_share
 from planner.cost.packing import lossiest_codec
 from planner.cost.slot import Slot, head_parts_s, layer_parts_s
@@ -80,6 +80,7 @@ class Coefficients:
     hides_edges: bool  # whether the schedule may keep enough micro-batches in flight to hide what edges take
     across_part: float = 1.0  # of a parameter's bytes in one ring, as it is exchanged between clusters in two levels
     has_two_levels: bool = True  # whether replicas may exchange inside clusters first, and then across
+    engine: Engine = ENGINES["holmes"]
     fill_share: float = 1.0  # of what ranks wait under 1F1B while a pipeline fills and drains; see cost/fill.py
     crossings: Mapping[tuple[int, int], Crossing] = field(default_factory=dict)
     """Measured, by two indices of clusters, the smaller first, or inside one by twice its index."""
@@ -215,7 +216,8 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         last_sync_bytes=travels * head_parameters(model, tp, is_first=candidate.pp == 1),
         action_s=tuple(slot.action_s for slot in at_work),
         hides_edges=job.parallel.schedule in (None, "eager"),
-        has_two_levels=engine.two_levels,
+        has_two_levels=engine.two_levels and (candidate.copies > 1 or not engine.copies_update),
+        engine=engine,
         across_part=sum(engine.across_bytes(execution.value_bytes)) / sum(engine.travels_bytes(execution.value_bytes)),
         fill_share=fill_share(job, candidate.fill, candidate.pp, num_microbatches, slots[0][0]),
     )

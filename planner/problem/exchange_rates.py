@@ -20,6 +20,19 @@ def site_latency_s(coeffs: Coefficients, site: Site) -> float:
     return max(crossing.latency_s for crossing in crossings_of(coeffs, site)) if coeffs.crossings else 0.0
 
 
+def around_latency_s(coeffs: Coefficients, site: Site) -> float:
+    """Return the seconds that hops around the replicas of a site are under way: in one ring, or inside and across."""
+    dp, copies = coeffs.candidate.dp, coeffs.candidate.copies
+    if copies == 1:
+        return (dp - 1) * site_latency_s(coeffs, site)
+    return (dp // copies - 1) * inside_latency_s(coeffs, site) + (copies - 1) * site_latency_s(coeffs, site)
+
+
+def inside_latency_s(coeffs: Coefficients, site: Site) -> float:
+    """Return the seconds of one hop between hosts of the same cluster."""
+    return max(site_latency_s(coeffs, (c,)) for c in site)
+
+
 def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, int] | None = None) -> int:
     """Return the data-parallel rings that share the busiest NIC while a stage on `site` is reduced; 0 inside one host.
 
@@ -67,8 +80,8 @@ def sync_s_per_byte(
     """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host.
 
     Between clusters the trunk takes `times_as_long` as for this stage alone, as others share it. The exchange is in one
-    ring, or inside clusters first and then across where the engine can and each has equally many replicas. `is_even`
-    says if they have; None: wherever the clusters can hold that.
+    ring, or inside clusters first and then across where the engine can and each has equally many replicas: always
+    where each cluster has copies. `is_even` says if they have; None: wherever the clusters can hold that.
     """
     if rings == 0:
         return max(coeffs.inside_sync_s_per_byte[c] for c in site)
@@ -80,23 +93,23 @@ def sync_s_per_byte(
         is_even = replicas_by_cluster(coeffs, site) is not None
     if not is_even:
         return flat
-    return min(flat, _two_levels_s_per_byte(coeffs, site, num_clusters, rings, times_as_long))
+    levels = levels_s_per_byte(coeffs, site, rings, times_as_long)
+    in_levels = max(levels) if coeffs.engine.overlaps_levels else sum(levels)
+    return in_levels if coeffs.candidate.copies > 1 else min(flat, in_levels)
 
 
-def _two_levels_s_per_byte(
-    coeffs: Coefficients, site: Site, num_clusters: int, rings: int, times_as_long: float
-) -> float:
-    """Seconds per byte of the slower level of both, which work at the same time on one bucket after another."""
+def levels_s_per_byte(coeffs: Coefficients, site: Site, rings: int, times_as_long: float) -> tuple[float, float]:
+    """Return the seconds per byte of a stage's exchange inside the clusters of `site`, and across them."""
+    num_clusters = len({coeffs.cluster[c] for c in site})
     across, _ = _levels(coeffs, num_clusters)
-    seconds = [level_s for c in site for level_s in _class_levels_s(coeffs, c, num_clusters, rings, times_as_long)]
+    by_class = [_class_levels_s(coeffs, c, num_clusters, rings, times_as_long) for c in site]
+    inside_s, across_s = (max(seconds) for seconds in zip(*by_class, strict=True))
     groups = max(_groups_across(coeffs, c, num_clusters, times_as_long) for c in site)
     inside = coeffs.candidate.dp // num_clusters
     for crossing in crossings_of(coeffs, site):
-        seconds += [
-            crossing.path_s_per_byte * across * groups,
-            crossing.trunk_s_per_byte * across * inside * times_as_long,
-        ]
-    return max(seconds)
+        path_s = crossing.path_s_per_byte * across * groups
+        across_s = max(across_s, path_s, crossing.trunk_s_per_byte * across * inside * times_as_long)
+    return inside_s, across_s
 
 
 def _class_levels_s(

@@ -160,10 +160,12 @@ class _Climb:
                 yield each
 
     def _keeps_shards(self, placement: Placement) -> bool:
-        """Return True if as many replicas as share weights are in each cluster of a stage."""
-        shards, classes = placement.candidate.weight_shards, self._problem.fleet.classes
+        """Return True if as many replicas as share weights or an instance are in each cluster of a stage."""
+        candidate, classes = placement.candidate, self._problem.fleet.classes
+        if candidate.weight_shards == candidate.copies == 1:
+            return True
         clusters = (Counter(classes[c].cluster for c in row) for row in placement.sites)
-        return shards == 1 or all(set(held.values()) == {shards} for held in clusters)
+        return all(set(held.values()) == {candidate.dp // candidate.copies} for held in clusters)
 
     def _changed(self, placement: Placement) -> list[Placement]:
         """Return placements with a change to one or two stages, or to a class, whether or not they fit into memory."""

@@ -14,7 +14,7 @@ from itertools import permutations
 from math import inf
 from operator import itemgetter
 
-from planner.problem.candidates import Candidate, has_fixed_cut
+from planner.problem.candidates import Candidate, has_fixed_cut, with_instances
 from planner.problem.coefficients import Coefficients
 from planner.problem.problem import Problem
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
@@ -52,7 +52,8 @@ def other_placements(
         if is_due:
             stages += candidate.pp
             yield from _in_blocks(problem, candidate)
-            yield from _whole_replicas(problem, candidate)
+            for each in (candidate, *with_instances(problem.job, candidate, len(problem.fleet.cluster_names))):
+                yield from _whole_replicas(problem, each)
         if straddles and candidate.weight_shards == 1:
             straddled += 1
             yield from straddling_placements(problem, candidate)
@@ -69,8 +70,8 @@ def _in_turns(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _in_blocks(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:
-    if 1 < candidate.weight_shards < candidate.dp:
-        return  # sharded in each of several clusters
+    if candidate.copies > 1:
+        return  # in each of several clusters
     coeffs = problem.coefficients(candidate)
     if has_fixed_cut(problem.job):
         blocks = place_cut(coeffs, usual_cut(problem.job, candidate.pp))

@@ -21,6 +21,9 @@ from planner.problem.coefficients import Coefficients, are_alike
 from planner.problem.exchange_rates import (
     Site,
     are_even,
+    around_latency_s,
+    inside_latency_s,
+    levels_s_per_byte,
     rings_on_nic,
     site_latency_s,
     sync_s_per_byte,
@@ -30,7 +33,14 @@ from planner.schedule.buckets import BucketExchange, BucketSeconds, exchange_amo
 from planner.schedule.run_mode import CHUNKS, SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, simulate
 from planner.schedule.step_lower_bound import least_step_s
-from planner.schedule.step_seconds import Exchange, RankSeconds, ReplicaSeconds, gradient_buckets, slowest_update_s
+from planner.schedule.step_seconds import (
+    Exchange,
+    RankSeconds,
+    ReplicaSeconds,
+    gradient_buckets,
+    in_two_levels,
+    slowest_update_s,
+)
 from planner.search.closed_form import Edge, Ports, edge_of, nic_use, shared_wires_s
 from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
@@ -271,8 +281,8 @@ class PlacementSimulator:
         """Seconds after all gradients: the sum over copies of a tied table, the norm's sum (down pipelines and back up,
         and around replicas), and the update."""
         pipelines_s = max(replica.latency_s for _, replica in self._lanes)
-        around_s = max(site_latency_s(self._coeffs, site) for site in self._sites)
-        norm_s = 2 * pipelines_s + 2 * (self._placement.candidate.dp - 1) * around_s
+        around_s = max(around_latency_s(self._coeffs, site) for site in self._sites)
+        norm_s = 2 * pipelines_s + 2 * around_s
         return norm_s + self._tied_s + self._update_s
 
     @cached_property
@@ -329,21 +339,29 @@ class PlacementSimulator:
 
     def _exchange(self, rank: int, times_as_long: float) -> Exchange:
         """Return the exchange of a pipeline rank, which takes `times_as_long` of a trunk as alone."""
-        coeffs, site, (dp, device) = self._coeffs, self._sites[rank], (self._coeffs.candidate.dp, self._job.device)
-        engine = engine_of(self._job)
-        travels_bytes = engine.travels_bytes(self._execution.value_bytes)
-        crosses = len({coeffs.cluster[c] for c in site}) > 1
-        gather_part = 0.0 if crosses and engine.copies_update else travels_bytes[1] / sum(travels_bytes)
-        rings = self._rings(rank)
-        share = exchange_share(dp, device) if rings else 1.0
+        coeffs, site, rings = self._coeffs, self._sites[rank], self._rings(rank)
+        candidate = coeffs.candidate
+        if candidate.copies > 1:
+            inside_s, across_s = levels_s_per_byte(coeffs, site, rings, times_as_long)
+            inside = self._level(candidate.dp // candidate.copies, inside_s, rings, inside_latency_s(coeffs, site))
+            across = self._level(candidate.copies, across_s, rings, site_latency_s(coeffs, site))
+            engine = engine_of(self._job)
+            return lambda parameters: in_two_levels(engine, inside(parameters), across(parameters))
         is_even = are_even(coeffs.cluster[c] for c in self._placement.sites[rank])
-        s_per_byte = sync_s_per_byte(coeffs, site, rings, times_as_long, is_even) / share
-        s_per_parameter = s_per_byte * (coeffs.candidate.tp * sum(travels_bytes))
-        latency_s = site_latency_s(coeffs, site)
+        s_per_byte = sync_s_per_byte(coeffs, site, rings, times_as_long, is_even)
+        return self._level(candidate.dp, s_per_byte, rings, site_latency_s(coeffs, site))
+
+    def _level(self, num_ranks: int, s_per_byte: float, rings: int, latency_s: float) -> Exchange:
+        """Return the exchange among so many ranks that takes `s_per_byte` of the parameters on their way."""
+        device, candidate = self._job.device, self._coeffs.candidate
+        travels_bytes = engine_of(self._job).travels_bytes(self._execution.value_bytes)
+        gather_part = travels_bytes[1] / sum(travels_bytes)
+        share = exchange_share(num_ranks, device) if rings else 1.0
+        s_per_parameter = s_per_byte / share * (candidate.tp * sum(travels_bytes))
 
         def exchange(parameters: int) -> BucketExchange:
             seconds = s_per_parameter * parameters
-            return exchange_among(dp, device, seconds * (1 - gather_part), seconds * gather_part, latency_s)
+            return exchange_among(num_ranks, device, seconds * (1 - gather_part), seconds * gather_part, latency_s)
 
         return exchange
 

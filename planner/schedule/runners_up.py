@@ -177,8 +177,8 @@ def _none_can_run(job: Job, num_placements: int) -> HolmesError:
 def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> list[int]:
     """Return the positions of the contenders by the `seconds` of each; of equally fast ones the simplest first.
 
-    That is one whose replicas hold whole weights, then the one that recomputes least, then the one with the simplest
-    schedule, then the best in closed form.
+    That is one whose replicas hold whole weights, then the one with fewest optimizer instances, then the one that
+    recomputes least, then the one with the simplest schedule, then the best in closed form.
     """
     left = sorted(range(len(contenders)), key=lambda at: seconds[at])
     order: list[int] = []
@@ -189,10 +189,11 @@ def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> 
     return order
 
 
-def _complexity(contender: Contender) -> tuple[bool, int, int, float, Candidate]:
+def _complexity(contender: Contender) -> tuple[bool, int, int, int, float, Candidate]:
     candidate = contender.found.placement.candidate
+    copies = candidate.weight_shards > 1, candidate.instances
     recompute, schedule = RECOMPUTE.index(candidate.recompute), SIMPLEST.index(contender.mode.schedule)
-    return candidate.weight_shards > 1, recompute, schedule, contender.found.objective_s, candidate
+    return *copies, recompute, schedule, contender.found.objective_s, candidate
 
 
 def parts_by_class(problem: Problem, contender: Contender) -> StepParts:

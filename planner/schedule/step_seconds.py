@@ -16,7 +16,7 @@ from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
 from planner.cost.collectives import PassTimes
 from planner.cost.compute_time import split_factor
 from planner.cost.counts import Execution, edge_bytes, edge_values
-from planner.cost.engines import engine_of
+from planner.cost.engines import Engine, engine_of
 from planner.cost.slot import Slot, update_s
 from planner.problem.candidates import Candidate
 from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, make_buckets
@@ -127,6 +127,16 @@ def gradient_buckets(
             alike[kind] = make_buckets(job.model, candidate.tp, parts, backward_s, exchange, full_bytes)
         found.append(alike[kind])
     return found
+
+
+def in_two_levels(engine: Engine, inside: BucketExchange, across: BucketExchange) -> BucketExchange:
+    """Return the exchange of a bucket inside clusters, and of its parts across them, as the engine does them."""
+    if engine.copies_update:
+        across = across.all_reduced()
+    late_s = inside.late_s + across.late_s
+    if not engine.overlaps_levels:
+        return BucketExchange(inside.reduce_s + across.reduce_s, inside.gather_s + across.gather_s, late_s)
+    return BucketExchange(inside.reduce_s, inside.gather_s, late_s, across.reduce_s, across.gather_s)
 
 
 def _all_reduced(exchange: Exchange) -> Exchange:

@@ -20,6 +20,7 @@ from planner.problem.candidates import (
     Candidate,
     enumerate_candidates,
     with_host_states,
+    with_instances,
     with_other_fills,
 )
 from planner.problem.problem import Problem
@@ -214,10 +215,12 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
         over_clusters = [*_sharded_over_clusters(state, candidate)] if candidate.weight_shards > 1 else []
         yield from over_clusters
         if not over_clusters:
-            bound_s = state.early.whole_replicas_s(candidate)
-            yield Branch(bound_s, candidate, "whole replicas", refinements_of(job, "whole replicas"))
+            yield _in_whole_replicas(state, candidate)
         if candidate.weight_shards > 1:
             return
+        for each in with_instances(job, candidate, len(state.problem.fleet.cluster_names)):
+            if state.early.fits(each):
+                yield _in_whole_replicas(state, each)
         if candidate.pp > 1 and state.several_clusters and may_cross(state.problem, candidate):
             bound_s = branch.lower_bound_s + state.early.crossing_sync_s(candidate)
             yield Branch(bound_s, candidate, "mixed", refinements_of(job, "mixed"))
@@ -239,8 +242,12 @@ def _sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator
     """Yield the branches of the candidate whose replicas are over 2, 3 ... clusters, sharded inside each."""
     for sharded in state.early.with_shared_weights(candidate):
         if sharded.weight_shards < sharded.dp:
-            bound_s = state.early.whole_replicas_s(sharded)
-            yield Branch(bound_s, sharded, "whole replicas", refinements_of(state.problem.job, "whole replicas"))
+            yield _in_whole_replicas(state, sharded)
+
+
+def _in_whole_replicas(state: SearchState, candidate: Candidate) -> Branch:
+    bound_s = state.early.whole_replicas_s(candidate)
+    return Branch(bound_s, candidate, "whole replicas", refinements_of(state.problem.job, "whole replicas"))
 
 
 def _prefer(state: SearchState) -> None:

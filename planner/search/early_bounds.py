@@ -61,7 +61,7 @@ class EarlyBounds:
         """Return True if the class with the largest memory might hold a stage's layers."""
         c = candidate
         return c.pp >= self._fewest_stages(
-            c.tp, c.dp, c.micro_batch_size, c.recompute, c.weight_shards, c.optimizer_offload
+            c.tp, c.dp, c.micro_batch_size, c.recompute, c.weight_shards, c.optimizer_offload, c.instances
         )
 
     def more_recompute(self, candidate: Candidate) -> Candidate | None:
@@ -71,7 +71,7 @@ class EarlyBounds:
         if recompute is None:
             return None
         sizes = c.tp, c.pp, c.dp, c.micro_batch_size
-        return Candidate(*sizes, recompute, c.fill, c.weight_shards, c.optimizer_offload)
+        return Candidate(*sizes, recompute, c.fill, c.weight_shards, c.optimizer_offload, c.instances)
 
     def with_shared_weights(self, candidate: Candidate) -> Iterator[Candidate]:
         """Yield the candidate under ZeRO-3 in one cluster, with replicas over two, and so on, where it may fit."""
@@ -222,9 +222,11 @@ class EarlyBounds:
         recompute: Recompute,
         weight_shards: int,
         optimizer_offload: bool,
+        instances: int,
     ) -> int:
         """Return a lower bound on the stages, from the layers that the largest memory holds."""
-        one_stage = Candidate(tp, 1, dp, micro_batch_size, recompute, "1f1b", weight_shards, optimizer_offload)
+        states = weight_shards, optimizer_offload, instances
+        one_stage = Candidate(tp, 1, dp, micro_batch_size, recompute, "1f1b", *states)
         execution = one_stage.execution(self._job)
         memories = [each.hardware.memory_bytes for each in self._fleet.classes]
         known = [memory for memory in memories if memory is not None]

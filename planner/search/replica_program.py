@@ -76,7 +76,8 @@ def _exposed_s(coeffs: Coefficients, replicas: ReplicaSet) -> float:
 def _add_set(program: ReplicaProgram, replicas: ReplicaSet, shares: Mapping[int, tuple[int, ...]]) -> None:
     """Add y[s], m[s,c] and their rows; shares are fixed where they are even, or weights are held together."""
     coeffs, model, s = program.coeffs, program.model, len(program.sets)
-    total, is_fixed = coeffs.total_microbatches, shares_evenly(coeffs, replicas) or coeffs.candidate.weight_shards > 1
+    held_together = coeffs.candidate.weight_shards > 1 or coeffs.candidate.copies > 1
+    total, is_fixed = coeffs.total_microbatches, shares_evenly(coeffs, replicas) or held_together
     chosen = pulp.LpVariable(f"y_{s}", cat=pulp.LpBinary)
     held: dict[int, Any] = {}
     for c, lane in replicas.lanes.items():

@@ -8,6 +8,7 @@ one, the fastest classes of a set take as many replicas as fit.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
 from math import inf
@@ -117,27 +118,35 @@ def _place(coeffs: Coefficients, replicas: ReplicaSet) -> PricedPlacement | None
 
 
 def _hold_weights_together(coeffs: Coefficients, counts: dict[int, int], shares: dict[int, tuple[int, ...]]) -> bool:
-    """Return True if replicas that share weights are in one cluster, or are all, and run as many micro-batches each."""
+    """Return True if replicas that share weights, or an optimizer instance, are in one cluster, or are all, and run as
+    many micro-batches each."""
     candidate = coeffs.candidate
-    if candidate.weight_shards == 1:
+    if candidate.weight_shards == candidate.copies == 1:
         return True
     by_cluster: dict[int, list[int]] = {}
     for c in counts:
         by_cluster.setdefault(coeffs.cluster[c], []).extend(shares[c])
     groups = list(by_cluster.values())
-    if candidate.weight_shards == candidate.dp:
+    if candidate.copies == 1:
         groups = [[share for group in groups for share in group]]
-    return all(len(group) == candidate.weight_shards and len(set(group)) == 1 for group in groups)
+    size = candidate.dp // candidate.copies
+    return all(len(group) == size and len(set(group)) == 1 for group in groups)
 
 
 def _count_replicas(coeffs: Coefficients, classes: Sequence[int]) -> dict[int, int] | None:
-    """Return the replicas of each class, one at least, the rest where it is fastest; None if they do not fit."""
-    counts, left = dict.fromkeys(classes, 1), coeffs.candidate.dp - len(classes)
+    """Return the replicas of each class, one at least, the rest where it is fastest; None if they do not fit.
+
+    No cluster takes more than its part where each holds a copy.
+    """
+    candidate, counts = coeffs.candidate, dict.fromkeys(classes, 1)
+    in_cluster = Counter(coeffs.cluster[c] for c in classes)
     for c in classes:
-        taken = min(left, coeffs.group_slots[c] // coeffs.candidate.pp - 1)
+        left = candidate.dp - in_cluster.total()
+        room = candidate.dp // candidate.copies - in_cluster[coeffs.cluster[c]]
+        taken = min(left, room, coeffs.group_slots[c] // candidate.pp - 1)
         counts[c] += taken
-        left -= taken
-    return counts if left == 0 else None
+        in_cluster[coeffs.cluster[c]] += taken
+    return counts if in_cluster.total() == candidate.dp else None
 
 
 def _cut(coeffs: Coefficients, classes: Sequence[int]) -> tuple[int, ...] | None:
@@ -187,10 +196,13 @@ def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[i
 
 
 def shares_evenly(coeffs: Coefficients, replicas: ReplicaSet) -> bool:
-    """Return True if all replicas run as many micro-batches, one more or less: classes of equal speed do.
+    """Return True if all replicas run as many micro-batches, one more or less: classes of equal speed do, and all of an
+    engine that has no others.
 
     Other shares need as many micro-batches as stages, since fewer would hold less memory than was checked.
     """
+    if not coeffs.engine.unequal_replicas:
+        return True
     return len({coeffs.layer_s[c] for c in replicas.lanes}) == 1 or coeffs.num_microbatches < coeffs.candidate.pp
 
 

@@ -46,6 +46,8 @@ def megatron_plans() -> Iterator[Plan]:
     yield plan_of_engine("megatron")
     yield plan_of_engine("megatron", parallel={"pp": 1, "tp": 1, "recompute": "full"})
     yield plan_of_engine("megatron", parallel={"pp": 4, "tp": 2, "recompute": "selective", "chunks": 3})
+    yield (instances := plan_of_engine("megatron", parallel={"pp": 1, "tp": 8, "dp": 4}))
+    assert instances.optimizer_instances == 2
 
 
 @pytest.mark.skipif(not OPTIONS.exists(), reason="Megatron's options are not in ../shared")

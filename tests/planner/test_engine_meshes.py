@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holmes_core.records.inventory import FabricKind
 from holmes_core.records.job import TrainerName
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.node_config import TRAINER_VARIABLE
@@ -17,8 +18,9 @@ from holmes_runtime.hook import group_hook
 from holmes_runtime.hook.group_report import GroupReport
 from launcher.prepare.engine_arguments import engine_arguments
 from launcher.prepare.trainer_files import trainer_config_of
+from tests.planner.fleets import gpu_inventory, plan_for
 from tests.planner.test_engine_plans import all_groups
-from tests.planner.trainer_plans import drawn_plan
+from tests.planner.trainer_plans import drawn_plan, trainer_job
 
 REPLACED = "_new_process_group_helper", "_get_split_source", "split_group", "_hash_ranks_to_str", "ProcessGroupGloo"
 Made = dict[str, set[tuple[int, ...]]]
@@ -123,22 +125,62 @@ def of_mesh(mesh: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: mesh[name].get_group() for name in names if name in mesh.mesh_dim_names}
 
 
-@each_drawn_plan
-def test_megatron_core_makes_the_groups_of_the_plan(seed: int, hooked: Hooked, monkeypatch: pytest.MonkeyPatch) -> None:
+def rearranged(ranks: Any, pattern: str, **sizes: int) -> Any:
+    """As einops does it, for the one pattern that Megatron-Core has."""
+    assert pattern == "(l s u) -> (l u) s"
+    return ranks.reshape(*(sizes[each] for each in "lsu")).transpose(0, 2, 1).reshape(-1, sizes["s"])
+
+
+def check_megatron(plan: Plan, hooked: Hooked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that Megatron-Core makes the plan's groups; of several optimizer instances those inside and between."""
     state = pytest.importorskip("megatron.core.parallel_state")
     options = types.SimpleNamespace(Options=lambda **_: types.SimpleNamespace(config=types.SimpleNamespace()))
     monkeypatch.setattr(hooked.dist, "ProcessGroupNCCL", options, raising=False)
-    plan = drawn_engine_plan("megatron", seed)
+    words = engine_arguments(plan)
+    named = "--num-distributed-optimizer-instances"
+    instances = int(words[words.index(named) + 1]) if named in words else 1
 
     def groups() -> dict[str, Any]:
         state.destroy_model_parallel()
-        state.initialize_model_parallel(plan.tp, plan.pp, create_gloo_process_groups=False)
-        getters = state.get_tensor_model_parallel_group, state.get_data_parallel_group
-        made = [*(each() for each in getters), state.get_pipeline_model_parallel_group()]
-        return dict(zip(("tp", "dp", "pp"), made, strict=True))
+        state.initialize_model_parallel(
+            plan.tp, plan.pp, create_gloo_process_groups=False, num_distributed_optimizer_instances=instances
+        )
+        made = {"tp": state.get_tensor_model_parallel_group(), "pp": state.get_pipeline_model_parallel_group()}
+        made["dp"] = state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True)
+        if instances > 1:
+            made["dp_across"] = state.get_inter_distributed_optimizer_instance_group()
+        return made
 
     made = hooked.made_by(plan, groups)
-    assert made == {"tp": all_groups(plan, "tp"), "dp": all_groups(plan, "dp"), "pp": pipelines(plan)}
+    across = {"dp_across": all_groups(plan, "dp_across")} if instances > 1 else {}
+    assert made == {"tp": all_groups(plan, "tp"), "dp": all_groups(plan, "dp"), "pp": pipelines(plan), **across}
+
+
+@each_drawn_plan
+def test_megatron_core_makes_the_groups_of_the_plan(seed: int, hooked: Hooked, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_megatron(drawn_engine_plan("megatron", seed), hooked, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "fixed", [{"tp": 2, "pp": 1, "dp": 4}, {"tp": 2, "pp": 2, "dp": 6}, {"tp": 2, "pp": 1, "dp": 6}]
+)
+def test_megatron_core_makes_the_groups_of_several_optimizer_instances(
+    fixed: dict[str, int], hooked: Hooked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those inside are on a cluster's fabric, those between on the shared network."""
+    count = fixed["dp"] // 2
+    kinds: list[FabricKind] = ["InfiniBand", "RoCE", "InfiniBand"]
+    fleet = gpu_inventory([2 * fixed["pp"]] * count, 2, kinds=kinds[:count])
+    small = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 32000}
+    plan = plan_for(fleet, trainer_job("megatron", model=small, global_batch_size=96, parallel=fixed))
+    assert plan.optimizer_instances == count
+    state = pytest.importorskip("megatron.core.parallel_state")
+    if not state.HAVE_EINOPS:  # which it asks for these groups alone
+        monkeypatch.setattr(state, "HAVE_EINOPS", True)
+        monkeypatch.setattr(state, "einops", types.SimpleNamespace(rearrange=rearranged), raising=False)
+    check_megatron(plan, hooked, monkeypatch)
+    assert {group.network for group in plan.groups if group.axis == "dp_across"} == {"shared"}
+    assert {group.network for group in plan.groups if group.axis == "dp"} == {*"abc"[:count]}
 
 
 @each_drawn_plan

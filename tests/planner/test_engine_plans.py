@@ -58,14 +58,15 @@ def check(plan: Plan, engine: TrainerName) -> None:
     assert all(group.codec == "none" for group in plan.groups)
     if engine == "deepspeed":
         assert len({stage.num_layers for stage in plan.stages}) == 1
-    copies = plan.dp // plan.weight_shards if plan.zero == 3 else 1
+    copies = plan.dp // plan.weight_shards if plan.zero == 3 else plan.optimizer_instances
+    assert copies == 1 or engine != "deepspeed"
     sizes = plan.pp, copies, plan.dp // copies, plan.tp
     assert all_groups(plan, "tp") == mesh(*sizes, along=3)
     assert all_groups(plan, "dp") == mesh(*sizes, along=2)
     assert all_groups(plan, "dp_across") == mesh(*sizes, along=1)
     edges = {pair for group in mesh(*sizes, along=0) for pair in pairwise(group)}
     assert edges <= {group.ranks for group in plan.groups if group.axis == "pp_forward"}
-    if plan.zero == 3 and plan.dp > 1:
+    if (plan.zero == 3 and plan.dp > 1) or copies > 1:
         clusters = [{plan.ranks[rank].cluster for rank in group} for group in all_groups(plan, "dp")]
         assert all(len(names) == 1 for names in clusters) or plan.usual_order == plan.prediction
     check_local_ranks(plan)
