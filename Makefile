@@ -74,12 +74,10 @@ test-cuda-build: $(READY)
 test-gpu: $(if $(VENV),$(READY))
 	$(if $(VENV),$(BIN)/python,$(PYTHON)) -m benchmarks.on_gpus $(OPTIONS)
 
-# Tests on network-namespace beds, three side by side, as each mostly waits, then those that measure rates, of which three
-# would take the processors from one another; needs root, iproute2 and openssh-server. The tests of a file share a bed, or
-# have one for each worker that runs some of them.
+# Tests on network-namespace beds, three side by side, as each mostly waits; needs root, iproute2 and openssh-server. The
+# tests of a file share a bed, or have one for each worker that runs some of them.
 test-cluster: $(READY)
-	$(BIN)/python -m pytest -q $(PARALLEL_WAITING) $(OPTIONS) -m 'cluster and not rates'; first=$$?; \
-		$(BIN)/python -m pytest -q -n 2 --dist worksteal $(OPTIONS) -m 'cluster and rates' && exit $$first
+	$(BIN)/python -m pytest -q $(PARALLEL_WAITING) $(OPTIONS) -m cluster
 
 check: $(READY)
 	$(BIN)/ruff check .

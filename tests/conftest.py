@@ -42,8 +42,6 @@ LAYERS: dict[str, tuple[str, ...]] = {layer: (f"mark.{layer}",) for layer in ("p
 LAYERS["slow"] += ("tests.seeds",)
 LAYERS["(slow or hypothesis) and not exhaustive"] = (*LAYERS["slow"], "hypothesis")
 LAYERS["cluster"] = ("mark.cluster", "NEEDS_BED")
-LAYERS["cluster and not rates"] = LAYERS["cluster"]
-LAYERS["cluster and rates"] = ("mark.rates",)
 OTHER_LAYER = re.compile(r"^pytestmark = .*(NEEDS_BED|mark\.(process|torch|cluster|slow|exhaustive|cuda_build))", re.M)
 
 

@@ -13,7 +13,7 @@ from tests.testbed.bed import Bed, BedUnavailable, missing_for_bed
 from tests.testbed.bed_process import BedError
 from tests.testbed.reaper import NAMESPACE_FOLDER, process_start_time
 
-pytestmark = [pytest.mark.cluster, pytest.mark.rates]
+pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parent.parent
 HOSTS = ("a1", "a2", "b1", "b2")

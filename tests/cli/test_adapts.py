@@ -22,8 +22,7 @@ from tests.testbed.bed_needs import missing_for_trunk
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site, only_run, said_until
 
-HAS_TOOLS = pytest.mark.skipif(bool(missing_for_trunk()), reason="no trunk here")
-pytestmark = [*NEEDS_BED, pytest.mark.rates, HAS_TOOLS]
+pytestmark = [*NEEDS_BED, pytest.mark.skipif(bool(missing_for_trunk()), reason="no trunk here")]
 
 FAST_MBPS, SLOW_MBPS = 100, 20
 STEPS, FALLS_AT, RISES_AT = 64, 14, 34  # when what is usual is known, and before the edges are looked at again

@@ -25,7 +25,7 @@ from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rank_processes import rank_pids
 from tests.testbed.rehearsal import Site, only_run, said_until
 
-pytestmark = [*NEEDS_BED, pytest.mark.rates]
+pytestmark = NEEDS_BED
 
 
 def test_killed_rank_costs_a_restart_from_the_checkpoint(site: Site, bed: Bed, tmp_path: Path) -> None:

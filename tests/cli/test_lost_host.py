@@ -19,7 +19,7 @@ from tests.builders.bed_runs import launched, losses_from, plan_that_saves
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, only_run, said_until
 
-pytestmark = [*NEEDS_BED, pytest.mark.rates]
+pytestmark = NEEDS_BED
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from tests.testbed.bed_needs import missing_for_trunk
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site, standard_library_corpus
 
-HAS_TOOLS = pytest.mark.skipif(bool(missing_for_trunk()), reason="no trunk here")
-pytestmark = [*NEEDS_BED, pytest.mark.rates, HAS_TOOLS]
+pytestmark = [*NEEDS_BED, pytest.mark.skipif(bool(missing_for_trunk()), reason="no trunk here")]
 
 # README's job, whose plan crosses the trunk.
 JOB = {

@@ -24,7 +24,6 @@ from tests.testbed.bed_needs import missing_for_trunk
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.rates,
     pytest.mark.skipif(bool(missing_for_bed()), reason=f"no bed here: {', '.join(missing_for_bed())}"),
 ]
 
