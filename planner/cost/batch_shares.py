@@ -16,7 +16,7 @@ from holmes_core.records.job import Job
 from planner.cost.engines import engine_of
 
 MAX_SAMPLES = 64  # of a micro-batch, unless fixed: no published run gains from more
-MAX_SLOTS = 64  # of a fleet on which any number of replicas is looked at; on larger ones as many as have room
+MAX_REPLICAS = 64  # where there can be more, not any number is looked at: as many as have room
 MAX_KINDS = 3  # of slots, for replicas on any set of them
 
 
@@ -45,8 +45,8 @@ class BatchShares:
     def of(self, classes: Sequence[ClassRoom], pp: int) -> list[tuple[int, int]]:
         """(dp, samples of a micro-batch) of pipelines of `pp` tensor groups that have slots, ascending.
 
-        On large fleets, a dp that does not divide the batch is the most that some clusters have room for. On all fleets
-        it is the least that does as well.
+        On large fleets with large batches, a dp that does not divide the batch is the most that some clusters have room
+        for. On all fleets it is the least that does as well.
         """
         most = sum(each.group_slots for each in classes) // pp
         if self._fixed_dp is not None:
@@ -57,7 +57,8 @@ class BatchShares:
         if self._in_rounds:
             found = {each for each in found if self._may_run(*each, pp)}
         if not self._must_divide:
-            rooms = range(1, most + 1) if self._num_slots <= MAX_SLOTS else _rooms(classes, pp)
+            any_number = min(self._num_slots, self._batch) <= MAX_REPLICAS
+            rooms = range(1, most + 1) if any_number else _rooms(classes, pp)
             found |= {(least_as_good(self._batch // size, dp), size) for dp in rooms for size in self._sizes}
             whole = _replicas_of_kinds(classes, pp)
             found |= {(dp, size) for dp in whole for size in self._sizes if dp * size <= self._batch}
