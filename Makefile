@@ -13,7 +13,7 @@ OPTIONS :=  # more options for pytest
 PARALLEL := -n auto --dist worksteal
 # For layers whose tests mostly wait. A worker that has nothing left takes half of what another has before it: by files, the
 # last one would end alone.
-PARALLEL_WAITING := -n 3 --dist worksteal
+PARALLEL_WAITING := -n 2 --dist worksteal
 # For tests of which one start of processes serves a whole file.
 PARALLEL_FILES := -n 2 --dist loadfile
 
