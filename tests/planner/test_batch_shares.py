@@ -56,6 +56,11 @@ def test_on_a_large_fleet_as_many_replicas_are_looked_at_as_some_clusters_have_r
     assert {dp for dp, _ in shares.of(rooms, 2)} == divisors | {27, 40, 57}
 
 
+def test_on_a_large_fleet_any_number_of_replicas_of_a_small_batch_is_looked_at() -> None:
+    """A plan for 11 replicas was lost once the fleet had more than 64 GPUs."""
+    assert counts(32, 120) == counts(32, 32) == [1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 32]
+
+
 def test_where_all_replicas_must_run_as_many_the_batch_divides() -> None:
     assert counts(13, 13, zero=3) == [1, 13]
     assert counts(12, 8, schedule="interleaved") == [1, 2, 3, 4, 6]
