@@ -14,6 +14,7 @@ from holmes_core.remote.slurm.slurm_word import SlurmWord
 from holmes_runtime.config.messages import (
     Command,
     Exited,
+    HostCounters,
     Message,
     NotKept,
     RankFailed,
@@ -178,6 +179,9 @@ class AttemptState:
             return [ForMeeting(heard.node_rank, heard.message)]
         reason = self._misfit(node, heard.message)
         message = heard.message if reason is None else Unreadable(reason)
+        if isinstance(message, HostCounters) and self._printed is not None:
+            self._printed.take_counters(node, message)
+            return []
         if isinstance(message, RankMessage):
             return list(self._take_of_ranks(node, message, now_s))
         return list(self._take_of_node(node, message, now_s))

@@ -144,4 +144,6 @@ def test_script_trains_as_by_bare_torchrun_with_each_group_on_its_network(
     assert (0, plan.world_size - 1) in members or not trained.has_late_group
     run = read_file(Run, folder / "run.json")
     assert sum(each.count for each in run.groups) == len(groups)
+    assert run.traffic
+    assert all(each.sent_bytes is not None for each in run.traffic)
     assert nothing_is_left(site.bed)
