@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from holmes_core.records.job import EngineName, Job, TrainerSettings
+from holmes_core.records.job import EngineName, Job
+from holmes_core.records.trainer_settings import TrainerSettings
 from holmes_runtime.config.run_settings import Recompute
 from holmes_runtime.config.schedule import ScheduleName
 

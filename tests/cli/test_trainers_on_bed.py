@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes_core.records.job import TrainerName
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
+from holmes_core.records.trainer_settings import TrainerName
 from tests.cli.test_three_commands import MODEL, holmes, inventory, nothing_is_left
 from tests.testbed.launch_ends import Ending, Way, end_so, of_trainer, trainer_endings
 from tests.testbed.needs_bed import NEEDS_BED

@@ -157,6 +157,26 @@ def test_mfu_is_not_known_without_the_peak_of_every_gpu(kinds: tuple[str, ...]) 
     assert taken(steps, "step 1 loss 3", 10.0).mfu == 0
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["python", "-I", "train.py"], "with -I"),
+        (["/opt/conda/bin/python3.12", "-uE", "-m", "train"], "with -E"),
+        (["env", "PYTHONPATH=src", "python", "train.py"], "with PYTHONPATH=src"),
+    ],
+)
+def test_command_whose_groups_would_have_no_network_is_refused(command: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=f"runs Python {words}"):
+        planned("torch", command=command)
+
+
+@pytest.mark.parametrize("command", ["python -u train.py -S", "python -m train -I", "./run -I", "python -W -E t.py"])
+def test_options_of_the_program_are_its_own(command: str) -> None:
+    trainer = planned("torch", command=command.split()).job.trainer
+    assert trainer is not None
+    assert " ".join(trainer.command) == command
+
+
 @pytest.mark.parametrize(("pattern", "words"), [("(", "no regular expression"), ("step (?P<step>.)", "no group")])
 def test_pattern_without_a_loss_is_refused(pattern: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

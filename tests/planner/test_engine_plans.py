@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import Parallel, TrainerName
+from holmes_core.records.job import Parallel
 from holmes_core.records.plan import Plan
+from holmes_core.records.trainer_settings import TrainerName
 from planner.advice.engine_price import engine_sentence
 from planner.layout.verify import check_engine
 from planner.problem.candidates import candidate_of
