@@ -216,7 +216,8 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         action_s=tuple(slot.action_s for slot in at_work),
         hides_edges=job.parallel.schedule in (None, "eager"),
         has_two_levels=engine.two_levels,
-        across_part=sum(engine.across_bytes(execution.value_bytes)) / sum(engine.travels_bytes(execution.value_bytes)),
+        across_part=sum(engine.across_bytes(execution.value_bytes, candidate.pp, num_microbatches))
+        / sum(engine.travels_bytes(execution.value_bytes)),
         fill_share=fill_share(job, candidate.fill, candidate.pp, num_microbatches, slots[0][0]),
     )
 
