@@ -34,14 +34,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from holmes_runtime.comm import process_groups
-from holmes_runtime.comm.interface_counters import counters_increase, read_byte_counters
 from holmes_runtime.config.learning_rate import learning_rate
 from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.rank_metrics import counters_increase
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.samples import Samples, make_samples
 from holmes_runtime.model.build_stage import build_stage, loss_function
 from holmes_runtime.model.tensor_parallel import TensorParallel
+from holmes_runtime.node.interface_counters import read_byte_counters
 from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.train import read_environment
 

@@ -11,12 +11,12 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from holmes_runtime.comm.interface_counters import counters_increase, read_byte_counters, read_port_counters
 from holmes_runtime.config.gpu_peaks import peak_flops_per_s
 from holmes_runtime.config.model_shape import step_flops
 from holmes_runtime.config.node_config import hca_ports
-from holmes_runtime.config.rank_metrics import METRICS_FILE, ByteCounters, RankMetrics, WaitSeconds
+from holmes_runtime.config.rank_metrics import METRICS_FILE, ByteCounters, RankMetrics, WaitSeconds, counters_increase
 from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.node.interface_counters import read_byte_counters, read_port_counters
 from holmes_runtime.trainer import StepResult, Trainer
 
 MAX_METRICS_BYTES = 4 << 20  # some thousand steps; the agent reads every tenth of a second

@@ -16,11 +16,12 @@ from holmes_cli.job_overrides import overridden
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import Job, TrainerName
+from holmes_core.records.job import Job
 from holmes_core.records.model import PRESETS
 from holmes_core.records.parse_record import parse
 from holmes_core.records.plain_data import parse_yaml
 from holmes_core.records.record_file import write_atomically
+from holmes_core.records.trainer_settings import TrainerName
 from holmes_core.trainers.command_line import ACCELERATE, TrainerCommand, read_command, shown
 from holmes_core.trainers.from_megatron import import_megatron
 from holmes_core.trainers.from_scripts import import_script, settings_file

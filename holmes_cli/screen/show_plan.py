@@ -33,6 +33,7 @@ from planner.advice.unsaved_work import unsaved_sentences
 from planner.advice.unused_fabric import unused_fabric_sentences
 from planner.advice.utilisation import predicted_mfu
 from planner.cost.codec_loss import loss_words
+from planner.cost.engines import engine_of
 
 WIDTH = 100
 MAX_ISLANDS_RATE = 1e-3  # docs/planning.md, "Learning rate"
@@ -172,7 +173,7 @@ def _codec_sentences(plan: Plan) -> tuple[str, ...]:
 def _engine_sentence(plan: Plan) -> tuple[str, ...]:
     """Return a sentence on a trainer that is not launched, or on what its command is not told, if any."""
     if plan.job.is_launched:
-        return untold_batches(plan)
+        return (*untold_batches(plan), *reducing_sentence(plan))
     return (f"These are predictions for {plan.job.engine}: trainer in job.yaml has no command to launch.",)
 
 
@@ -187,6 +188,20 @@ def untold_batches(plan: Plan) -> tuple[str, ...]:
         "The command is not told its batches ({micro_batch_size}, {num_microbatches}): predicted are micro-batches "
         f"of {plan.micro_batch_size}, {plan.microbatches[0]} for each replica and step.",
     )
+
+
+def reducing_sentence(plan: Plan) -> tuple[str, ...]:
+    """Return a sentence on when FSDP reduces gradients, as the plan counts it, if it does not all fall together."""
+    number, engine = max(plan.microbatches), plan.job.engine
+    if plan.zero != 3 or plan.pp > 1 or number == 1:
+        return ()
+    if engine_of(plan.job).reduces == "last":
+        return (
+            f"Predicted are whole gradients on every rank until the last of {number} micro-batches, as {engine} keeps "
+            "them without sync_each_batch.",
+        )
+    unless = " unless the script calls set_requires_gradient_sync, which takes more memory" if engine == "torch" else ""
+    return (f"Predicted are gradients reduced in each of {number} micro-batches, as {engine} does{unless}.",)
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:

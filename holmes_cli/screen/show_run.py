@@ -120,7 +120,8 @@ def _show_result(plan: Plan, run: Run) -> None:
         measured, planned = map(_known_bytes, (seen.sent_bytes, planned_bytes.get((seen.host, seen.netdev))))
         rows.append((seen.host, seen.netdev, seen.network, measured, *((rdma,) if by_rdma else ()), planned))
     headings = ("host", "interface", "network", "measured", *(("by RDMA",) if by_rdma else ()), "planned")
-    out.print(fitted_table(headings, rows, out.width, "Traffic a step: sent, measured against planned"))
+    title = "Traffic a step: sent by all programs of a host, measured against planned"
+    out.print(fitted_table(headings, rows, out.width, title))
 
 
 def sentences_of(plan: Plan, run: Run) -> Iterator[str]:

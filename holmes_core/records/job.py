@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from holmes_core.records.access import LaunchSettings, OneLine
+from holmes_core.records.access import LaunchSettings
 from holmes_core.records.model import Model
 from holmes_core.records.record import FileRecord, Record
+from holmes_core.records.trainer_settings import PublishedName, TrainerName, TrainerSettings
 from holmes_runtime.config.codec import Codec, Device
 from holmes_runtime.config.field_limits import AboveZero, NotNegative, Positive
 from holmes_runtime.config.rooted_path import RootedPath
@@ -30,64 +30,12 @@ from holmes_runtime.config.schedule import ScheduleName
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 BYTES_VOCABULARY = 4096
 """The largest vocabulary of bytes with some extra tokens; published tokenizers have several times as many."""
-TrainerName = Literal["megatron", "torchtitan", "deepspeed", "accelerate", "torch"]
-PublishedName = Literal["fsdp", "megatron-2020", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
 EngineName = Literal["holmes"] | TrainerName | PublishedName
 ALWAYS_SHARDED: tuple[EngineName, ...] = ("fsdp", "torchtitan")  # weights, by FSDP
 BUNDLED_ALONE = (
     "weights", "data", "seed", "compile", "optimizer", "evaluation", "checkpoint", "profile", "wire", "islands"
 )  # fmt: skip
 """Keys of a job that the bundled runtime reads, and a trainer's command does not."""
-
-
-PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # of a setting, in a trainer's command
-OF_THE_JOB = {"steps", "seq_length"}  # settings that set nothing that is planned
-
-
-class TrainerSettings(Record):
-    """Software other than the bundled runtime that trains the model, under the plan's placement and networks."""
-
-    engine: TrainerName | PublishedName
-    """Software that the plan is for: megatron (Megatron-LM, Megatron-Bridge), torchtitan, deepspeed (ZeRO-1, and its
-    pipelines), accelerate (and Hugging Face's Trainer; FSDP), or torch (a script with DDP, or under parallel.zero 3
-    with FSDP). Other names are software as published steps were run with it: they are predicted, never launched.
-    Example: megatron"""
-    command: tuple[OneLine, ...] = ()
-    """Command of one rank, word by word; no shell reads it. The plan's settings are appended for the engine, or placed
-    where {tp}, {pp}, {dp}, {micro_batch_size}, {layout} and others stand. Without a command the plan is a prediction.
-    Example: [python, pretrain_gpt.py, --train-iters, "1000"]"""
-    folder: RootedPath = "~/"
-    """Folder in which the command runs, at the same path on every host. Words of the command that name a file of
-    launch.code become the path of that file on the host. Example: /nfs/team/Megatron-LM"""
-    step_pattern: OneLine | None = None
-    """Regular expression of the line that the trainer prints for each step, with the group `loss`, and if the line has
-    them `step` and `seconds`; not set: the engine's own, or for torch a line with "step NUMBER" and "loss NUMBER".
-    Example: 'step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)' """
-
-    @property
-    def placeholders(self) -> set[str]:
-        """Return the settings of the plan that the command holds by name."""
-        return {name for word in self.command for name in PLACEHOLDER.findall(word)}
-
-    @property
-    def takes_options(self) -> bool:
-        """True if the plan's settings are appended: the command places none itself."""
-        return self.placeholders <= OF_THE_JOB
-
-    @model_validator(mode="after")
-    def _can_be_run(self) -> TrainerSettings:
-        if self.command and self.engine not in get_args(TrainerName):
-            raise ValueError(f"command with engine {self.engine}, which is predicted and never launched")
-        if self.command and not self.command[0]:
-            raise ValueError("command begins with an empty word, which is no program")
-        if self.step_pattern is not None:
-            try:
-                groups = re.compile(self.step_pattern).groupindex
-            except re.error as error:
-                raise ValueError(f"step_pattern {self.step_pattern!r} is no regular expression: {error}") from None
-            if "loss" not in groups:
-                raise ValueError(f"step_pattern {self.step_pattern!r} has no group `(?P<loss>...)`")
-        return self
 
 
 class Parallel(Record):

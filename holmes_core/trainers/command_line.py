@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import PLACEHOLDER
+from holmes_core.records.trainer_settings import PLACEHOLDER
 
 MAX_CHARACTERS = 131_072  # of one word that Linux passes to a program
 MAX_SHOWN = 80

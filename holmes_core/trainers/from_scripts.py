@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import TrainerName
+from holmes_core.records.trainer_settings import TrainerName
 from holmes_core.trainers.command_line import ACCELERATE, TrainerCommand, shown
 from holmes_core.trainers.imported_job import (
     ImportedJob,

@@ -18,13 +18,14 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
 from holmes_runtime.comm import networks_in_use
-from holmes_runtime.comm.interface_counters import counters_increase, read_port_counters
 from holmes_runtime.comm.nccl_log import NcclLog, NcclSays
 from holmes_runtime.config.node_config import hca_ports
 from holmes_runtime.config.rank_grid import EDGE_AXES, Group
+from holmes_runtime.config.rank_metrics import counters_increase
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.node.admission.group_members import GroupMembers, closed_device
 from holmes_runtime.node.admission.own_sockets import OwnSocket, own_connections
+from holmes_runtime.node.interface_counters import read_port_counters
 
 BACKEND = "holmes"
 GLOO_THREADS = 2  # torch's own default for a Gloo group

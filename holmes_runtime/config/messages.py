@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 
 from holmes_runtime.config.islands.rendezvous_messages import FromMeeting, ToMeeting
 from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
-from holmes_runtime.config.rank_metrics import GroupRecord, RankFileKind, RankMetrics, RankNotice
+from holmes_runtime.config.rank_metrics import ByteCounters, GroupRecord, RankFileKind, RankMetrics, RankNotice
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
 ASK_FILE = "asked"  # in a node's folder: touched when the agent asks ranks of a trainer's command
@@ -143,6 +143,16 @@ class Started(NamedTuple):
 
 class RanksUp(NamedTuple):
     """Every rank's process has started."""
+
+
+class HostCounters(NamedTuple):
+    """Byte counters of a host's planned interfaces and RDMA ports, and the kinds of its planned GPUs, by CUDA's names.
+
+    Sent where ranks run a trainer's own command, which reports neither.
+    """
+
+    interfaces: dict[str, ByteCounters]
+    gpus: tuple[str, ...]
 
 
 class RankPrinted(NamedTuple):
@@ -299,6 +309,7 @@ Message = (
     | Reached
     | Started
     | RanksUp
+    | HostCounters
     | RankPrinted
     | RankMetrics
     | RankNotice

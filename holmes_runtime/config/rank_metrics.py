@@ -5,6 +5,7 @@ Free of torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from holmes_runtime.config.verdicts import Verdict
@@ -29,6 +30,12 @@ class ByteCounters(NamedTuple):
     def plus(self, more: ByteCounters) -> ByteCounters:
         """Return this reading plus an increase after it."""
         return ByteCounters(self.sent_bytes + more.sent_bytes, self.received_bytes + more.received_bytes)
+
+
+def counters_increase(before: Mapping[str, ByteCounters], after: Mapping[str, ByteCounters]) -> dict[str, ByteCounters]:
+    """Return the increase of each counter between two readings; counters that came, went or fell are left out."""
+    moved = {name: reading.since(before[name]) for name, reading in after.items() if name in before}
+    return {name: increase for name, increase in moved.items() if min(increase) >= 0}
 
 
 class WaitSeconds(NamedTuple):

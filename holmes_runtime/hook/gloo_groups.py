@@ -12,7 +12,8 @@ THREADS = 2  # torch's own default for a Gloo group
 def bind_gloo(gloo: Any, interface: Callable[[], str | None]) -> Any:
     """Return the class to make Gloo groups by: `gloo` itself in all but the device.
 
-    Every Gloo group is an instance of it, as torch asks for, also one whose Python object is gone.
+    Every Gloo group is an instance of it, as torch asks for, also one whose Python object is gone. Options that a
+    script gives keep all but their devices.
     """
 
     class OfAnyGloo(type(gloo)):  # type: ignore[misc]
@@ -22,13 +23,15 @@ def bind_gloo(gloo: Any, interface: Callable[[], str | None]) -> Any:
     class ProcessGroupGloo(gloo, metaclass=OfAnyGloo):  # type: ignore[misc]
         def __init__(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
             name = interface()
-            if name is None or (args and isinstance(args[0], gloo._Options)) or "options" in kwargs:
+            if name is None:
                 super().__init__(store, rank, size, *args, **kwargs)
                 return
+            given: Any = args[0] if args else kwargs.get("options", kwargs.get("timeout"))
+            has_options = isinstance(given, gloo._Options)
             options = gloo._Options()
             options._devices = [_device(gloo, name)]
-            options._threads = THREADS
-            timeout = args[0] if args else kwargs.get("timeout")
+            options._threads = given._threads if has_options else THREADS
+            timeout = given._timeout if has_options else given
             if timeout is not None:
                 options._timeout = timeout
             super().__init__(store, rank, size, options)

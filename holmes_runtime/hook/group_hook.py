@@ -119,8 +119,14 @@ class _GroupHook:
         return make_group
 
     def _nccl_options(self, given: Any, net_name: str) -> Any:
-        """Return options of this group alone: torch keeps them and writes to them, and engines share one object."""
-        own = copy.deepcopy(given) if given is not None else self._c10d.ProcessGroupNCCL.Options()
+        """Return options of this group alone: torch keeps them and writes to them, and engines share one object.
+
+        Options of another backend are torch's to refuse.
+        """
+        kind = self._c10d.ProcessGroupNCCL.Options
+        if given is not None and not isinstance(given, kind):
+            return given
+        own = copy.deepcopy(given) if given is not None else kind()
         own.config.net_name = net_name
         return own
 

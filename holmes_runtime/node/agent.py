@@ -29,6 +29,7 @@ from holmes_runtime.config.messages import (
     Command,
     Exited,
     Go,
+    HostCounters,
     Meet,
     Message,
     Met,
@@ -48,11 +49,12 @@ from holmes_runtime.config.messages import (
     Stop,
     Stuck,
 )
-from holmes_runtime.config.node_config import AGENT_LOCK_FILE, NodeConfig, memory_folder
+from holmes_runtime.config.node_config import AGENT_LOCK_FILE, TRAINER_FILE, NodeConfig, hca_ports, memory_folder
 from holmes_runtime.config.rank_metrics import (
     GROUPS_FILE,
     METRICS_FILE,
     NOTICES_FILE,
+    ByteCounters,
     GroupRecord,
     RankMetrics,
     RankNotice,
@@ -63,6 +65,7 @@ from holmes_runtime.node.admission.keyed_frames import rank_key
 from holmes_runtime.node.admission.rendezvous_gate import RendezvousGate
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.node.admission.tunnel import Tunnel, take_down
+from holmes_runtime.node.interface_counters import read_byte_counters, read_port_counters
 from holmes_runtime.node.left_behind import hold, remove_memory, remove_unstarted
 from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners
@@ -86,6 +89,7 @@ WAITING_POLL_S = 0.5
 GRACE_S = 3.0
 NOTICED_S = 5.0  # by when the controller, too, has noticed that the agent is silent
 ALIVE_S = 2.0
+COUNTERS_S = 0.5
 
 
 class Agent:
@@ -106,6 +110,8 @@ class Agent:
         self._told_to_stop = self._has_to_go = False  # by the controller, and by a signal
         self._ranks_are_up = False
         self._oom_kills = oom_kills()
+        self._counted_s = 0.0
+        self._gpu_kinds: tuple[str, ...] = ()
 
     def run(self) -> int:
         """The exit code to end with: 0 done, 1 failed, 3 stopped or left alone."""
@@ -119,6 +125,8 @@ class Agent:
             remove_memory(time.time())
             remove_unstarted(time.time(), self._folder.parents[1])
             facts = read_facts(self._config, self._folder)
+            planned = {gpu.name for gpu in facts.gpus or () if gpu.gpu_index in self._config.gpus}
+            self._gpu_kinds = tuple(sorted(planned))
             taken = self._gpu_claims.take(self._config.gpus, facts.gpus or (), self._config.run_id)
             listeners = self._listeners.open(facts.interfaces)
             self._report(Ready(facts._replace(gpus_taken=taken), listeners, self._listeners.open_rendezvous(), end))
@@ -261,6 +269,9 @@ class Agent:
         if not self._ranks_are_up and len({path.parent for path in logs}) == self._config.num_ranks:
             self._ranks_are_up = True
             self._report(RanksUp())
+        if (self._folder / TRAINER_FILE).exists() and time.monotonic() - self._counted_s > COUNTERS_S:
+            self._counted_s = time.monotonic()
+            self._report(HostCounters(self._counters(), self._gpu_kinds))  # before the steps that lines end
         for path in logs:
             for line in self._new_lines(path, last):
                 self._report(RankPrinted(int(path.parent.name), line))
@@ -274,6 +285,11 @@ class Agent:
             self._report(parse(RankPosition, line))
         for part in self._left_files.new():
             self._report(part)
+
+    def _counters(self) -> dict[str, ByteCounters]:
+        """Return the present counters of the planned interfaces and RDMA ports."""
+        interfaces = {name: each for name, each in read_byte_counters().items() if name in self._config.addresses}
+        return interfaces | read_port_counters(hca_ports(self._config.environment.get("NCCL_IB_HCA", "")))
 
     def _whole_lines(self, name: str) -> Iterator[str]:
         for path in sorted(self._folder.glob(name.format(rank="*"))):

@@ -33,7 +33,7 @@ class StepMetrics:
     `grad_norm` is None for a step that fp16 skipped, `eval_loss` where nothing was evaluated. `tflops_per_s` and `mfu`
     are of one rank, at the pace of the whole; `mfu` is 0 where a GPU's peak is not known. `memory_bytes` is the fullest
     rank's. Of a trainer's own command the loss is known, None where it is not finite, and the
-    rest that may be None is not.
+    rest that may be None is not; its first step has no `interfaces`, as it begins with the run.
     `verdicts` are sentences on hosts and links that are slower than planned, and on edges that were adapted.
     """
 
@@ -129,7 +129,7 @@ class StepTotals:
     """Running totals over the steps of an attempt: a run may have millions."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self._counted = 0
         self._seconds = array("d")
         self._moved: dict[tuple[str, str], tuple[int, ByteCounters]] = {}
 
@@ -137,6 +137,7 @@ class StepTotals:
         """Add one step."""
         self.count += 1
         self._seconds.append(step.step_s)
+        self._counted += bool(step.interfaces)
         for port in step.interfaces:
             known, moved = self._moved.get((port.host, port.netdev), (0, ByteCounters(0, 0)))
             more = ByteCounters(port.sent_bytes, port.received_bytes)
@@ -148,13 +149,15 @@ class StepTotals:
         return median_s(self._seconds) if self.count else None
 
     def mean_bytes(self, host: str, counters: Sequence[str]) -> ByteCounters | None:
-        """Return the mean bytes per step of some counters of a host together; None unless each is known in every
-        step."""
+        """Return the mean bytes per step of some counters of a host together, over the steps that have traffic at all.
+
+        None unless each is known in all of these.
+        """
         found = [self._moved.get((host, counter), (0, ByteCounters(0, 0))) for counter in counters]
-        if not found or any(known < self.count for known, _ in found):
+        if not self._counted or not found or any(known < self._counted for known, _ in found):
             return None
         sent, received = sum(each.sent_bytes for _, each in found), sum(each.received_bytes for _, each in found)
-        return ByteCounters(sent // self.count, received // self.count)
+        return ByteCounters(sent // self._counted, received // self._counted)
 
 
 def median_s(steps_s: Sequence[float]) -> float:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import PLACEHOLDER
 from holmes_core.records.plan import Plan
+from holmes_core.records.trainer_settings import PLACEHOLDER
 
 TITAN_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 TITAN_SUBCOMMAND = "activation-checkpoint:"  # the last word, after all options

@@ -15,6 +15,7 @@ from holmes_runtime.config.islands.rendezvous_messages import ToMeeting
 from holmes_runtime.config.messages import (
     Command,
     Exited,
+    HostCounters,
     Message,
     NotKept,
     RankFailed,
@@ -41,6 +42,7 @@ from launcher.supervise.failure import failure_of, first_cause, is_consequence
 from launcher.supervise.hang import HangDetector
 from launcher.supervise.printed_steps import PrintedSteps
 from launcher.supervise.silence import SilenceDetector
+from launcher.supervise.trainer_groups import TrainerGroups
 
 LAST_LINES = 20  # of a rank, that are shown
 MAX_LINE_CHARACTERS = 2000  # of those, and of a failure's message
@@ -54,10 +56,6 @@ _STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slur
 _STEP_KILLED = re.compile(r"srun: error: \S+: task \S+: Killed")  # all there is where slurmstepd's word is lost
 _NO_MESSAGE = "To enable traceback see"  # torchrun's word on a process that leaves it none: its last line says more
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback, by torch.distributed
-_NO_HOOK = (
-    "the trainer takes steps, but no rank has reported a process group: groups are not on the plan's networks. Run "
-    "Python without -S, -I and -E, and keep the PYTHONPATH that the command gets"
-)
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
 # where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
@@ -116,8 +114,7 @@ class AttemptState:
         self._collector = StepCollector(plan)
         self._printed = None if plan.job.is_bundled else PrintedSteps(plan, started_s)
         self._rank_at = {(rank.host, rank.local_rank): rank.rank for rank in plan.ranks}
-        self._has_groups = False
-        self._hook_sentences: set[str] = set()
+        self._groups = TrainerGroups(plan)
         self._networks = {None, SHARED, *(node.fabric.network for node in plan.nodes if node.fabric is not None)}
         self._last_lines: dict[int, deque[str]] = {}
         self._states: dict[int, str] = {}
@@ -178,6 +175,9 @@ class AttemptState:
             return [ForMeeting(heard.node_rank, heard.message)]
         reason = self._misfit(node, heard.message)
         message = heard.message if reason is None else Unreadable(reason)
+        if isinstance(message, HostCounters) and self._printed is not None:
+            self._printed.take_counters(node, message)
+            return []
         if isinstance(message, RankMessage):
             return list(self._take_of_ranks(node, message, now_s))
         return list(self._take_of_node(node, message, now_s))
@@ -226,9 +226,10 @@ class AttemptState:
         elif isinstance(message, RankFile):
             yield file_part(message)
         elif isinstance(message, RankNotice):
-            yield from self._take_notice(message)
+            yield from (message,) if self._plan.job.is_bundled else self._groups.take_notice(message)
         elif isinstance(message, GroupRecord):
-            yield from self._take_group(message)
+            self._hang.take_group(message)
+            yield from self._groups.take_group(message)
         elif isinstance(message, RankFailed):
             lines = message.last_lines or self._lines_of(message.rank)
             if message.message.startswith(_NO_MESSAGE) and lines:
@@ -257,6 +258,7 @@ class AttemptState:
         elif isinstance(message, Exited):
             self._ended.add(node.node_rank)
             yield from self._set_state(node, "ended")
+            yield from self._groups.missing() if message.exit_code == 0 else ()
         elif isinstance(message, Unreadable | Refused):
             yield from self._lose(node, unreadable_fault(node.host, message.reason).evidence, now_s)
         elif isinstance(message, LinkClosed):
@@ -271,34 +273,13 @@ class AttemptState:
         if self._states.get(node.node_rank) == "ranks up" and line.startswith(f"rank {rank} on "):
             yield from self._set_state(node, "rendezvous")
 
-    def _take_notice(self, notice: RankNotice) -> Iterator[Effect]:
-        """Take a notice. A trainer's ranks print none: of equal ones by their hooks the first is shown."""
-        if self._plan.job.is_bundled:
-            yield notice
-        elif notice.sentence not in self._hook_sentences:
-            self._hook_sentences.add(notice.sentence)
-            yield Notice(f"rank {notice.rank}: {notice.sentence}")
-
-    def _take_group(self, group: GroupRecord) -> Iterator[Effect]:
-        """Take a group of a trainer; of its members the first speaks for all."""
-        self._has_groups = True
-        self._hang.take_group(group)
-        if group.others:
-            used = (
-                f"while group {group.name} was made on {group.interface}, sockets opened on {', '.join(group.others)}"
-            )
-            yield Notice(f"rank {group.rank}: {used}")
-        if group.ranks and group.rank == min(group.ranks):
-            yield group
-
     def _take_printed(self, step: FinishedStep, now_s: float) -> Iterator[Effect]:
         """Take a step of a trainer, whose ranks go in step: the one that prints speaks for all."""
         for rank in self._plan.ranks:
             self._hang.take_progress(rank.rank, step.metrics.step, now_s)
         for node in self._plan.nodes:
             yield from self._set_state(node, "stepping")
-        if not self.has_stepped and not self._has_groups and self._plan.world_size > 1:
-            yield Notice(_NO_HOOK)
+        yield from self._groups.missing()
         if self.has_stepped:  # the first may have begun with the run
             self._hang.take_step(step.metrics.step_s)
         self.has_stepped = True

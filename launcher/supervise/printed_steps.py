@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import Node, Plan
+from holmes_runtime.config.gpu_peaks import peak_flops_per_s
+from holmes_runtime.config.messages import HostCounters
 from holmes_runtime.config.model_shape import step_flops
-from launcher.journal.step_metrics import FinishedStep, StepMetrics
+from holmes_runtime.config.rank_metrics import ByteCounters, counters_increase
+from launcher.journal.step_metrics import FinishedStep, StepMetrics, StepTraffic
+from launcher.prepare.prepare import planned_rdma_ports
 
 NUMBER = r"(?:[-+]?[0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?|[-+]?inf|nan)"
 ANY = rf"(?i)\bstep\s*[:=]?\s*(?P<step>[0-9]+)\b.*?\bloss\s*[:=]?\s*(?P<loss>{NUMBER})"
@@ -37,11 +43,20 @@ MAX_CHARACTERS = 2000  # of a line that is read
 WINDOW_S = 1.0  # lines come in batches, ten a second: shorter steps are timed over so many seconds together
 
 
+class _StepLine(NamedTuple):
+    """A step whose line has come: when, and the byte counters by then, by host."""
+
+    step: int
+    time_s: float
+    counters: Mapping[str, Mapping[str, ByteCounters]]
+
+
 class PrintedSteps:
     """Reads steps, each from the first rank that prints it. `started_s`: from there the first step is timed.
 
     A line without the number of the step is one step further than the last. Seconds are the trainer's own where it
-    prints them, else those since an earlier line, over the steps between.
+    prints them, else those since an earlier line, over the steps between. Bytes are the increase of hosts' counters
+    since that line, likewise.
     """
 
     def __init__(self, plan: Plan, started_s: float) -> None:
@@ -50,8 +65,19 @@ class PrintedSteps:
         own = trainer.step_pattern
         self._patterns = [re.compile(text) for text in ((own,) if own is not None else PATTERNS[trainer.engine])]
         self._plan, self._last_step = plan, -1
-        self._taken = deque([(-1, started_s)])  # steps and when their lines came, the first before the window
+        self._taken = deque([_StepLine(-1, started_s, {})])  # the first of them before the window
+        self._planned = {node.host: set(planned_rdma_ports(node)) for node in plan.nodes}
+        for port in plan.prediction.traffic:
+            self._planned[port.host].add(port.netdev)
+        self._counters: dict[str, Mapping[str, ByteCounters]] = {}
+        self._gpus: dict[str, tuple[str, ...]] = {}  # the kinds by host
         self._flops = step_flops(plan.job.model, plan.job.global_batch_size) / plan.world_size
+
+    def take_counters(self, node: Node, reading: HostCounters) -> None:
+        """Take a host's counters, of the interfaces and ports that the plan names."""
+        planned = self._planned[node.host]
+        self._counters[node.host] = {name: each for name, each in reading.interfaces.items() if name in planned}
+        self._gpus.setdefault(node.host, reading.gpus[: node.num_ranks])
 
     def take(self, line: str, now_s: float) -> FinishedStep | None:
         """Return the step that a line ends; None for any other line."""
@@ -65,22 +91,35 @@ class PrintedSteps:
         if "loss" not in values or step <= self._last_step:
             return None
         seconds = values.get("seconds") or (values.get("milliseconds") or 0.0) / 1000
-        step_s = seconds or self._seconds_until(step, now_s)
-        self._last_step = step
-        return FinishedStep(self._metrics(step, max(step_s, 1e-6), values), ())
-
-    def _seconds_until(self, step: int, now_s: float) -> float:
-        """Return the seconds of a step, and remember when its line came."""
-        while len(self._taken) > 1 and self._taken[1][1] <= now_s - WINDOW_S:
-            self._taken.popleft()
-        since_step, since_s = self._taken[0]
-        if since_step < 0:
+        since = self._line_before(now_s)
+        if since.step < 0:
             self._taken.clear()  # starting is no step
-        self._taken.append((step, now_s))
-        return (now_s - since_s) / (step - since_step)
+        self._taken.append(_StepLine(step, now_s, dict(self._counters)))
+        step_s = seconds or (now_s - since.time_s) / (step - since.step)
+        self._last_step = step
+        return FinishedStep(self._metrics(since, step, max(step_s, 1e-6), values), ())
 
-    def _metrics(self, step: int, step_s: float, values: Mapping[str, float | None]) -> StepMetrics:
-        job = self._plan.job
+    def _line_before(self, now_s: float) -> _StepLine:
+        """Return the line from which a step's seconds and bytes are counted."""
+        while len(self._taken) > 1 and self._taken[1].time_s <= now_s - WINDOW_S:
+            self._taken.popleft()
+        return self._taken[0]
+
+    def _traffic(self, since: _StepLine, step: int) -> Iterator[StepTraffic]:
+        """Yield the bytes of each interface a step, since an earlier line."""
+        steps = step - since.step
+        for host, counters in self._counters.items():
+            for netdev, moved in counters_increase(since.counters.get(host, {}), counters).items():
+                yield StepTraffic(host, netdev, moved.sent_bytes // steps, moved.received_bytes // steps)
+
+    def _peak_flops_per_s(self) -> float:
+        """Return the peak of the fastest GPU, whose rank is used the least; 0 unless the peaks of all are known."""
+        kinds = [self._gpus.get(node.host, ()) for node in self._plan.nodes]
+        peaks = [peak_flops_per_s(name, self._plan.job.value_type) for name in {*itertools.chain(*kinds)}]
+        return max((peak or 0.0 for peak in peaks), default=0.0) if all(kinds) and all(peaks) else 0.0
+
+    def _metrics(self, since: _StepLine, step: int, step_s: float, values: Mapping[str, float | None]) -> StepMetrics:
+        job, peak = self._plan.job, self._peak_flops_per_s()
         return StepMetrics(
             step=step,
             loss=values["loss"],
@@ -92,10 +131,10 @@ class PrintedSteps:
             exposed_s=None,
             tokens_per_s=job.global_batch_size * job.model.seq_length / step_s,
             tflops_per_s=self._flops / step_s / 1e12,
-            mfu=0.0,
+            mfu=self._flops / step_s / peak if peak else 0.0,
             memory_bytes=None,
             verdicts=(),
-            interfaces=(),
+            interfaces=tuple(self._traffic(since, step)),
         )
 
 

@@ -61,6 +61,7 @@ class Execution(NamedTuple):
     sum_bytes: int = GRADIENT_BYTES
     keeps_rounded: bool = True
     keeps_reduced: bool = True
+    whole_bytes: int = 0
     slowdown: float = 1.0
 
 
@@ -91,6 +92,7 @@ def make_execution(
         sum_bytes=engine.reduced_bytes,
         keeps_rounded=engine.keeps_rounded,
         keeps_reduced=engine.keeps_reduced,
+        whole_bytes=engine.whole_bytes(job.value_bytes, pp, -(-job.global_batch_size // (dp * micro_batch_size))),
         slowdown=1 + engine.growth * log2(tp * pp * dp),
     )
 
@@ -180,8 +182,9 @@ def state_bytes(parameters: int, execution: Execution) -> int:
     not have.
 
     Under ZeRO-3 weights and gradient sums are in as many parts as `weight_shards`, and where those are all replicas
-    the sums are the reduced gradients. Masters and moments may be in host memory instead. Source: Rajbhandari et al.,
-    ZeRO, 2020, stages 1 and 3; holmes_runtime.parallel.zero1 and zero3.
+    the sums are the reduced gradients; another engine may keep `whole_bytes` of each parameter as well. Masters and
+    moments may be in host memory instead. Source: Rajbhandari et al., ZeRO, 2020, stages 1 and 3;
+    holmes_runtime.parallel.zero1 and zero3.
     """
     has_masters = execution.value_bytes < MASTER_BYTES
     sharded = MOMENT_BYTES + MASTER_BYTES * has_masters
@@ -191,6 +194,7 @@ def state_bytes(parameters: int, execution: Execution) -> int:
         sharded += 2 * GRADIENT_BYTES
     weight_bytes = execution.value_bytes if execution.keeps_rounded or not has_masters else 0
     kept = -(-parameters * (weight_bytes + execution.sum_bytes) // execution.weight_shards)
+    kept += parameters * execution.whole_bytes if execution.weight_shards > 1 else 0
     return kept + -(-parameters * sharded // execution.dp)
 
 

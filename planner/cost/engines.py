@@ -11,13 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from holmes_core.records.job import EngineName, Job, TrainerSettings
+from holmes_core.records.job import EngineName, Job
+from holmes_core.records.trainer_settings import TrainerSettings
 from holmes_runtime.config.run_settings import Recompute
 from holmes_runtime.config.schedule import ScheduleName
 
 EVERY_SCHEDULE: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "eager", "interleaved", "zero-bubble")
 MEGATRON_SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved")
 Degree = Literal["tp", "pp"]
+Reduces = Literal["inside", "all", "last"]
 BOTH: tuple[Degree, ...] = ("tp", "pp")
 
 
@@ -31,7 +33,9 @@ class Engine:
     stand next to fp32 masters. keeps_reduced: a rank keeps its part of the reduced gradients apart from the
     sums. reduced_bytes, gathered_bytes: a parameter's, as its gradient is summed and reduced, and its weight gathered;
     None: as many as the weight has. gathers_first: under the first forward, else gradients are all-reduced.
-    overlaps_exchange: bucket by bucket under the last backward, else after all of it.
+    overlaps_exchange: bucket by bucket under the last backward, else after all of it. reduces: under ZeRO-3, gradients
+    of every micro-batch inside the groups that share weights and once a step among copies; of every micro-batch among
+    all, but in a pipeline once; or once, with whole gradients until then.
 
     exposed_tp: share of the seconds of tensor parallel collectives that matrix products do not hide. inside_share:
     share of the links inside a host that collectives get. edge_share, exchange_share: shares of a host's NICs that
@@ -61,6 +65,7 @@ class Engine:
     gathered_bytes: int | None = None
     gathers_first: bool = True
     overlaps_exchange: bool = True
+    reduces: Reduces = "inside"
     exposed_tp: float = 1.0
     inside_share: float = 0.8  # fitted on the A100 rows, see docs/cost-model.md
     inside_latency_s: float = 3.4e-6  # of one hop, fitted together with it
@@ -86,10 +91,23 @@ class Engine:
         """Return the bytes of a parameter of so many, reduced and gathered."""
         return self.reduced_bytes, value_bytes if self.gathered_bytes is None else self.gathered_bytes
 
-    def across_bytes(self, value_bytes: int) -> tuple[int, int]:
-        """Return the same between clusters, in two levels: reduced, and gathered as gradients or as updated weights."""
+    def across_bytes(self, value_bytes: int, pp: int, num_microbatches: int) -> tuple[int, int]:
+        """Return the same between clusters, in two levels: reduced, and gathered as gradients or as updated weights.
+
+        Where that is done in every micro-batch, the bytes of all are added up.
+        """
         reduced, gathered = self.travels_bytes(value_bytes)
-        return (reduced, reduced) if self.copies_update else (reduced, gathered)
+        times = num_microbatches if self.reduces == "all" and pp == 1 else 1
+        return (reduced * times, (reduced if self.copies_update else gathered) * times)
+
+    def whole_bytes(self, value_bytes: int, pp: int, num_microbatches: int) -> int:
+        """Return the bytes of a parameter that a rank of ZeRO-3 keeps whole until the last micro-batch.
+
+        A pipeline of torch keeps weights, too, from the first backward on.
+        """
+        if num_microbatches == 1 or self.reduces == "inside" or (self.reduces == "all" and pp == 1):
+            return 0
+        return value_bytes + self.reduced_bytes if pp > 1 else value_bytes
 
     @property
     def has_instances(self) -> bool:
@@ -162,7 +180,10 @@ DDP = replace(
     free_degrees=(),
 )
 # A script with FSDP2, its own or that of accelerate: no pipeline. Its tensor parallelism needs a plan of the model's.
-FSDP_SCRIPT = replace(FSDP, schedules=("1f1b",), degrees=("tp",), free_degrees=(), shards_tied=True, unsharded=DDP)
+# FSDP2 reduces in every backward unless set_requires_gradient_sync(False) is called, as accelerate does.
+FSDP_SCRIPT = replace(
+    FSDP, reduces="all", schedules=("1f1b",), degrees=("tp",), free_degrees=(), shards_tied=True, unsharded=DDP
+)
 ENGINES: dict[EngineName, Engine] = {
     "holmes": Engine(shards_weights=True),
     # Megatron-LM of 2026: 1F1B or interleaved, and any cut by its layout. With several instances of its
@@ -170,10 +191,10 @@ ENGINES: dict[EngineName, Engine] = {
     "megatron": replace(
         MEGATRON_2024, schedules=("1f1b", "interleaved"), two_levels=True, copies_update=True, overlaps_levels=False
     ),
-    "torchtitan": FSDP,
+    "torchtitan": replace(FSDP, reduces="all"),
     # Its pipeline module cuts by number, type or parameters of layers, and its tensor parallelism is the model's own.
     "deepspeed": replace(MEGATRON_DEEPSPEED, schedules=("1f1b",), free_degrees=("pp",), cuts="even"),
-    "accelerate": FSDP_SCRIPT,
+    "accelerate": replace(FSDP_SCRIPT, reduces="last"),
     "torch": FSDP_SCRIPT,
     "fsdp": FSDP,
     # As it was in 2020, with torch's data parallel wrapper: gradients in 16 bits, bucket by bucket under the backward.

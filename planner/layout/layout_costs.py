@@ -75,7 +75,9 @@ class LayoutCosts:
         self._inventory, self._networks = problem.inventory, problem.networks
         self.execution, self._engine = layout.candidate.execution(problem.job), engine_of(problem.job)
         self._travels_bytes = self._engine.travels_bytes(self.execution.value_bytes)
-        self._across_bytes = self._engine.across_bytes(self.execution.value_bytes)
+        self._across_bytes = self._engine.across_bytes(
+            self.execution.value_bytes, layout.candidate.pp, max(layout.microbatches)
+        )
         price, slots = cache(self._price), self._slots(problem.fleet)
         self.priced = {name: price(slot) for name, slot in slots.items()}
         self.edges = self._edges()

@@ -10,7 +10,7 @@ from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import ModelShape, gradient_order
 from holmes_runtime.config.schedule import ActionKind, make_schedule
 from planner.cost.collectives import shard_exchange_bytes
-from planner.cost.counts import GRADIENT_BYTES, Execution, edge_bytes, tied_bytes
+from planner.cost.counts import Execution, edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.layout.layout import Layout
 from planner.schedule.buckets import part_parameters
@@ -87,23 +87,26 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     host its part, and gets as much from there. Under ZeRO-3 all of that is done for every micro-batch.
     """
     n, first = len(group.ranks), layout.ranks[group.ranks[0]]
-    parameters = layout.rank_parameters(job.model, first.pp_rank)
+    parameters, num_microbatches = layout.rank_parameters(job.model, first.pp_rank), layout.microbatches[first.dp_rank]
+    engine = engine_of(job)
     gathered_parameters = parameters
     if group.axis == "dp" and layout.candidate.weight_shards > 1:
         gathered_parameters = _gathered_parameters(job.model, layout, first)
-        parameters *= layout.microbatches[first.dp_rank]
+        parameters *= num_microbatches if engine.reduces != "last" else 1
     if group.axis == "dp_across":  # a rank's part after its cluster's replicas have added up
         parameters = gathered_parameters = parameters * n // layout.candidate.dp
     hosts = [layout.ranks[rank].host for rank in group.ranks]
     ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
-    engine = engine_of(job)
-    travels = engine.across_bytes if group.axis == "dp_across" else engine.travels_bytes
-    reduced_bytes, gathered_bytes = travels(execution.value_bytes)
+    reduced_bytes, gathered_bytes = engine.travels_bytes(execution.value_bytes)
+    if group.axis == "dp_across":
+        reduced_bytes, gathered_bytes = engine.across_bytes(
+            execution.value_bytes, layout.candidate.pp, num_microbatches
+        )
     gathered = shard_exchange_bytes(gathered_bytes * gathered_parameters, n)
     if job.device == "cuda":
         reduced = shard_exchange_bytes(reduced_bytes * parameters, n)
         return [(i, j, gathered + reduced) for i, j in ring]
-    members, part = Counter(hosts), GRADIENT_BYTES * parameters / n
+    members, part = Counter(hosts), reduced_bytes * parameters / n
     # A member stands for its receivers: its own interface gets back the bytes that they send.
     return [(i, j, gathered) for i, j in ring] + [(i, i, part * (n - members[host])) for i, host in enumerate(hosts)]
 

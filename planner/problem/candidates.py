@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, get_args
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.records.job import Job, PublishedName
+from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
+from holmes_core.records.trainer_settings import PublishedName
 from holmes_runtime.config.model_shape import ModelShape, stage_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom

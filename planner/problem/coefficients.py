@@ -172,12 +172,13 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     message = tp * edge_bytes(model, execution) / engine.edge_share
     # What crosses the network that all share:
     packed = tp * edge_bytes(model, execution, lossiest_codec(job)) / engine.edge_share
-    travels = tp * sum(engine.travels_bytes(execution.value_bytes))
+    bytes_each = sum(engine.travels_bytes(execution.value_bytes))
     inside = shard_exchange_bytes(1.0, dp)
     exchange = inside / engine.exchange_share
     names = fleet.cluster_names
     hardware = [each.hardware for each in classes]
     num_microbatches = candidate.num_microbatches(job.global_batch_size)
+    across_bytes = engine.across_bytes(execution.value_bytes, candidate.pp, num_microbatches)
     return Coefficients(
         candidate=candidate,
         num_layers=model.num_layers,
@@ -211,14 +212,14 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
         shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
         inside_sync_s_per_byte=tuple(inside / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
-        layer_sync_bytes=travels * layer_parameters(model, tp),
-        first_sync_bytes=travels * embedding_parameters(model, tp),
-        last_sync_bytes=travels * head_parameters(model, tp, is_first=candidate.pp == 1),
+        layer_sync_bytes=tp * bytes_each * layer_parameters(model, tp),
+        first_sync_bytes=tp * bytes_each * embedding_parameters(model, tp),
+        last_sync_bytes=tp * bytes_each * head_parameters(model, tp, is_first=candidate.pp == 1),
         action_s=tuple(slot.action_s for slot in at_work),
         hides_edges=job.parallel.schedule in (None, "eager"),
         has_two_levels=engine.two_levels and (candidate.copies > 1 or not engine.copies_update),
         engine=engine,
-        across_part=sum(engine.across_bytes(execution.value_bytes)) / sum(engine.travels_bytes(execution.value_bytes)),
+        across_part=sum(across_bytes) / bytes_each,
         fill_share=fill_share(job, candidate.fill, candidate.pp, num_microbatches, slots[0][0]),
     )
 

@@ -16,6 +16,7 @@ from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import head_parameters, layer_parameters
 from planner.cost.collectives import PassTimes, exchange_hops, exchange_share, shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES
+from planner.cost.engines import engine_of
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
@@ -91,5 +92,6 @@ def _traffic(
     """Return the traffic of so many parameters on one tensor shard; all shards share the network."""
     per_value_s = candidate.tp * parameters * s_per_byte
     value_bytes = candidate.execution(job).value_bytes
-    seconds = value_bytes * per_value_s + hops_s[0], GRADIENT_BYTES * per_value_s + hops_s[1]
-    return WeightTraffic(*seconds, exposed_part(job))
+    reduces = engine_of(job).reduces != "last"
+    gather_s, reduce_s = value_bytes * per_value_s + hops_s[0], (GRADIENT_BYTES * per_value_s + hops_s[1]) * reduces
+    return WeightTraffic(gather_s, reduce_s, exposed_part(job))

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes_core.records.job import TrainerName
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
+from holmes_core.records.trainer_settings import TrainerName
 from tests.cli.test_three_commands import MODEL, holmes, inventory, nothing_is_left
 from tests.testbed.launch_ends import Ending, Way, end_so, of_trainer, trainer_endings
 from tests.testbed.needs_bed import NEEDS_BED
@@ -144,4 +144,6 @@ def test_script_trains_as_by_bare_torchrun_with_each_group_on_its_network(
     assert (0, plan.world_size - 1) in members or not trained.has_late_group
     run = read_file(Run, folder / "run.json")
     assert sum(each.count for each in run.groups) == len(groups)
+    assert run.traffic
+    assert all(each.sent_bytes is not None for each in run.traffic)
     assert nothing_is_left(site.bed)

@@ -22,7 +22,7 @@ from holmes_runtime.config.messages import (
     Started,
     Stuck,
 )
-from holmes_runtime.config.rank_metrics import RankNotice
+from holmes_runtime.config.rank_metrics import GroupRecord, RankNotice
 from holmes_runtime.config.verdicts import HostIsSlow
 from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.step_metrics import FinishedStep
@@ -347,6 +347,30 @@ def test_a_step_that_was_killed_is_told_from_an_agent_that_was() -> None:
     assert state.cause is not None
     assert state.cause.message.endswith("its step of the Slurm job was killed, as `scancel` does")
     assert not state.cause.host_lost
+
+
+def unhooked(effects: list[Effect]) -> bool:
+    return any(isinstance(each, Notice) and "no rank has reported a process group" in each.text for each in effects)
+
+
+def test_trainer_whose_ranks_report_no_group_is_named_at_its_first_step_and_once() -> None:
+    state = attempt(plan=trainer_plan())
+    assert unhooked(say(state, 0, RankPrinted(0, "step 1 loss 3")))
+    assert not unhooked(say(state, 0, RankPrinted(0, "step 2 loss 3")))
+    assert not unhooked(say(state, 0, Exited(0)))
+
+
+def test_trainer_that_prints_no_step_is_named_when_its_ranks_end_well() -> None:
+    assert unhooked(say(attempt(plan=trainer_plan()), 0, Exited(0)))
+    assert not unhooked(say(attempt(plan=trainer_plan()), 0, Exited(1)))  # it failed, maybe before its first group
+    assert not unhooked(say(attempt(), 0, Exited(0)))
+
+
+def test_trainer_whose_ranks_report_groups_is_not_named() -> None:
+    state = attempt(plan=trainer_plan())
+    say(state, 0, GroupRecord(0, "0", "default", "gloo", (0, 1, 2, 3), "shared", "eth0", None))
+    assert not unhooked(say(state, 0, RankPrinted(0, "step 1 loss 3")))
+    assert not unhooked(say(state, 0, Exited(0)))
 
 
 def test_equal_notices_of_a_trainers_hooks_are_shown_once() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes_cli.screen.show_plan import untold_batches
+from holmes_cli.screen.show_plan import reducing_sentence, untold_batches
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
@@ -123,6 +123,25 @@ def test_a_command_that_is_not_told_its_batches_is_named(engine: str, words: tup
     sentences = untold_batches(plan)
     assert bool(sentences) is not is_told
     assert is_told or f"micro-batches of {plan.micro_batch_size}, {plan.microbatches[0]} for each" in sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("engine", "zero", "samples", "words"),
+    [
+        ("torch", 3, 2, "reduced in each of 8 micro-batches, as torch does unless the script calls set_requires"),
+        ("accelerate", 3, 2, "whole gradients on every rank until the last of 8 micro-batches, as accelerate"),
+        ("accelerate", 3, 16, ""),
+        ("torch", 1, 2, ""),
+    ],
+)
+def test_plan_says_when_gradients_of_several_micro_batches_are_reduced(
+    engine: str, zero: int, samples: int, words: str
+) -> None:
+    fixed = {"zero": zero, "micro_batch_size": samples, "dp": 4}
+    plan = plan_of_engine(engine, "python", "train.py", model=SMALL, global_batch_size=64, parallel=fixed)
+    assert max(plan.microbatches) == 16 // samples
+    assert bool(reducing_sentence(plan)) is bool(words)
+    assert words in " ".join(reducing_sentence(plan))
 
 
 def examples() -> list[Job]:

@@ -6,9 +6,13 @@ import pytest
 
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
-from launcher.journal.step_metrics import StepMetrics
+from holmes_runtime.config.gpu_peaks import PEAK_FLOPS_PER_S
+from holmes_runtime.config.messages import HostCounters
+from holmes_runtime.config.model_shape import step_flops
+from holmes_runtime.config.rank_metrics import ByteCounters
+from launcher.journal.step_metrics import StepMetrics, StepTraffic
 from launcher.supervise.printed_steps import PrintedSteps
-from tests.launcher.plans import cpu_plan
+from tests.launcher.plans import cpu_plan, gpu_plan
 
 # As each prints it in its logs: Megatron-LM and torchtitan issues, DeepSpeed's pipeline tutorial, transformers 4 and 5.
 MEGATRON = (
@@ -25,10 +29,10 @@ TRANSFORMERS_4 = "{'loss': 2.3456, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'e
 TRANSFORMERS_5 = "  1%|          | 1/100 [00:00<00:10]{'loss': '2.3456', 'grad_norm': '1.25', 'epoch': '0.01'}"
 
 
-def plan_of_command(engine: str, **trainer: object) -> Plan:
+def plan_of_command(engine: str, on_gpus: bool = False, **trainer: object) -> Plan:
     """The plan of a small job for a trainer's command."""
-    plan = cpu_plan()
-    job = plan.job.model_dump(mode="json", exclude={"data", "optimizer", "checkpoint", "evaluation"})
+    plan = gpu_plan() if on_gpus else cpu_plan()
+    job = plan.job.model_dump(mode="json", exclude={"data", "optimizer", "checkpoint", "evaluation", "compile"})
     job["trainer"] = {"engine": engine, "command": ["python", "train.py"], **trainer}
     return plan.model_copy(update={"job": Job.model_validate(job)})
 
@@ -102,6 +106,75 @@ def test_pattern_of_the_users_own_takes_the_place_of_the_engine_s() -> None:
     metrics = taken(steps, "it 3: 0.75 s, L=2.5", 9.0)
     assert (metrics.step, metrics.step_s, metrics.loss) == (2, 0.75, 2.5)
     assert steps.take(MEGATRON, 10.0) is None
+
+
+def test_bytes_are_the_increase_of_the_planned_counters_over_the_steps_between() -> None:
+    plan = plan_of_command("torch")
+    steps, node = PrintedSteps(plan, 0.0), plan.nodes[0]
+    netdev = next(port.netdev for port in plan.prediction.traffic if port.host == node.host)
+
+    def count(sent: int) -> None:
+        steps.take_counters(node, HostCounters({netdev: ByteCounters(sent, 2 * sent), "other": ByteCounters(9, 9)}, ()))
+
+    assert taken(steps, "step 1 loss 3", 10.0).interfaces == ()  # it begins with the run
+    count(5000)
+    assert taken(steps, "step 2 loss 3", 20.0).interfaces == ()  # no counters before it
+    count(5600)
+    assert taken(steps, "step 4 loss 3", 30.0).interfaces == (StepTraffic(node.host, netdev, 300, 600),)
+    count(100)  # the host's interface came up anew
+    assert taken(steps, "step 5 loss 3", 40.0).interfaces == ()
+
+
+def test_bytes_and_seconds_of_short_steps_are_of_the_same_lines() -> None:
+    plan = plan_of_command("torch")
+    steps, node = PrintedSteps(plan, 0.0), plan.nodes[0]
+    netdev = next(port.netdev for port in plan.prediction.traffic if port.host == node.host)
+    sent = []
+    for step in range(1, 201):
+        if step % 5 == 0:  # counters come twice a second, lines ten times
+            steps.take_counters(node, HostCounters({netdev: ByteCounters(1000 * step, 0)}, ()))
+        sent += [port.sent_bytes for port in taken(steps, f"step {step} loss 1", 60 + step / 10).interfaces]
+    assert sum(sent[20:]) / len(sent[20:]) == pytest.approx(1000, rel=0.05)
+
+
+def test_mfu_is_of_a_rank_on_the_fastest_gpu_once_all_peaks_are_known() -> None:
+    plan = plan_of_command("torch", on_gpus=True)
+    steps, kinds = PrintedSteps(plan, 0.0), ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"]
+    steps.take_counters(plan.nodes[0], HostCounters({}, (kinds[0],)))
+    assert taken(steps, "step 1 loss 3", 10.0).mfu == 0
+    steps.take_counters(plan.nodes[1], HostCounters({}, (kinds[1],)))
+    metrics = taken(steps, "step 2 loss 3", 12.0)
+    flops_per_s = step_flops(plan.job.model, plan.job.global_batch_size) / plan.world_size / 2.0
+    assert metrics.mfu == pytest.approx(flops_per_s / PEAK_FLOPS_PER_S["H100"]["bf16"])
+
+
+@pytest.mark.parametrize("kinds", [(), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb",), ("Some GPU", "NVIDIA H100 80GB HBM3")])
+def test_mfu_is_not_known_without_the_peak_of_every_gpu(kinds: tuple[str, ...]) -> None:
+    plan = plan_of_command("torch", on_gpus=True)
+    steps = PrintedSteps(plan, 0.0)
+    for node in plan.nodes:
+        steps.take_counters(node, HostCounters({}, kinds))
+    assert taken(steps, "step 1 loss 3", 10.0).mfu == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["python", "-I", "train.py"], "with -I"),
+        (["/opt/conda/bin/python3.12", "-uE", "-m", "train"], "with -E"),
+        (["env", "PYTHONPATH=src", "python", "train.py"], "with PYTHONPATH=src"),
+    ],
+)
+def test_command_whose_groups_would_have_no_network_is_refused(command: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=f"runs Python {words}"):
+        plan_of_command("torch", command=command)
+
+
+@pytest.mark.parametrize("command", ["python -u train.py -S", "python -m train -I", "./run -I", "python -W -E t.py"])
+def test_options_of_the_program_are_its_own(command: str) -> None:
+    trainer = plan_of_command("torch", command=command.split()).job.trainer
+    assert trainer is not None
+    assert " ".join(trainer.command) == command
 
 
 @pytest.mark.parametrize(("pattern", "words"), [("(", "no regular expression"), ("step (?P<step>.)", "no group")])

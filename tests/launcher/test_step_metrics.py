@@ -113,18 +113,33 @@ def test_a_measured_speed_says_how_long_layers_and_head_take() -> None:
         assert expected.compute_s[rank.rank] == pytest.approx(flops / 2e10)
 
 
-def test_bytes_a_step_are_the_mean_of_all_steps_since_gathered_weights_travel_into_the_next() -> None:
-    plan = cpu_plan()
-    port = plan.prediction.traffic[0]
+def step_of(plan: Plan) -> StepMetrics:
     collector = StepCollector(plan)
     finished = [collector.add(report(plan, rank, step_s=1.0)) for rank in range(plan.world_size)][-1]
     assert finished is not None
-    step = finished.metrics
+    return finished.metrics
+
+
+def test_bytes_a_step_are_the_mean_of_all_steps_since_gathered_weights_travel_into_the_next() -> None:
+    plan = cpu_plan()
+    port, step = plan.prediction.traffic[0], step_of(plan)
     steps = [replace(step, interfaces=(StepTraffic(port.host, port.netdev, sent, sent),)) for sent in (50, 100, 150)]
 
     seen = traffic_per_step(total(steps), plan)
 
     assert [one.sent_bytes for one in seen if (one.host, one.netdev) == (port.host, port.netdev)] == [100]
+
+
+def test_traffic_is_the_mean_over_the_steps_that_have_any() -> None:
+    plan = cpu_plan()
+    port, step = plan.prediction.traffic[0], step_of(plan)
+    first = replace(step, interfaces=())  # of a trainer's command
+    later = replace(step, interfaces=(StepTraffic(port.host, port.netdev, 100, 200),))
+
+    seen = traffic_per_step(total([first, later, later]), plan)
+
+    assert [one.sent_bytes for one in seen if (one.host, one.netdev) == (port.host, port.netdev)] == [100]
+    assert {one.sent_bytes for one in traffic_per_step(total([first]), plan)} == {None}
 
 
 def total(steps: list[StepMetrics]) -> StepTotals:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from holmes_core.records.inventory import FabricKind
-from holmes_core.records.job import TrainerName
 from holmes_core.records.plan import Plan
+from holmes_core.records.trainer_settings import TrainerName
 from holmes_runtime.config.node_config import TRAINER_VARIABLE
 from holmes_runtime.config.rank_metrics import GroupRecord
 from holmes_runtime.hook import group_hook
@@ -209,14 +209,15 @@ def test_mesh_of_torch_makes_the_groups_of_the_plan(seed: int, hooked: Hooked) -
         sizes = plan.dp // plan.weight_shards, plan.weight_shards
         if plan.zero == 1:
             return {"dp_shard": hooked.dist.group.WORLD}
-        return of_mesh(
-            meshes.init_device_mesh("cpu", sizes, mesh_dim_names=("dp_replicate", "dp_shard")),
-            ("dp_replicate", "dp_shard"),
-        )
+        names = ("dp_replicate", "dp_shard")
+        plain = meshes.init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        own = meshes.init_device_mesh("cpu", sizes, mesh_dim_names=names, backend_override=dict.fromkeys(names, "fake"))
+        return of_mesh(plain, names) | {f"own {name}": group for name, group in of_mesh(own, names).items()}
 
     made = hooked.made_by(plan, groups)
-    assert made.get("dp_shard", set()) == all_groups(plan, "dp")
-    assert made.get("dp_replicate", set()) == all_groups(plan, "dp_across")
+    for prefix in ("", "own ") if plan.zero == 3 else ("",):
+        assert made.get(f"{prefix}dp_shard", set()) == all_groups(plan, "dp")
+        assert made.get(f"{prefix}dp_replicate", set()) == all_groups(plan, "dp_across")
 
 
 @each_drawn_plan

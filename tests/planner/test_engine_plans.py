@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.job import Parallel, TrainerName
+from holmes_core.records.job import Parallel
 from holmes_core.records.plan import Plan
+from holmes_core.records.trainer_settings import TrainerName
 from planner.advice.engine_price import engine_sentence
+from planner.cost.counts import state_bytes
+from planner.cost.engines import ENGINES
 from planner.layout.verify import check_engine
 from planner.problem.candidates import candidate_of
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
@@ -180,6 +183,40 @@ def test_the_price_of_an_engine_is_a_sentence() -> None:
     (sentence,) = engine_sentence(one, plan_for(one, bed_job(trainer=trainer, data=None, parallel={})), 60.0)
     assert "no choice that it lacks" in sentence
     assert engine_sentence(one, plan_for(one, bed_job(parallel={})), 60.0) == ()
+
+
+def test_gradients_are_reduced_when_each_engine_reduces_them() -> None:
+    """FSDP2 in every backward, unless it is told to wait, as accelerate does; then whole gradients take memory."""
+    plans = {}
+    for engine in ("torch", "accelerate"):
+        for samples in (1, 2):  # of two on each replica
+            fixed = {"dp": 32, "zero": 3, "micro_batch_size": samples, "recompute": "full"}
+            job = trainer_job(engine, model=SMALL, precision="fp32", global_batch_size=64, parallel=fixed)
+            plans[engine, 2 // samples] = plan_for(gpu_inventory([2, 2]), job)
+    sent = {
+        (*key, network): sum(
+            each.sent_bytes for each in plan.prediction.traffic if (each.network == "shared") == (network == "shared")
+        )
+        for key, plan in plans.items()
+        for network in ("shared", "inside")
+    }
+    assert {plan.weight_shards for plan in plans.values()} == {16}
+    assert sent["torch", 2, "shared"] == pytest.approx(2 * sent["torch", 1, "shared"], rel=1e-6)
+    assert sent["accelerate", 2, "shared"] == sent["accelerate", 1, "shared"] == sent["torch", 1, "shared"]
+    assert sent["torch", 2, "inside"] > sent["accelerate", 2, "inside"] > sent["torch", 1, "inside"]
+    assert plans["torch", 2].prediction.step_s > plans["accelerate", 2].prediction.step_s
+
+    execution = {key: candidate_of(plan).execution(plan.job) for key, plan in plans.items()}
+    whole = [state_bytes(1000, each) - state_bytes(1000, execution["torch", 1]) for each in execution.values()]
+    assert whole == [0, 0, 4000, 0]
+
+
+@pytest.mark.parametrize(("pp", "across", "whole"), [(1, 4 * 8, 0), (2, 4, 2 + 4)])
+def test_torchtitan_reduces_in_every_backward_but_once_in_a_pipeline(pp: int, across: int, whole: int) -> None:
+    engine = ENGINES["torchtitan"]
+    assert engine.across_bytes(2, pp, 8) == (across, across)
+    assert engine.whole_bytes(2, pp, 8) == whole
+    assert engine.whole_bytes(2, pp, 1) == 0
 
 
 def test_copies_of_shards_keep_states_and_all_reduce_gradients_between_clusters() -> None:

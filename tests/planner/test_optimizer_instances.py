@@ -8,8 +8,8 @@ import pytest
 
 from holmes_cli.screen.plan_tables import describe_degrees
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import TrainerName, TrainerSettings
 from holmes_core.records.plan import Plan, PlanGroup, Prediction
+from holmes_core.records.trainer_settings import TrainerName, TrainerSettings
 from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
 from launcher.prepare.engine_arguments import command_of, engine_arguments
 from planner.advice.engine_price import engine_sentence

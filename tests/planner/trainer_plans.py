@@ -8,8 +8,9 @@ from typing import Any
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import FabricKind, Inventory
-from holmes_core.records.job import Job, TrainerName
+from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
+from holmes_core.records.trainer_settings import TrainerName
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory, plan_anew
 
 TRAINERS: tuple[TrainerName, ...] = ("megatron", "torchtitan", "deepspeed", "accelerate", "torch")

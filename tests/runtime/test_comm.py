@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.comm.group_opening import EDGE_CTAS, nccl_fields
-from holmes_runtime.comm.interface_counters import counters_increase, parse_net_dev, read_port_counters
 from holmes_runtime.comm.process_groups import check_interfaces, select_device
 from holmes_runtime.config.rank_grid import Group
-from holmes_runtime.config.rank_metrics import ByteCounters
+from holmes_runtime.config.rank_metrics import ByteCounters, counters_increase
+from holmes_runtime.node.interface_counters import parse_net_dev, read_port_counters
 
 from .launched_runs import make_config
 

@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from holmes_core.records.trainer_settings import unhooked_python
 from holmes_runtime.config.node_config import TRAINER_VARIABLE
 from holmes_runtime.config.trainer_config import HOOK_FOLDER, SHARED, TrainerConfig, TrainerNetwork, TrainerRank
+from holmes_runtime.hook.gloo_groups import bind_gloo
 from holmes_runtime.hook.group_hook import hook_groups
 from holmes_runtime.hook.group_network import network_of
 from holmes_runtime.hook.nccl_check import NcclCheck
@@ -156,6 +158,47 @@ def test_options_that_an_engine_shares_between_groups_stay_as_they_are(tmp_path:
     assert shared.config.net_name is before["config"].net_name is None
 
 
+def test_options_of_another_backend_are_left_to_torch_which_refuses_them(tmp_path: Path) -> None:
+    c10d, other = hooked(tmp_path, table("aabb")), SimpleNamespace(_threads=2)
+    assert options_of(c10d, [0, 2], given=other) is other
+    assert not hasattr(other, "config")
+
+
+class FakeGloo:
+    """torch's class of Gloo groups; `given` are the arguments behind store, rank and size."""
+
+    class _Options:
+        def __init__(self) -> None:
+            self._devices: list[str] = []
+            self._threads, self._timeout = 1, 60
+
+    def __init__(self, store: object, rank: int, size: int, *given: Any, **named: Any) -> None:
+        del store, rank, size
+        self.given = given or named["options" if "options" in named else "timeout"]
+
+    @staticmethod
+    def create_device(interface: str, lazy_init: bool) -> str:
+        assert not lazy_init
+        return f"device of {interface}"
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_gloo_group_with_options_of_the_script_s_own_keeps_all_but_their_device(by_name: bool) -> None:
+    own = FakeGloo._Options()
+    own._devices, own._threads, own._timeout = ["device of eth9"], 7, 90
+    words: tuple[Any, dict[str, Any]] = ((), {"options": own}) if by_name else ((own,), {})
+    (made,) = bind_gloo(FakeGloo, lambda: "eth0")(None, 0, 2, *words[0], **words[1]).given
+    assert (made._devices, made._threads, made._timeout) == (["device of eth0"], 7, 90)
+    assert own._devices == ["device of eth9"]
+    unplanned = bind_gloo(FakeGloo, lambda: None)(None, 0, 2, *words[0], **words[1]).given
+    assert own in (unplanned, *([] if by_name else unplanned))
+
+
+def test_gloo_group_keeps_its_timeout() -> None:
+    (made,) = bind_gloo(FakeGloo, lambda: "eth0")(None, 0, 2, timeout=30).given
+    assert (made._devices, made._threads, made._timeout) == (["device of eth0"], 2, 30)
+
+
 def test_split_groups_are_made_anew(tmp_path: Path) -> None:
     c10d = hooked(tmp_path, table("aabb"), rank=2)
     split: Any = c10d.split_group  # type: ignore[attr-defined]
@@ -277,6 +320,13 @@ def test_hook_runs_the_sitecustomize_that_it_shadows_and_imports_no_torch(tmp_pa
     for environ in ({}, {TRAINER_VARIABLE: str(tmp_path / "trainer.json"), "RANK": "0"}):
         done = python(tmp_path, "-c", RAN, **environ)
         assert done.stdout.split() == ["mine", "False", str(tmp_path / "sitecustomize.py")], done.stderr
+
+
+@pytest.mark.parametrize("options", ["-c", "-I -c", "-E -c", "-S -c", "-us -c", "-uEc", "-W error -S -c", "-X dev -c"])
+def test_commands_are_refused_whose_python_does_not_run_the_hook(options: str, tmp_path: Path) -> None:
+    words = [*options.split(), "import sys; print('holmes_runtime.hook.watch_import' in sys.modules)"]
+    done = python(tmp_path, *words, **{TRAINER_VARIABLE: "x", "RANK": "0"})
+    assert done.stdout.strip() == str(unhooked_python(["numactl", "-N", "0", sys.executable, *words]) is None)
 
 
 def test_rank_whose_hook_cannot_be_activated_does_not_run(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from torch.distributed.fsdp import fully_shard
 
 dist.init_process_group("gloo")
 sizes = int(sys.argv[1]), int(sys.argv[2])
-mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
+override = {"shard": "gloo"}
+mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"), backend_override=override)
 torch.manual_seed(0)
 layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
 model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 8))

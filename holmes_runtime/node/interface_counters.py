@@ -54,9 +54,3 @@ def _words(folder: Path, name: str) -> int | None:
             continue
         return None if words == FULL_WORDS else words
     return None
-
-
-def counters_increase(before: dict[str, ByteCounters], after: dict[str, ByteCounters]) -> dict[str, ByteCounters]:
-    """Return the increase of each counter between two readings; counters that came, went or fell are left out."""
-    moved = {name: reading.since(before[name]) for name, reading in after.items() if name in before}
-    return {name: increase for name, increase in moved.items() if min(increase) >= 0}
