@@ -178,7 +178,6 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     names = fleet.cluster_names
     hardware = [each.hardware for each in classes]
     num_microbatches = candidate.num_microbatches(job.global_batch_size)
-    across_bytes = engine.across_bytes(execution.value_bytes, candidate.pp, num_microbatches)
     return Coefficients(
         candidate=candidate,
         num_layers=model.num_layers,
@@ -219,7 +218,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         hides_edges=job.parallel.schedule in (None, "eager"),
         has_two_levels=engine.two_levels and (candidate.copies > 1 or not engine.copies_update),
         engine=engine,
-        across_part=sum(across_bytes) / bytes_each,
+        across_part=sum(engine.across_bytes(execution.value_bytes, candidate.pp, num_microbatches)) / bytes_each,
         fill_share=fill_share(job, candidate.fill, candidate.pp, num_microbatches, slots[0][0]),
     )
 
