@@ -9,9 +9,9 @@ schedule. Neighbours whose lower bound exceeds the best are not simulated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations, product
+from itertools import combinations, groupby, permutations, product
 from math import inf
 
 from planner.cost.engines import engine_of
@@ -146,7 +146,7 @@ class _Climb:
         """Yield placements with a layer moved to another stage, a stage to another position, or a class.
 
         A stage moves with its layers or without. Two stages also change both at once: the other order may be better
-        only with another cut. Very many stages change all in another order.
+        only with another cut. So do runs of stages on the same hosts. Very many stages change all in another order.
         """
         if has_fixed_cut(self._problem.job):
             return
@@ -167,7 +167,7 @@ class _Climb:
         clusters = (Counter(classes[c].cluster for c in row) for row in placement.sites)
         return all(set(held.values()) == {candidate.dp // candidate.copies} for held in clusters)
 
-    def _changed(self, placement: Placement) -> list[Placement]:
+    def _changed(self, placement: Placement) -> Iterable[Placement]:
         """Return placements with a change to one or two stages, or to a class, whether or not they fit into memory."""
         candidate, layers, sites = placement.candidate, placement.layers, placement.sites
         found = list[Placement]()
@@ -180,7 +180,7 @@ class _Climb:
             if rows != sites:
                 cuts = (layers, held) if candidate.pp > 2 else (layers, held, tuple(moved))
                 found += [replace(placement, sites=rows, layers=cut) for cut in cuts]
-        return [*found, *self._on_another_class(placement)]
+        return dict.fromkeys([*found, *_with_runs_swapped(placement), *self._on_another_class(placement)])
 
     def _on_another_class(self, placement: Placement) -> Iterator[Placement]:
         """Yield placements with all stages of a class of hosts on another class that has room."""
@@ -198,9 +198,21 @@ class _Climb:
                     yield replace(placement, sites=sites, microbatches=microbatches)
 
 
+def _with_runs_swapped(placement: Placement) -> Iterator[Placement]:
+    """Yield placements with two runs of stages on the same hosts in each other's place, with their layers."""
+    runs = [list(run) for _, run in groupby(range(placement.candidate.pp), key=lambda s: placement.sites[s])]
+    for one, other in combinations(range(len(runs)), 2):
+        swapped = [*runs[:one], runs[other], *runs[one + 1 : other], runs[one], *runs[other + 1 :]]
+        yield _in_order(placement, [s for run in swapped for s in run])
+
+
 def _fullest_first(placement: Placement) -> Placement:
     """Return it with the stages of most layers first: their micro-batches in flight then wait least for messages."""
-    order = sorted(range(placement.candidate.pp), key=lambda s: -placement.layers[s])
+    return _in_order(placement, sorted(range(placement.candidate.pp), key=lambda s: -placement.layers[s]))
+
+
+def _in_order(placement: Placement, order: Sequence[int]) -> Placement:
+    """Return it with its stages, their hosts and layers, in that order."""
     layers, sites = tuple(placement.layers[s] for s in order), tuple(placement.sites[s] for s in order)
     return replace(placement, layers=layers, sites=sites)
 

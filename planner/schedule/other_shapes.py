@@ -26,6 +26,7 @@ from planner.search.whole_replicas import place_whole_replicas
 from planner.time_left import TimeLeft
 
 MAX_STAGES = 1024  # of the candidates that are placed, in all
+MAX_PACES = 16  # that are looked at for a few that hold a placement: on unlike GPUs the first ones seldom do
 MAX_STRADDLING = 16  # candidates
 MAX_CLUSTERS = 3  # that are tried in every order
 MAX_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
@@ -81,9 +82,14 @@ def _in_blocks(problem: Problem, candidate: Candidate) -> Iterator[PricedPlaceme
     bounds = LowerBounds(coeffs)
     if bounds.exchange_bound_s is None:
         return
-    for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
-        for placed in place_over_clusters(bounds, pace_s):
+    left = GREEDY_PACES
+    for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + MAX_PACES]:
+        found = [*place_over_clusters(bounds, pace_s)]
+        for placed in found:
             yield PricedPlacement(placed.seconds, from_blocks(candidate, coeffs.total_microbatches, placed.blocks))
+        left -= bool(found)
+        if not left:
+            break
 
 
 def _whole_replicas(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
+
+import pytest
 
 from benchmarks.best_simulated import behind_best, draw_fleet
 from planner.layout.assign_hosts import assign_hosts
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.problem import read_problem
-from planner.schedule.other_shapes import straddling_placements
+from planner.schedule.other_shapes import other_placements, straddling_placements
+from planner.time_left import TimeLeft
+from tests.planner.drawn_fleets import drawn_fleet, drawn_job
 from tests.planner.fleets import bed_job, cpu_inventory
 
 
@@ -43,3 +48,16 @@ def test_no_class_holds_more_whole_stages_than_its_hosts_hold_without_sharing_on
         if coeffs.aligned:
             assert all(count <= coeffs.most_stages[c] for c, count in alone.items())
         assert len(assign_hosts(placement, problem.fleet, coeffs.aligned)) == 2 * placement.candidate.pp
+
+
+def test_a_candidate_is_placed_on_unlike_gpus_though_the_first_paces_hold_no_placement() -> None:
+    """Four B200 beside 28 A100: none of the first three paces held whole layers on four stages."""
+    job = drawn_job(42)
+    problem = read_problem(drawn_fleet(42), job)
+    candidate = Candidate(tp=1, pp=4, dp=1, micro_batch_size=4, recompute="none", fill="1f1b")
+
+    placed = list(other_placements(problem, [candidate], inf, TimeLeft(inf)))
+
+    b200 = [c for c, each in enumerate(problem.fleet.classes) if each.cluster == "b"]
+    assert set(placed[0].placement.sites[0]) == set(b200)
+    assert min(each.objective_s for each in placed) == pytest.approx(0.1774, rel=0.001)
