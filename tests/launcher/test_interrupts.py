@@ -22,6 +22,8 @@ from launcher.nodes.start import RunningNodes
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:  # under `nohup` one is ignored, and stays so
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
