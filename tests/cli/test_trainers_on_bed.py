@@ -38,6 +38,7 @@ class Trained:
     bare_words: tuple[str, ...] = ()
     has_late_group: bool = True  # made after training began
     ranks_per_host: int = 1
+    step_pattern: str | None = None  # where it does not print steps as its engine does
 
 
 TRAINED = {
@@ -50,8 +51,11 @@ TRAINED = {
         MEGATRON_CORE,
         "megatron",
         {"tp": 2, "pp": 1, "dp": 4},
+        # Named, so that no others are appended: it updates in one ring, and takes no instances of an optimizer.
+        words=("--tensor-model-parallel-size", "{tp}", "--pipeline-model-parallel-size", "{pp}"),
         bare_words=("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "1"),
         ranks_per_host=2,
+        step_pattern=r"step (?P<step>\d+) loss (?P<loss>\S+)",
     ),
 }
 
@@ -74,7 +78,11 @@ def plan_of_script(site: Site, folder: Path, trained: Trained) -> Path:
         "compute": {"flops_per_s": 1e10},
         "parallel": trained.parallel,
         "slots_per_host": trained.ranks_per_host,
-        "trainer": {"engine": trained.engine, "command": ["python", "train.py", *trained.words]},
+        "trainer": {
+            "engine": trained.engine,
+            "command": ["python", "train.py", *trained.words],
+            "step_pattern": trained.step_pattern,
+        },
         # By default one thread a rank where a host has several, as torchrun sets it: other threads add in other orders.
         "launch": {"code": "src", "environment": {"OMP_NUM_THREADS": "1"}},
     }
