@@ -157,7 +157,7 @@ def test_large_plan_takes_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_for(fleet, gpt_7b(global_batch_size=480, parallel=fixed))
     show_plan(plan, fleet)
     text = capsys.readouterr().out
-    assert len(text.splitlines()) < 80
+    assert len(text.splitlines()) < 90  # of 192 ranks
     assert "a1 to a4 (4): ranks 0-31 on GPUs 0-7 hold stage 0, replicas 0-3, shards 0-7" in text
     assert "│ 24 x tp " in text
 
