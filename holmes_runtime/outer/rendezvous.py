@@ -103,26 +103,29 @@ class Rendezvous:
         """Report that this rank is done, or its `trouble`, and wait for all others; return why the sync failed."""
         self._store.tell(Conclude(roster.round_id, self._rank, trouble or ""))
         try:
-            return self._verdict(roster, self._limit_s)
+            return self._verdict(roster)
         except DistStoreError:
-            late = f"the others were not done within {self._limit_s:.0f} s"
-            self._store.tell(Conclude(roster.round_id, self._rank, late))
-            return self._verdict(roster, self._limit_s)
+            self._store.tell(Conclude(roster.round_id, self._rank, self._late))
+            return self._verdict(roster)
 
     def hear(self, roster: Roster) -> str | None:
         """Wait, as a newcomer, for the verdict of the participants; return why the outer sync failed."""
         try:
-            return self._verdict(roster, self._limit_s)
+            return self._verdict(roster)
         except DistStoreError:
-            return f"the others were not done within {self._limit_s:.0f} s"
+            return self._late
 
     def trouble(self, roster: Roster) -> str | None:
         """Return why this outer sync has failed, if that is known before this rank is done."""
-        return self._verdict(roster, self._limit_s) if self._store.check([verdict_key(roster.round_id)]) else None
+        return self._verdict(roster) if self._store.check([verdict_key(roster.round_id)]) else None
 
-    def _verdict(self, roster: Roster, limit_s: float) -> str | None:
+    @property
+    def _late(self) -> str:
+        return f"the others were not done within {self._limit_s:.0f} s"
+
+    def _verdict(self, roster: Roster) -> str | None:
         """Return why the outer sync failed; None if it took place. Raises DistStoreError after the time limit."""
-        verdict = self._store.wait_for(verdict_key(roster.round_id), limit_s).decode()
+        verdict = self._store.wait_for(verdict_key(roster.round_id), self._limit_s).decode()
         return None if verdict == DONE else verdict
 
     def tell_of_state(self, round_id: int, num_ranks: int, trouble: str | None) -> None:

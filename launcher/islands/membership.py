@@ -116,6 +116,8 @@ class Membership:
             island.state = str(island.starts)
         elif not is_heard and island.state == str(island.starts):
             island.state = SILENT
+        else:
+            return
         self._take_losses()
 
     def arrive(self, number: int, message: Arrive) -> None:

@@ -1,4 +1,4 @@
-"""Who takes part in an outer sync of islands, and whether it took place, as the controller decides."""
+"""Rosters and verdicts of outer syncs between islands, as the controller decides on them."""
 
 from __future__ import annotations
 
@@ -74,13 +74,18 @@ class Islands:
                 trouble = troubles[number] if number < len(troubles) else ""
                 self.membership.conclude(each.island, Conclude(roster.round_id, rank, trouble))
 
-    def hold(self, *arrivals: Arrival) -> Roster:
-        """An outer sync of these islands, which takes place."""
+    def meet(self, *arrivals: Arrival) -> Roster:
+        """The roster of these islands, which come and wait."""
         for arrival in arrivals:
             self.come(arrival)
         self.wait(60.0)
         roster = self.roster(arrivals[0].island)
         assert roster is not None
+        return roster
+
+    def hold(self, *arrivals: Arrival) -> Roster:
+        """An outer sync of these islands, which takes place."""
+        roster = self.meet(*arrivals)
         self.report(roster)
         assert self.keys[verdict_key(roster.round_id)] == DONE
         return roster
@@ -257,10 +262,7 @@ def test_one_that_came_while_others_failed_is_as_good_as_they_are() -> None:
 
 def test_the_first_trouble_of_a_rank_is_the_verdict_and_what_comes_later_changes_nothing() -> None:
     islands = Islands()
-    for each in range(2):
-        islands.come(coming(each))
-    roster = islands.roster(0)
-    assert roster is not None
+    roster = islands.meet(coming(0), coming(1))
     islands.report(roster, "", "its peer is gone")
     islands.report(roster, "late", "late")
     assert islands.keys[verdict_key(0)] == "island 1, rank 0: its peer is gone"
@@ -270,10 +272,7 @@ def test_the_first_trouble_of_a_rank_is_the_verdict_and_what_comes_later_changes
 @pytest.mark.parametrize("how", [LOST, SILENT, "begun anew"])
 def test_an_island_that_is_lost_or_not_heard_within_an_exchange_ends_it(how: str) -> None:
     islands = Islands()
-    for each in range(2):
-        islands.come(coming(each))
-    roster = islands.roster(0)
-    assert roster is not None
+    islands.meet(coming(0), coming(1))
     islands.membership.conclude(0, Conclude(0, 0, ""))
     if how == LOST:
         islands.membership.lose(1)

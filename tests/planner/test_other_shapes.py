@@ -51,7 +51,7 @@ def test_no_class_holds_more_whole_stages_than_its_hosts_hold_without_sharing_on
 
 
 def test_a_candidate_is_placed_on_unlike_gpus_though_the_first_paces_hold_no_placement() -> None:
-    """Four B200 beside 28 A100: none of the first three paces held whole layers on four stages."""
+    """Four B200 and 28 A100: at the first three paces four stages do not hold all layers."""
     job = drawn_job(42)
     problem = read_problem(drawn_fleet(42), job)
     candidate = Candidate(tp=1, pp=4, dp=1, micro_batch_size=4, recompute="none", fill="1f1b")

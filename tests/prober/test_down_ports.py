@@ -28,9 +28,9 @@ def test_a_card_for_storage_far_from_the_gpus_does_not_refuse_and_a_rail_beside_
         railed_hosts.infiniband_port("mlx5_0", board_id="MT_1"),
         railed_hosts.infiniband_port("mlx5_1", board_id="MT_1"),
     )
-    far, beside = railed_hosts.infiniband_port("mlx5_4", **DOWN), railed_hosts.infiniband_port("mlx5_2", **DOWN)
+    far, near = railed_hosts.infiniband_port("mlx5_4", **DOWN), railed_hosts.infiniband_port("mlx5_2", **DOWN)
     on_switches = railed_hosts.gpus_beside(("mlx5_0",), ("mlx5_1",), ("mlx5_2",))
-    assert severities("NIC-PORT-DOWN", host(nics=(*rails, far, beside), gpus=on_switches)) == ["F", "I"]
+    assert severities("NIC-PORT-DOWN", host(nics=(*rails, far, near), gpus=on_switches)) == ["F", "I"]
 
 
 @pytest.mark.parametrize(("board", "severity"), [("MT_1", "F"), ("MT_2", "I"), (None, "F")])
