@@ -26,6 +26,7 @@ from holmes_runtime.data.same_corpus import HostCorpus, check_same_corpus
 from holmes_runtime.health.position_report import PositionReport, whereabouts_of
 from holmes_runtime.memory_report import named_when_full, record_places
 from holmes_runtime.node.checkpoint_files.description import Counters
+from holmes_runtime.node.lean_start import run_and_leave
 from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.outer.outer_loop import OuterLoop
@@ -218,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

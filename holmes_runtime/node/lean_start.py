@@ -15,17 +15,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from holmes_runtime.config.messages import ASK_SIGNAL
 from holmes_runtime.node.near_cpus import stay_near_gpu
 
 
 def main() -> None:
-    """Import and run MODULE; leave at once when its `main` returns or raises.
-
-    Without taking torch apart: after an error its threads still run, and now and then one of them is then ended by
-    SIGABRT or SIGBUS, which would stand for the error's exit code.
-    """
+    """Import and run MODULE; leave at once when its `main` returns or raises."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {ASK_SIGNAL})
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     stay_near_gpu(os.environ)  # before torch is imported: threads take over what their maker stays on
@@ -34,6 +31,15 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     sys.argv = sys.argv[1:]
+    run_and_leave(run)
+
+
+def run_and_leave(run: Callable[[], int | None]) -> NoReturn:
+    """Run it; then leave with the exit code and the words of Python, but without taking torch apart.
+
+    Threads of torch may still run, after an error and while the last ones of a good run end. Now and then one of them
+    is then ended by SIGABRT or SIGBUS, which would stand for the exit code (pytorch issue 38228).
+    """
     code = _exit_code(run)
     sys.stdout.flush()
     sys.stderr.flush()

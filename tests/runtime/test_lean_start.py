@@ -48,6 +48,18 @@ def test_an_error_ends_with_its_own_exit_code_and_words(tmp_path: Path, argument
     assert done.stderr.strip().endswith(last)
 
 
+@pytest.mark.torch
+def test_a_rank_that_is_started_without_it_also_leaves_at_once(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import atexit, os\natexit.register(os.abort)\n", encoding="utf-8")
+    command = [sys.executable, "-m", "holmes_runtime.train", str(tmp_path / "absent.json")]
+    environment = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "RANK": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (
+        1,
+        "RuntimeError: LOCAL_RANK, WORLD_SIZE not set: start this module with torchrun",
+    )
+
+
 def test_agent_imports_nothing_that_takes_long() -> None:
     # site may import some of them on its own
     program = "import sys, holmes_runtime.node.agent; print(*sys.modules)"
