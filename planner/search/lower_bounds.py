@@ -54,6 +54,7 @@ class LowerBounds:
         for c in self._classes:
             groups.setdefault(0 if mixed else coeffs.cluster[c], []).append(c)
         self.groups = list(groups.values())
+        self._synced: dict[int, LayerLimits] = {}
 
     @cached_property
     def memory(self) -> LayerLimits:
@@ -74,10 +75,10 @@ class LowerBounds:
     def synced_within(self, sync_s: float) -> LayerLimits:
         """Limits of stages that expose no more than `sync_s` of their exchange."""
         last = self._pp - 1
-        rows = [[self._synced(c, stage, sync_s) for c in self._classes] for stage in (0, max(0, last - 1), last)]
+        rows = [[self._synced_layers(c, stage, sync_s) for c in self._classes] for stage in (0, max(0, last - 1), last)]
         return _limits(*rows)
 
-    def _synced(self, c: int, stage: int, sync_s: float) -> int:
+    def _synced_layers(self, c: int, stage: int, sync_s: float) -> int:
         """Return the largest number of layers whose exposed exchange takes no longer; it may fall as layers grow."""
         coeffs, rate = self.coeffs, self._rates[c]
         if rate == inf or rate * coeffs.layer_sync_bytes > sync_s * (1 + ROUNDING):
@@ -182,11 +183,19 @@ class LowerBounds:
                 )
         return sorted(found)
 
+    def _synced_limits(self, at: int) -> LayerLimits:
+        """Return `synced_within` of `syncs_s[at]`, made once: bisections meet many of them again."""
+        if at not in self._synced:
+            self._synced[at] = self.synced_within(self.syncs_s[at])
+        return self._synced[at]
+
     def least_sync_s(self, limits: LayerLimits) -> float:
         """Return a lower bound on the longest exposed exchange, in seconds, of stages within `limits`."""
         if self._dp == 1:
             return 0.0
-        at = bisect_left(self.syncs_s, True, key=lambda sync_s: self.holds(limits.both(self.synced_within(sync_s))))
+        at = bisect_left(
+            range(len(self.syncs_s)), True, key=lambda at: self.holds(limits.both(self._synced_limits(at)))
+        )
         least_s = self.syncs_s[min(at, len(self.syncs_s) - 1)]
         return max(least_s, self._least_crossing_s(limits)) if self.mixed else least_s
 
@@ -266,21 +275,27 @@ class LowerBounds:
 
     def at_pace_s(self, pace_s: float) -> float:
         """Return a lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s`."""
-        return self.without_sync_s(pace_s) + self.least_sync_s(self.within(pace_s))
+        limits = self.within(pace_s)
+        return self.without_sync_s(pace_s, limits) + self.least_sync_s(limits)
 
-    def without_sync_s(self, pace_s: float) -> float:
-        """Return a lower bound as `at_pace_s`, without exchanges."""
-        fill_s = self.coeffs.fill_share * self.least_work_s(self.within(pace_s)) + 2 * self.least_edges_s[0]
-        return self._steady_s(pace_s) + fill_s
+    def without_sync_s(self, pace_s: float, limits: LayerLimits) -> float:
+        """Return a lower bound as `at_pace_s`, without exchanges, of stages within `limits`."""
+        fill_s = self.coeffs.fill_share * self.least_work_s(limits) + 2 * self.least_edges_s[0]
+        return self.steady_s(pace_s) + fill_s
 
     def from_pace_s(self, pace_s: float) -> float:
         """Return a lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s` or longer."""
-        return self._steady_s(pace_s) + self.rest_s
+        return self.steady_s(pace_s) + self.rest_s
 
     @cached_property
     def rest_s(self) -> float:
         """Lower bound on all but the steady state, in seconds, whatever the pace."""
-        return self._fill_s + self.least_sync_s(self.memory)
+        return self._fill_s + self.least_fitting_sync_s
+
+    @cached_property
+    def least_fitting_sync_s(self) -> float:
+        """Lower bound on the longest exposed exchange, in seconds, of stages that fit into memory."""
+        return self.least_sync_s(self.memory)
 
     @cached_property
     def exchange_bound_s(self) -> float | None:
@@ -288,7 +303,7 @@ class LowerBounds:
         if self.first_pace == len(self.paces_s):
             return None
         layer_sync_s = min(self._rates) * self.coeffs.layer_sync_bytes if self._dp > 1 else 0.0
-        return self._steady_s(self.paces_s[self.first_pace]) + self._fill_s + layer_sync_s
+        return self.steady_s(self.paces_s[self.first_pace]) + self._fill_s + layer_sync_s
 
     @cached_property
     def full_bound_s(self) -> float | None:
@@ -308,9 +323,12 @@ class LowerBounds:
             for near_s, far_s, one in zip(coeffs.fabric_port_s, coeffs.shared_port_s, coeffs.has_one_nic, strict=True)
         )
 
-    def _steady_s(self, pace_s: float) -> float:
-        """Return a lower bound on the steady state at that pace, with what of the slowest stage the fill leaves out."""
-        least_s = max(pace_of(self.coeffs, pace_s, self.least_edges_s[1]), self._least_nic_s)
+    def steady_s(self, pace_s: float, edge_s: float = 0.0) -> float:
+        """Return a lower bound on the steady state of a stage of `pace_s` and an edge of `edge_s`, or slower ones.
+
+        With it goes what of the slowest stage the fill leaves out.
+        """
+        least_s = max(pace_of(self.coeffs, pace_s, max(edge_s, self.least_edges_s[1])), self._least_nic_s)
         return (self.coeffs.num_microbatches - 1) * least_s + (1 - self.coeffs.fill_share) * pace_s
 
     @cached_property

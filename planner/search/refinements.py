@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from holmes_core.records.job import Job
 from planner.problem.candidates import Candidate, has_fixed_cut
 from planner.problem.problem import Problem
+from planner.search.cluster_sets import MAX_CLUSTERS, ClusterSets
 from planner.search.crossing_room import CrossingRoom
 from planner.search.early_bounds import EarlyBounds
 from planner.search.greedy import PricedBlocks, place_cut, place_greedily
@@ -91,6 +92,7 @@ class SearchState:
         self._late_looks, self.ran_out = 0, False
         self._time_limit_s, self._deadline_s = time_limit_s, time.monotonic() + time_limit_s
         self._relaxations: dict[Key, LowerBounds] = {}
+        self._cluster_sets: dict[Key, ClusterSets] = {}
 
     def beside(self) -> SearchState:
         """Return a search for placements that beat the incumbent, in the time that is left."""
@@ -125,6 +127,15 @@ class SearchState:
             self._relaxations[branch.key] = LowerBounds(coeffs, mixed=branch.form == "mixed")
         return self._relaxations[branch.key]
 
+    def cluster_sets(self, branch: Branch) -> ClusterSets | None:
+        """Return the bounds of a branch by the clusters it uses, made once; None where that is no question."""
+        bounds = self.relaxation(branch)
+        if bounds.mixed or not 1 < len(bounds.groups) <= MAX_CLUSTERS:
+            return None
+        if branch.key not in self._cluster_sets:
+            self._cluster_sets[branch.key] = ClusterSets(bounds)
+        return self._cluster_sets[branch.key]
+
     def leave_open(self, bound_s: float) -> None:
         """Note that placements of `bound_s` or more were not looked for."""
         self.open_bounds_s.append(bound_s)
@@ -142,6 +153,7 @@ class SearchState:
     def forget(self, branch: Branch) -> None:
         """Drop the relaxation of a branch that is not refined any more."""
         self._relaxations.pop(branch.key, None)
+        self._cluster_sets.pop(branch.key, None)
 
     def keep(self, key: Key, found: PricedPlacement | None) -> bool:
         """Remember a placement if it is the best of its branch. Return True if it is the new incumbent."""
@@ -176,8 +188,16 @@ def exchange_bound(state: SearchState, branch: Branch) -> float | None:
 
 
 def full_lower_bound(state: SearchState, branch: Branch) -> float | None:
-    """Return a lower bound as `exchange_bound`, with the least that exchanges of all layers leave exposed."""
-    return state.relaxation(branch).full_bound_s
+    """Return a lower bound as `exchange_bound`, with the least that exchanges of all layers leave exposed.
+
+    Edges and fast classes are those that a set of clusters has together.
+    """
+    bounds, sets = state.relaxation(branch), state.cluster_sets(branch)
+    full_s = bounds.full_bound_s
+    if full_s is None or sets is None:
+        return full_s
+    least_s = sets.least_s(bounds.paces_s[bounds.first_pace], bounds.memory)
+    return None if least_s == inf else max(full_s, least_s + bounds.least_fitting_sync_s)
 
 
 def greedy_placements(state: SearchState, branch: Branch) -> float:
@@ -216,12 +236,24 @@ def open_paces(state: SearchState, branch: Branch) -> float | None:
         if not state.beats_incumbent(from_s):
             state.leave_open(from_s)
             break
-        bound_s = bounds.at_pace_s(pace_s)
+        bound_s = _at_pace_s(state, branch, pace_s)
         if state.beats_incumbent(bound_s):
             found.append(bound_s)
         else:
             state.leave_open(bound_s)
     return min(found, default=None)
+
+
+def _at_pace_s(state: SearchState, branch: Branch, pace_s: float) -> float:
+    """Return a lower bound on the step of placements of that pace; one that rules them out need not be the highest."""
+    bounds, sets = state.relaxation(branch), state.cluster_sets(branch)
+    limits = bounds.within(pace_s)
+    bound_s = bounds.without_sync_s(pace_s, limits) + bounds.least_fitting_sync_s
+    if sets is not None and state.beats_incumbent(bound_s):
+        bound_s = max(bound_s, sets.least_s(pace_s, limits) + bounds.least_fitting_sync_s)
+    if state.beats_incumbent(bound_s):
+        bound_s += bounds.least_sync_s(limits) - bounds.least_fitting_sync_s
+    return bound_s
 
 
 def programs(state: SearchState, branch: Branch) -> None:
@@ -237,24 +269,31 @@ def programs(state: SearchState, branch: Branch) -> None:
         if state.is_late or not state.beats_incumbent(from_s):
             state.leave_open(from_s)
             return
-        paces = [pace_s for pace_s in paces if _is_open(state, bounds, room, pace_s)]
-        if paces:
-            bound_s = min(bounds.at_pace_s(pace_s) for pace_s in paces)
-            least_sync_s = bounds.least_sync_s(bounds.within(paces[-1]))
-            spec = ProgramSpec(bounds.coeffs, paces[0], paces[-1], None, least_sync_s, crossing)
-            _solve(state, branch.key, spec, bound_s)
+        bounds_s = {pace_s: _open_s(state, branch, room, pace_s) for pace_s in paces}
+        bound_of = {pace_s: bound_s for pace_s, bound_s in bounds_s.items() if bound_s is not None}
+        if bound_of:
+            slow_s, slowest_s = min(bound_of), max(bound_of)
+            least_sync_s = bounds.least_sync_s(bounds.within(slowest_s))
+            spec = ProgramSpec(bounds.coeffs, slow_s, slowest_s, None, least_sync_s, crossing)
+            _solve(state, branch.key, spec, min(bound_of.values()))
 
 
-def _is_open(state: SearchState, bounds: LowerBounds, room: CrossingRoom | None, pace_s: float) -> bool:
-    """Return True if placements of that pace may beat the incumbent, in `room` if a stage is over several clusters."""
-    bound_s, within_s = bounds.at_pace_s(pace_s), state.incumbent_s * (1 - state.gap)
+def _open_s(state: SearchState, branch: Branch, room: CrossingRoom | None, pace_s: float) -> float | None:
+    """Return a lower bound on placements of that pace, in `room` if a stage is over several clusters.
+
+    None where none may beat the incumbent.
+    """
+    bounds, within_s = state.relaxation(branch), state.incumbent_s * (1 - state.gap)
+    bound_s = _at_pace_s(state, branch, pace_s)
     if bound_s >= within_s:
         state.leave_open(bound_s)
-        return False
-    if room is None or state.incumbent is None or room.may_hold(pace_s, within_s - bounds.without_sync_s(pace_s)):
-        return True
+        return None
+    if room is None or state.incumbent is None:
+        return bound_s
+    if room.may_hold(pace_s, within_s - bounds.without_sync_s(pace_s, bounds.within(pace_s))):
+        return bound_s
     state.leave_slower_open()
-    return False
+    return None
 
 
 def fixed_cut_program(state: SearchState, branch: Branch) -> None:

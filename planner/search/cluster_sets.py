@@ -1,0 +1,121 @@
+"""Lower bounds on placements in blocks by the set of clusters they use: few enough sets to look at each.
+
+The bounds of lower_bounds.py let every stage take the fastest class, and every edge the fastest wire, of the fleet. A
+placement has to pay for the wires to the clusters that have the fast classes, or to do without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, combinations
+from math import inf
+from typing import NamedTuple
+
+from planner.search.closed_form import Edge, edge_of
+from planner.search.early_bounds import more_stages
+from planner.search.lower_bounds import LayerLimits, LowerBounds
+
+MAX_CLUSTERS = 4  # with more, the sets are too many
+
+
+class ClusterSet(NamedTuple):
+    """Lower bounds on the edges of placements that use all clusters of a set, in seconds of one direction.
+
+    `edges_s` is what all edges add to the fill, `slowest_s` the slowest one's pace. `stages` are (class, stages),
+    fastest class first: how many more stages there can be that are as fast as the class.
+    """
+
+    edges_s: float
+    slowest_s: float
+    stages: tuple[tuple[int, int], ...]
+
+
+class ClusterSets:
+    """All sets of clusters for the placements that `bounds` are for."""
+
+    def __init__(self, bounds: LowerBounds) -> None:
+        self._bounds, self._coeffs = bounds, bounds.coeffs
+        self._pp, self._dp = bounds.coeffs.candidate.pp, bounds.coeffs.candidate.dp
+
+    def least_s(self, pace_s: float, limits: LayerLimits) -> float:
+        """Return a lower bound on the step, in seconds, of stages within `limits`, one at `pace_s` or slower.
+
+        Exchanges of gradients are left out. Infinite where no set of clusters holds all layers.
+        """
+        return min(
+            (
+                self._bounds.steady_s(pace_s, each.slowest_s) + self._coeffs.fill_share * work_s + 2 * each.edges_s
+                for each in self._sets
+                if (work_s := self._work_s(each.stages, limits)) < inf
+            ),
+            default=inf,
+        )
+
+    def _work_s(self, stages: Sequence[tuple[int, int]], limits: LayerLimits) -> float:
+        """Return a lower bound on the seconds of all stages for one micro-batch; infinite where they hold too little.
+
+        Each stage holds a layer at least. What a slower stage could hold, a faster one is taken to hold, so that
+        filling the fastest first is best.
+        """
+        coeffs, layers, left, seconds = self._coeffs, self._coeffs.num_layers - self._pp, self._pp, 0.0
+        most = list(accumulate((limits.middle[c] for c, _ in reversed(stages)), max))[::-1]
+        for (c, count), limit in zip(stages, most, strict=True):
+            used = min(left, count) if limit else 0
+            more = min(layers, used * (limit - 1)) if self._pp > 1 else layers * used
+            seconds += (used + more) * coeffs.layer_s[c]
+            left, layers = left - used, layers - more
+        if left or layers > 0:
+            return inf
+        return seconds + min(coeffs.head_s[c] for c, _ in stages)
+
+    @cached_property
+    def _sets(self) -> list[ClusterSet]:
+        """Each set of clusters that hold a stage at least, with no more clusters than stages."""
+        able = sorted(x for x, slots in self._coeffs.cluster_slots.items() if slots >= self._dp)
+        sizes = range(1, min(len(able), self._pp) + 1)
+        return [self._set(clusters) for size in sizes for clusters in combinations(able, size)]
+
+    def _set(self, clusters: Sequence[int]) -> ClusterSet:
+        coeffs = self._coeffs
+        inside = [c for c, x in enumerate(coeffs.cluster) if x in clusters]
+        fastest_first = sorted(inside, key=lambda c: coeffs.layer_s[c])
+        slots = [(coeffs.cluster[c], coeffs.group_slots[c]) for c in fastest_first]
+        stages = tuple(zip(fastest_first, more_stages(slots, self._dp, mixed=False), strict=True))
+        num_edges = -(-self._pp // max(coeffs.stages_per_host[c] for c in inside)) - 1
+        crossing_s, others = sum(spanning(clusters, self._fill_s)), max(0, num_edges - len(clusters) + 1)
+        fastest_s = min(self._fill_s[x, y] for x in clusters for y in clusters)
+        slowest_s = max(spanning(clusters, self._paced_s), default=0.0)
+        return ClusterSet(crossing_s + others * fastest_s, slowest_s, stages)
+
+    @cached_property
+    def _fill_s(self) -> Mapping[tuple[int, int], float]:
+        return self._fastest({pair: edge.fill_s for pair, edge in self._edges.items()})
+
+    @cached_property
+    def _paced_s(self) -> Mapping[tuple[int, int], float]:
+        return self._fastest({pair: edge.paced_s(self._coeffs) for pair, edge in self._edges.items()})
+
+    @cached_property
+    def _edges(self) -> Mapping[tuple[int, int], Edge]:
+        """The edge between each two classes."""
+        classes = range(len(self._coeffs.cluster))
+        return {(c, d): edge_of(self._coeffs, (c,), (d,)) for c in classes for d in classes}
+
+    def _fastest(self, seconds: Mapping[tuple[int, int], float]) -> Mapping[tuple[int, int], float]:
+        """Return, for each two clusters, the least of their classes' `seconds`."""
+        found: dict[tuple[int, int], float] = {}
+        for (c, d), edge_s in seconds.items():
+            pair = self._coeffs.cluster[c], self._coeffs.cluster[d]
+            found[pair] = min(edge_s, found.get(pair, inf))
+        return found
+
+
+def spanning(clusters: Sequence[int], seconds: Mapping[tuple[int, int], float]) -> list[float]:
+    """Return the seconds of the edges that join all `clusters` in the least time, added up or each alone."""
+    joined, found = {clusters[0]}, []
+    while len(joined) < len(clusters):
+        edge_s, nearest = min((seconds[x, y], y) for x in joined for y in clusters if y not in joined)
+        joined.add(nearest)
+        found.append(edge_s)
+    return found
