@@ -127,3 +127,18 @@ def test_runs_of_stages_on_the_same_hosts_change_places() -> None:
 
     assert after < 0.95 * before
     assert after == pytest.approx(10.704, rel=0.01)
+
+
+@pytest.mark.parametrize("order", [(2, 3, 1, 0), (1, 3, 0, 2)])
+def test_runs_of_stages_are_tried_in_every_order(order: tuple[int, ...]) -> None:
+    """With three of four runs to move at once, a climb ended 1.5 % above the best that other listings of hosts had."""
+    job = drawn_job(27).model_copy(
+        update={"parallel": Parallel(tp=2, pp=4, dp=8, micro_batch_size=1, recompute="none")}
+    )
+    problem = read_problem(drawn_fleet(27), job)
+    (candidate,) = enumerate_candidates(job, problem.fleet)
+    held = {0: 1, 1: 12, 2: 14, 3: 5}  # of class 0, two hosts of L40S; 1 and 2 are H100, 3 is A100
+    sites = tuple((c,) * 8 for c in order)
+    start = PricedPlacement(inf, Placement(candidate, tuple(held[c] for c in order), sites, (16,) * 8))
+
+    assert rank_improved(problem, [start])[0].mode.step_s == pytest.approx(1.666, rel=1e-3)
