@@ -16,10 +16,10 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
 from holmes_core.records.link import Link, Spread, Trunk
-from holmes_core.units import GIB, bytes_per_s_from_gbps, format_names
+from holmes_core.units import MIB, bytes_per_s_from_gbps, format_names
 from holmes_runtime.config.gpu_peaks import product_of
 from planner.cost.collectives import tcp_payload_share
-from planner.cost.gpu_speeds import MEMORY_GIB
+from planner.cost.gpu_speeds import MEMORY_MIB
 from planner.cost.slot import named_board
 from planner.islands.uniform_links import assumed_link
 from planner.problem.connections import limited_by_encryption, slowest_between
@@ -245,8 +245,8 @@ class GpuType:
         names = _known_cluster(inventory, self, self.cluster).hosts
         product = product_of(self.gpu)
         if product is None:
-            raise refused(self, f"no speed is known of {self.gpu!r} (known: {', '.join(MEMORY_GIB)})")
-        memory = {"name": named_board(product), "memory_bytes": MEMORY_GIB[product] * GIB}
+            raise refused(self, f"no speed is known of {self.gpu!r} (known: {', '.join(MEMORY_MIB)})")
+        memory = {"name": named_board(product), "memory_bytes": MEMORY_MIB[product] * MIB}
         new = {**memory, "nvlinks_up": None, "nvlinks_total": None, "nvlink_cluster": None, "nvlink_clique": None}
         hosts = [
             host.model_copy(update={"gpus": tuple(gpu.model_copy(update=new) for gpu in host.gpus)})
