@@ -16,7 +16,7 @@ def show_sketch(inventory: Inventory) -> None:
     """Print the machines as they will be planned for."""
     headings = ("cluster", "hosts", "GPUs of a host", "joined by", "its fabric", "to everywhere")
     rows = (_row(inventory, cluster) for cluster in inventory.clusters)
-    out.print(fitted_table(headings, rows, min(WIDTH, out.width), "A sketch, each row for one host of many alike"))
+    out.print(fitted_table(headings, rows, min(WIDTH, out.width), "Sketch: each host of a cluster has"))
     for sentence in _wires(inventory):
         out.print(sentence, markup=False, soft_wrap=True)
 
@@ -45,9 +45,9 @@ def _port_words(port: NetworkPort) -> str:
 
 
 def _wires(inventory: Inventory) -> Iterator[str]:
-    """Yield what is between clusters, in sentences."""
+    """Yield the rates between clusters, in sentences."""
     for link in inventory.links:
-        late = f", {format_seconds(link.latency_s.median)} late" if link.latency_s is not None else ""
+        late = f", latency {format_seconds(link.latency_s.median)}" if link.latency_s is not None else ""
         where = " - ".join(link.clusters) if link.kind == "between" else f"inside {link.clusters[0]}"
         yield f"{where}: {format_rate(link.bandwidth_bytes_per_s.median)} of payload for each host{late}"
     for trunk in inventory.trunks:

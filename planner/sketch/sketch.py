@@ -17,7 +17,7 @@ from holmes_core.records.parse_record import parse
 from holmes_core.records.record import Record
 from holmes_runtime.config.checks import check
 from planner.sketch.known_parts import SHORT, known_fabric, known_gpu
-from planner.sketch.sketch_text import FORMS, NAME, Malformed, read_network, read_text
+from planner.sketch.sketch_text import FORMS, NAME, MalformedSketch, read_network, read_text
 
 MAX_CLUSTERS = 32
 MAX_HOSTS = 16_384  # of all clusters: with eight GPUs and NICs each, an inventory of 250 MB
@@ -66,7 +66,7 @@ class Cards(Record):
         )
 
 
-class Fabric(Cards):
+class FabricCards(Cards):
     """Network inside a cluster."""
 
     kind: Annotated[FabricKind, BeforeValidator(known_fabric)]
@@ -103,7 +103,7 @@ class SketchCluster(Record):
     """Generation of PCI Express, with 16 lanes; not set: the GPU's own. Example: 4"""
     memory_gib: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Memory of a host in GiB; not set: not known. Example: 2048"""
-    fabric: Annotated[Fabric, BeforeValidator(_from_text)]
+    fabric: Annotated[FabricCards, BeforeValidator(_from_text)]
     """Network of the cluster, as text or with keys. Example: IB 8x400"""
     ethernet: Annotated[Cards, BeforeValidator(_ethernet)] | None = None
     """Network cards to everywhere else, as text or with keys; not set: as fast as the fastest wire to another cluster.
@@ -131,7 +131,7 @@ class SketchCluster(Record):
         return self.hosts * (self.gpus_per_host + self.fabric.num_ports + ethernet)
 
 
-class Rate(Record):
+class WireRate(Record):
     """Rate at which a host reaches hosts of another cluster."""
 
     gbps: Gbps
@@ -146,7 +146,7 @@ class Rate(Record):
         return _shown(self.gbps) + (f" at {_shown(self.latency_ms)} ms" if self.latency_ms else "")
 
 
-class Wire(Rate):
+class PairWire(WireRate):
     """Rate between the hosts of two clusters."""
 
     between: tuple[ClusterName, ClusterName]
@@ -162,9 +162,9 @@ class Sketch(Record):
     """Clusters, and the wires between them."""
 
     clusters: tuple[SketchCluster, ...] = Field(min_length=1, max_length=MAX_CLUSTERS)
-    between: Annotated[Rate, BeforeValidator(_rate)] | None = None
+    between: Annotated[WireRate, BeforeValidator(_rate)] | None = None
     """Rate between the hosts of any two clusters that `wires` does not name: Gbit/s, or keys. Example: 25"""
-    wires: tuple[Wire, ...] = Field(default=(), max_length=MAX_CLUSTERS**2)
+    wires: tuple[PairWire, ...] = Field(default=(), max_length=MAX_CLUSTERS**2)
     """Pairs of clusters with a wire of their own."""
     trunks: tuple[StatedTrunk, ...] = Field(default=(), max_length=MAX_CLUSTERS**2)
 
@@ -206,7 +206,7 @@ class Sketch(Record):
             check("between", self.between, f"no wire joins {one.name} and {other.name}: {added}", joined is not None)
         return self
 
-    def wire(self, one: str, other: str) -> Rate | None:
+    def wire(self, one: str, other: str) -> WireRate | None:
         """Return the rate between two clusters; None where only their cards limit it."""
         named = (wire for wire in self.wires if set(wire.between) == {one, other})
         return next(named, self.between)
@@ -227,10 +227,10 @@ class Sketch(Record):
 
 
 def parse_sketch(text: str) -> Sketch:
-    """Return the sketch in a line of text. Raises HolmesError naming the column, the value and what is known."""
+    """Return the sketch in a line of text. Raises HolmesError naming the column, the value and the known names."""
     try:
         read = read_text(text)
-    except Malformed as error:
+    except MalformedSketch as error:
         raise HolmesError(f"{SOURCE}: {error}", f"it is made of {FORMS}, with `;` between them") from None
     return parse(Sketch, read.data, SOURCE, read)
 

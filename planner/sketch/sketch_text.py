@@ -35,7 +35,7 @@ class SketchText(NamedTuple):
         return ""
 
 
-class Malformed(ValueError):
+class MalformedSketch(ValueError):
     """Text that is no sketch: the column, from 1, and the words expected there."""
 
     def __init__(self, column: int, expected: str, seen: str) -> None:
@@ -43,14 +43,16 @@ class Malformed(ValueError):
 
 
 def read_text(text: str) -> SketchText:
-    """Read the text of a sketch. Raises Malformed."""
+    """Read the text of a sketch. Raises MalformedSketch."""
     if len(text) > MAX_CHARACTERS:
-        raise Malformed(MAX_CHARACTERS, "the end of the text, as a YAML file can be longer", f"{len(text)} characters")
+        raise MalformedSketch(
+            MAX_CHARACTERS, "the end of the text, as a YAML file can be longer", f"{len(text)} characters"
+        )
     return _Reader(text).read()
 
 
 def read_network(text: str) -> dict[str, Any]:
-    """Read a network alone, `IB 8x400`. Raises Malformed."""
+    """Read a network alone, `IB 8x400`. Raises MalformedSketch."""
     reader = _Reader(text)
     network = reader.network(())
     reader.expect_end("the end")
@@ -125,7 +127,9 @@ class _Reader:
         cuts = [[pair[:at], pair[at + 1 :]] for at, sign in enumerate(pair) if sign == "-"]
         found = [cut for cut in cuts if set(cut) <= set(names)] or cuts
         if len(found) != 1:
-            raise Malformed(column, f"two of the clusters {', '.join(sorted(names))} with a dash between", f"`{pair}`")
+            raise MalformedSketch(
+                column, f"two of the clusters {', '.join(sorted(names))} with a dash between", f"`{pair}`"
+            )
         return found[0]
 
     def _ethernet(self, at: Location) -> dict[str, Any]:
@@ -193,4 +197,4 @@ class _Reader:
     def _fail(self, expected: str) -> NoReturn:
         column = self._next_column()
         rest = self._text[column - 1 :].split()
-        raise Malformed(column, expected, f"`{rest[0][:20]}`" if rest else "the end of the text")
+        raise MalformedSketch(column, expected, f"`{rest[0][:20]}`" if rest else "the end of the text")

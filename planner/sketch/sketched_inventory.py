@@ -14,7 +14,7 @@ from holmes_core.records.link import Link, Spread, Trunk
 from holmes_core.units import GIB, bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share
 from planner.sketch.known_parts import GPUS
-from planner.sketch.sketch import Cards, Rate, Sketch, SketchCluster
+from planner.sketch.sketch import Cards, Sketch, SketchCluster, WireRate
 
 SHARED, INSIDE = "10.0.0.0/9", "10.128.0.0/9"  # the network of all hosts, and every fabric that has addresses
 RDMA_NETDEVS: dict[FabricKind, str] = {"InfiniBand": "ib0", "RoCE": "roce0", "EFA": "eth0"}
@@ -245,12 +245,12 @@ def _links(sketch: Sketch, inventory: Inventory) -> Iterator[Link]:
             yield _link("shared", pair, ends, _payload(wire, cards[pair]), wire.latency_ms / 1e3 if wire else 0.0)
 
 
-def _is_no_cards_rate(wire: Rate, cards_bytes_per_s: float) -> bool:
+def _is_no_cards_rate(wire: WireRate, cards_bytes_per_s: float) -> bool:
     """Return True if hosts with cards of that rate reach one another otherwise than the cards alone would have it."""
     return wire.measured or wire.latency_ms > 0 or bytes_per_s_from_gbps(wire.gbps) < cards_bytes_per_s
 
 
-def _payload(wire: Rate | None, cards_bytes_per_s: float) -> float:
+def _payload(wire: WireRate | None, cards_bytes_per_s: float) -> float:
     """Return bytes/s of TCP's payload over a wire between hosts with such cards, which a measured rate may exceed."""
     if wire is not None and wire.measured:
         return bytes_per_s_from_gbps(wire.gbps)
