@@ -12,7 +12,7 @@ from holmes_cli.screen.show_sketch import show_sketch
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.record_file import read_file, read_user_file, signed_parts, write_atomically
+from holmes_core.records.record_file import read_file, read_user_file, signed_parts, write_signed
 from planner.sketch.sketch import Sketch, parse_sketch
 from planner.sketch.sketched_inventory import sketched_inventory
 
@@ -42,14 +42,13 @@ def sketch_command(
     path = Path(machines)
     sketch = read_user_file(Sketch, path) if path.suffix in (".yaml", ".yml") else parse_sketch(machines)
     inventory = sketched_inventory(sketch)
-    text = "".join(signed_parts(inventory))
     if output is not None or not as_json:
         output = output or _usual(inventory)
         if _refuse_other_files(output):
             err.print(f"{output}: writes over the sketch that was there", markup=False, soft_wrap=True)
-        write_atomically(output, text)
+        write_signed(output, inventory)
     if as_json:
-        out.file.write(text)
+        out.file.writelines(signed_parts(inventory))
     else:
         show_sketch(inventory)
         out.print(f"\nsketch: {output}\nnext: holmes plan job.yaml -i {output}", markup=False, soft_wrap=True)

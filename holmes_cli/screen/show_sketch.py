@@ -8,6 +8,7 @@ from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Cluster, Inventory, NetworkPort
 from holmes_core.units import format_memory, format_rate, format_seconds
+from holmes_runtime.config.gpu_peaks import product_of
 
 WIDTH = 100
 
@@ -17,7 +18,7 @@ def show_sketch(inventory: Inventory) -> None:
     headings = ("cluster", "hosts", "GPUs of a host", "joined by", "its fabric", "to everywhere")
     rows = (_row(inventory, cluster) for cluster in inventory.clusters)
     out.print(fitted_table(headings, rows, min(WIDTH, out.width), "Sketch: each host of a cluster has"))
-    for sentence in _wires(inventory):
+    for sentence in (*_wires(inventory), *_unknown_speeds(inventory)):
         out.print(sentence, markup=False, soft_wrap=True)
 
 
@@ -42,6 +43,13 @@ def _port_words(port: NetworkPort) -> str:
     if port.hcas:
         return f"{format_rate(port.rdma_bandwidth_bytes_per_s)} over {len(port.hcas)} port{'s' * (len(port.hcas) > 1)}"
     return f"{format_rate(port.bandwidth_bytes_per_s)} over {port.netdev}"
+
+
+def _unknown_speeds(inventory: Inventory) -> Iterator[str]:
+    for cluster in inventory.clusters:
+        name = str(inventory.host(cluster.hosts[0]).gpus[0].name)
+        if product_of(name) is None:
+            yield f"{cluster.name}: the speed of {name} is not known: set compute.flops_per_s in job.yaml"
 
 
 def _wires(inventory: Inventory) -> Iterator[str]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from holmes_core.records.inventory import FabricKind
 from holmes_core.units import GIB, MIB
 from planner.cost.gpu_speeds import MEMORY_MIB
 from planner.cost.slot import named_board, usual_nvlinks
 
-FABRICS: Mapping[str, FabricKind] = {
+SketchedKind = Literal["InfiniBand", "RoCE", "EFA", "Ethernet"]
+FABRICS: Mapping[str, SketchedKind] = {
     **{"IB": "InfiniBand", "InfiniBand": "InfiniBand", "RoCE": "RoCE", "EFA": "EFA", "Ethernet": "Ethernet"},
 }
-SHORT: Mapping[FabricKind, str] = {"InfiniBand": "IB"}
+SHORT: Mapping[SketchedKind, str] = {"InfiniBand": "IB"}
 """Kinds that have a shorter name in a sketch than in an inventory."""
 PCIE_TOO = (
     "A100",
@@ -76,7 +76,7 @@ def known_gpu(text: str) -> str:
     return bare
 
 
-def known_fabric(text: str) -> FabricKind:
+def known_fabric(text: str) -> SketchedKind:
     """Return the kind of a network by its name, in any case. Raises ValueError naming the nearest and all known."""
     for name, kind in FABRICS.items():
         if name.lower() == text.strip().lower():

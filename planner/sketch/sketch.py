@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from itertools import combinations
 from typing import Annotated, Any
@@ -12,11 +13,10 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.hosts_file import MAX_TRUNK_GBPS, StatedTrunk
-from holmes_core.records.inventory import FabricKind
 from holmes_core.records.parse_record import parse
 from holmes_core.records.record import Record
 from holmes_runtime.config.checks import check
-from planner.sketch.known_parts import SHORT, known_fabric, known_gpu
+from planner.sketch.known_parts import SHORT, SketchedKind, known_fabric, known_gpu
 from planner.sketch.sketch_text import FORMS, NAME, MalformedSketch, read_network, read_text
 
 MAX_CLUSTERS = 32
@@ -44,9 +44,6 @@ class Cards(Record):
     card_gbps: Gbps | None = None
     """Gbit/s of a card, where its ports together are faster than the card; not set: as fast as all ports.
     Example: 400"""
-    measured_gbps: Gbps | None = None
-    """Gbit/s that a host was measured to reach over all cards, above or below the cards' own rate. An all-reduce's bus
-    bandwidth is none: a part of it stays inside hosts. Example: 1508"""
 
     @property
     def num_ports(self) -> int:
@@ -69,8 +66,11 @@ class Cards(Record):
 class FabricCards(Cards):
     """Network inside a cluster."""
 
-    kind: Annotated[FabricKind, BeforeValidator(known_fabric)]
+    kind: Annotated[SketchedKind, BeforeValidator(known_fabric)]
     """InfiniBand (or IB), RoCE, EFA or Ethernet. Example: IB"""
+    measured_gbps: Gbps | None = None
+    """Gbit/s that a host was measured to reach over all cards, above or below the cards' own rate. An all-reduce's bus
+    bandwidth is none: a part of it stays inside hosts. Example: 1508"""
 
 
 def _ethernet(value: object) -> object:
@@ -107,7 +107,8 @@ class SketchCluster(Record):
     """Network of the cluster, as text or with keys. Example: IB 8x400"""
     ethernet: Annotated[Cards, BeforeValidator(_ethernet)] | None = None
     """Network cards to everywhere else, as text or with keys; not set: as fast as the fastest wire to another cluster.
-    Over plain Ethernet the cards of the fabric lead everywhere, and these are not used. Example: Ethernet 1x100"""
+    Over plain Ethernet the cards of the fabric lead everywhere, at no more than the rate of these.
+    Example: Ethernet 1x100"""
 
     @field_validator("gpu")
     @classmethod
@@ -214,6 +215,13 @@ class Sketch(Record):
     def text(self) -> str:
         """Return the sketch as text, without what only a YAML file holds."""
         return "; ".join(self._items())
+
+    def summary(self) -> str:
+        """Return the sketch as text, with a note if a file has more."""
+        with suppress(HolmesError):
+            if parse_sketch(self.text()) == self:
+                return self.text()
+        return f"{self.text()} (its file says more)"
 
     def _items(self) -> Iterator[str]:
         for each in self.clusters:

@@ -42,7 +42,7 @@ def sketched_inventory(sketch: Sketch) -> Inventory:
         )
         clusters.append(Cluster(name=each.name, hosts=names, fabric=fabric))
     inventory = Inventory(
-        sketch=sketch.text(),
+        sketch=sketch.summary(),
         hosts=tuple(hosts),
         clusters=tuple(clusters),
         shared=Network(name="shared", kind="Ethernet", subnet=SHARED, ports=tuple(shared)) if shared else None,
@@ -237,17 +237,18 @@ def _links(sketch: Sketch, inventory: Inventory) -> Iterator[Link]:
         return
     ports = inventory.shared.ports
     first = {each.name: next(port for port in ports if port.host == each.hosts[0]) for each in inventory.clusters}
+    of_ports = {name: port.bandwidth_bytes_per_s or 0.0 for name, port in first.items()}
+    of_cards = {
+        each.name: bytes_per_s_from_gbps(each.ethernet.host_gbps) if each.ethernet is not None else of_ports[each.name]
+        for each in sketch.clusters
+    }
     wires = {pair: sketch.wire(*pair) for pair in combinations(first, 2)}
-    cards = {pair: min(first[name].bandwidth_bytes_per_s or 0.0 for name in pair) for pair in wires}
-    if any(wire is not None and _is_no_cards_rate(wire, cards[pair]) for pair, wire in wires.items()):
-        for pair, wire in wires.items():
-            ends = first[pair[0]], first[pair[1]]
-            yield _link("shared", pair, ends, _payload(wire, cards[pair]), wire.latency_ms / 1e3 if wire else 0.0)
-
-
-def _is_no_cards_rate(wire: WireRate, cards_bytes_per_s: float) -> bool:
-    """Return True if hosts with cards of that rate reach one another otherwise than the cards alone would have it."""
-    return wire.measured or wire.latency_ms > 0 or bytes_per_s_from_gbps(wire.gbps) < cards_bytes_per_s
+    rates = {pair: _payload(wire, min(of_cards[name] for name in pair)) for pair, wire in wires.items()}
+    late = {pair: wire.latency_ms / 1e3 if wire is not None else 0.0 for pair, wire in wires.items()}
+    by_ports = {pair: _payload(None, min(of_ports[name] for name in pair)) for pair in wires}
+    if rates != by_ports or any(late.values()):
+        for pair, rate in rates.items():
+            yield _link("shared", pair, (first[pair[0]], first[pair[1]]), rate, late[pair])
 
 
 def _payload(wire: WireRate | None, cards_bytes_per_s: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,16 @@ trunks:
     assert (inventory.host("odd1").gpus[0].name, inventory.host("odd1").gpus[0].memory_bytes) == ("Z9000", 48 * 2**30)
     rates = {trunk.clusters: trunk.bandwidth_bytes_per_s for trunk in inventory.trunks}
     assert rates == {("rack", "old"): 20 * GBPS, ("odd",): 8 * GBPS}
+
+
+def test_what_the_page_shows_is_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sketch.md").read_text(encoding="utf-8")
+    (machines,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    old = sketched_inventory(parse(Sketch, yaml.safe_load(machines), "docs/sketch.md")).clusters[1].fabric.ports[0]
+    assert (len(old.hcas), old.rdma_bandwidth_bytes_per_s) == (4, 252 * GBPS)
+    lines = re.findall(r"holmes sketch '(.*?)'", page)
+    assert len(lines) == 2
+    assert all(sketched(line).sketch for line in lines)
 
 
 def test_one_rack_of_nvlink_is_planned_as_one() -> None:
