@@ -239,7 +239,9 @@ def parse_sketch(text: str) -> Sketch:
     try:
         read = read_text(text)
     except MalformedSketch as error:
-        raise HolmesError(f"{SOURCE}: {error}", f"it is made of {FORMS}, with `;` between them") from None
+        raise HolmesError(
+            f"{SOURCE}: {error}", f"it is made of {FORMS}, with `;` between them; or name a file that ends with .yaml"
+        ) from None
     return parse(Sketch, read.data, SOURCE, read)
 
 

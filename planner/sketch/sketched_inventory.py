@@ -12,6 +12,7 @@ from holmes_core.records.devices import BondSlave, Gpu, Netdev, Nic
 from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort, NvlinkDomain
 from holmes_core.records.link import Link, Spread, Trunk
 from holmes_core.units import GIB, bytes_per_s_from_gbps
+from holmes_runtime.config.gpu_peaks import product_of
 from planner.cost.collectives import tcp_payload_share
 from planner.sketch.known_parts import GPUS
 from planner.sketch.sketch import Cards, Sketch, SketchCluster, WireRate
@@ -36,7 +37,7 @@ def sketched_inventory(sketch: Sketch) -> Inventory:
         fabric = Network(
             name=each.name,
             kind=each.fabric.kind,
-            subnet=SHARED if each.fabric.kind == "Ethernet" else INSIDE,
+            subnet=machine.subnet(machine.inside.netdev),
             ports=tuple(inside for inside, _ in ports),
             net_name="Libfabric" if each.fabric.kind == "EFA" else None,
         )
@@ -96,9 +97,12 @@ class _Machine:
         assert inside is not None
         return inside, everywhere
 
+    def subnet(self, netdev: str | None) -> str:
+        """Return the network of an interface."""
+        return SHARED if self.everywhere is not None and self.everywhere.netdev == netdev else INSIDE
+
     def _address(self, netdev: str | None, number: int) -> str:
-        outer = self.everywhere is not None and self.everywhere.netdev == netdev
-        return str(IPv4Address((SHARED if outer else INSIDE).partition("/")[0]) + number)
+        return str(IPv4Address(self.subnet(netdev).partition("/")[0]) + number)
 
     def _addressed(self, netdev: Netdev, number: int) -> Netdev:
         ports = (self.inside, self.everywhere)
@@ -146,12 +150,13 @@ def _everywhere_gbps(sketch: Sketch, cluster: SketchCluster) -> float | None:
 
 
 def _gpus(cluster: SketchCluster) -> tuple[Gpu, ...]:
-    known, gib, ports = GPUS.get(cluster.gpu), cluster.gpu_memory_gib, cluster.fabric.num_ports
+    gib, ports, product = cluster.gpu_memory_gib, cluster.fabric.num_ports, product_of(cluster.gpu)
+    known = GPUS.get(cluster.gpu) or GPUS.get(product or "")
     nvlinks = cluster.nvlinks if cluster.nvlinks is not None else known.nvlinks if known is not None else 0
     return tuple(
         Gpu(
             index=index,
-            name=known.cuda_name if known is not None else cluster.gpu,
+            name=known.cuda_name if known is not None and cluster.gpu in GPUS else cluster.gpu,
             uuid=None,
             memory_bytes=int(gib * GIB) if gib is not None else known.memory_bytes if known is not None else None,
             pci_address=None,

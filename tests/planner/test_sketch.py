@@ -164,6 +164,12 @@ trunks:
     assert rates == {("rack", "old"): 20 * GBPS, ("odd",): 8 * GBPS}
 
 
+def test_a_gpu_with_more_memory_is_still_that_gpu() -> None:
+    gpu = from_yaml(gpu="NVIDIA H100 SXM5 96GB HBM3", gpu_memory_gib=95.6).hosts[0].gpus[0]
+    assert (gpu.nvlinks_up, gpu.pci_gen) == (18, 5)
+    assert gpu.memory_bytes == int(95.6 * 2**30)
+
+
 def test_what_the_page_shows_is_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "sketch.md").read_text(encoding="utf-8")
     (machines,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
