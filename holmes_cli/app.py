@@ -29,6 +29,7 @@ COMMANDS = {
     "import": "Write job.yaml from the command of Megatron-LM, torchtitan or DeepSpeed, or from a model's config.json.",
     "hosts": "Write hosts.yaml from what Slurm, Kubernetes or topograph list; or Slurm's topology.conf.",
     "probe": "Ask every host for its GPUs and NICs, find the clusters, and report faults.",
+    "sketch": "Write an inventory of machines that are not there, from a line of text, for `holmes plan` to plan for.",
     "plan": "Place every training tasklet on a GPU by integer programming, and predict the step.",
     "calibrate": "Measure on a host what a step costs there, and print the `compute:` of job.yaml.",
     "launch": "Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere.",

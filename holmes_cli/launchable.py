@@ -9,7 +9,7 @@ from holmes_cli.job_overrides import as_options, read_job
 from holmes_cli.screen.show_origin import ForeignFile, confirm_foreign
 from holmes_cli.screen.terminal import err
 from holmes_core.errors import HolmesError
-from holmes_core.records.inventory import Inventory
+from holmes_core.records.inventory import Inventory, refuse_sketch
 from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import SignedRecord, read_any, read_signed
@@ -32,8 +32,10 @@ def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> t
     signed = read_any((Plan, IslandsPlan), plan)
     record = signed.record
     assert isinstance(record, Plan | IslandsPlan)
-    refuse_prediction(record.job)
+    refuse_prediction(record)
     found = _inventory(plan, record)
+    if found is not None:
+        refuse_sketch(found.record, source_file(plan, record.inventory))
     if not may_be_stale:
         _refuse_stale(plan, record, found)
     confirm_foreign(_foreign(plan, record, signed.is_own, found), trust)

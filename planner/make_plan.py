@@ -277,6 +277,7 @@ def _write(
     ranks = with_cores(layout.ranks, problem.inventory.hosts)
     return Plan(
         inventory=inventory_source,
+        sketch=problem.inventory.sketch,
         job_source=job_source,
         job=problem.job,
         order=order,

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from holmes_core.hosts.hosts_file import HostsFile
 from holmes_core.records.job import Job
 from holmes_core.records.reference import Key, keys_of
+from planner.sketch.sketch import Sketch
 
 DOCS = Path(__file__).parent.parent / "docs"
 _JOB = """\
@@ -27,7 +28,63 @@ _HOSTS = """\
 a host leaves out is as the top of the file says, and then as the SSH configuration says. How hosts are asked:
 [probe.md](probe.md). Written from the records by `python -m tests.doc_keys`.
 """
-PAGES: dict[str, tuple[type[BaseModel], str]] = {"job.md": (Job, _JOB), "hosts.md": (HostsFile, _HOSTS)}
+_SKETCH = """\
+# Sketches: plans for machines that are not there yet
+
+`holmes sketch` writes an inventory from a line of text, and `holmes plan` plans for it as for probed machines: to size
+a purchase, to compare offers, to reproduce a paper.
+
+```
+holmes sketch 'a: 8 x 8 H100, IB 8x400; b: 8 x 8 A100-80, RoCE 2x200; 25 between'      # writes sketch.json
+holmes sketch 'a: 4 x 8 H100, IB 8x400, Ethernet 1x100; b: 2 x 4 L40S, Ethernet 2x25; a-b: 10 at 15 ms' -o other.json
+holmes sketch machines.yaml -o rack.json                                               # the rare things, below
+holmes plan job.yaml -i sketch.json
+```
+
+| text | meaning |
+|---|---|
+| `a: 8 x 8 H100, IB 8x400` | Cluster a: 8 hosts of 8 H100; each host has 8 InfiniBand cards of 400 Gbit/s. |
+| `IB 8x2x200` | 8 cards of two ports of 200 Gbit/s, all in use. Kinds are IB, RoCE, EFA and Ethernet. |
+| `, Ethernet 1x100` after it | Cards of a host that lead out of the cluster; else as fast as the fastest wire. |
+| `25 between` | A host reaches hosts of other clusters at 25 Gbit/s, each host for itself. |
+| `a-b: 10 at 20 ms, b-c: 5` | The same for these pairs alone, with the latency of a message one way. |
+
+Parts are separated by `;`. GPUs have their usual names: `A100-40`, `H100`, `H100 PCIe`, `L40S`. A name that is not
+known is refused with the nearest one that is, and all others. Memory is what nvidia-smi shows of that GPU, NVLink as it
+is mostly sold.
+
+The inventory says in its field `sketch` that it is one, and so does every plan made from it, in its first line and in
+plan.json. `holmes launch` and `holmes emit` refuse such a plan, and `holmes calibrate`, `holmes hosts --to`,
+`holmes probe --diff` and `holmes plan --calibrate` such an inventory, with exit code 2. The table that `holmes sketch`
+prints is what will be planned for; read it. A file is only written over where `-o` names it and it holds a sketch.
+
+Three traps. Ports are not cards: where both ports of a card share its rate, say so by `card_gbps`. Networks of an
+offer for storage or management are no cards of the fabric. A measured bus bandwidth of an all-reduce is no rate of a
+NIC: half of it and more never leaves the host.
+
+## Keys of the YAML file
+
+```yaml
+clusters:
+  - {name: rack, hosts: 18, gpus_per_host: 4, gpu: GB200, fabric: IB 4x400, nvlink_hosts: 18, memory_gib: 960}
+  - name: old
+    hosts: 8
+    gpus_per_host: 8
+    gpu: A100-40
+    nvlinks: 0
+    fabric: {kind: RoCE, cards: 2, ports_per_card: 2, gbps: 100, card_gbps: 126}
+between: {gbps: 40, latency_ms: 2}
+trunks:
+  - {between: [rack, old], gbps: 100}
+```
+
+Written from the records by `python -m tests.doc_keys`.
+"""
+PAGES: dict[str, tuple[type[BaseModel], str]] = {
+    "job.md": (Job, _JOB),
+    "hosts.md": (HostsFile, _HOSTS),
+    "sketch.md": (Sketch, _SKETCH),
+}
 _HEADINGS = ("key", "type", "default", "meaning", "example")
 
 

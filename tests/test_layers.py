@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "train",
     ),
     "prober": ("rule_text", "asking", "facts", "rails", "fabrics", "rules", "links", "findings", "anonymize", "probe"),
-    "planner": ("cost", "problem", "search", "schedule", "layout", "make_plan", "islands", "advice"),
+    "planner": ("cost", "sketch", "problem", "search", "schedule", "layout", "make_plan", "islands", "advice"),
     "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "islands", "launch", "launch_islands"),
     "holmes_cli": (
         *(

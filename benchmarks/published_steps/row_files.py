@@ -1,4 +1,4 @@
-"""A published row as what `holmes plan` reads: the inventory of where it was measured, and a job with all it fixed.
+"""A published row as what `holmes plan` reads: the sketch of where it was measured, and a job with all it fixed.
 
 `python -m benchmarks.published_steps.row_files V4 12 FOLDER` writes both of the twelfth row of a table into FOLDER, for
 `holmes plan job.yaml` there. What the row's software does differently is the job's `engine`.
@@ -14,56 +14,50 @@ import yaml
 from pydantic import TypeAdapter
 
 from benchmarks.published_steps.measurements import Measurement, measurements
-from holmes_core.records.access import Access
-from holmes_core.records.devices import Gpu, Netdev, Nic
-from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
+from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import EngineName, Job
 from holmes_core.records.record_file import write_signed
 from holmes_runtime.config.model_shape import ModelShape
 from planner.cost.gpu_speeds import DEEPSPEED_FACTOR
+from planner.sketch.sketch import Sketch
+from planner.sketch.sketched_inventory import sketched_inventory
 
 
 @dataclass(frozen=True)
 class Site:
-    """The machine of a table, in one cluster on one fabric: GPUs of a host, its NICs together, and the engine.
+    """The machine of a table, in one cluster on one fabric, as the cluster of a sketch; and the engine.
 
-    `nvlinks` None: as many as the GPU's data sheet says. `compute_factor`: seconds of compute there over the planned
-    ones, where two publications of one engine and GPU differ.
+    `compute_factor`: seconds of compute there over the planned ones, where two publications of one engine and GPU
+    differ.
     """
 
     engine: EngineName
-    gpu_name: str
-    gpus_per_host: int
-    memory_bytes: int
-    host_bytes_per_s: float
+    gpu: str
+    fabric: str
+    gpus_per_host: int = 8
     nvlinks: int | None = None
     compute_factor: float = 1.0
 
 
-A100_BYTES, H100_BYTES = 81920 * 2**20, 81559 * 2**20  # nvidia-smi's totals for cards of 80 GB
-SELENE = Site(
-    "megatron-2021", "NVIDIA A100-SXM4-80GB", 8, A100_BYTES, 200e9
-)  # eight HDR InfiniBand ports of 200 Gbit/s
-SELENE_2020 = replace(SELENE, engine="megatron-2020", gpu_name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * 10**9)
-EOS = Site("megatron-2024", "NVIDIA H100 80GB HBM3", 8, H100_BYTES, 400e9)  # eight NDR ports of 400 Gbit/s
-ALPS = Site("sailor", "NVIDIA GH200 120GB", 4, 96 * 10**9, 100e9, nvlinks=6)  # four Slingshot ports of 200 Gbit/s
+SELENE = Site("megatron-2021", "A100-80", "IB 8x200")
+SELENE_2020 = replace(SELENE, engine="megatron-2020", gpu="A100-40")
+EOS = Site("megatron-2024", "H100", "IB 8x400")
+ALPS = Site("sailor", "GH200", "IB 4x200", gpus_per_host=4, nvlinks=6)  # its ports are Slingshot's
 SITES = {
     "V1": SELENE,
     "V2": SELENE,
     "V3": SELENE,
-    "V4": Site(
-        "megatron-deepspeed", "NVIDIA A100-SXM4-80GB", 8, A100_BYTES, 100e9, compute_factor=1 / DEEPSPEED_FACTOR
-    ),
+    "V4": Site("megatron-deepspeed", "A100-80", "IB 4x200", compute_factor=1 / DEEPSPEED_FACTOR),
     "V5": ALPS,
     "V6": replace(EOS, compute_factor=1.19),
     "V7": SELENE_2020,
     "V8": EOS,
     "V9": EOS,
-    "V10": Site("megatron-deepspeed", "NVIDIA A100-SXM4-80GB", 8, A100_BYTES, 50e9),  # four Omni-Path ports
+    "V10": Site("megatron-deepspeed", "A100-80", "IB 4x100"),  # four Omni-Path ports
     "V11": replace(EOS, engine="fsdp"),
     "V12": replace(SELENE, engine="fsdp"),
     "V13": replace(SELENE_2020, engine="fsdp"),
-    "V14": Site("fsdp", "NVIDIA H100 96GB HBM2e", 8, 96 * 10**9, 400e9),
+    "V14": Site("fsdp", "H100 HBM2e", "IB 8x400"),
     "V15": replace(SELENE, engine="fsdp"),
     "V16": ALPS,
 }
@@ -72,64 +66,22 @@ SITES = {
 def inventory_of(row: Measurement, knows_memory: bool = True) -> Inventory:
     """As many hosts as the row's GPUs fill; without `knows_memory` the planner takes everything to fit."""
     site = SITES[row.table]
-    names = [f"n{number}" for number in range(1, -(-row.tp * row.pp * row.dp // site.gpus_per_host) + 1)]
-    gpus = tuple(
-        Gpu(
-            index=index,
-            name=site.gpu_name,
-            uuid=f"GPU-{index}",
-            memory_bytes=site.memory_bytes if knows_memory else None,
-            nvlinks_up=site.nvlinks,
-            pci_address=f"0000:{16 + index:02x}:00.0",
-        )
-        for index in range(site.gpus_per_host)
-    )
-    rate_gbps = site.host_bytes_per_s * 8e-9
-    nic = Nic(
-        device="mlx5_0",
-        port=1,
-        kind="InfiniBand",
-        rate_gbps=rate_gbps,
-        state="Active",
-        phys_state="LinkUp",
-        netdev="ib0",
-        subnet_prefix=None,
-        sm_lid=None,
-        usable_by_nccl_ib=True,
-        why="active",
-    )
-    hosts = tuple(
-        Host(
-            name=name,
-            access=Access(),
-            reachable=True,
-            hostname=name,
-            gpus=gpus,
-            nics=(nic,),
-            netdevs=(
-                Netdev(name="ib0", up=True, mtu=4092, addresses=(f"{_address(number)}/16",), speed_bytes_per_s=None),
-            ),
-        )
-        for number, name in enumerate(names)
-    )
-    ports = tuple(
-        NetworkPort(
-            host=name,
-            netdev="ib0",
-            address=_address(number),
-            bandwidth_bytes_per_s=site.host_bytes_per_s,
-            hcas=("mlx5_0:1",),
-            rdma_bandwidth_bytes_per_s=site.host_bytes_per_s,
-        )
-        for number, name in enumerate(names)
-    )
-    fabric = Network(name="a", kind="InfiniBand", subnet="10.0.0.0/16", ports=ports)
-    cluster = Cluster(name="a", hosts=tuple(names), fabric=fabric)
-    return Inventory(hosts=hosts, clusters=(cluster,), shared=None, findings=())
+    cluster = {
+        "name": "n",
+        "hosts": -(-row.tp * row.pp * row.dp // site.gpus_per_host),
+        "gpus_per_host": site.gpus_per_host,
+        "gpu": site.gpu,
+        "nvlinks": site.nvlinks,
+        "fabric": site.fabric,
+    }
+    inventory = sketched_inventory(Sketch.model_validate({"clusters": [cluster]}))
+    return inventory if knows_memory else _without_memory(inventory)
 
 
-def _address(number: int) -> str:
-    return f"10.0.{number // 250}.{number % 250 + 1}"
+def _without_memory(inventory: Inventory) -> Inventory:
+    gpus = tuple(gpu.model_copy(update={"memory_bytes": None}) for gpu in inventory.hosts[0].gpus)
+    hosts = tuple(host.model_copy(update={"gpus": gpus}) for host in inventory.hosts)
+    return inventory.model_copy(update={"hosts": hosts})
 
 
 def job_of(row: Measurement) -> Job:

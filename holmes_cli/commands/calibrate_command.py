@@ -11,7 +11,7 @@ import typer
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, LaunchSettings
-from holmes_core.records.inventory import Host, Inventory
+from holmes_core.records.inventory import Host, Inventory, refuse_sketch
 from holmes_core.records.job import Job
 from holmes_core.records.record_file import read_signed, read_user_file
 from launcher.nodes.measure_compute import measure_compute
@@ -68,6 +68,7 @@ def _there(job: Job, path: Path, name: str | None) -> _Slots:
             f"{path}: was not made here by you, and says how hosts are reached and what runs there",
             "`holmes probe hosts.yaml` makes your own",
         )
+    refuse_sketch(signed.record, path)
     hosts = [each for each in signed.record.hosts if each.reachable]
     found = next((each for each in hosts if name in (None, each.name)), None)
     if found is None:

@@ -16,7 +16,7 @@ from holmes_core.hosts.from_slurm import hosts_from_slurm
 from holmes_core.hosts.from_topograph import hosts_from_topograph
 from holmes_core.hosts.imported_hosts import Imported, hosts_yaml
 from holmes_core.hosts.slurm_topology import slurm_topology
-from holmes_core.records.inventory import Inventory
+from holmes_core.records.inventory import Inventory, refuse_sketch
 from holmes_core.records.plain_data import MAX_JSON_BYTES, read_text
 from holmes_core.records.record_file import read_file, write_atomically
 
@@ -78,7 +78,9 @@ def _export(target: str, file: Path | None, output: Path) -> None:
     if file is None:
         raise HolmesError("--to topology: no inventory given", "`holmes hosts --to topology inventory.json`")
     _refuse_existing(output)
-    write_atomically(output, slurm_topology(read_file(Inventory, file)))
+    inventory = read_file(Inventory, file)
+    refuse_sketch(inventory, file)
+    write_atomically(output, slurm_topology(inventory))
     next_step = "beside slurm.conf with `TopologyPlugin=topology/tree`, then `scontrol reconfigure`"
     out.print(f"topology: {output}\nnext: {next_step}", markup=False, soft_wrap=True)
 

@@ -26,7 +26,7 @@ from holmes_cli.screen.show_plan import (
 )
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
-from holmes_core.records.inventory import Inventory
+from holmes_core.records.inventory import Inventory, refuse_sketch
 from holmes_core.records.job import Calibration, Job
 from holmes_core.records.plan import IslandsPlan, Order, Plan, SourceFile
 from holmes_core.records.record import FileRecord
@@ -98,6 +98,8 @@ def plan_command(
     inventory_record = signed.record
     if not signed.is_own:
         err.print(_FOREIGN.format(inventory), markup=False, soft_wrap=True)
+    if run is not None:
+        refuse_sketch(inventory_record, inventory)
     other = read_file(Plan, compare) if compare else None
     known_job = _calibrated(job_record, calibrate(inventory_record, run)) if run else job_record
     changed = {text: what_if(text, inventory_record, known_job) for text in changes or ()}
@@ -133,7 +135,7 @@ def plan_command(
             show_sheet(sheet, err)
     else:
         show_plan(answer.plan, inventory_record, [*advice, *asked], answer.advised.engine)
-        _show_files(output, html, is_launched=known_job.is_launched)
+        _show_files(output, html, is_launched=known_job.is_launched and answer.plan.sketch is None)
 
 
 def _check_options(given: Mapping[str, bool]) -> None:
@@ -163,7 +165,7 @@ def _show_mode(plan: Plan | IslandsPlan, inventory: Inventory, output: Path, htm
         show_plan(plan, inventory, modes)
     else:
         show_islands(plan, inventory, (islands_sheet(plan), *modes))
-    _show_files(output, html)
+    _show_files(output, html, is_launched=plan.sketch is None)
 
 
 def _show_files(output: Path, html: Path | None, is_launched: bool = True) -> None:

@@ -22,7 +22,7 @@ from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
 from holmes_core.hosts.transport_option import hosts_reached_by
 from holmes_core.own_key import own_key
-from holmes_core.records.inventory import Inventory
+from holmes_core.records.inventory import Inventory, refuse_sketch
 from holmes_core.records.parse_record import parse
 from holmes_core.records.record_file import read_file, read_signed, signed_parts, write_atomically
 from holmes_core.units import format_duration
@@ -77,7 +77,7 @@ def probe_command(
     if rule is not None or script or anonymized is not None:
         _without_inventory(rule, anonymized, replay_folder, hosts)
         return
-    older = read_file(Inventory, diff) if diff else None
+    older = _older(diff)
     if replay_folder:
         kept = WithKept(_replayed(replay_folder, hosts, links), None)
     else:
@@ -129,13 +129,22 @@ def _replayed(folder: Path, hosts: str | None, links: bool) -> Inventory:
     return replay(folder)
 
 
+def _older(diff: Path | None) -> Inventory | None:
+    """Return the inventory to compare with, if one is named. Raises HolmesError for a sketch."""
+    if diff is None:
+        return None
+    older = read_file(Inventory, diff)
+    refuse_sketch(older, diff)
+    return older
+
+
 def _with_kept(inventory: Inventory, output: Path, diff: Path | None) -> WithKept:
     """Add the links of this user's last probe: from the file to be replaced, or the one to compare with."""
     for path in (output, diff):
         if path is not None and path.is_file():
             with suppress(HolmesError):  # else it is written over, whatever it is
                 signed = read_signed(Inventory, path)
-                if signed.is_own:
+                if signed.is_own and signed.record.sketch is None:
                     return with_kept_links(signed.record, inventory)
     return WithKept(inventory, None)
 

@@ -60,6 +60,13 @@ def show_islands(plan: IslandsPlan, inventory: Inventory, sheets: Sequence[Sheet
         show_sheet(sheet, out)
 
 
+def sketch_sentence(plan: Plan | IslandsPlan) -> tuple[str, ...]:
+    """Return a sentence on the machines of a plan that nothing probed, if it is one."""
+    if plan.sketch is None:
+        return ()
+    return (f"For a sketch, not for probed machines, with rates as it states them: {plan.sketch}",)
+
+
 def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]:
     """Return the answer: the clusters of each island, speed, exposed outer sync, and the ratio to the best other
     mode."""
@@ -72,6 +79,7 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         against = f"{cost.tokens_per_s / as_one.tokens_per_s:.2f}x as fast as the best mode that trains as one"
     steps = " and ".join(map(str, plan.inner_steps))
     return (
+        *sketch_sentence(plan),
         f"{len(plan.islands)} islands, {', '.join(names)}: {steps} inner steps a round",
         f"{format_seconds(cost.round_s)} a round, {cost.tokens_per_s:.0f} tokens/s; {whole}",
         f"{against}; what islands exchange is {waited}",
@@ -125,6 +133,7 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     stages = [(ranges([stage.index for stage in some]), " and ".join(clusters)) for clusters, some in alike]
     where = ", ".join(f"stage{'s' * (not numbers.isdigit())} {numbers} on {clusters}" for numbers, clusters in stages)
     return (
+        *sketch_sentence(plan),
         f"{describe_degrees(plan)}: {where}",
         _speed_sentence(plan, inventory),
         _usual_sentence(plan),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from holmes_core.records.access import Access
+from holmes_core.errors import HolmesError
+from holmes_core.records.access import Access, OneLine
 from holmes_core.records.devices import Gpu, GpuProcess, Netdev, Nic, PciDevice, Route
 from holmes_core.records.link import IN_THE_CLEAR, Link, Security, Trunk
 from holmes_core.records.record import FileRecord, Record
@@ -262,6 +264,7 @@ class Inventory(FileRecord):
     RENEW: ClassVar[str] = "holmes probe hosts.yaml -o inventory.json"
 
     schema_version: Literal[1] = 1
+    sketch: OneLine | None = None  # the machines in short, where `holmes sketch` wrote them and no host was asked
     hosts: tuple[Host, ...]
     clusters: tuple[Cluster, ...]
     shared: Network | None
@@ -288,6 +291,13 @@ class Inventory(FileRecord):
                     f"trunks must be one between two clusters, or of one, each, seen: {list(trunk.clusters)}"
                 )
         return self
+
+    @model_serializer(mode="wrap")
+    def _sketch_only_where_it_is(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        if self.sketch is None:
+            fields.pop("sketch", None)
+        return fields
 
     def source_digest(self) -> str:
         """Return the digest without momentary facts: another probe that finds nothing new leaves it unchanged."""
@@ -323,6 +333,15 @@ class Inventory(FileRecord):
     @cached_property
     def _host_by_name(self) -> dict[str, Host]:
         return {host.name: host for host in self.hosts}
+
+
+def refuse_sketch(inventory: Inventory, path: Path) -> None:
+    """Raise HolmesError for an inventory that `holmes sketch` wrote, in a command for probed machines."""
+    if inventory.sketch is not None:
+        raise HolmesError(
+            f"{path}: a sketch, not an inventory of probed machines ({inventory.sketch})",
+            "name the inventory of a probe; only `holmes plan` takes a sketch",
+        )
 
 
 def _lasting(host: Host) -> Host:

@@ -12,7 +12,8 @@ from holmes_core.records.record import Record
 from holmes_core.units import bytes_per_s_from_gbps
 
 LinkKind = Literal["inside", "between"]
-LinkMethod = Literal["ib_write_bw", "iperf3", "tcp"]  # iperf3: in inventories of before 2026-11-26
+LinkMethod = Literal["ib_write_bw", "iperf3", "tcp", "stated"]
+"""Program that measured a link; iperf3: in inventories of before 2026-11-26; stated: none did, the rate is assumed."""
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 Memory = Literal["host", "gpu"]
@@ -22,6 +23,7 @@ TOOL_CEILING_BYTES_PER_S: Mapping[LinkMethod, float] = {
     "tcp": bytes_per_s_from_gbps(10),
     "iperf3": bytes_per_s_from_gbps(20),
     "ib_write_bw": inf,
+    "stated": inf,
 }
 """The rate that the tool surely reaches on one core. A slower result on a faster link says nothing about the link."""
 

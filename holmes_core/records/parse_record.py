@@ -7,15 +7,14 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, Union
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, Union
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.plain_data import YamlLines
 from holmes_core.records.record import FileRecord, Record
 from holmes_runtime.config.checks import WrongValue
 from holmes_runtime.config.field_limits import SharedSettings
@@ -59,8 +58,15 @@ PATTERNS = {
 R = TypeVar("R", bound=Record)
 
 
-def parse(cls: type[R], data: object, source: str, lines: YamlLines | None = None) -> R:
-    """Return `data` as a record of `cls`. Errors name `source` (a file name) and the `lines` of a YAML file."""
+class Places(Protocol):
+    """The places of values in a text that a person wrote."""
+
+    def where(self, location: Sequence[int | str]) -> str:
+        """Return `line 9: ` or the like for a value, by its keys and indices; nothing where it has no place."""
+
+
+def parse(cls: type[R], data: object, source: str, places: Places | None = None) -> R:
+    """Return `data` as a record of `cls`. Errors name `source` (a file name) and `places`, such as lines."""
     if not isinstance(data, dict):
         kind = _KINDS.get(type(data), "holds a value")
         raise HolmesError(f"{source}: {kind}, not keys and values", _hint(cls, _needed(cls)))
@@ -73,20 +79,20 @@ def parse(cls: type[R], data: object, source: str, lines: YamlLines | None = Non
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        raise _explain(cls, error, source, lines) from None
+        raise _explain(cls, error, source, places) from None
 
 
-def _explain(cls: type[BaseModel], error: ValidationError, source: str, lines: YamlLines | None) -> HolmesError:
+def _explain(cls: type[BaseModel], error: ValidationError, source: str, places: Places | None) -> HolmesError:
     """Return the error: line, key path, value and rule of each fault. The hint has the nearest valid key."""
     faults, hints = [], []
     found = _without_echoes(error.errors())
     for fault in found[:MAX_FAULTS]:
         location, refused = list(fault["loc"]), fault.get("ctx", {}).get("error")
         if isinstance(refused, WrongValue):  # by settings, whose keys are inside
-            location += refused.key.split(".")
+            location += [int(part) if part.isdecimal() else part for part in refused.key.split(".")]
             fault["msg"], fault["input"] = refused.rule, refused.value
         path = ".".join(str(part)[:MAX_CHARACTERS] for part in location) or "(whole file)"
-        path = lines.where(location) + path if lines and location else path
+        path = places.where(location) + path if places and location else path
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             model = _record_at(cls, location[:-1])
             near = difflib.get_close_matches(str(location[-1]), list(fields_of(model)), n=1, cutoff=0.5)

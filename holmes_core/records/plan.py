@@ -201,6 +201,7 @@ class Plan(FileRecord):
 
     schema_version: Literal[1] = 1
     inventory: SourceFile
+    sketch: OneLine | None = None  # the inventory's, whose machines were never probed: such a plan is not launched
     job_source: SourceFile
     job: Job
     order: Order
@@ -251,11 +252,9 @@ class Plan(FileRecord):
         return self.dp_group_size if self.zero == 3 else 1
 
     @model_serializer(mode="wrap")
-    def _modes_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _rare_fields_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = serialize(self)
-        if self.modes is None:
-            fields.pop("modes", None)
-        return fields
+        return {name: value for name, value in fields.items() if value is not None or name not in ("modes", "sketch")}
 
     @model_validator(mode="after")
     def _ranks_are_complete(self) -> Plan:
@@ -290,6 +289,11 @@ class IslandsPlan(FileRecord):
     islands: tuple[Plan, ...]
     prediction: Round
     modes: Modes
+
+    @property
+    def sketch(self) -> str | None:
+        """The sketch that the islands are planned for; None where they were probed."""
+        return self.islands[0].sketch
 
     @property
     def inner_steps(self) -> tuple[int, ...]:

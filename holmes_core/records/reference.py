@@ -78,10 +78,12 @@ def _keys(cls: type, schema: Mapping[str, Any], known: Mapping[str, Any], prefix
 
 
 def _documented(cls: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a record, each on one line."""
+    """Return the docstrings below the fields of a record and of those it extends, each on one line."""
+    found: dict[str, str] = {}
+    for base in cls.__bases__:
+        found |= _documented(base) if base is not BaseModel and issubclass(base, BaseModel) else {}
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
     for field, below in pairwise(body.body):
         text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):

@@ -11,7 +11,7 @@ import holmes_runtime
 from holmes_core.errors import HolmesError
 from holmes_core.node_settings import is_fixed
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Node, Plan, PlanGroup, PlanRank
+from holmes_core.records.plan import IslandsPlan, Node, Plan, PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import CODE_FOLDER
 from holmes_runtime.config.node_config import TRAINER_FILE, NodeConfig, TunnelConfig, hca_ports
 from holmes_runtime.config.rank_grid import Group, Rank
@@ -81,7 +81,7 @@ def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
     """Return the files that are equal on all nodes. Their names depend on the plan, not the run, so they are sent
     once."""
     if not plan.job.is_bundled:
-        refuse_prediction(plan.job)
+        refuse_prediction(plan)
         return {TRAINER_FILE: trainer_config_of(plan).to_json(), PLAN_FILE: plan.to_json()}
     run_id = plan.digest().removeprefix("sha256:")[:12]
     run_config = replace(
@@ -115,11 +115,16 @@ def reasons_of(node: Node, variables: UserVariables) -> dict[str, str]:
     return {**planned, **dict.fromkeys(variables.environment, "launch.environment in job.yaml")}
 
 
-def refuse_prediction(job: Job) -> None:
-    """Raise HolmesError for a job without a command of the software that is to train it."""
-    if not job.is_launched:
+def refuse_prediction(plan: Plan | IslandsPlan) -> None:
+    """Raise HolmesError for a plan of machines that are not there, or of software that has no command here."""
+    if plan.sketch is not None:
         raise HolmesError(
-            f"the plan says what {job.engine} would take: trainer of job.yaml has no command to launch",
+            f"the plan is for a sketch, not for probed machines ({plan.sketch}): there are no hosts to start it on",
+            "probe the machines once they are there, then plan again: `holmes probe hosts.yaml`",
+        )
+    if not plan.job.is_launched:
+        raise HolmesError(
+            f"the plan says what {plan.job.engine} would take: trainer of job.yaml has no command to launch",
             "add `command` to trainer, or leave trainer out to train with the bundled runtime; then plan again",
         )
 
@@ -127,7 +132,7 @@ def refuse_prediction(job: Job) -> None:
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
     """Return the plan as the runtime's record. Raises HolmesError if the runtime refuses it."""
     job = plan.job
-    refuse_prediction(job)
+    refuse_prediction(plan)
     assert job.is_bundled
     names = {field.name for field in fields(RunConfig)} - IN_ANOTHER_FORM
     same = {name: getattr(record, name) for record in (job, plan) for name in names & set(type(record).model_fields)}

@@ -47,8 +47,13 @@ def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         hosts += [node.host] if assumed else []
     if not names:
         return ()
+    remedy = (
+        f"measure it: `holmes calibrate --host {hosts[0]}` gives compute.flops_per_s for job.yaml, and "
+        "`--calibrate RUN` fits it to a run"
+        if inventory.sketch is None
+        else "compute.flops_per_s of job.yaml takes one that was measured"
+    )
     return (
         f"How fast {', '.join(names)} on {format_names(hosts, MAX_NAMED)} computes is read from data sheets, and may "
-        f"be {SPREAD:.0%} off either way; measure it: `holmes calibrate --host {hosts[0]}` gives compute.flops_per_s "
-        "for job.yaml, and `--calibrate RUN` fits it to a run.",
+        f"be {SPREAD:.0%} off either way; {remedy}.",
     )

@@ -16,11 +16,11 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Host, Inventory, Network, NetworkPort
 from holmes_core.records.link import Link, Spread, Trunk
-from holmes_core.units import GIB, bytes_per_s_from_gbps, format_names
+from holmes_core.units import MIB, bytes_per_s_from_gbps, format_names
 from holmes_runtime.config.gpu_peaks import product_of
 from planner.cost.collectives import tcp_payload_share
-from planner.cost.gpu_speeds import MEMORY_GIB
-from planner.cost.slot import named_board
+from planner.cost.gpu_speeds import MEMORY_MIB
+from planner.cost.slot import named_board, usual_nvlinks
 from planner.islands.uniform_links import assumed_link
 from planner.problem.connections import limited_by_encryption, slowest_between
 
@@ -245,9 +245,10 @@ class GpuType:
         names = _known_cluster(inventory, self, self.cluster).hosts
         product = product_of(self.gpu)
         if product is None:
-            raise refused(self, f"no speed is known of {self.gpu!r} (known: {', '.join(MEMORY_GIB)})")
-        memory = {"name": named_board(product), "memory_bytes": MEMORY_GIB[product] * GIB}
-        new = {**memory, "nvlinks_up": None, "nvlinks_total": None, "nvlink_cluster": None, "nvlink_clique": None}
+            raise refused(self, f"no speed is known of {self.gpu!r} (known: {', '.join(MEMORY_MIB)})")
+        memory = {"name": named_board(product), "memory_bytes": MEMORY_MIB[product] * MIB}
+        links = dict.fromkeys(("nvlinks_up", "nvlinks_total"), usual_nvlinks(product))
+        new = {**memory, **links, "nvlink_cluster": None, "nvlink_clique": None}
         hosts = [
             host.model_copy(update={"gpus": tuple(gpu.model_copy(update=new) for gpu in host.gpus)})
             if host.name in names
@@ -308,8 +309,10 @@ def _links_at_rate(
     by_encryption = {way[0].way for way in limited_by_encryption(inventory)}
 
     def changed(link: Link) -> Link:
-        rate = bandwidth_bytes_per_s * (1.0 if link.method == "ib_write_bw" else tcp_payload_share(None))
-        return link.model_copy(update={"bandwidth_bytes_per_s": Spread(min=rate, median=rate)})
+        is_rdma = link.method == "ib_write_bw"
+        rate = bandwidth_bytes_per_s * (1.0 if is_rdma else tcp_payload_share(None))
+        method = link.method if is_rdma else "stated"
+        return link.model_copy(update={"bandwidth_bytes_per_s": Spread(min=rate, median=rate), "method": method})
 
     links = (link for link in inventory.links if not link.tunnel or not changes(link) or link.way in by_encryption)
     return tuple(changed(link) if changes(link) and not link.tunnel else link for link in links)

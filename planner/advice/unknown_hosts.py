@@ -17,12 +17,13 @@ MIN_NAMED_BYTES = 2**30  # less than any host that trains is taken to have
 def unknown_host_sentences(plan: Plan, inventory: Inventory) -> Iterator[str]:
     """Name the hosts whose memory the plan needs and the inventory does not know, and GPUs with links assumed."""
     hosts = [inventory.host(node.host) for node in plan.nodes]
-    yield from _memory_sentence(plan, hosts)
+    remedy = "`holmes probe` again, or look there" if plan.sketch is None else "`memory_gib` in a sketch's YAML says it"
+    yield from _memory_sentence(plan, hosts, remedy)
     if plan.job.device == "cuda":
         yield from _link_sentence(plan, hosts)
 
 
-def _memory_sentence(plan: Plan, hosts: Iterable[Host]) -> Iterator[str]:
+def _memory_sentence(plan: Plan, hosts: Iterable[Host], remedy: str) -> Iterator[str]:
     needed = plan.prediction.host_memory_bytes
     unknown = {host.name for host in hosts if host.memory_bytes is None}
     if not needed or not unknown:
@@ -35,7 +36,7 @@ def _memory_sentence(plan: Plan, hosts: Iterable[Host]) -> Iterator[str]:
     if most >= MIN_NAMED_BYTES:
         yield (
             f"The plan needs up to {format_memory(most)} of a host's own memory. The inventory lacks its size for "
-            f"{format_names(sorted(unknown), MAX_NAMED)}: `holmes probe` again, or look there."
+            f"{format_names(sorted(unknown), MAX_NAMED)}: {remedy}."
         )
 
 

@@ -20,9 +20,12 @@ def unmeasured_wire_sentence(
 ) -> tuple[str, ...]:
     """Name the networks that `plans` use and no test measured; else say how long ago they were measured, if known.
 
-    Several plans are islands, whose clusters exchange weights. A trunk stated in hosts.yaml counts as known. Where some
-    clusters were measured, all pairs that were not are named: that they count as slow may be why no plan uses them.
+    A sketch's rates are its own. Several plans are islands, whose clusters exchange weights. A trunk stated in
+    hosts.yaml counts as known. Where some clusters were measured, all pairs that were not are named: that they count as
+    slow may be why no plan uses them.
     """
+    if inventory.sketch is not None:
+        return ()
     known = {frozenset(link.clusters) for link in inventory.links}
     known |= {frozenset(trunk.clusters) for trunk in inventory.trunks if len(trunk.clusters) > 1}
     unknown = [ends for ends in used_networks(plans, inventory) if ends not in known]

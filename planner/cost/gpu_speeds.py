@@ -110,14 +110,15 @@ MEMORY_TB_PER_S = {
     **{"RTX 5090": 1.792, "RTX 4090": 1.008, "RTX 3090": 0.936, "V100 PCIE": 0.9, "V100": 0.9, "T4": 0.32},
 }
 
-# GiB that nvidia-smi shows of a GPU's memory, by product, for GPUs that were not probed, rounded: H100 shows 81559 MiB.
-# Source: public logs of it. Data sheets have up to 7 % more: ECC takes a sixteenth of GDDR6 where it is on as sold.
-MEMORY_GIB = {
-    **{"GB300": 277, "B300": 268, "GB200": 185, "B200": 179, "GH200": 96, "H200 NVL": 140, "H200": 140, "H20": 96},
-    **{"H100 NVL": 93, "H100 PCIe": 80, "H100 HBM2e": 96, "H100": 80, "H800 PCIe": 80, "H800": 80, "A800": 80},
-    **{"A100 40GB": 40, "A100": 80, "A40": 45, "A30": 24, "A10G": 22, "A10": 22, "L40S": 45, "L40": 45, "L4": 22},
-    **{"RTX A6000": 48, "RTX 6000 Ada": 48, "RTX 5090": 32, "RTX 4090": 24, "RTX 3090": 24, "V100 PCIE": 16},
-    **{"V100": 32, "T4": 15},
+# MiB that nvidia-smi shows of a GPU's memory, by product, for GPUs that were not probed. Source: public logs of it;
+# whole GiB where none was at hand. Data sheets have up to 7 % more: ECC takes a sixteenth of GDDR6 where it is on.
+MEMORY_MIB = {
+    **{"GB300": 277 * 1024, "B300": 268 * 1024, "GB200": 189471, "B200": 183359, "GH200": 96 * 1024},
+    **{"H200 NVL": 140 * 1024, "H200": 140 * 1024, "H20": 96 * 1024, "H100 NVL": 93 * 1024, "H100 PCIe": 81559},
+    **{"H100 HBM2e": 96 * 1024, "H100": 81559, "H800 PCIe": 81559, "H800": 81559, "A800": 81920, "A100 40GB": 40960},
+    **{"A100": 81920, "A40": 46068, "A30": 24 * 1024, "A10G": 23028, "A10": 23028, "L40S": 46068, "L40": 46068},
+    **{"L4": 22 * 1024, "RTX A6000": 48 * 1024, "RTX 6000 Ada": 48 * 1024, "RTX 5090": 32 * 1024},
+    **{"RTX 4090": 24 * 1024, "RTX 3090": 24 * 1024, "V100 PCIE": 16 * 1024, "V100": 32510, "T4": 15 * 1024},
 }
 
 

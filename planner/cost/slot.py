@@ -19,7 +19,9 @@ from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
 NVLINK_BYTES_PER_S = 25e9  # one link, one direction, NVLink 2 to 4: NVIDIA's V100, A100 and H100 data sheets
 NVLINK5_BYTES_PER_S = 50e9  # of B200 and what came after: NVIDIA's GB200 NVL72 data sheet, 1.8 TB/s both ways a GPU
 NVLINK5_CHIPS = ("B200", "B300")
-NVLINKS_OF_SXM = {"V100": 6, "A100": 12, "A800": 8, "H100": 18, "H800": 8, "H200": 18}  # the same data sheets
+# The same data sheets, and NVIDIA's H20: 900 GB/s both ways.
+NVLINKS_OF_SXM = {"V100": 6, "A100": 12, "A800": 8, "H100": 18, "H800": 8, "H200": 18, "H20": 18}
+NVLINKS5 = 18  # of each chip in NVLINK5_CHIPS, the same data sheet
 # nvidia-smi calls an H100 on an SXM board "H100 80GB HBM3", others "PCIe" or "NVL". One of 96 GB HBM2e is on an SXM
 # board, too: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md.
 SXM_NAMES = ("SXM", "HBM3", "HBM2e")
@@ -137,6 +139,16 @@ def named_board(product: str) -> str:
     """Return a name as CUDA gives it of a GPU of that product, on an SXM board where there are such."""
     is_sxm = product in NVLINKS_OF_SXM or product == "A100 40GB"
     return f"NVIDIA {product}{' SXM' * is_sxm}"
+
+
+def usual_nvlinks(product: str) -> int:
+    """Return the NVLinks of one GPU of that product on the board it is mostly sold on; 0 where it has none.
+
+    Bridges between two cards count as none.
+    """
+    if any(chip in product for chip in NVLINK5_CHIPS):
+        return NVLINKS5
+    return NVLINKS_OF_SXM.get(product.removesuffix(" 40GB").removesuffix(" HBM2e"), 0)
 
 
 def nvlink_bytes_per_s(host: Host) -> float | None:

@@ -31,7 +31,7 @@ def assumed_link(
         clusters=(pair[0].name, pair[1].name),
         hosts=(one.host, other.host),
         devices=(str(one.netdev), str(other.netdev)),
-        method="iperf3",  # of the TCP methods the one with the higher ceiling: this rate is assumed
+        method="stated",
         streams=1,
         direction="forward",
         latency_s=Spread(min=latency_s, median=latency_s) if latency_s else None,

@@ -18,6 +18,7 @@ from tests.cli.test_help_texts import parameters
 CALLS = (
     ("probe", "hosts.yaml", "--json", "-o", "inventory.json"),
     ("probe", "hosts.yaml", "--json", "--diff", "inventory.json"),
+    ("sketch", "a: 2 x 8 H100, IB 8x400", "--json"),
     ("plan", "job.yaml", "--json"),
     ("plan", "job.yaml", "--json", "--what-if", "link:a-b=1Gb/s", "--compare", "plan.json", "--html", "plan.html"),
     ("launch", "plan.json", "--dry-run", "--json"),

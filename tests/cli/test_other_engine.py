@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_steps.measurements import measurements
-from benchmarks.published_steps.row_files import write_row
+from benchmarks.published_steps.row_files import inventory_of, write_row
+from holmes_core.records.record_file import write_signed
 from tests.cli.conftest import Command
 
 ROW = next(row for row in measurements() if row.table == "V5" and row.pp == row.dp == 2)
@@ -23,6 +24,8 @@ ROW = next(row for row in measurements() if row.table == "V5" and row.pp == row.
 )
 def test_it_is_refused_before_anything_is_touched(arguments: tuple[str, ...], command: Command, tmp_path: Path) -> None:
     write_row(ROW, tmp_path)
+    probed = inventory_of(ROW).model_copy(update={"sketch": None})
+    write_signed(tmp_path / "inventory.json", probed)
     planned = command("plan", "job.yaml")
     assert planned.code == 0, planned.stderr
     assert "These are predictions for sailor" in planned.stdout

@@ -12,8 +12,9 @@ from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, NicRa
 from planner.advice.what_if import parse_changes
 from planner.advice.what_if import what_if as parsed_what_if
 from planner.cost.collectives import tcp_payload_share
-from planner.cost.gpu_speeds import MEMORY_GIB, MEMORY_TB_PER_S
+from planner.cost.gpu_speeds import MEMORY_MIB, MEMORY_TB_PER_S
 from planner.layout.verify import verify
+from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 BED = cpu_inventory([2, 2])
@@ -230,13 +231,27 @@ def test_gpus_of_another_product_have_its_memory_and_links() -> None:
     inventory = what_if(gpu_inventory([1, 1]), "gpu:b=H100")
     gpus = {host.name: host.gpus[0] for host in inventory.hosts}
     assert gpus["b1"].name == "NVIDIA H100 SXM"
-    assert gpus["b1"].memory_bytes == 80 * 2**30
+    assert gpus["b1"].memory_bytes == 81559 * 2**20
     assert gpus["a1"].name == gpu_inventory([1, 1]).host("a1").gpus[0].name
     assert plan_for(inventory, gpt_7b()).prediction.step_s < plan_for(gpu_inventory([1, 1]), gpt_7b()).prediction.step_s
 
 
+@pytest.mark.parametrize(("product", "nvlinks"), [("B200", 18), ("GB300", 18), ("A100 40GB", 12), ("L40S", 0)])
+def test_gpus_of_another_product_are_joined_as_it_is_sold(product: str, nvlinks: int) -> None:
+    (gpu, *_) = what_if(gpu_inventory([1, 1]), f"gpu:b={product}").host("b1").gpus
+    assert (gpu.nvlinks_up, gpu.nvlinks_total) == (nvlinks, nvlinks)
+
+
+def test_a_rate_that_no_tool_reaches_counts_where_links_were_measured() -> None:
+    inventory = gpu_inventory([1, 1], shared_gbps=100).model_copy(
+        update={"links": (measured(("a1", "b1"), ("a", "b")),)}
+    )
+    slower = Networks(what_if(inventory, "link:a-b=50Gb/s"), gpt_7b()).rates("a1").shared_bytes_per_s
+    assert slower == pytest.approx(50 * GBPS * tcp_payload_share(None))
+
+
 def test_every_product_with_a_speed_has_a_memory_size() -> None:
-    assert set(MEMORY_GIB) == set(MEMORY_TB_PER_S)
+    assert set(MEMORY_MIB) == set(MEMORY_TB_PER_S)
 
 
 @pytest.mark.parametrize("text", ["gpu:b=Z9000", "gpu:c=H100", "tp=0", "schedule=none", "dp=33", "dp=4, dp=2"])
