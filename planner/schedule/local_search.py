@@ -58,7 +58,7 @@ def rank_improved(
     """
     left = left or TimeLeft(inf)
     climb = _Climb(problem, MAX_WORK * most_starts // STARTS, left)
-    starts = rank_contenders(problem, found, most_starts, NEAR, left, candidates, within_s)
+    starts = rank_contenders(problem, climb.with_fullest_first(found), most_starts, NEAR, left, candidates, within_s)
     if not starts:
         return []
     deeper = _fastest_first([climb.up_from(each, changed=False) for each in starts])
@@ -111,6 +111,14 @@ class _Climb:
         while (better := self._step(best, changed, tried)) is not None:
             best = better
         return best
+
+    def with_fullest_first(self, found: Sequence[PricedPlacement]) -> list[PricedPlacement]:
+        """Return `found`, and of long pipelines also those with the fullest stages first, which is often far better."""
+        if has_fixed_cut(self._problem.job):
+            return list(found)
+        long = [each for each in found if each.placement.candidate.pp > MAX_STAGES]
+        others = [replace(each, placement=_fullest_first(each.placement)) for each in long]
+        return [*found, *(each for each in others if self._may_run(each.placement))]
 
     def in_other_orders(self, best: Contender) -> list[Contender]:
         """Return the fastest with the runs of stages of `best` in other orders, each on the hosts it was on.

@@ -142,3 +142,12 @@ def test_runs_of_stages_are_tried_in_every_order(order: tuple[int, ...]) -> None
     start = PricedPlacement(inf, Placement(candidate, tuple(held[c] for c in order), sites, (16,) * 8))
 
     assert rank_improved(problem, [start])[0].mode.step_s == pytest.approx(1.666, rel=1e-3)
+
+
+def test_long_pipelines_start_with_the_fullest_stages_first() -> None:
+    """With its degree of tensor parallelism fixed, a plan had 7 stages and was 4 % slower: 8 were not begun well."""
+    fleet, job = (
+        drawn_fleet(84),
+        drawn_job(84).model_copy(update={"parallel": Parallel(tp=1, dp=1, micro_batch_size=1)}),
+    )
+    assert plan_for(fleet, job).prediction.step_s == pytest.approx(0.2464, rel=1e-3)
