@@ -25,6 +25,7 @@ from holmes_core.records.run import Controller, Run, Settings
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE
 from tests.builders.local_runs import environment, write_inputs
 from tests.cli.conftest import Command, Done
+from tests.seeds import few_of
 
 Planned = Callable[..., Plan]
 
@@ -95,7 +96,7 @@ def test_foreign_plan_is_launched_where_its_digest_is_trusted(
     assert plan.digest() in other.stderr
 
 
-@pytest.mark.parametrize("code", [None, "src"])
+@pytest.mark.parametrize("code", few_of(1, [None, "src"]))
 def test_trust_in_a_foreign_plan_ends_where_the_code_beside_it_changes(
     planned: Planned, command: Command, tmp_path: Path, code: str | None
 ) -> None:

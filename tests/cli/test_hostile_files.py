@@ -13,6 +13,7 @@ import pytest
 
 from tests.builders.local_runs import write_inputs
 from tests.cli.conftest import Command, Done
+from tests.seeds import few_of
 
 GIB_IN_KIB = 1 << 20
 DEEP = 100_000
@@ -194,7 +195,7 @@ def _restore(path: Path, text: str) -> None:
     _replace(path, text.encode())
 
 
-@pytest.mark.parametrize("name", ["recording/a1/00.txt", "recording/trunks.json", "run/logs/a1-rank0.log"])
+@pytest.mark.parametrize("name", few_of(1, ["recording/a1/00.txt", "recording/trunks.json", "run/logs/a1-rank0.log"]))
 @pytest.mark.parametrize(
     "target", ["secret", *(pytest.param(each, marks=pytest.mark.slow) for each in ("/dev/zero", "/proc/self/environ"))]
 )

@@ -32,6 +32,7 @@ LLAMA = {
 }
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_the_command_would_do_and_what_other_degrees_gain(command: Command, tmp_path: Path) -> None:
     """The second plan is the one that the import prints, words as they are."""
     write_signed(tmp_path / "inventory.json", gpu_inventory((1, 1)))

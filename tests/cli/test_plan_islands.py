@@ -21,6 +21,7 @@ from holmes_core.records.run import Settings
 from planner.islands.uniform_links import with_uniform_links
 from tests.cli.conftest import Command
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory
+from tests.seeds import few_of
 
 ISLANDS = {"inner_steps": 10, "fragments": 2, "delay_steps": 2}
 SLOW = with_uniform_links(cpu_inventory([1, 1]), 0.002 * GBPS, 0.02)
@@ -52,7 +53,7 @@ def test_islands_are_planned_and_all_modes_told(command: Command, tmp_path: Path
     assert [[node.host for node in island.nodes] for island in written.islands] == [["a1"], ["b1"]]
 
 
-@pytest.mark.parametrize(("rate", "warned"), [(1e-3, False), (3e-3, True)])
+@pytest.mark.parametrize(("rate", "warned"), few_of(1, [(1e-3, False), (3e-3, True)]))
 def test_learning_rate_at_which_islands_jumped_is_warned_of_with_their_batch(
     command: Command, tmp_path: Path, rate: float, warned: bool
 ) -> None:
@@ -94,6 +95,7 @@ def test_hosts_train_as_one_where_that_is_faster_and_the_modes_are_told(command:
     assert '<svg id="modes"' in (tmp_path / "plan.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_page_of_an_ordinary_plan_draws_no_modes(command: Command, tmp_path: Path) -> None:
     write_job(tmp_path, ISLANDS)
     job = yaml.safe_load((tmp_path / "job.yaml").read_text(encoding="utf-8"))

@@ -109,12 +109,14 @@ def test_other_plan_is_compared_figure_by_figure_and_host_by_host(command: Comma
     assert figures["a2"] == ["stage 0, replica 1", "stage 1, replica 0"]
 
 
+@pytest.mark.slow
 def test_plan_compared_with_itself_has_moved_nothing(command: Command) -> None:
     command("plan", "job.yaml", "-o", "other.json")
     done = command("plan", "job.yaml", "--compare", "other.json")
     assert "Hosts that hold other tasklets: 0 of 4" in done.stdout
 
 
+@pytest.mark.slow
 def test_questions_and_features_are_answered_on_screen_and_in_json(command: Command) -> None:
     asked = ("plan", "job.yaml", "--explain", "--without", "overlap,uneven")
     shown = command(*asked).stdout
@@ -144,6 +146,7 @@ def test_stage_over_two_clusters_comes_with_the_reason_on_screen_and_page(comman
     assert reason in (tmp_path / "plan.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_page_is_written_beside_the_plan(command: Command, tmp_path: Path) -> None:
     done = command("plan", "job.yaml", "--html", "plan.html")
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
@@ -151,6 +154,7 @@ def test_page_is_written_beside_the_plan(command: Command, tmp_path: Path) -> No
     assert all(f"<h2>{title}" in page for title in ("Timeline", "Stages", "Traffic a step", "What would help most"))
 
 
+@pytest.mark.slow
 def test_large_plan_takes_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = gpu_inventory([12, 12])
     fixed = {"tp": 8, "pp": 6, "dp": 4, "micro_batch_size": 1, "schedule": "1f1b"}
@@ -204,6 +208,7 @@ def test_bar_has_eighths_and_never_hides_what_is_there() -> None:
     assert bar(3.0, 1.0, 2) == "██"
 
 
+@pytest.mark.slow
 def test_hosts_that_are_left_out_stand_at_the_top_of_screen_and_page(command: Command, tmp_path: Path) -> None:
     (tmp_path / "inventory.json").write_text(cpu_inventory([3, 2]).to_json(), encoding="utf-8")
     done = command("plan", "job.yaml", "--html", "plan.html")

@@ -52,6 +52,7 @@ def test_no_way_to_run_a_small_fleet_comes_below_the_bound(seed: int) -> None:
 SHARING = bed_job(parallel={"micro_batch_size": 2, "recompute": "none"}, global_batch_size=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "machines", ["xxxx", *(pytest.param(each, marks=pytest.mark.slow) for each in ("xxyy", "xyyy"))]
 )

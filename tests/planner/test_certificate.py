@@ -18,6 +18,7 @@ from planner.search.closed_form import SiteBlock, blocks_step_s
 from planner.search.solve import Solution, solve_replicas
 from planner.search.whole_replicas import place_whole_replicas
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_anew, plan_for
+from tests.seeds import few_of
 
 SLOWER = {"emulate": {"forward_s_per_layer": 0.002, "backward_s_per_layer": 0.004, "slowdown": {"b": 2.5}}}
 CASES = {
@@ -73,7 +74,7 @@ def priced(plan: Plan, inventory: Inventory, values: dict[str, float]) -> float:
     return blocks_step_s(coeffs, blocks)
 
 
-@pytest.mark.parametrize("crossing", CASES)
+@pytest.mark.parametrize("crossing", few_of(1, CASES))
 def test_another_solver_finds_the_certificate_in_the_file(crossing: str, tmp_path: Path) -> None:
     inventory, job = CASES[crossing]
     plan = plan_for(inventory, job, lp=tmp_path / "placement.lp")
@@ -101,6 +102,7 @@ def test_replicas_of_the_program_are_no_slower_than_the_best_of_all_sets() -> No
             assert dealt is None or solved_s == pytest.approx(dealt.objective_s, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_program_that_the_time_limit_ends_certifies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bound is no placement's seconds, so that the plan must not show it as the best of its degrees."""
     monkeypatch.setattr(certificate, "solve", lambda *_: Solution("time limit", None, None, bound_s=1e-3))

@@ -61,6 +61,7 @@ def test_the_mildest_codec_that_hides_an_edge_is_taken() -> None:
     assert found == [set(), {"bf16"}, {"int8"}, {"int4"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", seed_ranges(12, few=1))
 def test_leave_never_makes_a_plan_slower(of: range) -> None:
     """By more than keeping values whole is worth, on all edges or on one of them."""
@@ -93,6 +94,7 @@ def test_a_codec_beyond_leave_is_a_fault() -> None:
     assert any("packs by int8, job.yaml allows bf16" in fault for fault in verify(edited, clusters_apart(10)))
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_leave_would_gain() -> None:
     plan = codec_plan(10, "none")
     gains = dict(advise(clusters_apart(10), plan, {}).codecs)

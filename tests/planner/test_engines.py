@@ -67,6 +67,7 @@ def test_sequences_are_split_with_selective_recomputation_alone() -> None:
     assert not Candidate(8, 1, 1, 1, "full").execution(job).sequence_parallel
 
 
+@pytest.mark.slow
 def test_another_engine_runs_its_own_schedules_and_equal_replicas() -> None:
     plan = plan_for(gpu_inventory([3, 2]), gpt_7b(engine="megatron-2024", global_batch_size=96))
     assert plan.schedule in ("1f1b", "interleaved")
@@ -74,6 +75,7 @@ def test_another_engine_runs_its_own_schedules_and_equal_replicas() -> None:
     assert plan.zero == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "layers", "hidden_size", "global_batch_size"),
     [

@@ -143,6 +143,7 @@ def advice_for(fleet: Inventory, plan: Plan, effort: Effort = EFFORT) -> Advised
         return advise(fleet, plan, {change: call.result() for change, call in more_hosts.items()}, effort)
 
 
+@pytest.mark.slow
 def test_advice_is_what_planning_on_the_changed_inventory_gives(slow_plan: Plan) -> None:
     advised = advice_for(SLOW, slow_plan)
     best = advised.found[0]
@@ -159,6 +160,7 @@ def test_advice_plans_no_host_anew_where_candidates_are_many(slow_plan: Plan) ->
     assert advised.found[0].step_s == reprice(LinkRate(("a", "b"), 0.04 * GBPS).applied_to(SLOW), slow_plan).step_s
 
 
+@pytest.mark.slow
 def test_one_more_host_is_advised_where_compute_is_all() -> None:
     fleet, job = cpu_inventory([2]), bed_job(global_batch_size=30, parallel={"pp": 1})
     plan = plan_for(fleet, job)

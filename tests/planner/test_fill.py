@@ -140,6 +140,7 @@ def test_replicas_that_clusters_hold_unevenly_exchange_in_one_ring() -> None:
     assert seconds[0] > 1.2 * seconds[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=[pytest.mark.slow] * (case.name != "8")) for case in CASES[:3]],

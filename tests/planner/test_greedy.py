@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from planner.search.closed_form import blocks_step_s, site_stage_s
 from planner.search.greedy import place_cut, place_greedily
 from planner.search.lower_bounds import LowerBounds
@@ -34,6 +36,7 @@ def test_greedy_placements_fit_keep_the_pace_and_never_beat_brute_force() -> Non
     assert best > 20
 
 
+@pytest.mark.slow
 def test_a_fixed_cut_is_placed_where_it_fits_and_never_better_than_by_brute_force() -> None:
     found = best = 0
     for seed in range(150):

@@ -12,6 +12,7 @@ from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.counts import memory_bytes
 from planner.problem.candidates import Candidate
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.seeds import few_of
 
 
 def gpu_hosts_of_memory(memory_gib: int) -> Inventory:
@@ -42,7 +43,7 @@ def needed_bytes(plan: Plan, rank: int, in_flight: int) -> int:
     return memory_bytes(plan.job.model, execution, layers, (in_flight,), rank == 0, rank == plan.pp - 1)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "eager"])
+@pytest.mark.parametrize("schedule", few_of(1, ["1f1b", "eager"]))
 @pytest.mark.parametrize("memory_gib", [40, 80])
 def test_room_is_the_most_that_memory_holds(memory_gib: int, schedule: str) -> None:
     plan = four_stage_plan(memory_gib, schedule=schedule)

@@ -40,6 +40,7 @@ def wire_job(cautious: bool) -> Job:
     return bed_job(**WIRE_ONLY | {"global_batch_size": 16}, parallel=fixed, wire={"cautious": cautious})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cautious", [False, True])
 def test_a_promise_is_what_the_median_gives_or_the_minimum_where_the_job_is_cautious(cautious: bool) -> None:
     plan = plan_for(varying(SITES), wire_job(cautious))
@@ -87,6 +88,7 @@ def test_advice_on_codecs_stays_cautious() -> None:
     assert gains[0]
 
 
+@pytest.mark.slow
 def test_the_network_that_varies_most_is_named_and_the_others_counted() -> None:
     inside = measured(("a1", "a2"), 10 * GBPS).model_copy(
         update={"bandwidth_bytes_per_s": Spread(min=5 * GBPS, median=10 * GBPS)}

@@ -147,6 +147,7 @@ def test_one_more_host_never_makes_the_optimum_worse(seed: int) -> None:
         assert plan_for(with_one_more_host(inventory, at), job).solve.objective_s <= before_s * (1 + SAME), at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_slower_shared_network_never_carries_more(seed: int) -> None:
     inventory, job = random_inventory(seed), free_job(seed)
@@ -158,6 +159,7 @@ def test_a_slower_shared_network_never_carries_more(seed: int) -> None:
     assert sent == sorted(sent, reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_more_latency_never_shortens_a_step(seed: int) -> None:
     inventory, job = random_inventory(seed), free_job(seed)

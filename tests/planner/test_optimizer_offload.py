@@ -46,6 +46,7 @@ def test_job_yaml_may_ask_for_it_or_forbid_it() -> None:
         plan_of_64_samples(hosts(24), optimizer_offload=False)
 
 
+@pytest.mark.slow
 def test_hosts_without_room_get_no_states() -> None:
     assert plan_of_64_samples(hosts(24, host_gib=None)).optimizer_offload
     with pytest.raises(HolmesError, match="with enough memory"):

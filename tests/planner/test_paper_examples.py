@@ -70,6 +70,7 @@ def test_five_and_three_hosts_are_cut_into_stages_that_stay_in_a_cluster(job: st
     assert set(by_cluster) == {("a",), ("b",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_two_stages_fixed_on_five_and_three_hosts_leave_rdma_only_where_a_stage_straddles(job: str) -> None:
     """Of halves of 64 GPUs, one straddles the clusters: where that is taken, stage and group say so."""

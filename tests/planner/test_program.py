@@ -173,6 +173,7 @@ def test_preferred_placement_is_as_good_and_starts_on_the_first_class(solver: So
     assert chosen.replicas == ((1, 0), (0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crossing", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_solvers_prefer_the_same_of_many_equals(crossing: bool) -> None:
     compared = 0

@@ -184,6 +184,7 @@ def test_a_dry_run_sends_each_node_what_its_rails_need() -> None:
     assert "NCCL_IB_GID_INDEX" not in second
 
 
+@pytest.mark.slow
 def test_a_dry_run_sends_the_users_value_where_there_is_one() -> None:
     texts = launched(railed_inventory([2]), launch={"environment": {"NCCL_CROSS_NIC": "1"}})
     assert all("NCCL_CROSS_NIC=1" in text and "NCCL_CROSS_NIC=0" not in text for text in texts)

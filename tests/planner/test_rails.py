@@ -51,6 +51,7 @@ def test_plans_say_the_same_where_rails_reach_one_another() -> None:
     assert unknown.nodes == together.nodes
 
 
+@pytest.mark.slow
 def test_rails_change_no_second_of_the_prediction() -> None:
     apart, together = (railed_plan(railed_inventory([3], apart=apart), pp=6, dp=4) for apart in (True, False))
     assert apart.prediction == together.prediction

@@ -26,6 +26,7 @@ from planner.problem.sharded_weights import WeightTraffic
 from tests.planner.drawn_fleets import drawn_fleet, drawn_job, with_memory
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpu_inventory, plan_for
 from tests.planner.test_counts import TINY, execution_of
+from tests.seeds import few_of
 
 H100 = "NVIDIA H100 80GB HBM3"
 ONE_HOST = gpu_inventory([1], gpu_name=H100, memory_bytes=81559 * 2**20)
@@ -161,7 +162,7 @@ def test_a_stage_that_ends_a_backward_where_it_begins_a_forward_gathers_that_lay
     assert traffic.sent_bytes == pytest.approx(4 * (gathered + reduced) / 2 + edges, rel=1e-6)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", None])
+@pytest.mark.parametrize("schedule", few_of(1, ["1f1b", "gpipe", "interleaved", None]))
 def test_a_pipeline_under_zero_3_verifies_and_runs(schedule: str | None) -> None:
     fixed = {"pp": 2, "dp": 2, "zero": 3, "schedule": schedule}
     inventory = cpu_inventory([2, 2])

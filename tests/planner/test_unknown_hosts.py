@@ -10,6 +10,7 @@ from planner.advice.assumed_speeds import step_spread_s
 from planner.advice.unknown_hosts import unknown_host_sentences
 from planner.cost.gpu_speeds import PUBLISHED_SPREAD, SPREAD
 from tests.planner.fleets import A100, GIB, gpt_7b, gpu_inventory, plan_for
+from tests.seeds import few_of
 
 JOB = gpt_7b(global_batch_size=64)
 
@@ -20,11 +21,14 @@ def said(inventory: Inventory) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "assumed"),
-    [
-        ("NVIDIA H100", "PCI Express"),
-        ("NVIDIA B200", "PCI Express"),
-        ("NVIDIA H100 96GB HBM2e", "NVLink at 450 GB/s a direction"),
-    ],
+    few_of(
+        1,
+        [
+            ("NVIDIA H100", "PCI Express"),
+            ("NVIDIA B200", "PCI Express"),
+            ("NVIDIA H100 96GB HBM2e", "NVLink at 450 GB/s a direction"),
+        ],
+    ),
 )
 def test_a_gpu_whose_name_and_host_do_not_tell_its_links_is_named(name: str, assumed: str) -> None:
     (sentence,) = said(gpu_inventory([2], gpu_name=name))

@@ -151,6 +151,7 @@ EXCHANGES: dict[str, Callable[[Said], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_every_flipped_bit_of_a_record_or_its_head_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     head_bits = 8 * (8 + 2 * TAG_BYTES)
