@@ -7,7 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
+# For examples that take a tenth of a second each: 3 in the default layer, 15 in the slow one.
+EXPENSIVE = settings(max_examples=max(3, settings().max_examples // 10))
 SOME = 1 / 8  # of the seeds beyond the few, so that CI ends in time
 
 

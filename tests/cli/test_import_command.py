@@ -146,6 +146,7 @@ def test_what_cannot_be_a_job_is_refused_by_name(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_hostile_words_reach_no_terminal_and_no_file_unread(command: Command, tmp_path: Path) -> None:
     draw = random.Random(3)
     pieces = [

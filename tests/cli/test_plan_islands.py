@@ -53,6 +53,7 @@ def test_islands_are_planned_and_all_modes_told(command: Command, tmp_path: Path
     assert [[node.host for node in island.nodes] for island in written.islands] == [["a1"], ["b1"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "warned"), few_of(1, [(1e-3, False), (3e-3, True)]))
 def test_learning_rate_at_which_islands_jumped_is_warned_of_with_their_batch(
     command: Command, tmp_path: Path, rate: float, warned: bool
@@ -75,6 +76,7 @@ def test_json_is_the_plan_with_its_modes_and_nothing_else(command: Command, tmp_
     assert {"bandwidth_bytes_per_s", "latency_s", "mode", "tokens_per_s"} <= set(data["modes"]["by_network"][0])
 
 
+@pytest.mark.slow
 def test_page_draws_the_best_modes(command: Command, tmp_path: Path) -> None:
     command("plan", "job.yaml", "--html", "plan.html")
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
@@ -83,6 +85,7 @@ def test_page_draws_the_best_modes(command: Command, tmp_path: Path) -> None:
     assert re.findall(r"(?:src|href)=|@import|url\(", page) == []
 
 
+@pytest.mark.slow
 def test_hosts_train_as_one_where_that_is_faster_and_the_modes_are_told(command: Command, tmp_path: Path) -> None:
     (tmp_path / "inventory.json").write_text(cpu_inventory([1, 1], shared_gbps=5.0).to_json(), encoding="utf-8")
     write_job(tmp_path, {**ISLANDS, "delay_steps": 0})

@@ -60,6 +60,7 @@ def test_screen_tells_placement_tables_bottleneck_usual_order_and_advice(command
     assert done.stdout.endswith("plan: plan.json\nnext: holmes launch plan.json\n")
 
 
+@pytest.mark.slow
 def test_tables_and_tree_fit_into_a_hundred_columns(command: Command) -> None:
     done = command("plan", "job.yaml", "--what-if", "link:a-b=1Gb/s", "--what-if", "-host:b2")
     assert max(len(line) for line in done.stdout.splitlines() if line.startswith(("┏", "│", "├", "└"))) <= 100
@@ -81,6 +82,7 @@ def test_json_is_the_plan_with_all_advice_whatever_is_asked(command: Command, tm
     assert "This plan and other.json" in done.stderr
 
 
+@pytest.mark.slow
 def test_changes_stand_side_by_side_with_the_plan_as_it_is(command: Command) -> None:
     changes = ("link:a-b=1Gb/s", "nic:a1/eth0=10Mb/s", "+host:a3=like:a1", "-host:b2")
     done = command("plan", "job.yaml", *(word for change in changes for word in ("--what-if", change)))
@@ -129,6 +131,7 @@ def test_questions_and_features_are_answered_on_screen_and_in_json(command: Comm
     }
 
 
+@pytest.mark.slow
 def test_search_that_is_cut_short_tells_how_far_from_the_best_its_plan_may_be(command: Command, tmp_path: Path) -> None:
     (tmp_path / "inventory.json").write_text(gpu_inventory([5, 3]).to_json(), encoding="utf-8")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(gpt_7b().model_dump(mode="json", exclude_defaults=True)))
@@ -217,6 +220,7 @@ def test_hosts_that_are_left_out_stand_at_the_top_of_screen_and_page(command: Co
     assert sentence in (tmp_path / "plan.html").read_text(encoding="utf-8").partition("<svg")[0]
 
 
+@pytest.mark.slow
 def test_a_plan_that_packs_or_could_says_what_that_costs_in_loss() -> None:
     fleet = cpu_inventory([2, 2], fabric_gbps=0.5, shared_gbps=0.01)
     emulate = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}

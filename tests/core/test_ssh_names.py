@@ -72,6 +72,7 @@ def refusal(config: Path, address: str, user: str | None = None) -> HolmesError 
     return None
 
 
+@pytest.mark.slow
 @needs_ssh
 def test_what_ssh_refuses_is_refused_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # what runs a `Match exec` reads it

@@ -43,7 +43,7 @@ def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> tuple[
 @pytest.mark.parametrize(
     ("said", "reason"),
     few_of(
-        2,
+        1,
         [
             (f"{OLDER}\n", "kind: expected one of "),
             (f"{BANNER}{OLDER}\n", "kind: expected one of "),

@@ -251,6 +251,7 @@ def amiss(chance: random.Random) -> str:
     return line[: chance.randint(1, len(line))] if chance.random() < 0.2 else line
 
 
+@pytest.mark.slow
 def test_after_whatever_one_island_asks_the_others_meet() -> None:
     meeting, chance = RendezvousServer(3, 1), random.Random(SEED)
     hostile, others = Node(meeting, 0), [Node(meeting, island) for island in (1, 2)]

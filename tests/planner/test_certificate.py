@@ -89,17 +89,17 @@ def test_another_solver_finds_the_certificate_in_the_file(crossing: str, tmp_pat
             assert priced(plan, inventory, values) == pytest.approx(least_s, rel=1e-5)
 
 
-def test_replicas_of_the_program_are_no_slower_than_the_best_of_all_sets() -> None:
+@pytest.mark.parametrize(("sizes", "slow"), few_of(1, [([1, 3], 2.5), ([2, 1, 1], 1.7), ([2, 2, 2], 1.2)]))
+def test_replicas_of_the_program_are_no_slower_than_the_best_of_all_sets(sizes: list[int], slow: float) -> None:
     """Unequal clusters share micro-batches as the program finds best, and nothing is lost by dealing them out."""
-    for sizes, slow in (([2, 1, 1], 1.7), ([1, 3], 2.5), ([2, 2, 2], 1.2)):
-        compute = {"emulate": {**SLOWER["emulate"], "slowdown": {"b": slow}}}
-        job = bed_job(parallel={"pp": 1}, compute=compute, global_batch_size=60)
-        problem = read_problem(cpu_inventory(sizes), job)
-        for candidate in enumerate_candidates(job, problem.fleet):
-            coeffs = problem.coefficients(candidate)
-            dealt, solved_s = place_whole_replicas(coeffs), solve_replicas(coeffs, None, 10.0)
-            assert (dealt is None) == (solved_s is None)
-            assert dealt is None or solved_s == pytest.approx(dealt.objective_s, rel=1e-6)
+    compute = {"emulate": {**SLOWER["emulate"], "slowdown": {"b": slow}}}
+    job = bed_job(parallel={"pp": 1}, compute=compute, global_batch_size=60)
+    problem = read_problem(cpu_inventory(sizes), job)
+    for candidate in enumerate_candidates(job, problem.fleet):
+        coeffs = problem.coefficients(candidate)
+        dealt, solved_s = place_whole_replicas(coeffs), solve_replicas(coeffs, None, 10.0)
+        assert (dealt is None) == (solved_s is None)
+        assert dealt is None or solved_s == pytest.approx(dealt.objective_s, rel=1e-6)
 
 
 @pytest.mark.slow

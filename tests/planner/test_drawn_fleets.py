@@ -13,7 +13,7 @@ from tests.planner.drawn_rules import BETTER, OWN, outcomes
 from tests.seeds import few_of
 
 
-@pytest.mark.parametrize("seed", few_of(1, [4, 12, 30]))
+@pytest.mark.parametrize("seed", few_of(0, [4, 12, 30]))
 def test_pipelines_inside_a_cluster_take_as_long_by_classes_as_written_out(seed: int) -> None:
     """Messages inside a host count: without them these pipelines seemed to take 8, 9 and 32 % less."""
     problem = read_problem(drawn_fleet(seed), drawn_job(seed))

@@ -76,6 +76,7 @@ def test_leave_never_makes_a_plan_slower(of: range) -> None:
         assert steps_s[2] <= steps_s[1] * WORTH * WORTH_AN_EDGE, seed
 
 
+@pytest.mark.slow
 def test_a_wire_too_slow_for_values_as_they_are_is_crossed_packed() -> None:
     free = {"parallel": {"micro_batch_size": 2}}
     assert codec_plan(5, "none", **free).solve.crossing == "nothing"

@@ -154,6 +154,7 @@ def test_advice_is_what_planning_on_the_changed_inventory_gives(slow_plan: Plan)
     assert advised.untried == ()
 
 
+@pytest.mark.slow
 def test_advice_plans_no_host_anew_where_candidates_are_many(slow_plan: Plan) -> None:
     advised = advice_for(SLOW, slow_plan, Effort(candidates=2 * slow_plan.solve.candidates - 1))
     assert advised.untried == ("+host:new-1=like:b2",)

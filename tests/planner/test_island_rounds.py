@@ -151,7 +151,7 @@ def test_islands_without_host_memory_for_it_are_refused_and_hosts_train_as_one()
 @pytest.mark.parametrize(
     ("inventory", "section", "said"),
     few_of(
-        2,
+        1,
         [
             (cpu_inventory([2]), {}, "the inventory has one cluster"),
             (SLOW, {"quorum": 3}, "islands.quorum is 3, there are 2 clusters"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.errors import HolmesError
@@ -14,7 +14,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file, write_atomically
 from planner.layout.verify import verify
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_anew, plan_for
-from tests.seeds import few_of
+from tests.seeds import EXPENSIVE, few_of
 
 BED = cpu_inventory([2, 2])
 SMALL_GPT = {
@@ -298,7 +298,7 @@ def test_usual_order_is_none_where_an_even_cut_does_not_fit() -> None:
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3), shared_gbps=st.floats(0.01, 100), slots=st.integers(1, 2)
 )
-@settings(max_examples=15, deadline=None)
+@EXPENSIVE
 def test_plan_survives_its_file(
     sizes: list[int], shared_gbps: float, slots: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -64,6 +64,7 @@ def test_minimum_and_median_are_shown_of_a_wire_that_varies() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_steady_wire_and_a_network_that_the_plan_does_not_use_are_no_news() -> None:
     assert said_of(varying(SITES, least=0.7 * MEDIAN)) == ()
     plan = plan_for(SITES, bed_job(parallel={"pp": 2, "dp": 1}))

@@ -40,6 +40,7 @@ def test_states_are_in_host_memory_only_where_nothing_fits_otherwise() -> None:
     assert large.prediction.host_memory_bytes == ()
 
 
+@pytest.mark.slow
 def test_job_yaml_may_ask_for_it_or_forbid_it() -> None:
     assert plan_of_64_samples(hosts(80), optimizer_offload=True).optimizer_offload
     with pytest.raises(HolmesError, match="GPU memory: no candidate fits"):

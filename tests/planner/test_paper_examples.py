@@ -11,9 +11,10 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file, read_user_file
 from tests.planner.fleets import gpu_inventory, plan_for
 from tests.planner.paper_examples import FOLDER, SETTINGS, TWO_CLUSTERS, make_inventory, text_of
+from tests.seeds import few_of
 
 # The larger job's searches take longest, and differ from the smaller one's in sizes alone.
-JOBS = ("gpt_3.6b", pytest.param("gpt_7.5b", marks=pytest.mark.slow))
+JOBS = few_of(1, ["gpt_3.6b", "gpt_7.5b"])
 GPUS_PER_HOST = 8
 ON_RDMA = [name for name in SETTINGS if "ethernet" not in name]
 
@@ -41,7 +42,7 @@ def test_inventory_of_the_planning_page_is_what_the_script_makes() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", few_of(1, SETTINGS))
 def test_activations_cross_or_what_clusters_have_added_up_inside_first(setting: str, job: str) -> None:
     plan = example_plan(setting, job)
     crossing = {group.axis for group in plan.groups if group.network == "shared"}

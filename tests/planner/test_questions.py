@@ -21,6 +21,7 @@ def asked(inventory: Inventory, plan: Plan) -> dict[str, PlanAnswer]:
     return {each.question: each for each in answers(inventory, plan, TimeLeft(inf))}
 
 
+@pytest.mark.slow
 def test_other_degrees_cost_what_their_own_plan_says() -> None:
     inventory = cpu_inventory([2, 2])
     plan = plan_for(inventory, bed_job(parallel={"tp": 1}))

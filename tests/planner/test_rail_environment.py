@@ -174,6 +174,7 @@ def launched(inventory: Inventory, **job: Any) -> list[str]:
     return ["\n".join(bundle.files.values()) for bundle in prepare(plan, Attempt("r"), variables)]
 
 
+@pytest.mark.slow
 def test_a_dry_run_sends_each_node_what_its_rails_need() -> None:
     inventory = with_nics(railed_inventory([2], bond=True), "a1", vlan_first)
     first, second = launched(inventory)

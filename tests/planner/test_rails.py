@@ -180,6 +180,7 @@ def exhaustive(fleet: Fleet, slots: GroupSlots, tp: int) -> Iterator[GroupSlots]
         yield {key: where for part in parts for key, where in part.items()}
 
 
+@pytest.mark.slow
 def test_in_small_uneven_fleets_nine_in_ten_have_as_few_stages_apart_as_any_exchange_gives() -> None:
     best = 0
     for seed in range(100):

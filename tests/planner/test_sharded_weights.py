@@ -212,13 +212,14 @@ def test_replicas_that_share_weights_in_each_of_several_clusters_are_not_placed_
     assert plan_for(h100s([1, 3], shared_gbps=10.0), llama_13b(96)).weight_shards == 24
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (1, 1, 2)])
+@pytest.mark.parametrize("sizes", few_of(1, map(pytest.param, [(1, 1), (1, 1, 2)])))
 def test_weights_fixed_to_be_shared_are_shared_inside_clusters_where_they_fit_there(sizes: tuple[int, ...]) -> None:
     """Bounds of all replicas together hid it on slow fabrics: 47.8 s with half the hosts, where 29 s are to be had."""
     plan = plan_for(h100s(sizes, "Ethernet", rdma_gbps=10.0, shared_gbps=25.0), llama_13b(384, zero=3))
     assert plan.weight_shards == 8
 
 
+@pytest.mark.slow
 def test_a_schedule_that_shared_weights_cannot_run_leaves_plans_with_whole_ones() -> None:
     fleet, job = with_memory(drawn_fleet(1025), 0.4), drawn_job(1025)
     plan = plan_for(fleet, job.model_copy(update={"parallel": Parallel(schedule="gpipe")}))

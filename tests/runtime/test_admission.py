@@ -425,6 +425,7 @@ def test_threads_that_make_devices_at_once_each_have_their_own() -> None:
         assert all(done.result() for done in [pool.submit(closed) for _ in range(4)])
 
 
+@pytest.mark.slow
 def test_sockets_that_another_thread_opens_and_closes_meanwhile_do_no_harm() -> None:
     is_over = threading.Event()
 

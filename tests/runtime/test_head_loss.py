@@ -58,6 +58,7 @@ class LargestResult(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+@pytest.mark.slow
 def test_no_fp32_tensor_is_larger_than_a_chunk() -> None:
     logits, targets = logits_and_targets(torch.bfloat16)
 
