@@ -127,6 +127,7 @@ def test_whatever_ends_a_step_is_in_the_report(tmp_path: Path) -> None:
     assert (outcome.state, outcome.why) == ("failed", "KeyError('none')")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", few_of(1, [2, 8]))
 def test_every_layout_is_one_that_is_planned_as_it_is_named(ranks: int) -> None:
     for name, parallel in ON_GPUS.layouts(ranks).items():

@@ -33,9 +33,8 @@ Planned = Callable[..., Plan]
 
 
 @pytest.fixture
-def planned(command: Command, tmp_path: Path) -> Planned:
-    """Plans on local hosts that are probed once, signed by the user who runs the commands; `changes` are of the job."""
-    assert command  # whose user has a key of its own
+def planned(command: Command, tmp_path: Path) -> Planned:  # noqa: ARG001
+    """Plans on local hosts that are probed once, signed with the key of the user of `command`; `changes` are of the job."""
 
     def run(**changes: Any) -> Plan:
         write_inputs(tmp_path, **changes)

@@ -141,6 +141,7 @@ def test_search_that_is_cut_short_tells_how_far_from_the_best_its_plan_may_be(co
     assert f"(time limit: at most {gap:.2%} above the bound)" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_stage_over_two_clusters_comes_with_the_reason_on_screen_and_page(command: Command, tmp_path: Path) -> None:
     (tmp_path / "inventory.json").write_text(cpu_inventory([3, 1]).to_json(), encoding="utf-8")
     done = command("plan", "job.yaml", "--html", "plan.html")

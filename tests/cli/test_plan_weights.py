@@ -77,6 +77,7 @@ def test_a_model_that_cannot_be_trained_is_refused(
     assert not (tmp_path / "plan.json").exists()
 
 
+@pytest.mark.slow
 def test_a_job_with_another_gelu_than_its_weights_is_refused(planned: Planned, tmp_path: Path) -> None:
     gpt = {"model_type": "gpt2", "n_embd": 2, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 4}
     (tmp_path / "published" / "config.json").write_text(json.dumps(gpt))

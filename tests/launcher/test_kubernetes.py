@@ -140,6 +140,7 @@ def test_every_host_gets_one_pod_with_the_gpus_of_its_ranks(seed: int) -> None:
         assert image == container.image
 
 
+@pytest.mark.slow
 def test_pods_get_the_devices_that_the_plan_uses() -> None:
     given = ("-v", "/dev/infiniband:/dev/infiniband")
     for plan, options, expected in ((gpu_plan(), (), True), (gpu_plan(), given, True), (cpu_plan(), (), False)):

@@ -48,7 +48,7 @@ def test_parameters_are_the_runtime_s(model: ModelShape, first: int, stop: int) 
     assert counted == stage_parameters(model, stop - first, first == 0, stop == model.num_layers)
 
 
-@pytest.mark.parametrize("model", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
+@pytest.mark.parametrize("model", few_of(1, [GPT, LLAMA, QWEN]), ids=["gpt", "llama", "qwen"])
 def test_forward_flops_are_those_torch_counts(model: ModelShape) -> None:
     block, rotation = block_of(model, "none")
     # The fused CPU kernel of attention is one the counter does not know.

@@ -79,12 +79,12 @@ def test_another_engine_runs_its_own_schedules_and_equal_replicas() -> None:
 @pytest.mark.parametrize(
     ("setting", "layers", "hidden_size", "global_batch_size"),
     [
-        pytest.param("two_clusters", 36, 4096, 768, marks=pytest.mark.slow),
-        pytest.param("two_clusters", 36, 4096, 1536, marks=pytest.mark.slow),
+        ("two_clusters", 36, 4096, 768),
+        ("two_clusters", 36, 4096, 1536),
         ("4_infiniband_4_roce", 30, 3072, 1536),
-        pytest.param("4_infiniband_4_roce", 36, 4096, 768, marks=pytest.mark.slow),
-        pytest.param("4_infiniband_4_roce", 36, 4096, 1536, marks=pytest.mark.slow),
-        pytest.param("two_clusters", 30, 3072, 1536, marks=pytest.mark.slow),
+        ("4_infiniband_4_roce", 36, 4096, 768),
+        ("4_infiniband_4_roce", 36, 4096, 1536),
+        ("two_clusters", 30, 3072, 1536),
     ],
 )
 def test_fixing_pp_never_betters_an_engine_s_plan(

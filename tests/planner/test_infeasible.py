@@ -136,7 +136,7 @@ def test_a_schedule_that_no_degrees_can_run_says_what_it_takes(parallel: dict[st
 
 
 @pytest.mark.parametrize(
-    ("sizes", "slots", "layers", "batch"), [([1], 3, 8, 12), ([2, 1], 1, 7, 60), ([2, 2], 1, 9, 6)]
+    ("sizes", "slots", "layers", "batch"), few_of(1, [([1], 3, 8, 12), ([2, 1], 1, 7, 60), ([2, 2], 1, 9, 6)])
 )
 @pytest.mark.parametrize("schedule", few_of(1, ["interleaved", "zero-bubble"]))
 def test_a_fixed_schedule_that_some_degrees_can_run_is_planned(

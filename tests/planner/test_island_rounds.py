@@ -203,6 +203,7 @@ def test_plan_of_islands_has_the_job_of_each() -> None:
         assert verify(island, only_clusters(SLOW, ["ab"[number]])) == []
 
 
+@pytest.mark.slow
 def test_modes_are_ranked_and_told_for_every_network() -> None:
     plan = planned_mode(cpu_inventory([1, 1], shared_gbps=2.0), islands_job({"inner_steps": 4, "delay_steps": 0}))
     assert plan.modes is not None

@@ -101,7 +101,7 @@ def test_usual_order_reduces_gradients_across_clusters_and_is_slower() -> None:
 
 
 @pytest.mark.parametrize("order", ["holmes", "usual"])
-@pytest.mark.parametrize(("pp", "dp"), few_of(5, [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1)]))
+@pytest.mark.parametrize(("pp", "dp"), few_of(3, [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1)]))
 def test_every_degree_four_hosts_allow_is_planned(pp: int, dp: int, order: str) -> None:
     plan = plan_for(BED, bed_job(global_batch_size=24, parallel={"pp": pp, "dp": dp}), order=order)
     assert (plan.pp, plan.dp, plan.world_size) == (pp, dp, pp * dp)
@@ -136,6 +136,7 @@ def test_slower_shared_network_never_gets_more_bytes() -> None:
     assert sent == sorted(sent, reverse=True)
 
 
+@pytest.mark.slow
 def test_order_of_hosts_does_not_change_the_objective() -> None:
     inventory = cpu_inventory([3, 2])
     shuffled = inventory.model_copy(

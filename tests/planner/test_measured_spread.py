@@ -36,7 +36,7 @@ def varying(inventory: Inventory, least: float = SLOWEST, median: float = MEDIAN
 
 
 def wire_job(cautious: bool) -> Job:
-    fixed = {"pp": 4, "dp": 1}
+    fixed = {"pp": 4, "dp": 1, "micro_batch_size": 2, "schedule": "1f1b"}
     return bed_job(**WIRE_ONLY | {"global_batch_size": 16}, parallel=fixed, wire={"cautious": cautious})
 
 

@@ -55,7 +55,7 @@ def test_activations_cross_or_what_clusters_have_added_up_inside_first(setting: 
 
 
 @pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("setting", ON_RDMA)
+@pytest.mark.parametrize("setting", few_of(1, ON_RDMA))
 def test_every_data_parallel_group_uses_rdma(setting: str, job: str) -> None:
     groups = [group for group in example_plan(setting, job).groups if group.axis == "dp"]
     assert groups
@@ -83,6 +83,7 @@ def test_two_stages_fixed_on_five_and_three_hosts_leave_rdma_only_where_a_stage_
     assert (plan.solve.crossing in ("both", "data")) == bool(straddling)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_replicas_of_an_ethernet_cluster_share_its_hosts(job: str) -> None:
     """Gradients of the hosts without RDMA stay inside each host where that is possible."""

@@ -174,7 +174,7 @@ def test_preferred_placement_is_as_good_and_starts_on_the_first_class(solver: So
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crossing", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("crossing", [False, True])
 def test_solvers_prefer_the_same_of_many_equals(crossing: bool) -> None:
     compared = 0
     for seed in range(40):

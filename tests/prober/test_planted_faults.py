@@ -110,8 +110,9 @@ def test_nothing_is_said_of_a_sound_fleet(name: str) -> None:
     assert {len(cluster.fabric.ports[0].hcas) for cluster in inventory.clusters} == {8}
 
 
-def test_a_dozen_planted_faults_are_named() -> None:
-    assert_told([planted(seed, SMALL) for seed in range(12)])
+@pytest.mark.parametrize("number", few_of(1, [4, 12]))
+def test_planted_faults_are_named(number: int) -> None:
+    assert_told([planted(seed, SMALL) for seed in range(number)])
 
 
 def test_there_are_many_kinds_of_faults_and_each_fits_a_fleet() -> None:

@@ -188,7 +188,7 @@ SITUATIONS: dict[str, tuple[Change | None, Mapping[str, Any], int | str | None]]
 }
 
 
-@pytest.mark.parametrize("name", few_of(14, SITUATIONS))
+@pytest.mark.parametrize("name", few_of(8, SITUATIONS))
 def test_a_start_takes_the_right_checkpoint_or_says_why_not(name: str, whole: Path, tmp_path: Path) -> None:
     change, start, expected = SITUATIONS[name]
     folder, notices = tmp_path / "ck", tmp_path / "notices"
