@@ -34,7 +34,7 @@ Planned = Callable[..., Plan]
 
 @pytest.fixture
 def planned(command: Command, tmp_path: Path) -> Planned:  # noqa: ARG001
-    """Plans on local hosts that are probed once, signed with the key of the user of `command`; `changes` are of the job."""
+    """Plans on local hosts that are probed once, signed by the user of `command`; `changes` are of the job."""
 
     def run(**changes: Any) -> Plan:
         write_inputs(tmp_path, **changes)
