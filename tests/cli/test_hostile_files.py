@@ -212,6 +212,7 @@ def test_links_out_of_a_recording_or_run_folder_are_not_followed(
     assert "s3cr3t-word" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_escapes_of_a_rank_s_output_do_nothing_in_a_terminal(
     command: Command, honest: dict[str, str], tmp_path: Path
 ) -> None:

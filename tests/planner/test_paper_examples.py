@@ -62,6 +62,7 @@ def test_every_data_parallel_group_uses_rdma(setting: str, job: str) -> None:
     assert {group.net_name for group in groups} == {"IB"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_five_and_three_hosts_are_cut_into_stages_that_stay_in_a_cluster(job: str) -> None:
     """A stage in two halves of the GPUs would straddle the clusters; eighths of them, or thirds of 60, do not."""
@@ -96,7 +97,7 @@ def test_replicas_of_an_ethernet_cluster_share_its_hosts(job: str) -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", few_of(1, SETTINGS))
 def test_plan_beats_the_usual_order(setting: str, job: str) -> None:
     plan = example_plan(setting, job)
     assert plan.usual_order is not None
