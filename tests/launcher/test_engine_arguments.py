@@ -17,6 +17,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from launcher.prepare.engine_arguments import command_of, engine_arguments, placeholders
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
+from tests.seeds import few_of
 
 OPTIONS = Path(__file__).parents[3] / "shared" / "consumers" / "megatron_arguments.json"
 TWO = gpu_inventory([2, 2])
@@ -113,12 +114,15 @@ def test_accelerate_s_environment_is_set_unless_the_command_has_the_degrees() ->
 
 @pytest.mark.parametrize(
     ("engine", "words", "is_told"),
-    [
-        ("torch", (), False),
-        ("torch", ("-b{micro_batch_size}",), True),
-        ("deepspeed", (), False),
-        ("megatron", (), True),
-    ],
+    few_of(
+        2,
+        [
+            ("torch", (), False),
+            ("torch", ("-b{micro_batch_size}",), True),
+            ("deepspeed", (), False),
+            ("megatron", (), True),
+        ],
+    ),
 )
 def test_a_command_that_is_not_told_its_batches_is_named(engine: str, words: tuple[str, ...], is_told: bool) -> None:
     plan = plan_of_engine(engine, "python", "train.py", *words, model=SMALL)

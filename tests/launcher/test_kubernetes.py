@@ -77,6 +77,7 @@ def test_config_maps_and_secrets_are_accepted_by_the_api_s_own_schemas() -> None
         judge.validate(each, judge.latest_version(), strict=True)
 
 
+@pytest.mark.slow
 def test_config_maps_and_secrets_have_keys_that_the_api_knows() -> None:
     for each in documents(emit(random_plan(0), "kubernetes", CODE)["files.yaml"]):
         of_kind = {"binaryData"} if each["kind"] == "ConfigMap" else {"data", "type"}

@@ -55,6 +55,7 @@ def test_an_edge_that_is_hidden_anyway_is_not_packed() -> None:
     assert codecs(codec_plan(2000, "int4")) == {"none"}
 
 
+@pytest.mark.slow
 def test_the_mildest_codec_that_hides_an_edge_is_taken() -> None:
     many = {"global_batch_size": 512, "parallel": PARALLEL | {"schedule": "eager"}}
     found = [codecs(codec_plan(mbps, "int4", **many)) - {"none"} for mbps in (40, 15, 9, 4)]

@@ -59,6 +59,7 @@ def test_few_hosts_have_a_block_each(bed_plan: Plan) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_many_hosts_alike_are_one_block_and_every_rank_is_in_one() -> None:
     fleet = gpu_inventory([16, 16], gpus_per_host=2, shared_gbps=0.5)
     plan = plan_for(fleet, gpt_7b(**SMALL_GPT, parallel={"pp": 2, "dp": 32}))

@@ -139,6 +139,7 @@ def test_twice_all_rates_is_half_the_seconds(seed: int) -> None:
     assert quick.prediction.step_s == pytest.approx(plan.prediction.step_s / 2, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_more_host_never_makes_the_optimum_worse(seed: int) -> None:
     inventory, job = random_inventory(seed), free_job(seed)

@@ -47,6 +47,7 @@ HALF = with_links(SITES, *between("a", "b", SLOW))
 TRUE = with_links(SITES, *(link for pair in combinations("abc", 2) for link in between(*pair, SLOW)))
 
 
+@pytest.mark.slow
 def test_a_promise_over_unmeasured_clusters_is_what_the_slow_wire_gives() -> None:
     plan = plan_for(HALF, wire_job())
     promised_s = plan.prediction.step_s - plan.prediction.exposed_dp_s - plan.prediction.optimizer_s
