@@ -19,11 +19,11 @@ def few_of(few: int, cases: Iterable[Any]) -> list[Any]:
     return [_parameter(case, () if at < few else (pytest.mark.slow,)) for at, case in enumerate(cases)]
 
 
-def seeds(number: int, few: int | range) -> list[Any]:
-    """Return the seeds below `number` as parameters: a few, some slow ones, all others exhaustive."""
+def seeds(number: int, few: int | range, more: int = 0) -> list[Any]:
+    """Return the seeds below `number` as parameters: a few, some slow ones and `more`, all others exhaustive."""
     few = range(few) if isinstance(few, int) else few
     others = [seed for seed in range(number) if seed not in few]
-    slow = others[: round(len(others) * SOME)]
+    slow = others[: round(len(others) * SOME) + more]
     marks = dict.fromkeys(others, pytest.mark.exhaustive) | dict.fromkeys(slow, pytest.mark.slow)
     return [pytest.param(seed, marks=marks.get(seed, ())) for seed in range(number)]
 

@@ -63,7 +63,7 @@ def random_plan(seed: int) -> Plan:
 
 
 @pytest.mark.skipif(not CRDS.is_dir(), reason="no schemas here")
-@pytest.mark.parametrize("seed", seeds(PLANS, few=1))
+@pytest.mark.parametrize("seed", seeds(PLANS, few=1, more=3))
 def test_random_plans_are_accepted_by_the_schemas_of_the_api(seed: int) -> None:
     files = emit(random_plan(seed), "kubernetes", CODE)
     for name in ("jobset.yaml", "trainjob.yaml"):
@@ -97,7 +97,7 @@ def test_the_judge_refuses_what_the_api_does() -> None:
     assert list(faults(job_set, schema_of("JobSet"))) == []
 
 
-@pytest.mark.parametrize("seed", seeds(PLANS, few=1))
+@pytest.mark.parametrize("seed", seeds(PLANS, few=1, more=3))
 def test_names_keys_and_sizes_are_within_the_limits_of_the_api(seed: int) -> None:
     plan = random_plan(seed)
     files = emit(plan, "kubernetes", CODE)
@@ -117,7 +117,7 @@ def test_names_keys_and_sizes_are_within_the_limits_of_the_api(seed: int) -> Non
         assert len(f"{job_set['metadata']['name']}-{job}-0-9999-abcde") <= 63
 
 
-@pytest.mark.parametrize("seed", seeds(PLANS, few=1))
+@pytest.mark.parametrize("seed", seeds(PLANS, few=1, more=3))
 def test_every_host_gets_one_pod_with_the_gpus_of_its_ranks(seed: int) -> None:
     plan = random_plan(seed)
     (job_set,) = documents(emit(plan, "kubernetes", NOTHING)["jobset.yaml"])

@@ -14,7 +14,7 @@ from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, 
 from tests.seeds import few_of, seeds
 
 
-@pytest.mark.parametrize("seed", seeds(40, few=2))
+@pytest.mark.parametrize("seed", seeds(40, few=2, more=2))
 def test_no_runner_up_is_faster_than_the_plan(seed: int) -> None:
     plan = plan_for(random_inventory(seed), bed_job(parallel={}))
     seconds = [plan.prediction.step_s, *(other.step_s for other in plan.solve.alternatives)]

@@ -101,7 +101,7 @@ def on_the_wire(inventory: Inventory, plan: Plan) -> tuple[float, float]:
     return promised.step_s - promised.exposed_dp_s - promised.optimizer_s, FluidRun(inventory, plan).step_s()
 
 
-@pytest.mark.parametrize("seed", seeds(24, few=range(2, 4)))
+@pytest.mark.parametrize("seed", seeds(24, few=range(2, 4), more=1))
 def test_a_chain_over_slow_nics_takes_what_a_fluid_simulation_says(seed: int) -> None:
     draw = random.Random(seed)
     pp, name = draw.randint(3, 5), draw.choice(["1f1b", "gpipe", "eager"])

@@ -112,7 +112,7 @@ def test_an_island_of_clusters_without_a_measured_pair_counts_what_others_showed
     assert Networks(alone, bed_job()).connection("b", "c").host_bytes_per_s("b1", GBPS) == SLOW
 
 
-@pytest.mark.parametrize("seed", seeds(20, few=0))
+@pytest.mark.parametrize("seed", seeds(20, few=0, more=4))
 def test_forgotten_pairs_of_clusters_are_planned_as_if_all_were_as_slow_as_the_worst(seed: int) -> None:
     draw = random.Random(seed)
     sites = cpu_inventory([draw.randint(1, 2) for _ in range(draw.choice((3, 4)))], 10, draw.choice((0.5, 1.0)))

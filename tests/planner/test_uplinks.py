@@ -82,7 +82,7 @@ def drawn(seed: int) -> Inventory:
     return with_links(sites, *links) if draw.random() < 0.5 else sites
 
 
-@pytest.mark.parametrize("seed", seeds(24, few=range(1, 3)))
+@pytest.mark.parametrize("seed", seeds(24, few=range(1, 3), more=3))
 def test_a_pipeline_over_drawn_uplinks_and_trunks_takes_what_a_fluid_simulation_says(seed: int) -> None:
     inventory, draw = drawn(seed), random.Random(-1 - seed)
     dp = draw.choice((1, 1, 2)) if len(inventory.hosts) % 2 == 0 else 1
