@@ -1,32 +1,46 @@
-"""Seeds of drawn cases: a few for the default layer, some for the slow one, all for `make test-all`."""
+"""Cases of the layers: a few for the default one, and the rest for the slow one or, of many seeds, `make test-all`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
+# For examples that take a tenth of a second each: 3 in the default layer, 15 in the slow one.
+EXPENSIVE = settings(max_examples=max(3, settings().max_examples // 10))
 SOME = 1 / 8  # of the seeds beyond the few, so that CI ends in time
 
 
-def seeds(number: int, few: int) -> list[Any]:
-    """Return the seeds below `number` as parameters: a few, some slow ones, all others exhaustive."""
-    return [pytest.param(seed, marks=_marks(seed, number, few)) for seed in range(number)]
+def few_of(few: int, cases: Iterable[Any]) -> list[Any]:
+    """Return the cases as parameters: the first few as they are, the others slow ones."""
+    return [_parameter(case, () if at < few else (pytest.mark.slow,)) for at, case in enumerate(cases)]
+
+
+def seeds(number: int, few: int | range, more: int = 0) -> list[Any]:
+    """Return the seeds below `number` as parameters: a few, some slow ones and `more`, all others exhaustive."""
+    few = range(few) if isinstance(few, int) else few
+    others = [seed for seed in range(number) if seed not in few]
+    slow = others[: round(len(others) * SOME) + more]
+    marks = dict.fromkeys(others, pytest.mark.exhaustive) | dict.fromkeys(slow, pytest.mark.slow)
+    return [pytest.param(seed, marks=marks.get(seed, ())) for seed in range(number)]
 
 
 def seed_ranges(number: int, few: int) -> list[Any]:
-    """Return the same seeds as a range for each layer."""
-    ends = (0, few, _end_of_some(number, few), number)
-    found = [range(start, end) for start, end in pairwise(ends) if start < end]
-    return [pytest.param(each, id=f"{each.start}-{each.stop}", marks=_marks(each.start, number, few)) for each in found]
+    """Return the seeds below `number` as a range for each layer."""
+    ends = (0, few, few + round((number - few) * SOME), number)
+    marks = ((), pytest.mark.slow, pytest.mark.exhaustive)
+    return [
+        pytest.param(range(start, end), id=f"{start}-{end}", marks=marks[at])
+        for at, (start, end) in enumerate(pairwise(ends))
+        if start < end
+    ]
 
 
-def _end_of_some(number: int, few: int) -> int:
-    return few + round((number - few) * SOME)
-
-
-def _marks(seed: int, number: int, few: int) -> list[pytest.MarkDecorator]:
-    if seed < few:
-        return []
-    return [pytest.mark.slow if seed < _end_of_some(number, few) else pytest.mark.exhaustive]
+def _parameter(case: Any, marks: tuple[pytest.MarkDecorator, ...]) -> Any:
+    """Return one case of `few_of`; a tuple has a value for each name."""
+    if isinstance(case, type(pytest.param())):
+        return case._replace(marks=(*case.marks, *marks))
+    return pytest.param(*case, marks=marks) if isinstance(case, tuple) else pytest.param(case, marks=marks)

@@ -73,8 +73,16 @@ def imports(file: Path) -> tuple[str, ...]:
     return tuple(_imports(file))
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the node and every statement in it, definitions and imports among them, without walking expressions."""
+    yield node
+    for blocks in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for below in getattr(node, blocks, ()):
+            yield from statements(below)
+
+
 def _imports(file: Path) -> Iterator[str]:
-    for node in ast.walk(tree(file)):
+    for node in statements(tree(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -26,6 +26,7 @@ from holmes_core.node_settings import SETTINGS
 from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import stage_parameters
 from tests.planner.fleets import gpu_inventory, plan_for
+from tests.seeds import few_of
 
 NONE = Machine("2.13.0+cu130", "13.0", "2.29.7", None, ())
 ONE = replace(NONE, driver="580.65.06", gpus=("NVIDIA H100 80GB HBM3",))
@@ -126,7 +127,8 @@ def test_whatever_ends_a_step_is_in_the_report(tmp_path: Path) -> None:
     assert (outcome.state, outcome.why) == ("failed", "KeyError('none')")
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", few_of(1, [2, 8]))
 def test_every_layout_is_one_that_is_planned_as_it_is_named(ranks: int) -> None:
     for name, parallel in ON_GPUS.layouts(ranks).items():
         plan = plan_for(INVENTORY, job_on_gpus(compile=False, parallel=parallel))
@@ -147,7 +149,7 @@ def test_nccl_is_given_every_variable_that_plans_set_for_it() -> None:
     assert for_nccl - set(settings()) == set(LEFT_OUT)
 
 
-@pytest.mark.parametrize("name", TINY_SHAPES)
+@pytest.mark.parametrize("name", few_of(2, TINY_SHAPES))
 def test_the_plain_loop_trains_the_model_that_holmes_counts(name: str) -> None:
     scale = replace(TINY, shapes=TINY_SHAPES)
     shape = Job.model_validate(scale.shape_job(name, "/corpus.txt", "cpu", False)).model
@@ -156,7 +158,7 @@ def test_the_plain_loop_trains_the_model_that_holmes_counts(name: str) -> None:
     assert len(train(shape, torch.device("cpu"), micro_batch_size=2, microbatches=2, steps=2, recomputes=True)) == 2
 
 
-@pytest.mark.parametrize("name", ON_GPUS.shapes)
+@pytest.mark.parametrize("name", few_of(2, ON_GPUS.shapes))
 @pytest.mark.parametrize("compiles", [False, True])
 def test_every_shape_has_a_plan_on_one_gpu_of_80_gb(name: str, compiles: bool) -> None:
     inventory = gpu_inventory([1], gpus_per_host=1, gpu_name="NVIDIA H100 80GB HBM3")

@@ -82,6 +82,7 @@ def run_example(folder: Path, environment: dict[str, str]) -> subprocess.Complet
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_example_of_twenty_lines_places_ranks_as_the_plan_does(tmp_path: Path) -> None:
     code = EXAMPLE.read_text(encoding="utf-8").partition('"""\n\n')[2].splitlines()
     assert len([line for line in code if line.strip()]) <= 20

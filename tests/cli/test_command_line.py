@@ -131,6 +131,7 @@ def test_plan_without_inventory_says_which_command_makes_it(refused: Refused, tm
     assert "`holmes probe hosts.yaml -o inventory.json` makes it" in text
 
 
+@pytest.mark.slow
 def test_plan_given_for_an_inventory_is_named(command: Command, refused: Refused, tmp_path: Path) -> None:
     write_inputs(tmp_path)
     command("probe", "hosts.yaml")

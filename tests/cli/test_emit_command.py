@@ -14,6 +14,7 @@ from tests.cli.conftest import Command
 from tests.launcher.emitted import suited
 from tests.launcher.plans import cpu_plan
 from tests.launcher.trainer_job import trainer_plan
+from tests.seeds import few_of
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_a_foreign_plan_is_written_when_it_is_trusted(command: Command, tmp_path
     assert (tmp_path / "out" / "ranks").exists()
 
 
-@pytest.mark.parametrize("form", ["slurm", "kubernetes"])
+@pytest.mark.parametrize("form", few_of(1, ["slurm", "kubernetes"]))
 def test_a_trainer_s_code_is_read_beside_job_yaml(command: Command, tmp_path: Path, form: str) -> None:
     write_signed(tmp_path / "plan.json", suited(trainer_plan(), form))
     assert command("emit", "plan.json", "--to", form, "-o", "out").code == 2

@@ -32,6 +32,7 @@ LLAMA = {
 }
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_the_command_would_do_and_what_other_degrees_gain(command: Command, tmp_path: Path) -> None:
     """The second plan is the one that the import prints, words as they are."""
     write_signed(tmp_path / "inventory.json", gpu_inventory((1, 1)))
@@ -145,6 +146,7 @@ def test_what_cannot_be_a_job_is_refused_by_name(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_hostile_words_reach_no_terminal_and_no_file_unread(command: Command, tmp_path: Path) -> None:
     draw = random.Random(3)
     pieces = [

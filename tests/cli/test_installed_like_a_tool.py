@@ -97,6 +97,7 @@ def test_variables_say_where_the_inventory_and_the_file_for_prometheus_lie(
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.slow
 def test_another_probe_that_found_nothing_says_so(command: Command, tmp_path: Path) -> None:
     write_inputs(tmp_path)
     assert command("probe", "hosts.yaml").code == 0

@@ -92,6 +92,7 @@ def text_of(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_one_page_has_the_state_weights_checkpoint_and_exchange_of_each_island(
     tmp_path: Path, command: Command, plan: IslandsPlan
 ) -> None:

@@ -10,19 +10,23 @@ from benchmarks.published_steps.measurements import measurements
 from benchmarks.published_steps.row_files import inventory_of, write_row
 from holmes_core.records.record_file import write_signed
 from tests.cli.conftest import Command
+from tests.seeds import few_of
 
 ROW = next(row for row in measurements() if row.table == "V5" and row.pp == row.dp == 2)
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("launch", "plan.json"),
-        ("launch", "plan.json", "--dry-run"),
-        ("emit", "plan.json", "--to", "slurm", "-o", "files"),
-    ],
+    few_of(
+        1,
+        [
+            "launch plan.json",
+            "launch plan.json --dry-run",
+            "emit plan.json --to slurm -o files",
+        ],
+    ),
 )
-def test_it_is_refused_before_anything_is_touched(arguments: tuple[str, ...], command: Command, tmp_path: Path) -> None:
+def test_it_is_refused_before_anything_is_touched(arguments: str, command: Command, tmp_path: Path) -> None:
     write_row(ROW, tmp_path)
     probed = inventory_of(ROW).model_copy(update={"sketch": None})
     write_signed(tmp_path / "inventory.json", probed)
@@ -31,7 +35,7 @@ def test_it_is_refused_before_anything_is_touched(arguments: tuple[str, ...], co
     assert "These are predictions for sailor" in planned.stdout
     assert "next: holmes launch" not in planned.stdout
     there = sorted(tmp_path.iterdir())
-    done = command(*arguments)
+    done = command(*arguments.split())
     assert (done.code, done.stdout) == (2, "")
     assert "what sailor would take" in done.stderr
     assert "add `command` to trainer" in done.stderr

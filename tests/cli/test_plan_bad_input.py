@@ -155,6 +155,7 @@ def test_time_limit_that_is_no_number_of_seconds_is_refused(command: Command, li
     assert "Invalid value for '--time-limit'" in done.stderr
 
 
+@pytest.mark.slow
 def test_page_that_cannot_be_written_leaves_no_plan(refused: Refused) -> None:
     job = {"parallel": {"tp": 1, "pp": 2, "dp": 8, "micro_batch_size": 1}}
     assert "gone/page.html: cannot be written" in refused(job, "--html", "gone/page.html")

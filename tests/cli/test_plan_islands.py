@@ -21,6 +21,7 @@ from holmes_core.records.run import Settings
 from planner.islands.uniform_links import with_uniform_links
 from tests.cli.conftest import Command
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory
+from tests.seeds import few_of
 
 ISLANDS = {"inner_steps": 10, "fragments": 2, "delay_steps": 2}
 SLOW = with_uniform_links(cpu_inventory([1, 1]), 0.002 * GBPS, 0.02)
@@ -52,7 +53,8 @@ def test_islands_are_planned_and_all_modes_told(command: Command, tmp_path: Path
     assert [[node.host for node in island.nodes] for island in written.islands] == [["a1"], ["b1"]]
 
 
-@pytest.mark.parametrize(("rate", "warned"), [(1e-3, False), (3e-3, True)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "warned"), few_of(1, [(1e-3, False), (3e-3, True)]))
 def test_learning_rate_at_which_islands_jumped_is_warned_of_with_their_batch(
     command: Command, tmp_path: Path, rate: float, warned: bool
 ) -> None:
@@ -74,6 +76,7 @@ def test_json_is_the_plan_with_its_modes_and_nothing_else(command: Command, tmp_
     assert {"bandwidth_bytes_per_s", "latency_s", "mode", "tokens_per_s"} <= set(data["modes"]["by_network"][0])
 
 
+@pytest.mark.slow
 def test_page_draws_the_best_modes(command: Command, tmp_path: Path) -> None:
     command("plan", "job.yaml", "--html", "plan.html")
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
@@ -82,6 +85,7 @@ def test_page_draws_the_best_modes(command: Command, tmp_path: Path) -> None:
     assert re.findall(r"(?:src|href)=|@import|url\(", page) == []
 
 
+@pytest.mark.slow
 def test_hosts_train_as_one_where_that_is_faster_and_the_modes_are_told(command: Command, tmp_path: Path) -> None:
     (tmp_path / "inventory.json").write_text(cpu_inventory([1, 1], shared_gbps=5.0).to_json(), encoding="utf-8")
     write_job(tmp_path, {**ISLANDS, "delay_steps": 0})
@@ -94,6 +98,7 @@ def test_hosts_train_as_one_where_that_is_faster_and_the_modes_are_told(command:
     assert '<svg id="modes"' in (tmp_path / "plan.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_page_of_an_ordinary_plan_draws_no_modes(command: Command, tmp_path: Path) -> None:
     write_job(tmp_path, ISLANDS)
     job = yaml.safe_load((tmp_path / "job.yaml").read_text(encoding="utf-8"))

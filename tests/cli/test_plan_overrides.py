@@ -14,9 +14,9 @@ from tests.planner.fleets import bed_job, cpu_inventory
 
 @pytest.fixture
 def plan(command: Command, tmp_path: Path) -> Command:
-    """Runs `holmes plan` on four hosts."""
-    write_signed(tmp_path / "inventory.json", cpu_inventory([2, 2]))
-    write_atomically(tmp_path / "job.yaml", bed_job().model_dump_json(exclude_defaults=True))
+    """Runs `holmes plan` on two hosts."""
+    write_signed(tmp_path / "inventory.json", cpu_inventory([1, 1]))
+    with_steps(tmp_path, 10)
 
     def run(*options: str) -> Done:
         return command("plan", "job.yaml", *options)
@@ -25,7 +25,9 @@ def plan(command: Command, tmp_path: Path) -> Command:
 
 
 def with_steps(folder: Path, steps: int) -> None:
-    write_atomically(folder / "job.yaml", bed_job(steps=steps).model_dump_json(exclude_defaults=True))
+    parallel = {"pp": 2, "dp": 1, "micro_batch_size": 1, "schedule": "gpipe"}
+    job = bed_job(steps=steps, global_batch_size=4, parallel=parallel)
+    write_atomically(folder / "job.yaml", job.model_dump_json(exclude_defaults=True))
 
 
 def test_overrides_win_over_the_file_and_make_sections_it_lacks(plan: Command, tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_groups_are_in_the_colour_of_their_network(bed_plan: Plan) -> None:
     assert all(f"network shared, {rate} each" in wire.tip for wire in picture.wires if wire.role == "edges")
 
 
+@pytest.mark.slow
 def test_many_hosts_alike_are_one_box_with_their_groups_inside(large_plan: Plan) -> None:
     picture = draw_placement(large_plan)
     hosts = [box.label for box in picture.boxes if box.role == "host"]

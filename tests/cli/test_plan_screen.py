@@ -60,6 +60,7 @@ def test_screen_tells_placement_tables_bottleneck_usual_order_and_advice(command
     assert done.stdout.endswith("plan: plan.json\nnext: holmes launch plan.json\n")
 
 
+@pytest.mark.slow
 def test_tables_and_tree_fit_into_a_hundred_columns(command: Command) -> None:
     done = command("plan", "job.yaml", "--what-if", "link:a-b=1Gb/s", "--what-if", "-host:b2")
     assert max(len(line) for line in done.stdout.splitlines() if line.startswith(("┏", "│", "├", "└"))) <= 100
@@ -81,6 +82,7 @@ def test_json_is_the_plan_with_all_advice_whatever_is_asked(command: Command, tm
     assert "This plan and other.json" in done.stderr
 
 
+@pytest.mark.slow
 def test_changes_stand_side_by_side_with_the_plan_as_it_is(command: Command) -> None:
     changes = ("link:a-b=1Gb/s", "nic:a1/eth0=10Mb/s", "+host:a3=like:a1", "-host:b2")
     done = command("plan", "job.yaml", *(word for change in changes for word in ("--what-if", change)))
@@ -109,12 +111,14 @@ def test_other_plan_is_compared_figure_by_figure_and_host_by_host(command: Comma
     assert figures["a2"] == ["stage 0, replica 1", "stage 1, replica 0"]
 
 
+@pytest.mark.slow
 def test_plan_compared_with_itself_has_moved_nothing(command: Command) -> None:
     command("plan", "job.yaml", "-o", "other.json")
     done = command("plan", "job.yaml", "--compare", "other.json")
     assert "Hosts that hold other tasklets: 0 of 4" in done.stdout
 
 
+@pytest.mark.slow
 def test_questions_and_features_are_answered_on_screen_and_in_json(command: Command) -> None:
     asked = ("plan", "job.yaml", "--explain", "--without", "overlap,uneven")
     shown = command(*asked).stdout
@@ -127,6 +131,7 @@ def test_questions_and_features_are_answered_on_screen_and_in_json(command: Comm
     }
 
 
+@pytest.mark.slow
 def test_search_that_is_cut_short_tells_how_far_from_the_best_its_plan_may_be(command: Command, tmp_path: Path) -> None:
     (tmp_path / "inventory.json").write_text(gpu_inventory([5, 3]).to_json(), encoding="utf-8")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(gpt_7b().model_dump(mode="json", exclude_defaults=True)))
@@ -136,6 +141,7 @@ def test_search_that_is_cut_short_tells_how_far_from_the_best_its_plan_may_be(co
     assert f"(time limit: at most {gap:.2%} above the bound)" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_stage_over_two_clusters_comes_with_the_reason_on_screen_and_page(command: Command, tmp_path: Path) -> None:
     (tmp_path / "inventory.json").write_text(cpu_inventory([3, 1]).to_json(), encoding="utf-8")
     done = command("plan", "job.yaml", "--html", "plan.html")
@@ -144,6 +150,7 @@ def test_stage_over_two_clusters_comes_with_the_reason_on_screen_and_page(comman
     assert reason in (tmp_path / "plan.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_page_is_written_beside_the_plan(command: Command, tmp_path: Path) -> None:
     done = command("plan", "job.yaml", "--html", "plan.html")
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
@@ -151,6 +158,7 @@ def test_page_is_written_beside_the_plan(command: Command, tmp_path: Path) -> No
     assert all(f"<h2>{title}" in page for title in ("Timeline", "Stages", "Traffic a step", "What would help most"))
 
 
+@pytest.mark.slow
 def test_large_plan_takes_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = gpu_inventory([12, 12])
     fixed = {"tp": 8, "pp": 6, "dp": 4, "micro_batch_size": 1, "schedule": "1f1b"}
@@ -204,6 +212,7 @@ def test_bar_has_eighths_and_never_hides_what_is_there() -> None:
     assert bar(3.0, 1.0, 2) == "██"
 
 
+@pytest.mark.slow
 def test_hosts_that_are_left_out_stand_at_the_top_of_screen_and_page(command: Command, tmp_path: Path) -> None:
     (tmp_path / "inventory.json").write_text(cpu_inventory([3, 2]).to_json(), encoding="utf-8")
     done = command("plan", "job.yaml", "--html", "plan.html")
@@ -212,6 +221,7 @@ def test_hosts_that_are_left_out_stand_at_the_top_of_screen_and_page(command: Co
     assert sentence in (tmp_path / "plan.html").read_text(encoding="utf-8").partition("<svg")[0]
 
 
+@pytest.mark.slow
 def test_a_plan_that_packs_or_could_says_what_that_costs_in_loss() -> None:
     fleet = cpu_inventory([2, 2], fabric_gbps=0.5, shared_gbps=0.01)
     emulate = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}

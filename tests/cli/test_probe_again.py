@@ -39,6 +39,7 @@ def fleet_with(host: Host, *findings: Finding) -> Inventory:
     return FLEET.model_copy(update={"hosts": (host, *FLEET.hosts[1:]), "findings": findings})
 
 
+@pytest.mark.slow
 def test_a_plan_is_launched_after_another_probe_of_the_same_hosts(command: Command, tmp_path: Path) -> None:
     write_inputs(tmp_path)
     assert command("probe", "hosts.yaml").code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holmes_cli.replan import Replanner
 from holmes_core.records.inventory import Cluster, Inventory, Network
 from holmes_runtime.config.verdicts import LinkIsSlow
@@ -33,6 +35,7 @@ def inventory_of_clusters_of_one() -> Inventory:
     )
 
 
+@pytest.mark.slow
 def test_slow_link_slows_the_clusters_of_its_two_hosts_and_no_others() -> None:
     first = plan_for(inventory_of_clusters_of_one(), bed_job(parallel={"pp": 2, "dp": 1}))
     verdict = LinkIsSlow("gpu-a", "b", ratio=100.0, taken_s=1.0, planned_s=0.01)

@@ -19,6 +19,7 @@ from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, StepTraffic
 from tests.cli.browser import NEEDS_BROWSER, hidden_parts
 from tests.launcher.plans import cpu_plan
+from tests.seeds import few_of
 
 
 def page(count: int = 5, last_lines: tuple[str, ...] = ("last words",)) -> str:
@@ -105,7 +106,7 @@ def large_run(
     return StoredRun(Path("runs/r"), run), plan, steps, {**states, failed: "ranks up"}, notices
 
 
-@pytest.mark.parametrize("num_hosts", [4, 64, 512])
+@pytest.mark.parametrize("num_hosts", few_of(1, [4, 64, 512]))
 def test_page_of_any_size_says_first_what_is_sick_and_then_as_much_for_many_as_for_few(num_hosts: int) -> None:
     run = large_run(num_hosts, num_steps=50)
     text = status_page(*run)

@@ -13,6 +13,7 @@ from holmes_core.errors import HostError
 from holmes_core.remote.host_certificate import read_certificate
 from holmes_core.remote.host_proof import UnknownHost, check_host
 from holmes_core.remote.ssh_settings import SshSettings
+from tests.seeds import few_of
 
 CERTIFICATE = b"ssh-ed25519-cert-v01@openssh.com"
 FOR_EVER = (1 << 64) - 1
@@ -134,7 +135,7 @@ def test_certificate_cut_at_any_byte_or_with_any_bit_turned_is_refused(tmp_path:
         assert refusal(tmp_path, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]) != "", at
 
 
-@pytest.mark.parametrize("algorithm", [b"ssh-rsa", b"ssh-dss", b"sk-ssh-ed25519@openssh.com", b"none", b""])
+@pytest.mark.parametrize("algorithm", few_of(2, [b"ssh-rsa", b"ssh-dss", b"sk-ssh-ed25519@openssh.com", b"none", b""]))
 def test_signature_of_sha1_or_of_a_kind_not_checked_here_proves_nothing(tmp_path: Path, algorithm: bytes) -> None:
     signer = paramiko.RSAKey.generate(2048)
     certificate = made(signer=signer, signature=lambda _: packed(algorithm, bytes(256)))

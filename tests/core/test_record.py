@@ -364,6 +364,7 @@ def test_fault_in_a_line_is_named(tmp_path: Path, line: str, instead: str, where
         read_file(Inventory, path)
 
 
+@pytest.mark.slow
 def test_network_of_many_hosts_survives_its_file(tmp_path: Path) -> None:
     port = NetworkPort(host="a", netdev="eth0", address="10.0.0.1", bandwidth_bytes_per_s=1e9)
     network = Network(name="shared", kind="Ethernet", subnet=None, ports=(port,) * 25_000)
@@ -373,6 +374,7 @@ def test_network_of_many_hosts_survives_its_file(tmp_path: Path) -> None:
     assert read_file(Inventory, path) == inventory
 
 
+@pytest.mark.slow
 def test_only_an_own_file_may_be_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     finding = Finding(rule="X", severity="I", hosts=(), evidence="e" * MAX_JSON_BYTES, effect="", remedy="")

@@ -9,6 +9,7 @@ import string
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from holmes_core.hosts.hosts_file import HostEntry, HostsFile
 from holmes_core.records.access import Access
 from holmes_core.remote.ssh_client import open_proxy
 from holmes_core.remote.ssh_settings import ssh_settings
+from tests.seeds import few_of
 
 NUM_NAMES = 220
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
@@ -73,11 +75,14 @@ def refusal(config: Path, address: str, user: str | None = None) -> HolmesError 
 
 
 @needs_ssh
-def test_what_ssh_refuses_is_refused_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number_of_names", few_of(1, [20, NUM_NAMES]))
+def test_what_ssh_refuses_is_refused_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number_of_names: int
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # what runs a `Match exec` reads it
     canary, config = tmp_path / "CANARY", shell_config(tmp_path)
     refused = 0
-    for number, name in enumerate(hostile_names(32, canary)):
+    for number, name in enumerate(islice(hostile_names(32, canary), number_of_names)):
         is_user = number % 2 == 1
         error = refusal(config, "a1", name) if is_user else refusal(config, name)
         assert not canary.exists(), repr(name)
@@ -87,7 +92,7 @@ def test_what_ssh_refuses_is_refused_and_runs_nothing(tmp_path: Path, monkeypatc
             assert error.exit_code == WRONG_USAGE
             assert error.what.startswith(("host a1: ", str(config))), repr(name)
             refused += 1
-    assert refused > NUM_NAMES / 2
+    assert refused > number_of_names / 2
     assert not canary.exists()
 
 

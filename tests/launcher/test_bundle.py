@@ -24,6 +24,7 @@ from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables, read_user_variables
 from tests.launcher.plans import cpu_plan, gpu_plan, with_access
 from tests.planner.fleets import bed_job
+from tests.seeds import EXPENSIVE
 
 PLAN = cpu_plan()
 NOTHING = UserVariables({}, {})
@@ -32,7 +33,7 @@ nasty = st.sampled_from(
     ["$(touch canary)", "`touch canary`", "; touch canary", "'; touch canary; '", '"\ntouch canary\n"']
 )
 one_line = (words | nasty).filter(lambda text: not set(text) & set("\n\r"))
-SHELL_WORDS = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHELL_WORDS = settings(EXPENSIVE, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def bundle(access: Access, variables: UserVariables = NOTHING) -> NodeBundle:

@@ -87,6 +87,7 @@ def test_a_folder_that_is_too_much_is_refused_by_its_largest_files(tmp_path: Pat
         read_code_files(code)
 
 
+@pytest.mark.slow
 def test_too_many_files_are_not_looked_through(tmp_path: Path) -> None:
     code = write(tmp_path / "src", mine_py="x = 1\n")
     for number in range(code_folder.MAX_FILES):

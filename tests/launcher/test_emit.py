@@ -24,10 +24,11 @@ from launcher.prepare.user_variables import UserVariables
 from tests.launcher.emitted import FOLDER, VARIABLES, emitted, kept_plan, suited
 from tests.launcher.plans import cpu_plan, gpu_plan, with_access
 from tests.launcher.test_bundle import nasty, one_line, words
+from tests.seeds import EXPENSIVE
 
 NOTHING = UserVariables({}, {})
 PLAN = cpu_plan()
-RUNS_SHELLS = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+RUNS_SHELLS = settings(EXPENSIVE, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

@@ -17,9 +17,11 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from launcher.prepare.engine_arguments import command_of, engine_arguments, placeholders
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
+from tests.seeds import few_of
 
 OPTIONS = Path(__file__).parents[3] / "shared" / "consumers" / "megatron_arguments.json"
 TWO = gpu_inventory([2, 2])
+FIXED = {"tp": 8, "pp": 2, "micro_batch_size": 1}
 SMALL = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 1000}
 
 
@@ -50,6 +52,7 @@ def megatron_plans() -> Iterator[Plan]:
     assert instances.optimizer_instances == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not OPTIONS.exists(), reason="Megatron's options are not in ../shared")
 def test_megatron_s_parser_has_every_option_with_such_values() -> None:
     known = {name: each for each in json.loads(OPTIONS.read_text())["arguments"] for name in each["options"]}
@@ -87,7 +90,7 @@ def test_torchtitan_gets_its_modules_stage_by_stage() -> None:
 
 
 def test_torchtitan_s_own_subcommand_of_the_user_s_stays_last() -> None:
-    words = command_of(plan_of_engine("torchtitan", "python", "activation-checkpoint:full"))
+    words = command_of(plan_of_engine("torchtitan", "python", "activation-checkpoint:full", parallel=FIXED))
     assert words[0] == "python"
     assert words[-1] == "activation-checkpoint:full"
     assert sum(word.startswith("activation-checkpoint:") for word in words) == 1
@@ -111,12 +114,15 @@ def test_accelerate_s_environment_is_set_unless_the_command_has_the_degrees() ->
 
 @pytest.mark.parametrize(
     ("engine", "words", "is_told"),
-    [
-        ("torch", (), False),
-        ("torch", ("-b{micro_batch_size}",), True),
-        ("deepspeed", (), False),
-        ("megatron", (), True),
-    ],
+    few_of(
+        2,
+        [
+            ("torch", (), False),
+            ("torch", ("-b{micro_batch_size}",), True),
+            ("deepspeed", (), False),
+            ("megatron", (), True),
+        ],
+    ),
 )
 def test_a_command_that_is_not_told_its_batches_is_named(engine: str, words: tuple[str, ...], is_told: bool) -> None:
     plan = plan_of_engine(engine, "python", "train.py", *words, model=SMALL)
@@ -165,7 +171,7 @@ def test_a_script_without_options_of_the_engine_stays_as_it_is(engine: str) -> N
 
 
 def test_placeholders_take_the_place_of_all_arguments() -> None:
-    plan = plan_of_engine("megatron", "python", "--degrees={tp}x{pp}x{dp}", '{"json": 1}', "{layout}")
+    plan = plan_of_engine("megatron", "python", "--degrees={tp}x{pp}x{dp}", '{"json": 1}', "{layout}", parallel=FIXED)
     layers = plan.stages[0].num_layers
     assert command_of(plan)[:3] == ("python", f"--degrees={plan.tp}x{plan.pp}x{plan.dp}", '{"json": 1}')
     assert command_of(plan)[3].startswith(f"Et*{layers}|")
@@ -173,7 +179,7 @@ def test_placeholders_take_the_place_of_all_arguments() -> None:
 
 
 def test_the_job_s_own_numbers_leave_the_arguments_there() -> None:
-    words = command_of(plan_of_engine("megatron", "python", "--train-iters", "{steps}"))
+    words = command_of(plan_of_engine("megatron", "python", "--train-iters", "{steps}", parallel=FIXED))
     assert words[:3] == ("python", "--train-iters", "10")
     assert "--micro-batch-size" in words
 

@@ -17,6 +17,7 @@ from launcher.nodes.stop import stop
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
 from tests.launcher.plans import cpu_plan, healthy_answers, with_access
+from tests.seeds import few_of
 
 PLAN = cpu_plan()
 HOSTS = [node.host for node in PLAN.nodes]
@@ -74,6 +75,7 @@ def test_first_host_that_is_not_ready_in_time_is_named_though_another_is(
     assert Fault("agent", HOSTS[0], "not ready after 5 s") in faults
 
 
+@pytest.mark.slow
 def test_of_a_host_that_floods_standard_error_the_last_words_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,11 +112,14 @@ def test_host_that_answers_the_sending_of_files_without_an_end_is_named(
 
 @pytest.mark.parametrize(
     "script",
-    [
-        "echo first >&2; echo 'sudo: a password is required' >&2; exit 1",
-        "echo 'sudo: a password is required'; exit 1",
-        "echo 'sudo: a password is required' >&2; echo >&2; echo \"See 'docker run --help'.\" >&2; exit 125",
-    ],
+    few_of(
+        1,
+        [
+            "echo first >&2; echo 'sudo: a password is required' >&2; exit 1",
+            "echo 'sudo: a password is required'; exit 1",
+            "echo 'sudo: a password is required' >&2; echo >&2; echo \"See 'docker run --help'.\" >&2; exit 125",
+        ],
+    ),
     ids=["stderr", "stdout", "a hint after it"],
 )
 def test_wrapper_that_fails_is_shown_with_what_it_said(

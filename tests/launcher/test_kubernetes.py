@@ -26,7 +26,7 @@ from tests.launcher.emitted import CONTAINER, VARIABLES, kept_plan, suited
 from tests.launcher.plans import cpu_plan, gpu_plan, with_access
 from tests.launcher.test_emitted_trainer import expected_of, outputs_of_ranks
 from tests.launcher.trainer_job import CODE, plan_on_this_machine, trainer_plan
-from tests.seeds import seeds
+from tests.seeds import few_of, seeds
 
 PLANS = 50
 NOTHING = UserVariables({}, {})
@@ -63,7 +63,7 @@ def random_plan(seed: int) -> Plan:
 
 
 @pytest.mark.skipif(not CRDS.is_dir(), reason="no schemas here")
-@pytest.mark.parametrize("seed", seeds(PLANS, 4))
+@pytest.mark.parametrize("seed", seeds(PLANS, few=1, more=3))
 def test_random_plans_are_accepted_by_the_schemas_of_the_api(seed: int) -> None:
     files = emit(random_plan(seed), "kubernetes", CODE)
     for name in ("jobset.yaml", "trainjob.yaml"):
@@ -77,6 +77,7 @@ def test_config_maps_and_secrets_are_accepted_by_the_api_s_own_schemas() -> None
         judge.validate(each, judge.latest_version(), strict=True)
 
 
+@pytest.mark.slow
 def test_config_maps_and_secrets_have_keys_that_the_api_knows() -> None:
     for each in documents(emit(random_plan(0), "kubernetes", CODE)["files.yaml"]):
         of_kind = {"binaryData"} if each["kind"] == "ConfigMap" else {"data", "type"}
@@ -96,7 +97,7 @@ def test_the_judge_refuses_what_the_api_does() -> None:
     assert list(faults(job_set, schema_of("JobSet"))) == []
 
 
-@pytest.mark.parametrize("seed", seeds(PLANS, 4))
+@pytest.mark.parametrize("seed", seeds(PLANS, few=1, more=3))
 def test_names_keys_and_sizes_are_within_the_limits_of_the_api(seed: int) -> None:
     plan = random_plan(seed)
     files = emit(plan, "kubernetes", CODE)
@@ -116,7 +117,7 @@ def test_names_keys_and_sizes_are_within_the_limits_of_the_api(seed: int) -> Non
         assert len(f"{job_set['metadata']['name']}-{job}-0-9999-abcde") <= 63
 
 
-@pytest.mark.parametrize("seed", seeds(PLANS, 4))
+@pytest.mark.parametrize("seed", seeds(PLANS, few=1, more=3))
 def test_every_host_gets_one_pod_with_the_gpus_of_its_ranks(seed: int) -> None:
     plan = random_plan(seed)
     (job_set,) = documents(emit(plan, "kubernetes", NOTHING)["jobset.yaml"])
@@ -140,6 +141,7 @@ def test_every_host_gets_one_pod_with_the_gpus_of_its_ranks(seed: int) -> None:
         assert image == container.image
 
 
+@pytest.mark.slow
 def test_pods_get_the_devices_that_the_plan_uses() -> None:
     given = ("-v", "/dev/infiniband:/dev/infiniband")
     for plan, options, expected in ((gpu_plan(), (), True), (gpu_plan(), given, True), (cpu_plan(), (), False)):
@@ -152,17 +154,20 @@ def test_pods_get_the_devices_that_the_plan_uses() -> None:
 
 @pytest.mark.parametrize(
     ("plan", "message"),
-    [
-        (cpu_plan(), "host a1 has no container in hosts.yaml, and pods need an image"),
-        (with_container(cpu_plan(), engine="apptainer"), "host a1 has a container of apptainer"),
-        (with_container(cpu_plan(), "--privileged"), "host a1: `--privileged` in container.options"),
-        (with_container(cpu_plan(), "--volume", "named:/x"), "host a1: volume 'named:/x'"),
-        (with_container(cpu_plan(), "-v"), "host a1: volume ''"),
-        (with_container(cpu_plan(), "--volume=/a:/b:z"), "host a1: volume '/a:/b:z'"),
-        (with_container(cpu_plan(), "-v", "/a/../b:/b"), "host a1: volume '/a/../b:/b'"),
-        (with_container(cpu_plan(), "-v", "/a:/b", "-v", "/c:/b/"), "host a1: volume '/c:/b/'"),
-        (with_container(cpu_plan(), "-v", "/a:/holmes"), "host a1: volume '/a:/holmes'"),
-    ],
+    few_of(
+        3,
+        [
+            (cpu_plan(), "host a1 has no container in hosts.yaml, and pods need an image"),
+            (with_container(cpu_plan(), engine="apptainer"), "host a1 has a container of apptainer"),
+            (with_container(cpu_plan(), "--privileged"), "host a1: `--privileged` in container.options"),
+            (with_container(cpu_plan(), "--volume", "named:/x"), "host a1: volume 'named:/x'"),
+            (with_container(cpu_plan(), "-v"), "host a1: volume ''"),
+            (with_container(cpu_plan(), "--volume=/a:/b:z"), "host a1: volume '/a:/b:z'"),
+            (with_container(cpu_plan(), "-v", "/a/../b:/b"), "host a1: volume '/a/../b:/b'"),
+            (with_container(cpu_plan(), "-v", "/a:/b", "-v", "/c:/b/"), "host a1: volume '/c:/b/'"),
+            (with_container(cpu_plan(), "-v", "/a:/holmes"), "host a1: volume '/a:/holmes'"),
+        ],
+    ),
 )
 def test_a_host_that_can_be_no_pod_is_named(plan: Plan, message: str) -> None:
     with pytest.raises(HolmesError) as refused:

@@ -33,6 +33,7 @@ from launcher.islands.rendezvous_server import (
     MAX_WAITING,
     RendezvousServer,
 )
+from tests.seeds import few_of
 
 
 class Node:
@@ -221,7 +222,7 @@ def test_a_node_has_no_more_questions_waiting_than_its_ranks_ask() -> None:
     assert (node.ended, len(node.refusals)) == ([MAX_WAITING], 1)
 
 
-SEED, NUM_AMISS = 32, 240
+SEED = 32
 WORDS = ("decision/1/1/1", "verdict/0", "turn/0/1", "a", "", "\ud800", "k" * 2000, "\0")
 MESSAGES = (Begin(0, "x"), arrival(0), arrival(1), Conclude(0, 0, "x"), Conclude(1 << 70, -1, ""), Leave(False), Look())
 VALUES = ("", "!!!x", text("1"), text("-1" * 50), "=", "A", "A" * 100_000, "\u00e9")
@@ -251,13 +252,14 @@ def amiss(chance: random.Random) -> str:
     return line[: chance.randint(1, len(line))] if chance.random() < 0.2 else line
 
 
-def test_after_whatever_one_island_asks_the_others_meet() -> None:
+@pytest.mark.parametrize("num_amiss", few_of(1, [40, 240]))
+def test_after_whatever_one_island_asks_the_others_meet(num_amiss: int) -> None:
     meeting, chance = RendezvousServer(3, 1), random.Random(SEED)
     hostile, others = Node(meeting, 0), [Node(meeting, island) for island in (1, 2)]
     for node in others:
         node.ask(1, membership(Begin(0, "x")))
         assert parse(IslandStart, told(node)) == (1, False)
-    for number in range(NUM_AMISS):
+    for number in range(num_amiss):
         hostile.say(number + 1, amiss(chance))
         for is_heard in (False, True):
             meeting.hear(0, is_heard)
@@ -277,7 +279,7 @@ def test_after_whatever_one_island_asks_the_others_meet() -> None:
         for node in others:
             node.ask(1, Ask("get", (verdict_key(rosters[0].round_id),)))
             assert told(node) == DONE
-    assert len(hostile.ended) == len(hostile.refusals) > NUM_AMISS / 2
+    assert len(hostile.ended) == len(hostile.refusals) > num_amiss / 2
 
 
 def told(node: Node) -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from holmes_core.records.plan import Plan
 from launcher.journal.step_metrics import FinishedStep, StepMetrics
 from launcher.supervise.slow_gradients import slow_gradients_sentence
 
 from .plans import cpu_plan
 
-ACROSS = cpu_plan(parallel={"pp": 1, "dp": 4})
-INSIDE = cpu_plan(parallel={"pp": 2, "dp": 2})
-ALONE = cpu_plan(parallel={"pp": 4, "dp": 1})
+ACROSS = {"pp": 1, "dp": 4}
+INSIDE = {"pp": 2, "dp": 2}
+ALONE = {"pp": 4, "dp": 1}
 
 
-def said(plan: Plan, times: float, waited: float = 1.0, computed: float = 0.0) -> str | None:
+def said(degrees: dict[str, int], times: float, waited: float = 1.0, computed: float = 0.0) -> str | None:
     """The sentence on steps so many times as long; waits for gradients and compute have those parts of what is more."""
+    plan = cpu_plan(parallel=degrees)
     planned, longer_s = plan.prediction, (times - 1) * plan.prediction.step_s
     metrics = StepMetrics(
         step=14,
@@ -50,7 +50,7 @@ def test_gradients_inside_clusters_name_their_networks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "times", "waited", "computed"),
+    ("degrees", "times", "waited", "computed"),
     [
         (ACROSS, 1.4, 1.0, 0.0),  # nearly as planned
         (ACROSS, 10, 0.4, 0.0),  # something else is most of it
@@ -58,5 +58,7 @@ def test_gradients_inside_clusters_name_their_networks() -> None:
         (ALONE, 10, 1.0, 0.0),  # no gradients travel
     ],
 )
-def test_other_reasons_are_not_put_on_the_wire(plan: Plan, times: float, waited: float, computed: float) -> None:
-    assert said(plan, times, waited, computed) is None
+def test_other_reasons_are_not_put_on_the_wire(
+    degrees: dict[str, int], times: float, waited: float, computed: float
+) -> None:
+    assert said(degrees, times, waited, computed) is None

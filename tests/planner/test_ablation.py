@@ -10,6 +10,7 @@ from planner.layout.reprice import reprice_step_s
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 
+@pytest.mark.slow
 def test_each_feature_and_all_together_are_priced_on_the_plan_as_it_stands() -> None:
     inventory = gpu_inventory([2, 2])
     plan = plan_for(inventory, gpt_7b())

@@ -6,9 +6,12 @@ import pytest
 
 from planner.advice.assumed_speeds import CPU_SENTENCE, assumed_speed_sentence
 from tests.planner.fleets import A100, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.seeds import few_of
 
 
-@pytest.mark.parametrize("name", ["NVIDIA L40S", "NVIDIA B200", "NVIDIA A10", "NVIDIA RTX 6000 Ada Generation"])
+@pytest.mark.parametrize(
+    "name", few_of(1, ["NVIDIA L40S", "NVIDIA B200", "NVIDIA A10", "NVIDIA RTX 6000 Ada Generation"])
+)
 def test_a_gpu_without_published_runs_is_planned_on_and_named(name: str) -> None:
     inventory = gpu_inventory([2], gpu_name=name)
     plan = plan_for(inventory, gpt_7b(global_batch_size=64))

@@ -81,6 +81,7 @@ def test_a_run_on_other_hosts_is_refused_with_one_of_them(tmp_path: Path) -> Non
         calibrate(BED, run)
 
 
+@pytest.mark.slow
 def test_the_memory_a_run_measured_sets_the_margin(tmp_path: Path) -> None:
     inventory = gpu_inventory([1, 1])
     plan = plan_for(inventory, gpt_7b())

@@ -18,6 +18,7 @@ from planner.search.closed_form import SiteBlock, blocks_step_s
 from planner.search.solve import Solution, solve_replicas
 from planner.search.whole_replicas import place_whole_replicas
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_anew, plan_for
+from tests.seeds import few_of
 
 SLOWER = {"emulate": {"forward_s_per_layer": 0.002, "backward_s_per_layer": 0.004, "slowdown": {"b": 2.5}}}
 CASES = {
@@ -73,7 +74,7 @@ def priced(plan: Plan, inventory: Inventory, values: dict[str, float]) -> float:
     return blocks_step_s(coeffs, blocks)
 
 
-@pytest.mark.parametrize("crossing", CASES)
+@pytest.mark.parametrize("crossing", few_of(1, ["nothing", "pipeline", "both", "data"]))
 def test_another_solver_finds_the_certificate_in_the_file(crossing: str, tmp_path: Path) -> None:
     inventory, job = CASES[crossing]
     plan = plan_for(inventory, job, lp=tmp_path / "placement.lp")
@@ -88,19 +89,20 @@ def test_another_solver_finds_the_certificate_in_the_file(crossing: str, tmp_pat
             assert priced(plan, inventory, values) == pytest.approx(least_s, rel=1e-5)
 
 
-def test_replicas_of_the_program_are_no_slower_than_the_best_of_all_sets() -> None:
+@pytest.mark.parametrize(("sizes", "slow"), few_of(1, [([1, 3], 2.5), ([2, 1, 1], 1.7), ([2, 2, 2], 1.2)]))
+def test_replicas_of_the_program_are_no_slower_than_the_best_of_all_sets(sizes: list[int], slow: float) -> None:
     """Unequal clusters share micro-batches as the program finds best, and nothing is lost by dealing them out."""
-    for sizes, slow in (([2, 1, 1], 1.7), ([1, 3], 2.5), ([2, 2, 2], 1.2)):
-        compute = {"emulate": {**SLOWER["emulate"], "slowdown": {"b": slow}}}
-        job = bed_job(parallel={"pp": 1}, compute=compute, global_batch_size=60)
-        problem = read_problem(cpu_inventory(sizes), job)
-        for candidate in enumerate_candidates(job, problem.fleet):
-            coeffs = problem.coefficients(candidate)
-            dealt, solved_s = place_whole_replicas(coeffs), solve_replicas(coeffs, None, 10.0)
-            assert (dealt is None) == (solved_s is None)
-            assert dealt is None or solved_s == pytest.approx(dealt.objective_s, rel=1e-6)
+    compute = {"emulate": {**SLOWER["emulate"], "slowdown": {"b": slow}}}
+    job = bed_job(parallel={"pp": 1}, compute=compute, global_batch_size=60)
+    problem = read_problem(cpu_inventory(sizes), job)
+    for candidate in enumerate_candidates(job, problem.fleet):
+        coeffs = problem.coefficients(candidate)
+        dealt, solved_s = place_whole_replicas(coeffs), solve_replicas(coeffs, None, 10.0)
+        assert (dealt is None) == (solved_s is None)
+        assert dealt is None or solved_s == pytest.approx(dealt.objective_s, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_program_that_the_time_limit_ends_certifies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bound is no placement's seconds, so that the plan must not show it as the best of its degrees."""
     monkeypatch.setattr(certificate, "solve", lambda *_: Solution("time limit", None, None, bound_s=1e-3))

@@ -21,6 +21,7 @@ from holmes_runtime.model.rotary import make_rotation
 from holmes_runtime.model.tensor_parallel import ALONE
 from planner.cost import counts as cost
 from tests.runtime.storages_made import StoragesMade
+from tests.seeds import few_of
 
 GPT = ModelShape(num_layers=3, hidden_size=256, num_heads=4, seq_length=64, vocab_size=100)
 LLAMA = ModelShape(
@@ -39,7 +40,7 @@ QWEN = replace(LLAMA, tied_embeddings=True, qkv_bias=True, qk_norm=True, head_di
 WIDE_HEADS = replace(LLAMA, head_dim=96)
 
 
-@pytest.mark.parametrize("model", [GPT, LLAMA, TIED, QWEN], ids=["gpt", "llama", "tied gpt", "qwen"])
+@pytest.mark.parametrize("model", few_of(2, [GPT, LLAMA, TIED, QWEN]), ids=["gpt", "llama", "tied gpt", "qwen"])
 @pytest.mark.parametrize(("first", "stop"), [(0, 1), (1, 2), (1, 3), (0, 3)])
 def test_parameters_are_the_runtime_s(model: ModelShape, first: int, stop: int) -> None:
     stage = DecoderStage(model, Stage(0, first, stop), seed=0)
@@ -47,7 +48,7 @@ def test_parameters_are_the_runtime_s(model: ModelShape, first: int, stop: int) 
     assert counted == stage_parameters(model, stop - first, first == 0, stop == model.num_layers)
 
 
-@pytest.mark.parametrize("model", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
+@pytest.mark.parametrize("model", few_of(1, [GPT, LLAMA, QWEN]), ids=["gpt", "llama", "qwen"])
 def test_forward_flops_are_those_torch_counts(model: ModelShape) -> None:
     block, rotation = block_of(model, "none")
     # The fused CPU kernel of attention is one the counter does not know.

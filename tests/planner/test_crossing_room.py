@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
@@ -12,6 +14,7 @@ from planner.problem.exchange_rates import rings_on_nic, sync_s_per_byte
 from planner.search.closed_form import SiteBlock, exposed_sync_s, site_stage_s
 from planner.search.crossing_room import CrossingRoom
 from tests.planner.enumerator import all_blocks, random_coefficients
+from tests.seeds import few_of
 
 ANY_S = 1e6
 
@@ -50,15 +53,16 @@ def two_clusters(group_slots: tuple[int, int], dp: int, pp: int, num_layers: int
     )
 
 
-def test_every_placement_with_a_stage_over_clusters_has_room() -> None:
+@pytest.mark.parametrize(("seeds", "at_least"), few_of(1, [(20, 100), (100, 1000)]))
+def test_every_placement_with_a_stage_over_clusters_has_room(seeds: int, at_least: int) -> None:
     seen = 0
-    for seed in range(100):
+    for seed in range(seeds):
         coeffs = random_coefficients(seed)
         room = CrossingRoom(coeffs)
         for blocks in all_blocks(coeffs, True):
             assert room.may_hold(*pace_and_sync_s(coeffs, blocks)), (seed, blocks)
             seen += 1
-    assert seen > 1000
+    assert seen > at_least
 
 
 def test_what_clusters_have_left_may_not_do_for_equal_shares() -> None:

@@ -10,9 +10,10 @@ from planner.problem.problem import read_problem
 from planner.search.branch_and_bound import search
 from tests.planner.drawn_fleets import drawn_fleet, drawn_job
 from tests.planner.drawn_rules import BETTER, OWN, outcomes
+from tests.seeds import few_of
 
 
-@pytest.mark.parametrize("seed", [4, 12, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", few_of(0, [4, 12, 30]))
 def test_pipelines_inside_a_cluster_take_as_long_by_classes_as_written_out(seed: int) -> None:
     """Messages inside a host count: without them these pipelines seemed to take 8, 9 and 32 % less."""
     problem = read_problem(drawn_fleet(seed), drawn_job(seed))

@@ -55,12 +55,14 @@ def test_an_edge_that_is_hidden_anyway_is_not_packed() -> None:
     assert codecs(codec_plan(2000, "int4")) == {"none"}
 
 
+@pytest.mark.slow
 def test_the_mildest_codec_that_hides_an_edge_is_taken() -> None:
     many = {"global_batch_size": 512, "parallel": PARALLEL | {"schedule": "eager"}}
     found = [codecs(codec_plan(mbps, "int4", **many)) - {"none"} for mbps in (40, 15, 9, 4)]
     assert found == [set(), {"bf16"}, {"int8"}, {"int4"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", seed_ranges(12, few=1))
 def test_leave_never_makes_a_plan_slower(of: range) -> None:
     """By more than keeping values whole is worth, on all edges or on one of them."""
@@ -75,6 +77,7 @@ def test_leave_never_makes_a_plan_slower(of: range) -> None:
         assert steps_s[2] <= steps_s[1] * WORTH * WORTH_AN_EDGE, seed
 
 
+@pytest.mark.slow
 def test_a_wire_too_slow_for_values_as_they_are_is_crossed_packed() -> None:
     free = {"parallel": {"micro_batch_size": 2}}
     assert codec_plan(5, "none", **free).solve.crossing == "nothing"
@@ -93,6 +96,7 @@ def test_a_codec_beyond_leave_is_a_fault() -> None:
     assert any("packs by int8, job.yaml allows bf16" in fault for fault in verify(edited, clusters_apart(10)))
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_leave_would_gain() -> None:
     plan = codec_plan(10, "none")
     gains = dict(advise(clusters_apart(10), plan, {}).codecs)

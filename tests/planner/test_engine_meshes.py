@@ -156,11 +156,13 @@ def check_megatron(plan: Plan, hooked: Hooked, monkeypatch: pytest.MonkeyPatch) 
     assert made == {"tp": all_groups(plan, "tp"), "dp": all_groups(plan, "dp"), "pp": pipelines(plan), **across}
 
 
+@pytest.mark.slow
 @each_drawn_plan
 def test_megatron_core_makes_the_groups_of_the_plan(seed: int, hooked: Hooked, monkeypatch: pytest.MonkeyPatch) -> None:
     check_megatron(drawn_engine_plan("megatron", seed), hooked, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fixed", [{"tp": 2, "pp": 1, "dp": 4}, {"tp": 2, "pp": 2, "dp": 6}, {"tp": 2, "pp": 1, "dp": 6}]
 )

@@ -67,6 +67,7 @@ def test_sequences_are_split_with_selective_recomputation_alone() -> None:
     assert not Candidate(8, 1, 1, 1, "full").execution(job).sequence_parallel
 
 
+@pytest.mark.slow
 def test_another_engine_runs_its_own_schedules_and_equal_replicas() -> None:
     plan = plan_for(gpu_inventory([3, 2]), gpt_7b(engine="megatron-2024", global_batch_size=96))
     assert plan.schedule in ("1f1b", "interleaved")
@@ -74,15 +75,16 @@ def test_another_engine_runs_its_own_schedules_and_equal_replicas() -> None:
     assert plan.zero == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "layers", "hidden_size", "global_batch_size"),
     [
-        pytest.param("two_clusters", 36, 4096, 768, marks=pytest.mark.slow),
-        pytest.param("two_clusters", 36, 4096, 1536, marks=pytest.mark.slow),
+        ("two_clusters", 36, 4096, 768),
+        ("two_clusters", 36, 4096, 1536),
         ("4_infiniband_4_roce", 30, 3072, 1536),
-        pytest.param("4_infiniband_4_roce", 36, 4096, 768, marks=pytest.mark.slow),
-        pytest.param("4_infiniband_4_roce", 36, 4096, 1536, marks=pytest.mark.slow),
-        pytest.param("two_clusters", 30, 3072, 1536, marks=pytest.mark.slow),
+        ("4_infiniband_4_roce", 36, 4096, 768),
+        ("4_infiniband_4_roce", 36, 4096, 1536),
+        ("two_clusters", 30, 3072, 1536),
     ],
 )
 def test_fixing_pp_never_betters_an_engine_s_plan(

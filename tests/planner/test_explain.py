@@ -59,6 +59,7 @@ def test_few_hosts_have_a_block_each(bed_plan: Plan) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_many_hosts_alike_are_one_block_and_every_rank_is_in_one() -> None:
     fleet = gpu_inventory([16, 16], gpus_per_host=2, shared_gbps=0.5)
     plan = plan_for(fleet, gpt_7b(**SMALL_GPT, parallel={"pp": 2, "dp": 32}))
@@ -143,6 +144,7 @@ def advice_for(fleet: Inventory, plan: Plan, effort: Effort = EFFORT) -> Advised
         return advise(fleet, plan, {change: call.result() for change, call in more_hosts.items()}, effort)
 
 
+@pytest.mark.slow
 def test_advice_is_what_planning_on_the_changed_inventory_gives(slow_plan: Plan) -> None:
     advised = advice_for(SLOW, slow_plan)
     best = advised.found[0]
@@ -153,12 +155,14 @@ def test_advice_is_what_planning_on_the_changed_inventory_gives(slow_plan: Plan)
     assert advised.untried == ()
 
 
+@pytest.mark.slow
 def test_advice_plans_no_host_anew_where_candidates_are_many(slow_plan: Plan) -> None:
     advised = advice_for(SLOW, slow_plan, Effort(candidates=2 * slow_plan.solve.candidates - 1))
     assert advised.untried == ("+host:new-1=like:b2",)
     assert advised.found[0].step_s == reprice(LinkRate(("a", "b"), 0.04 * GBPS).applied_to(SLOW), slow_plan).step_s
 
 
+@pytest.mark.slow
 def test_one_more_host_is_advised_where_compute_is_all() -> None:
     fleet, job = cpu_inventory([2]), bed_job(global_batch_size=30, parallel={"pp": 1})
     plan = plan_for(fleet, job)

@@ -10,6 +10,7 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.seeds import few_of
 
 
 def refusal(inventory: Inventory, **parallel: Any) -> HolmesError:
@@ -135,9 +136,9 @@ def test_a_schedule_that_no_degrees_can_run_says_what_it_takes(parallel: dict[st
 
 
 @pytest.mark.parametrize(
-    ("sizes", "slots", "layers", "batch"), [([1], 3, 8, 12), ([2, 1], 1, 7, 60), ([2, 2], 1, 9, 6)]
+    ("sizes", "slots", "layers", "batch"), few_of(1, [([1], 3, 8, 12), ([2, 1], 1, 7, 60), ([2, 2], 1, 9, 6)])
 )
-@pytest.mark.parametrize("schedule", ["interleaved", "zero-bubble"])
+@pytest.mark.parametrize("schedule", few_of(1, ["interleaved", "zero-bubble"]))
 def test_a_fixed_schedule_that_some_degrees_can_run_is_planned(
     schedule: str, sizes: list[int], slots: int, layers: int, batch: int
 ) -> None:

@@ -26,6 +26,7 @@ from tests.planner.fleets import GBPS, GIB, bed_job, cpu_inventory, plan_for
 from tests.planner.islands_jobs import planned_mode
 from tests.planner.measured_links import with_trunk
 from tests.planner.test_counts import execution_of
+from tests.seeds import few_of
 
 PARAMETERS = stage_parameters(bed_job().model, 10, True, True, 1)
 SLOW = with_uniform_links(cpu_inventory([1, 1]), 1e5, 0.02)
@@ -133,6 +134,7 @@ def test_what_an_island_keeps_is_in_host_memory() -> None:
     assert state_bytes(100, alone._replace(outer_bytes=18)) == state_bytes(100, alone)
 
 
+@pytest.mark.slow
 def test_islands_without_host_memory_for_it_are_refused_and_hosts_train_as_one() -> None:
     # The bed's 15 M parameters of 18 bytes, on hosts of which four fifths of 200 MB are to be used.
     small = tuple(host.model_copy(update={"memory_bytes": 200_000_000}) for host in SLOW.hosts)
@@ -148,15 +150,18 @@ def test_islands_without_host_memory_for_it_are_refused_and_hosts_train_as_one()
 
 @pytest.mark.parametrize(
     ("inventory", "section", "said"),
-    [
-        (cpu_inventory([2]), {}, "the inventory has one cluster"),
-        (SLOW, {"quorum": 3}, "islands.quorum is 3, there are 2 clusters"),
-        (
-            SLOW.model_copy(update={"security": Security(between_clusters="wireguard")}),
-            {},
-            "what islands exchange would not be encrypted",
-        ),
-    ],
+    few_of(
+        1,
+        [
+            (cpu_inventory([2]), {}, "the inventory has one cluster"),
+            (SLOW, {"quorum": 3}, "islands.quorum is 3, there are 2 clusters"),
+            (
+                SLOW.model_copy(update={"security": Security(between_clusters="wireguard")}),
+                {},
+                "what islands exchange would not be encrypted",
+            ),
+        ],
+    ),
 )
 def test_where_there_cannot_be_islands_the_table_says_why(
     inventory: Inventory, section: dict[str, Any], said: str
@@ -198,6 +203,7 @@ def test_plan_of_islands_has_the_job_of_each() -> None:
         assert verify(island, only_clusters(SLOW, ["ab"[number]])) == []
 
 
+@pytest.mark.slow
 def test_modes_are_ranked_and_told_for_every_network() -> None:
     plan = planned_mode(cpu_inventory([1, 1], shared_gbps=2.0), islands_job({"inner_steps": 4, "delay_steps": 0}))
     assert plan.modes is not None

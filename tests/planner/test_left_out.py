@@ -48,6 +48,7 @@ def test_gpus_that_are_not_for_the_job_could_not_have_been_used() -> None:
     assert (len(plan.ranks), said) == (8, ())
 
 
+@pytest.mark.slow
 def test_a_host_that_the_probe_refuses_is_not_planned_on() -> None:
     fleet = gpu_inventory([2, 2])
     refused = fleet.clusters[1].hosts[0]

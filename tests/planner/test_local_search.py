@@ -57,6 +57,7 @@ def test_a_fixed_cut_and_a_fixed_schedule_are_kept() -> None:
     assert {each.found.placement.layers for each in improved} == {(4, 3, 3)}
 
 
+@pytest.mark.slow
 def test_a_climb_that_begins_deep_in_flight_comes_to_the_best_shallow_one() -> None:
     # Its best is one more or two in flight, a layer away from where seven are best: 3.1 % less than what is near those.
     assert behind_best(*draw_fleet(44)) < 0.001
@@ -113,6 +114,7 @@ def test_a_stage_moves_to_hosts_that_the_closed_form_left_out() -> None:
     assert {rank.cluster for rank in plan.ranks} == {"b", "c"}
 
 
+@pytest.mark.slow
 def test_runs_of_stages_on_the_same_hosts_change_places() -> None:
     """On eight H100 and L40S hosts a climb ended 6 % above the best: both H100 stages had to move at once."""
     job = drawn_job(38).model_copy(

@@ -36,10 +36,11 @@ def varying(inventory: Inventory, least: float = SLOWEST, median: float = MEDIAN
 
 
 def wire_job(cautious: bool) -> Job:
-    fixed = {"pp": 4, "dp": 1}
+    fixed = {"pp": 4, "dp": 1, "micro_batch_size": 2, "schedule": "1f1b"}
     return bed_job(**WIRE_ONLY | {"global_batch_size": 16}, parallel=fixed, wire={"cautious": cautious})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cautious", [False, True])
 def test_a_promise_is_what_the_median_gives_or_the_minimum_where_the_job_is_cautious(cautious: bool) -> None:
     plan = plan_for(varying(SITES), wire_job(cautious))
@@ -63,6 +64,7 @@ def test_minimum_and_median_are_shown_of_a_wire_that_varies() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_steady_wire_and_a_network_that_the_plan_does_not_use_are_no_news() -> None:
     assert said_of(varying(SITES, least=0.7 * MEDIAN)) == ()
     plan = plan_for(SITES, bed_job(parallel={"pp": 2, "dp": 1}))
@@ -87,6 +89,7 @@ def test_advice_on_codecs_stays_cautious() -> None:
     assert gains[0]
 
 
+@pytest.mark.slow
 def test_the_network_that_varies_most_is_named_and_the_others_counted() -> None:
     inside = measured(("a1", "a2"), 10 * GBPS).model_copy(
         update={"bandwidth_bytes_per_s": Spread(min=5 * GBPS, median=10 * GBPS)}

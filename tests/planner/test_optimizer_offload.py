@@ -40,12 +40,14 @@ def test_states_are_in_host_memory_only_where_nothing_fits_otherwise() -> None:
     assert large.prediction.host_memory_bytes == ()
 
 
+@pytest.mark.slow
 def test_job_yaml_may_ask_for_it_or_forbid_it() -> None:
     assert plan_of_64_samples(hosts(80), optimizer_offload=True).optimizer_offload
     with pytest.raises(HolmesError, match="GPU memory: no candidate fits"):
         plan_of_64_samples(hosts(24), optimizer_offload=False)
 
 
+@pytest.mark.slow
 def test_hosts_without_room_get_no_states() -> None:
     assert plan_of_64_samples(hosts(24, host_gib=None)).optimizer_offload
     with pytest.raises(HolmesError, match="with enough memory"):

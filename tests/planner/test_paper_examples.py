@@ -11,9 +11,10 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file, read_user_file
 from tests.planner.fleets import gpu_inventory, plan_for
 from tests.planner.paper_examples import FOLDER, SETTINGS, TWO_CLUSTERS, make_inventory, text_of
+from tests.seeds import few_of
 
 # The larger job's searches take longest, and differ from the smaller one's in sizes alone.
-JOBS = ("gpt_3.6b", pytest.param("gpt_7.5b", marks=pytest.mark.slow))
+JOBS = few_of(1, ["gpt_3.6b", "gpt_7.5b"])
 GPUS_PER_HOST = 8
 ON_RDMA = [name for name in SETTINGS if "ethernet" not in name]
 
@@ -41,7 +42,7 @@ def test_inventory_of_the_planning_page_is_what_the_script_makes() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", few_of(1, SETTINGS))
 def test_activations_cross_or_what_clusters_have_added_up_inside_first(setting: str, job: str) -> None:
     plan = example_plan(setting, job)
     crossing = {group.axis for group in plan.groups if group.network == "shared"}
@@ -54,13 +55,14 @@ def test_activations_cross_or_what_clusters_have_added_up_inside_first(setting: 
 
 
 @pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("setting", ON_RDMA)
+@pytest.mark.parametrize("setting", few_of(1, ON_RDMA))
 def test_every_data_parallel_group_uses_rdma(setting: str, job: str) -> None:
     groups = [group for group in example_plan(setting, job).groups if group.axis == "dp"]
     assert groups
     assert {group.net_name for group in groups} == {"IB"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_five_and_three_hosts_are_cut_into_stages_that_stay_in_a_cluster(job: str) -> None:
     """A stage in two halves of the GPUs would straddle the clusters; eighths of them, or thirds of 60, do not."""
@@ -70,6 +72,7 @@ def test_five_and_three_hosts_are_cut_into_stages_that_stay_in_a_cluster(job: st
     assert set(by_cluster) == {("a",), ("b",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_two_stages_fixed_on_five_and_three_hosts_leave_rdma_only_where_a_stage_straddles(job: str) -> None:
     """Of halves of 64 GPUs, one straddles the clusters: where that is taken, stage and group say so."""
@@ -81,6 +84,7 @@ def test_two_stages_fixed_on_five_and_three_hosts_leave_rdma_only_where_a_stage_
     assert (plan.solve.crossing in ("both", "data")) == bool(straddling)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_replicas_of_an_ethernet_cluster_share_its_hosts(job: str) -> None:
     """Gradients of the hosts without RDMA stay inside each host where that is possible."""
@@ -93,7 +97,7 @@ def test_replicas_of_an_ethernet_cluster_share_its_hosts(job: str) -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", few_of(1, SETTINGS))
 def test_plan_beats_the_usual_order(setting: str, job: str) -> None:
     plan = example_plan(setting, job)
     assert plan.usual_order is not None

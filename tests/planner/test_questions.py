@@ -21,6 +21,7 @@ def asked(inventory: Inventory, plan: Plan) -> dict[str, PlanAnswer]:
     return {each.question: each for each in answers(inventory, plan, TimeLeft(inf))}
 
 
+@pytest.mark.slow
 def test_other_degrees_cost_what_their_own_plan_says() -> None:
     inventory = cpu_inventory([2, 2])
     plan = plan_for(inventory, bed_job(parallel={"tp": 1}))
@@ -32,6 +33,7 @@ def test_other_degrees_cost_what_their_own_plan_says() -> None:
     assert found["why tp 1?"].answer.startswith("job.yaml fixes it")
 
 
+@pytest.mark.slow
 def test_the_rate_that_changes_the_plan_does_so_and_its_double_does_not() -> None:
     inventory = cpu_inventory([2, 2])
     plan = plan_for(inventory, bed_job(parallel={}))
@@ -48,6 +50,7 @@ def test_the_rate_that_changes_the_plan_does_so_and_its_double_does_not() -> Non
         assert (degrees != (plan.tp, plan.pp, plan.dp)) == changes
 
 
+@pytest.mark.slow
 def test_idle_slots_are_answered_with_the_plan_that_uses_them() -> None:
     inventory = cpu_inventory([3, 1], shared_gbps=0.002)
     plan = plan_for(inventory, bed_job(parallel={}))

@@ -174,6 +174,7 @@ def launched(inventory: Inventory, **job: Any) -> list[str]:
     return ["\n".join(bundle.files.values()) for bundle in prepare(plan, Attempt("r"), variables)]
 
 
+@pytest.mark.slow
 def test_a_dry_run_sends_each_node_what_its_rails_need() -> None:
     inventory = with_nics(railed_inventory([2], bond=True), "a1", vlan_first)
     first, second = launched(inventory)
@@ -184,6 +185,7 @@ def test_a_dry_run_sends_each_node_what_its_rails_need() -> None:
     assert "NCCL_IB_GID_INDEX" not in second
 
 
+@pytest.mark.slow
 def test_a_dry_run_sends_the_users_value_where_there_is_one() -> None:
     texts = launched(railed_inventory([2]), launch={"environment": {"NCCL_CROSS_NIC": "1"}})
     assert all("NCCL_CROSS_NIC=1" in text and "NCCL_CROSS_NIC=0" not in text for text in texts)

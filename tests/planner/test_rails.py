@@ -51,6 +51,7 @@ def test_plans_say_the_same_where_rails_reach_one_another() -> None:
     assert unknown.nodes == together.nodes
 
 
+@pytest.mark.slow
 def test_rails_change_no_second_of_the_prediction() -> None:
     apart, together = (railed_plan(railed_inventory([3], apart=apart), pp=6, dp=4) for apart in (True, False))
     assert apart.prediction == together.prediction
@@ -179,6 +180,7 @@ def exhaustive(fleet: Fleet, slots: GroupSlots, tp: int) -> Iterator[GroupSlots]
         yield {key: where for part in parts for key, where in part.items()}
 
 
+@pytest.mark.slow
 def test_in_small_uneven_fleets_nine_in_ten_have_as_few_stages_apart_as_any_exchange_gives() -> None:
     best = 0
     for seed in range(100):

@@ -26,6 +26,7 @@ from planner.problem.sharded_weights import WeightTraffic
 from tests.planner.drawn_fleets import drawn_fleet, drawn_job, with_memory
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpu_inventory, plan_for
 from tests.planner.test_counts import TINY, execution_of
+from tests.seeds import few_of
 
 H100 = "NVIDIA H100 80GB HBM3"
 ONE_HOST = gpu_inventory([1], gpu_name=H100, memory_bytes=81559 * 2**20)
@@ -161,7 +162,7 @@ def test_a_stage_that_ends_a_backward_where_it_begins_a_forward_gathers_that_lay
     assert traffic.sent_bytes == pytest.approx(4 * (gathered + reduced) / 2 + edges, rel=1e-6)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", None])
+@pytest.mark.parametrize("schedule", few_of(1, ["1f1b", "gpipe", "interleaved", None]))
 def test_a_pipeline_under_zero_3_verifies_and_runs(schedule: str | None) -> None:
     fixed = {"pp": 2, "dp": 2, "zero": 3, "schedule": schedule}
     inventory = cpu_inventory([2, 2])
@@ -211,13 +212,14 @@ def test_replicas_that_share_weights_in_each_of_several_clusters_are_not_placed_
     assert plan_for(h100s([1, 3], shared_gbps=10.0), llama_13b(96)).weight_shards == 24
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (1, 1, 2)])
+@pytest.mark.parametrize("sizes", few_of(1, map(pytest.param, [(1, 1), (1, 1, 2)])))
 def test_weights_fixed_to_be_shared_are_shared_inside_clusters_where_they_fit_there(sizes: tuple[int, ...]) -> None:
     """Bounds of all replicas together hid it on slow fabrics: 47.8 s with half the hosts, where 29 s are to be had."""
     plan = plan_for(h100s(sizes, "Ethernet", rdma_gbps=10.0, shared_gbps=25.0), llama_13b(384, zero=3))
     assert plan.weight_shards == 8
 
 
+@pytest.mark.slow
 def test_a_schedule_that_shared_weights_cannot_run_leaves_plans_with_whole_ones() -> None:
     fleet, job = with_memory(drawn_fleet(1025), 0.4), drawn_job(1025)
     plan = plan_for(fleet, job.model_copy(update={"parallel": Parallel(schedule="gpipe")}))

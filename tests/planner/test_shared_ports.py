@@ -19,7 +19,7 @@ from planner.schedule.simulate import PipelineTimes, ScheduleOrder, run_pipeline
 from tests.planner.fleets import bed_job, cpu_inventory, plan_for
 from tests.planner.fluid_wire import FluidRun
 from tests.planner.test_step_lower_bound import SCHEDULES, drawn_times
-from tests.seeds import seeds
+from tests.seeds import few_of, seeds
 
 LINKS = Path(__file__).parents[3] / "shared" / "links"
 EMULATE = {"emulate": {"forward_s_per_layer": 0.02, "backward_s_per_layer": 0.04}}
@@ -80,7 +80,7 @@ def test_a_port_paces_the_middle_of_three_stages() -> None:
     assert run_pipeline(deep, times).rank_ends_s()[0] == pytest.approx(2 * 1000, rel=0.02)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", few_of(2, SCHEDULES))
 def test_ports_with_room_for_all_change_nothing(name: Any) -> None:
     draw = random.Random(name)
     for _ in range(30):
@@ -101,7 +101,7 @@ def on_the_wire(inventory: Inventory, plan: Plan) -> tuple[float, float]:
     return promised.step_s - promised.exposed_dp_s - promised.optimizer_s, FluidRun(inventory, plan).step_s()
 
 
-@pytest.mark.parametrize("seed", seeds(24, few=4))
+@pytest.mark.parametrize("seed", seeds(24, few=range(2, 4), more=1))
 def test_a_chain_over_slow_nics_takes_what_a_fluid_simulation_says(seed: int) -> None:
     draw = random.Random(seed)
     pp, name = draw.randint(3, 5), draw.choice(["1f1b", "gpipe", "eager"])
@@ -118,7 +118,7 @@ def test_a_chain_over_slow_nics_takes_what_a_fluid_simulation_says(seed: int) ->
 
 
 @pytest.mark.skipif(not LINKS.is_dir(), reason="no shared inventories of measured wires here")
-@pytest.mark.parametrize("name", sorted(path.name.split(".")[0] for path in LINKS.glob("*.inventory.json")))
+@pytest.mark.parametrize("name", few_of(1, sorted(path.name.split(".")[0] for path in LINKS.glob("*.inventory.json"))))
 def test_measured_wires(name: str) -> None:
     """The promise is within 10 % of the fluid simulation, and the chosen step within 5 % of the best there is."""
     inventory = read_file(Inventory, LINKS / f"{name}.inventory.json")

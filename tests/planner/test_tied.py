@@ -12,6 +12,7 @@ from launcher.prepare.prepare import run_config_of
 from planner.layout.reprice import reprice
 from planner.layout.verify import verify
 from planner.problem.candidates import Candidate, with_sharded_weights
+from tests.seeds import few_of
 
 from .fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
@@ -36,7 +37,7 @@ def test_the_ends_of_a_pipeline_are_joined_by_the_piece_they_own() -> None:
     assert run_config_of(plan, "run").grid.tied(run_config_of(plan, "run").grid.rank(0)) in pairs(plan)
 
 
-@pytest.mark.parametrize(("parallel", "is_tied"), [({"pp": 1, "dp": 4}, True), ({"pp": 2, "dp": 2}, False)])
+@pytest.mark.parametrize(("parallel", "is_tied"), few_of(1, [({"pp": 1, "dp": 4}, True), ({"pp": 2, "dp": 2}, False)]))
 def test_one_stage_and_a_head_of_its_own_need_no_sum(parallel: dict[str, Any], is_tied: bool) -> None:
     assert pairs(tied(parallel, is_tied)) == []
 
@@ -62,12 +63,15 @@ def test_the_sum_is_the_step_s_last_exchange() -> None:
 
 @pytest.mark.parametrize(
     ("inventory", "job"),
-    [
-        (BED, bed_job(model={**MODEL, "tied_embeddings": True})),
-        (cpu_inventory([3, 1]), bed_job(model={**MODEL, "tied_embeddings": True}, parallel={})),
-        (gpu_inventory([2, 2]), gpt_7b(model={"preset": "llama-3.2-1b"}, parallel={"pp": 2, "tp": 2, "dp": 8})),
-        (gpu_inventory([2, 1]), gpt_7b(model={"preset": "llama-3.2-1b"})),
-    ],
+    few_of(
+        1,
+        [
+            (BED, bed_job(model={**MODEL, "tied_embeddings": True})),
+            (cpu_inventory([3, 1]), bed_job(model={**MODEL, "tied_embeddings": True}, parallel={})),
+            (gpu_inventory([2, 2]), gpt_7b(model={"preset": "llama-3.2-1b"}, parallel={"pp": 2, "tp": 2, "dp": 8})),
+            (gpu_inventory([2, 1]), gpt_7b(model={"preset": "llama-3.2-1b"})),
+        ],
+    ),
     ids=["bed", "uneven", "shards", "free"],
 )
 def test_a_tied_plan_verifies_is_priced_again_alike_and_runs(inventory: Any, job: Any) -> None:
@@ -78,6 +82,7 @@ def test_a_tied_plan_verifies_is_priced_again_alike_and_runs(inventory: Any, job
     assert run_config_of(plan, "run").model.tied_embeddings
 
 
+@pytest.mark.slow
 def test_published_keys_reach_the_ranks() -> None:
     job = gpt_7b(model={"preset": "llama-3.2-1b", "head_dim": 64}, weights="/models/llama")
     config = run_config_of(plan_for(gpu_inventory([1, 1]), job), "run")

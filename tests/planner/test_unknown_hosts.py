@@ -10,6 +10,7 @@ from planner.advice.assumed_speeds import step_spread_s
 from planner.advice.unknown_hosts import unknown_host_sentences
 from planner.cost.gpu_speeds import PUBLISHED_SPREAD, SPREAD
 from tests.planner.fleets import A100, GIB, gpt_7b, gpu_inventory, plan_for
+from tests.seeds import few_of
 
 JOB = gpt_7b(global_batch_size=64)
 
@@ -20,18 +21,21 @@ def said(inventory: Inventory) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "assumed"),
-    [
-        ("NVIDIA H100", "PCI Express"),
-        ("NVIDIA B200", "PCI Express"),
-        ("NVIDIA H100 96GB HBM2e", "NVLink at 450 GB/s a direction"),
-    ],
+    few_of(
+        1,
+        [
+            ("NVIDIA H100", "PCI Express"),
+            ("NVIDIA B200", "PCI Express"),
+            ("NVIDIA H100 96GB HBM2e", "NVLink at 450 GB/s a direction"),
+        ],
+    ),
 )
 def test_a_gpu_whose_name_and_host_do_not_tell_its_links_is_named(name: str, assumed: str) -> None:
     (sentence,) = said(gpu_inventory([2], gpu_name=name))
     assert f"of a1, a2 are not known, nor does the name {name} say: {assumed} is assumed" in sentence
 
 
-@pytest.mark.parametrize("name", [A100, "NVIDIA H100 80GB HBM3", "NVIDIA A100-PCIE-40GB", "NVIDIA L40S"])
+@pytest.mark.parametrize("name", few_of(2, [A100, "NVIDIA H100 80GB HBM3", "NVIDIA A100-PCIE-40GB", "NVIDIA L40S"]))
 def test_nothing_is_noted_of_a_gpu_whose_name_says_its_links(name: str) -> None:
     assert said(gpu_inventory([2], gpu_name=name)) == []
 
@@ -55,7 +59,7 @@ def test_host_memory_that_is_needed_and_not_known_is_named() -> None:
     assert list(unknown_host_sentences(plan, inventory.model_copy(update={"hosts": hosts}))) == []
 
 
-@pytest.mark.parametrize(("name", "spread"), [(A100, PUBLISHED_SPREAD), ("NVIDIA L40S", SPREAD)])
+@pytest.mark.parametrize(("name", "spread"), few_of(1, [(A100, PUBLISHED_SPREAD), ("NVIDIA L40S", SPREAD)]))
 def test_the_first_lines_give_the_spread_where_nothing_was_measured(name: str, spread: float) -> None:
     inventory = gpu_inventory([1], gpu_name=name)
     plan = plan_for(inventory, JOB)

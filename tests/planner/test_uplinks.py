@@ -33,7 +33,7 @@ from tests.planner.test_any_schedule_bound import best_by_candidate
 from tests.planner.test_closed_form import coeffs
 from tests.planner.test_island_rounds import PARAMETERS, island_plans, islands_job
 from tests.planner.test_unmeasured_clusters import SITES, WIRE_ONLY, wire_job
-from tests.seeds import seeds
+from tests.seeds import few_of, seeds
 
 
 def with_uplinks(inventory: Inventory, gbps: float) -> Inventory:
@@ -82,7 +82,7 @@ def drawn(seed: int) -> Inventory:
     return with_links(sites, *links) if draw.random() < 0.5 else sites
 
 
-@pytest.mark.parametrize("seed", seeds(24, few=6))
+@pytest.mark.parametrize("seed", seeds(24, few=range(1, 3), more=3))
 def test_a_pipeline_over_drawn_uplinks_and_trunks_takes_what_a_fluid_simulation_says(seed: int) -> None:
     inventory, draw = drawn(seed), random.Random(-1 - seed)
     dp = draw.choice((1, 1, 2)) if len(inventory.hosts) % 2 == 0 else 1
@@ -143,6 +143,7 @@ def test_what_if_on_one_cluster_is_its_uplink_even_if_its_name_has_a_dash() -> N
     assert str(change) == "trunk:b-1=100Mb/s"
 
 
+@pytest.mark.slow
 def test_a_link_slowed_by_an_uplink_is_planned_anew_with_a_slower_uplink() -> None:
     plan = plan_for(UPLINKS, wire_job(pp=4, dp=1))
     anew = Replanner(UPLINKS).after(plan, LinkIsSlow("a2", "b1", ratio=20.0, taken_s=2.0, planned_s=0.1), ())
@@ -165,7 +166,7 @@ def test_a_cluster_has_one_uplink() -> None:
     assert [trunk.clusters for trunk in only_clusters(UPLINKS, ["a", "c"]).trunks] == [("a",), ("c",)]
 
 
-@pytest.mark.parametrize("fixed", [{"pp": 1, "dp": 3}, {"pp": 3, "dp": 1}, {}])
+@pytest.mark.parametrize("fixed", few_of(1, [{"pp": 1, "dp": 3}, {"pp": 3, "dp": 1}, {}]))
 def test_the_uplink_of_a_single_host_costs_what_a_nic_of_that_rate_does(fixed: dict[str, int]) -> None:
     job = bed_job(**WIRE_ONLY | {"global_batch_size": 12}, parallel=fixed)
     behind_nics = plan_for(cpu_inventory([1, 1, 1], 100, 0.1), job)

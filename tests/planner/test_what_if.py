@@ -170,6 +170,7 @@ def test_changed_inventory_is_still_a_valid_record() -> None:
         assert Inventory.model_validate(changed.model_dump()) == changed
 
 
+@pytest.mark.slow
 def test_faster_link_between_clusters_makes_the_step_faster_and_a_slower_one_slower() -> None:
     fleet, job = gpu_inventory([2, 2], shared_gbps=1), gpt_7b(parallel={"pp": 4, "dp": 8})
     seconds = {
@@ -227,6 +228,7 @@ def test_change_is_written_as_it_is_read(text: str, change: Change) -> None:
     assert str(change) == text
 
 
+@pytest.mark.slow
 def test_gpus_of_another_product_have_its_memory_and_links() -> None:
     inventory = what_if(gpu_inventory([1, 1]), "gpu:b=H100")
     gpus = {host.name: host.gpus[0] for host in inventory.hosts}

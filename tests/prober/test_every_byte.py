@@ -14,6 +14,7 @@ from holmes_core.records.inventory import Host
 from prober.asking.recording import Recorded
 from prober.findings.tool_findings import tool_findings
 from tests.prober.test_recordings import read, recorded, scenarios
+from tests.seeds import few_of
 
 SOME_CUTS = 6
 LONG_CHARS = 9000  # of a longer output, only so much as a parser looks back is read again for every cut
@@ -88,7 +89,7 @@ def check(output: Recorded, step: int) -> None:
         tool_findings("host", (shortened,))
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("output", few_of(80, OUTPUTS))
 def test_what_is_left_of_a_cut_output_was_in_the_whole(output: Recorded) -> None:
     check(output, step=max(1, len(output.text) // SOME_CUTS))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ def expected(scenario: str) -> dict[str, Any]:
     return data
 
 
+@functools.cache
 def audited(scenario: str) -> Inventory:
     """The inventory of one recorded machine."""
     files = expected(scenario)["files"]

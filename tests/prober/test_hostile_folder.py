@@ -14,6 +14,7 @@ from prober.asking.commands import Command, cut, script
 from prober.facts.machine.software import read_software, software_command
 from prober.facts.netdev.interface_addresses import addresses_command
 from prober.links.link_session import LinkSession
+from tests.seeds import few_of
 
 TOKEN = "@@hostile"
 MODULES = ("json", "torch", "re", "pathlib", "platform", "fcntl", "socket", "struct", "sitecustomize", "usercustomize")
@@ -38,7 +39,7 @@ def answer(*commands: Command) -> str:
 
 
 @pytest.mark.parametrize("activate", [None, "true"], ids=["plain", "activated"])
-@pytest.mark.parametrize("python_path", [None, "", ".", ":/nowhere"])
+@pytest.mark.parametrize("python_path", few_of(1, [None, "", ".", ":/nowhere"]))
 def test_versions_are_asked_without_the_folder(
     canary: Path, monkeypatch: pytest.MonkeyPatch, activate: str | None, python_path: str | None
 ) -> None:

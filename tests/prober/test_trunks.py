@@ -357,6 +357,7 @@ def test_replay_has_the_trunks_that_were_stated(tmp_path: Path) -> None:
     assert replay(tmp_path).to_json() == probed.to_json()
 
 
+@pytest.mark.slow
 def test_replay_asks_for_the_encryption_that_hosts_yaml_asked_for(tmp_path: Path) -> None:
     hosts = [{"name": "one", "cluster": "a"}, {"name": "two", "cluster": "b"}]
     asked = {"between_clusters": "wireguard", "tunnel_gbps": 3}

@@ -25,6 +25,7 @@ from holmes_runtime.node.admission.own_sockets import LISTENS, all_connections, 
 from holmes_runtime.node.admission.proof import DIGEST_BYTES, NONCE_BYTES, NotProven, demand_proof, prove
 from holmes_runtime.node.admission.socket_filter import ANY_PORT, admit_only, may_filter
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, STORE_ADDRESS, StoreDoor, StoreGate
+from tests.seeds import few_of
 
 SECRET = bytes(range(32))
 NO_ANSWER_S = 0.3  # a connection on the loopback is there at once, or its packets are dropped
@@ -425,7 +426,8 @@ def test_threads_that_make_devices_at_once_each_have_their_own() -> None:
         assert all(done.result() for done in [pool.submit(closed) for _ in range(4)])
 
 
-def test_sockets_that_another_thread_opens_and_closes_meanwhile_do_no_harm() -> None:
+@pytest.mark.parametrize("number", few_of(1, [20, 200]))
+def test_sockets_that_another_thread_opens_and_closes_meanwhile_do_no_harm(number: int) -> None:
     is_over = threading.Event()
 
     def come_and_go() -> None:
@@ -436,7 +438,7 @@ def test_sockets_that_another_thread_opens_and_closes_meanwhile_do_no_harm() -> 
     other = threading.Thread(target=come_and_go)
     other.start()
     try:
-        for _ in range(200):
+        for _ in range(number):
             device, listener = closed_device(lambda: socket.create_server(("127.0.0.1", 0)))
             with device, listener:
                 assert device.getsockname() == listener.getsockname()

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from holmes_runtime.config.model_shape import LOSS_CHUNK_BYTES
 from holmes_runtime.model.head_loss import cross_entropy
 from holmes_runtime.model.tensor_parallel import ALONE
+from tests.seeds import few_of
 
 VOCAB = 40000
 SEQ = 1000  # 160 MB of fp32 logits, in three chunks
@@ -26,8 +27,8 @@ def logits_and_targets(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return logits, torch.randint(VOCAB, (1, SEQ), generator=generator)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("overwrites", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", few_of(1, [torch.float32, torch.bfloat16]))
+@pytest.mark.parametrize("overwrites", few_of(1, [True, False]))
 def test_loss_and_gradient_are_those_of_all_logits_at_once(dtype: torch.dtype, overwrites: bool) -> None:
     logits, targets = logits_and_targets(dtype)
     expected = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
@@ -58,6 +59,7 @@ class LargestResult(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+@pytest.mark.slow
 def test_no_fp32_tensor_is_larger_than_a_chunk() -> None:
     logits, targets = logits_and_targets(torch.bfloat16)
 

@@ -52,6 +52,7 @@ def test_a_delay_changes_no_bit_where_others_learn_what_an_island_does(
     assert all(first == second for first, second in late)
 
 
+@pytest.mark.slow
 def test_islands_that_learn_apart_lose_little_by_a_delay(tmp_path: Path) -> None:
     """The mean loss on the way is 2.41 at once, 2.63 late; 2.81 if the whole step came late."""
     at_once, late = (mean(map(mean, learned(tmp_path, delay, 1, apart=1))) for delay in (0, H))

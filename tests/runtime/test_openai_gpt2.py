@@ -16,11 +16,11 @@ from holmes_runtime.published.first_weights import load_first_weights
 
 from .test_published import SETTINGS
 
+pytestmark = pytest.mark.torch
 transformers = pytest.importorskip("transformers")
 TOKENS = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.torch
 @pytest.mark.usefixtures("lone_group")
 @pytest.mark.parametrize("has_head", [True, False])
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu_pytorch_tanh"])

@@ -8,6 +8,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from holmes_runtime.config.messages import ASK_SIGNAL, GroupProgress, RankPosition
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.health.position_report import PositionReport
@@ -33,6 +35,7 @@ def has_lines(file: Path, count: int) -> bool:
     return file.exists() and len(file.read_text().splitlines()) == count
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stuck_answers(tmp_path: Path) -> None:
     (tmp_path / "given.py").write_text(MODULE, encoding="utf-8")
     command = [sys.executable, "-m", "holmes_runtime.node.lean_start", "given", str(tmp_path)]

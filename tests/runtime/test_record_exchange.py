@@ -25,6 +25,7 @@ from holmes_runtime.comm.record_exchange import (
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.config.node_config import KEY_VARIABLE
 from holmes_runtime.node.admission.keyed_frames import TAG_BYTES, FrameAltered
+from tests.seeds import few_of
 
 RANKS = 3
 HOSTS = ("a1", "a2", "b1")
@@ -151,10 +152,11 @@ EXCHANGES: dict[str, Callable[[Said], object]] = {
 }
 
 
+@pytest.mark.parametrize("number", few_of(1, [25, 250]))
 @pytest.mark.usefixtures("alone")
-def test_every_flipped_bit_of_a_record_or_its_head_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_flipped_bit_of_a_record_or_its_head_is_noticed(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     head_bits = 8 * (8 + 2 * TAG_BYTES)
-    for seed in range(250):
+    for seed in range(number):
         dice = random.Random(seed)
         mine, name = said(dice.randint(0, 2)), dice.choice([*EXCHANGES])
         if dice.random() < 0.5:

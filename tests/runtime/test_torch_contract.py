@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -28,6 +27,8 @@ def test_a_gradient_may_be_of_another_type_than_its_parameter() -> None:
 @pytest.mark.parametrize("waits", [False, True])
 def test_fsdp_reduces_inside_and_among_copies_in_every_backward_unless_it_is_told_to_wait(waits: bool) -> None:
     """Plans for engines count on it (planner/cost/engines.py)."""
+    from torch.distributed.tensor.debug import CommDebugMode  # with torch's compiler, most of a second
+
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))

@@ -14,6 +14,7 @@ from torch import Tensor
 from holmes_runtime.comm import wire
 from holmes_runtime.comm.wire import Direction, MessageName, pack, unpack
 from holmes_runtime.config.codec import BLOCK, OUTER_BLOCK, Codec, packed_bytes
+from tests.seeds import few_of
 
 NAME = MessageName(seed=7, direction=Direction.FORWARD, step=3, microbatch=1, edge=0, shard=0)
 BLOCK_CODECS: tuple[Codec, ...] = ("int8", "int4")
@@ -78,9 +79,10 @@ def test_no_size_of_numbers_is_out_of_reach(codec: Codec, largest: float) -> Non
     assert errors.max().item() <= max(values.abs().max().item() / 6, 2.0**-126)
 
 
+@pytest.mark.parametrize("messages", few_of(1, [512, 4096]))
 @pytest.mark.parametrize("codec", BLOCK_CODECS)
-def test_what_arrives_is_on_average_what_was_sent(codec: Codec) -> None:
-    values, messages = random_values(2 * BLOCK), 4096
+def test_what_arrives_is_on_average_what_was_sent(codec: Codec, messages: int) -> None:
+    values = random_values(2 * BLOCK)
     step = values.view(-1, BLOCK).abs().amax(1, keepdim=True) / {"int8": 127, "int4": 7}[codec]
 
     arrived = torch.stack([arrives(values, codec, NAME._replace(step=step)) for step in range(messages)])

@@ -19,6 +19,7 @@ from holmes_runtime.config.run_settings import OptimizerSettings, Precision, Rec
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.parallel.layer_weights import UseOrder
 from holmes_runtime.parallel.zero3 import Zero3
+from tests.seeds import few_of
 
 from .launched_runs import TINY_LLAMA, make_config
 
@@ -65,7 +66,7 @@ def layer_sizes(module: DecoderStage) -> list[int]:
     return sorted((sum(map(nn.Parameter.numel, layer.parameters())) for layer in layers), reverse=True)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("recompute", few_of(1, ["none", "selective", "full"]))
 def test_a_rank_has_its_part_of_the_weights_and_two_layers_at_most(groups: RankGroups, recompute: Recompute) -> None:
     module = make_stage(recompute)
     total = sum(map(nn.Parameter.numel, module.parameters()))
@@ -106,7 +107,7 @@ class Gathered(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", few_of(1, ["none", "full"]))
 def test_a_layer_is_gathered_twice_a_micro_batch_but_the_embedding_and_the_head_once(
     groups: RankGroups, recompute: Recompute
 ) -> None:
