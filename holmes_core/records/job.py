@@ -12,6 +12,7 @@ from holmes_core.records.record import FileRecord, Record
 from holmes_core.records.trainer_settings import PublishedName, TrainerName, TrainerSettings
 from holmes_runtime.config.codec import Codec, Device
 from holmes_runtime.config.field_limits import AboveZero, NotNegative, Positive
+from holmes_runtime.config.layer_kinds import LAYER_KEYS
 from holmes_runtime.config.rooted_path import RootedPath
 from holmes_runtime.config.run_settings import (
     CheckpointSettings,
@@ -260,10 +261,14 @@ class Job(FileRecord):
         return self
 
     @model_serializer(mode="wrap")
-    def _islands_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _sections_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what most jobs do not have: plans of those are the same as before these keys came."""
         fields: dict[str, object] = serialize(self)
         if self.islands is None:
             fields.pop("islands", None)
+        model = fields.get("model")
+        if isinstance(model, dict) and not self.model.beyond_bundled:
+            fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
         return fields
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from holmes_runtime.config.model_shape import ModelShape, stage_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution
-from planner.cost.engines import engine_of
+from planner.cost.engines import ENGINES, engine_of
 from planner.cost.fill import Fill, fills
 from planner.problem.fleet import Fleet
 
@@ -119,9 +119,22 @@ def check_job(job: Job) -> None:
             "its layer's forward once more",
             "set parallel.recompute to none or selective, or choose another schedule",
         )
+    _check_layers(job)
     _check_zero(job)
     _check_compiled(job)
     _check_engine(job)
+
+
+def _check_layers(job: Job) -> None:
+    """Refuse layers that the engine does not compute, or that are not priced for it."""
+    keys = job.model.beyond_bundled
+    if keys and not engine_of(job).has_experts:
+        names = [name for name, engine in ENGINES.items() if engine.has_experts]
+        raise HolmesError(
+            f"job: model.{keys[0]} with engine {job.engine}: such layers are planned for "
+            f"{' and '.join(names) or 'no engine yet'}",
+            f"set trainer.engine to {names[0]}" if names else f"leave model.{keys[0]} out",
+        )
 
 
 def _check_zero(job: Job) -> None:
