@@ -66,6 +66,7 @@ SITES = {
     "V14": Site("fsdp", "NVIDIA H100 96GB HBM2e", 8, 96 * 10**9, 400e9),
     "V15": replace(SELENE, engine="fsdp"),
     "V16": ALPS,
+    "V17": replace(EOS, engine="megatron"),
 }
 
 
@@ -149,6 +150,7 @@ def job_data(row: Measurement) -> dict[str, object]:
         "recompute": row.recompute,
         "layers": cut(row),
         "zero": row.zero,
+        **({"ep": row.ep} if row.ep > 1 else {}),
         **({"micro_batch_size": row.micro_batch_size} if row.micro_batch_size is not None else {}),
     }
     return {

@@ -62,3 +62,15 @@ class LinearAttention(SharedSettings):
         keys, values = self.key_heads * self.head_dim, self.value_heads * self.head_dim
         inputs = 2 * keys + 2 * values + 2 * self.value_heads
         return hidden_size * (inputs + values) + self.conv * (2 * keys + values)
+
+    def mean_parameters(self, hidden_size: int, full: int, num_layers: int) -> int:
+        """Return the mean of all layers, if each of the others has `full` weights."""
+        return (self.layers * self.parameters(hidden_size) + (num_layers - self.layers) * full) // num_layers
+
+    def mean_token_flops(self, full: float, num_layers: int) -> float:
+        """Return the mean FLOPs of a token's attention core, if each of the other layers takes `full`.
+
+        A state of d x d for each head of values is read, updated and written: four products of 2 d^2.
+        """
+        share, state = self.layers / num_layers, self.value_heads * self.head_dim**2
+        return (1 - share) * full + share * 8.0 * state

@@ -257,10 +257,7 @@ def attention_parameters(model: ModelShape) -> int:
     if model.latent_attention is not None:
         return model.latent_attention.parameters(h, model.num_heads)
     full = h * (2 * model.query_size + 2 * model.kv_size + model.query_size * model.attention_gate)
-    if linear is None:
-        return full
-    count = model.num_layers
-    return (linear.layers * linear.parameters(h) + (count - linear.layers) * full) // count
+    return full if linear is None else linear.mean_parameters(h, full, model.num_layers)
 
 
 def token_matrix_parameters(model: ModelShape) -> int:
@@ -354,18 +351,22 @@ def matrix_flops(model: ModelShape, micro_batch_size: int) -> float:
     return 2.0 * micro_batch_size * model.seq_length * token_matrix_parameters(model)
 
 
+def routed_flops(model: ModelShape, micro_batch_size: int) -> float:
+    """Return the FLOPs of the forward of one layer's routed experts, a part of `matrix_flops`."""
+    weights = MLP_MATRICES[model.family] * model.hidden_size * model.routed_size
+    return 2.0 * micro_batch_size * model.seq_length * weights
+
+
 def attention_flops(model: ModelShape, micro_batch_size: int) -> float:
     """Return the FLOPs of one layer's attention core forward, queries x keys and scores x values: 4 b s^2 q.
 
     Counted in full, as published formulas do, although a causal kernel may skip the half above the diagonal. Of layers
-    that attend to a window, or linearly, the mean: the linear ones read and write a state of d x d for each head of
-    values, four times 2 d^2 FLOPs a token.
+    that attend to a window, or linearly, the mean.
     """
     s, linear = model.seq_length, model.linear_attention
     width = (model.query_size + model.attended_size) // 2  # scores by queries, results by values
     if linear is not None:
-        share, state = linear.layers / model.num_layers, linear.value_heads * linear.head_dim**2
-        return micro_batch_size * s * ((1 - share) * 4.0 * s * width + share * 8.0 * state)
+        return micro_batch_size * s * linear.mean_token_flops(4.0 * s * width, model.num_layers)
     if model.sliding_window is not None:
         every = model.sliding_window_every
         return 4.0 * micro_batch_size * s * width * ((every - 1) * s + min(s, model.sliding_window)) / every

@@ -160,6 +160,7 @@ MEGATRON_2024 = replace(
     chunked_loss=False,
     keeps_reduced=False,
     growth=0.0045,
+    has_experts=True,
     exposed_tp=0.169,
     inside_share=0.72,
     exchange_share=0.929,
