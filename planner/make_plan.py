@@ -28,7 +28,7 @@ from planner.layout.usual_order import memory_fault, usual_group_slots, usual_pl
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
 from planner.problem.candidates import Candidate, enumerate_candidates
-from planner.problem.expert_groups import expert_degrees
+from planner.problem.expert_groups import check_one_cluster, expert_degrees
 from planner.problem.fleet import slots_of
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
@@ -119,6 +119,7 @@ def _plan_job(
         certificate = _certify(problem, result, written, placement_s, left.less(writing_s), lp)
     solve = _report(problem, result, written, placement_s, compared, order, certificate)
     plan = _write(problem, inventory_source, job_source, order, written, solve, compared.usual)
+    check_one_cluster(job, plan.ranks)
     faults = verify(plan, inventory)
     if faults:
         raise AssertionError("the planner made a plan that does not verify: " + "; ".join(faults[:20]))
@@ -215,6 +216,8 @@ def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
     """Return why the usual order does not fit with the degrees of the best placement."""
     group_slots = usual_group_slots(problem, best.candidate)
     fault = memory_fault(problem, usual_placement(problem, best.candidate, group_slots), group_slots)
+    if fault is None and problem.job.ep > 1 and len(problem.fleet.cluster_names) > 1:
+        fault = "a stage's ranks would share experts over clusters"
     return HolmesError(
         f"the usual order does not fit: {fault or 'memory holds no even cut under its schedule'}",
         "plan without `--usual-order`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",

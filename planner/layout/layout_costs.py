@@ -19,7 +19,7 @@ from planner.cost.engines import engine_of
 from planner.cost.slot import Slot, layer_parts_s
 from planner.layout.edge_ports import edge_ports
 from planner.layout.layout import Layout
-from planner.problem.coefficients import dense_parts_s, slot_s
+from planner.problem.coefficients import APART, dense_parts_s, slot_s
 from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import WeightTraffic, exposed_part
@@ -232,6 +232,8 @@ class LayoutCosts:
         if self._is_inside(group):
             return LevelCosts(n, path.bandwidth_bytes_per_s, path.bandwidth_bytes_per_s, path.latency_s, device)
         share = exchange_share(n, device) * self._engine.exchange_share
+        if self.job.ep > 1 and len({self.layout.ranks[rank].cluster for rank in group.ranks}) > 1:
+            share /= APART
         reduced = share * self._reduce_bytes_per_s(group)
         return LevelCosts(n, reduced, share * path.bandwidth_bytes_per_s, path.latency_s, device)
 

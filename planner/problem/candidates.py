@@ -239,7 +239,7 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     Raises HolmesError when the fixed degrees need more slots than there are (the answer is no), or a tensor group
     larger than any host (wrong usage).
     """
-    check_expert_groups(job, fleet.cluster_names, [each.hardware.num_slots for each in fleet.classes])
+    check_expert_groups(job, [each.hardware.num_slots for each in fleet.classes])
     recompute, shares = job.parallel.recompute or RECOMPUTE[0], BatchShares(job, fleet.num_group_slots(1))
     classes = {tp: class_rooms(fleet, tp) for tp in tensor_degrees(job, fleet)}
     found = tuple(

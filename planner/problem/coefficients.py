@@ -24,6 +24,9 @@ from planner.problem.fleet import Fleet, HostClass
 from planner.problem.host_memory import host_bytes
 from planner.problem.networks import Networks
 
+# An exchange between clusters is priced as so many times as long where a stage's ranks share experts, so that no stage
+# is placed over clusters: tokens would cross in every layer.
+APART = 1000.0
 SLACK_BYTES = 4096  # of a rank's memory: more than what roundings of its parts add up to
 
 
@@ -174,9 +177,9 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     message = tp * edge_bytes(model, execution) / engine.edge_share
     # What crosses the network that all share:
     packed = tp * edge_bytes(model, execution, lossiest_codec(job)) / engine.edge_share
-    bytes_each = sum(engine.travels_bytes(execution.value_bytes))
-    inside = shard_exchange_bytes(1.0, dp)
+    bytes_each, inside = sum(engine.travels_bytes(execution.value_bytes)), shard_exchange_bytes(1.0, dp)
     exchange = inside / engine.exchange_share
+    across = exchange * (APART if job.ep > 1 else 1)
     names, hardware = fleet.cluster_names, [each.hardware for each in classes]
     num_microbatches = candidate.num_microbatches(job.global_batch_size)
     return Coefficients(
@@ -206,12 +209,12 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
             _free_or(packed * n, each.shared_port_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
         ),
         has_one_nic=tuple(each.has_one_nic for each in hardware),
-        crossings=_crossings(fleet, networks, packed, max(at_once), (dp, exchange)),
+        crossings=_crossings(fleet, networks, packed, max(at_once), (dp, across)),
         uplink_edge_s={
             x: packed * dp / networks.uplinks[name] for x, name in enumerate(names) if name in networks.uplinks
         },
         fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
-        shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
+        shared_sync_s_per_byte=tuple(_free_or(across, each.shared_bytes_per_s) for each in hardware),
         inside_sync_s_per_byte=tuple(inside / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
         layer_sync_bytes=tp * bytes_each * max(exchanged_parameters(model, execution, slot) for slot in set(at_work)),
         first_sync_bytes=tp * bytes_each * embedding_parameters(model, tp),

@@ -1,8 +1,8 @@
 """Groups of ranks that share the experts of a layer: their possible sizes, and where they may lie.
 
 A group is ep / tp replicas, neighbours by number, with all of their tensor shards. A host holds whole groups, or a
-group whole hosts. Megatron-Core makes the same ones of RANK where `--expert-tensor-parallel-size` is 1
-(parallel_state.py).
+group whole hosts, and all replicas of a stage are in one cluster. Megatron-Core makes the same groups of RANK where
+`--expert-tensor-parallel-size` is 1 (parallel_state.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
+from holmes_core.records.plan import PlanRank
 from planner.cost.engines import ENGINES, engine_of
 
 
@@ -68,26 +69,39 @@ def no_expert_degrees(job: Job, slots: int) -> HolmesError:
     )
 
 
-def check_expert_groups(job: Job, names: Sequence[str], slots: Iterable[int]) -> None:
-    """Raise HolmesError where groups of the job's degree would not lie on whole hosts of one cluster.
-
-    `names` are the clusters', `slots` of one host of each class.
-    """
+def check_expert_groups(job: Job, slots: Iterable[int]) -> None:
+    """Raise HolmesError where a host of so many `slots` neither holds whole groups nor is whole in one."""
     if job.ep == 1:
         return
-    if len(names) > 1:
-        raise HolmesError(
-            f"job: parallel.ep is {job.ep}, and the hosts are in {len(names)} clusters ({', '.join(names)}): experts "
-            "are planned inside one cluster so far",
-            "plan on the hosts of one cluster: leave the others out of hosts.yaml, or set parallel.ep to 1",
-            ANSWER_IS_NO,
-        )
     wrong = sorted(size for size in slots if not _is_aligned(size, job.ep))
     if wrong:
         raise HolmesError(
             f"job: parallel.ep {job.ep} neither divides the {wrong[0]} slots of a host nor is a multiple of them",
             "set parallel.ep to a divisor or a multiple of the slots of every host, or leave it out",
         )
+
+
+def check_one_cluster(job: Job, ranks: Sequence[PlanRank]) -> None:
+    """Raise HolmesError where a stage whose ranks share experts is in several clusters."""
+    stage = split_stage(job, ranks)
+    if stage:
+        names = " and ".join(dict.fromkeys(rank.cluster for rank in stage))
+        raise HolmesError(
+            f"job: parallel.ep is {job.ep}, and the best placement has ranks {stage[0].rank} to {stage[-1].rank}, "
+            f"which share a stage's experts, in clusters {names}: tokens would cross in every layer",
+            "leave parallel.pp and dp out, or set them so that the replicas of a stage fit into one cluster",
+            ANSWER_IS_NO,
+        )
+
+
+def split_stage(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]:
+    """Return the ranks of the first stage in several clusters where experts are in groups; empty where none is."""
+    if job.ep == 1:
+        return ()
+    stages: dict[int, list[PlanRank]] = {}
+    for rank in ranks:
+        stages.setdefault(rank.pp_rank, []).append(rank)
+    return next((tuple(held) for held in stages.values() if len({rank.cluster for rank in held}) > 1), ())
 
 
 def _is_aligned(num_slots: int, ep: int) -> bool:

@@ -17,6 +17,7 @@ from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_p
 from planner.cost.counts import Execution, memory_bytes, state_bytes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import dense_parts_s, slot_s
+from planner.problem.expert_groups import split_stage
 from planner.problem.problem import read_problem
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
 
@@ -142,9 +143,21 @@ def test_a_dense_model_has_no_expert_parallel_degree() -> None:
     assert refused.value.exit_code == WRONG_USAGE
 
 
-def test_experts_over_clusters_are_refused() -> None:
-    with pytest.raises(HolmesError, match="experts are planned inside one cluster so far") as refused:
-        plan_for(gpu_inventory([1, 1]), job(ep=8))
+@pytest.mark.parametrize("parallel", [{"ep": 8, "pp": 2, "dp": 16}, {"ep": 16, "pp": 2, "dp": 16}, {"ep": 4}, {}])
+def test_groups_of_experts_are_inside_clusters_and_pipelines_cross(parallel: dict[str, Any]) -> None:
+    plan = plan_for(gpu_inventory([2, 2]), job(**parallel))
+    assert split_stage(plan.job, plan.ranks) == ()
+    assert {len(stage.clusters) for stage in plan.stages} == {1}
+    if "dp" in parallel:
+        assert {stage.clusters for stage in plan.stages} == {("a",), ("b",)}
+
+
+@pytest.mark.parametrize("ep", [8, 16])
+def test_stages_of_experts_over_clusters_are_refused(ep: int) -> None:
+    with pytest.raises(
+        HolmesError, match="ranks 0 to 15, which share a stage's experts, in clusters a and b"
+    ) as refused:
+        plan_for(gpu_inventory([1, 1]), job(ep=ep, pp=1, dp=16, tp=1))
     assert refused.value.exit_code == ANSWER_IS_NO
 
 
