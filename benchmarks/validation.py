@@ -53,7 +53,8 @@ class Judged:
         """The row's model and cut."""
         row = self.row
         chunks = f" x{row.chunks}" if row.chunks > 1 else ""
-        return f"{row.name} t{row.tp} p{row.pp}{chunks} d{row.dp} B{row.global_batch_size} {row.recompute}"
+        experts = f" ep{row.ep}" if row.ep > 1 else ""
+        return f"{row.name} t{row.tp} p{row.pp}{chunks} d{row.dp}{experts} B{row.global_batch_size} {row.recompute}"
 
 
 def judge(row: Measurement) -> Judged:

@@ -28,6 +28,8 @@ from planner.layout.usual_order import memory_fault, usual_group_slots, usual_pl
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
 from planner.problem.candidates import Candidate, enumerate_candidates
+from planner.problem.expert_groups import check_one_cluster, expert_degrees
+from planner.problem.fleet import slots_of
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
@@ -68,8 +70,35 @@ def make_plan(
     The same input gives the same plan, unless the time limit, which is for all of this, ends the search. The usual
     order with the degrees that suit it best is a contender too, so that no plan is slower than it; with `order` "usual"
     it is the plan. Where the limit ended the search, so is the best found in each cluster alone. `lp` names a file for
-    the integer program that certifies it. Raises HolmesError: what fails and what would make it fit.
+    the integer program that certifies it. Where the expert parallel degree is free each one is planned, and the fastest
+    plan's job fixes its own. Raises HolmesError: what fails and what would make it fit.
     """
+    degrees, plans = expert_degrees(job, [len(slots_of(host, job)) for host in inventory.hosts]), list[Plan]()
+    faults = list[HolmesError]()
+    if len(degrees) == 1 and degrees[0] == job.ep:
+        return _plan_job(inventory, job, inventory_source, job_source, order, progress, time_limit_s, lp)
+    for ep in degrees:
+        one = job.model_copy(update={"parallel": job.parallel.model_copy(update={"ep": ep})})
+        share_s = time_limit_s / len(degrees)
+        try:
+            plans.append(_plan_job(inventory, one, inventory_source, job_source, order, progress, share_s, lp))
+        except HolmesError as error:
+            faults.append(error)
+    if not plans:
+        raise faults[-1]
+    return min(plans, key=lambda plan: plan.prediction.step_s)
+
+
+def _plan_job(
+    inventory: Inventory,
+    job: Job,
+    inventory_source: SourceFile,
+    job_source: SourceFile,
+    order: Order,
+    progress: Progress | None,
+    time_limit_s: float,
+    lp: Path | None,
+) -> Plan:
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
@@ -90,6 +119,7 @@ def make_plan(
         certificate = _certify(problem, result, written, placement_s, left.less(writing_s), lp)
     solve = _report(problem, result, written, placement_s, compared, order, certificate)
     plan = _write(problem, inventory_source, job_source, order, written, solve, compared.usual)
+    check_one_cluster(job, plan.ranks)
     faults = verify(plan, inventory)
     if faults:
         raise AssertionError("the planner made a plan that does not verify: " + "; ".join(faults[:20]))
@@ -186,6 +216,8 @@ def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
     """Return why the usual order does not fit with the degrees of the best placement."""
     group_slots = usual_group_slots(problem, best.candidate)
     fault = memory_fault(problem, usual_placement(problem, best.candidate, group_slots), group_slots)
+    if fault is None and problem.job.ep > 1 and len(problem.fleet.cluster_names) > 1:
+        fault = "a stage's ranks would share experts over clusters"
     return HolmesError(
         f"the usual order does not fit: {fault or 'memory holds no even cut under its schedule'}",
         "plan without `--usual-order`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",

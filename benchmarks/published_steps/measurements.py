@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from holmes_core.records.model import PRESETS
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_settings import Recompute
 
@@ -34,6 +35,7 @@ class Measurement:
     zero: int = 1
     compiles: bool = True
     layers: tuple[int, ...] = ()  # of each stage; empty: even
+    ep: int = 1
 
 
 SOURCES = {
@@ -55,6 +57,9 @@ SOURCES = {
     "V14": "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 3, FSDP2 on H100 of 96 GB HBM2e at 500 W",
     "V15": "torchtitan, docs/performance.md of August 2024, FSDP2 on A100; its network is not published",
     "V16": "Sailor artifact, simulations/validation/clariden/GPT-NEO, measured as V5",
+    "V17": "Mixtures of experts on H100 in bf16, routing forced to balance: NVIDIA Megatron-Bridge, "
+    "docs/performance-summary-archive.md, 26.06, and yanring/Megatron-MoE-ModelZoo; seconds from tokens/s or TFLOP/s. "
+    "235B ran DeepEP, and GPT-OSS a dispatcher that is not published; the embedding and the head count as layers",
 }
 
 
@@ -260,6 +265,23 @@ _FOUNDRY: dict[str, tuple[str, tuple[tuple[str, int, int, int, Recompute, int, i
     ),
 }
 
+_MIXTRAL_8X22B = ModelShape(
+    family="llama", num_layers=56, hidden_size=6144, num_heads=48, num_kv_heads=8, ffn_hidden_size=16384,
+    seq_length=4096, vocab_size=32000, experts=8, experts_per_token=2,
+)  # fmt: skip
+# name, model, (t, p, chunks, d, ep), b, B, recomputation, seconds, layers of each stage where they are uneven, peak GB
+_V17: tuple[
+    tuple[str, ModelShape, tuple[int, int, int, int, int], int, Recompute, float, tuple[int, ...], float | None], ...
+] = (
+    ("Qwen3-30B", ModelShape(**PRESETS["qwen3-30b-a3b"]), (1, 1, 1, 16, 16), 1024, "none", 45.65, (), 61.351),
+    ("GPT-OSS-120B", ModelShape(**PRESETS["gpt-oss-120b"]), (1, 4, 1, 16, 8), 1280, "selective", 14.0659, (), None),
+    (
+        *("Qwen3-235B", ModelShape(**PRESETS["qwen3-235b-a22b"]), (4, 8, 4, 8, 8), 2048, "none", 29.0),
+        *((2, *(3,) * 30, 2), None),
+    ),
+    ("Mixtral-8x22B", _MIXTRAL_8X22B, (2, 8, 7, 8, 8), 256, "none", 4.266, (), None),
+)
+
 # table, name, GPU, h, layers, heads, f, GPUs, b, recomputation, tokens/s a GPU, compiled; Llama 3, s 8,192
 _TITAN: tuple[tuple[str, str, str, int, int, int, int, int, int, Recompute, int, bool], ...] = (
     ("V14", "8B", "H100 HBM2e", 4096, 32, 32, 14336, 128, 2, "selective", 6514, True),
@@ -273,7 +295,7 @@ _TITAN: tuple[tuple[str, str, str, int, int, int, int, int, int, Recompute, int,
 def measurements() -> tuple[Measurement, ...]:
     """All rows, table by table, in the order of their publications."""
     megatron = (*_v1(), *_v2(), *_v3(), *_v4(), *_v5(), *_v6(), *_v7())
-    return (*megatron, *_v8(), *_v9(), *_v10(), *_v11_to_13(), *_v14_and_15(), *_v16())
+    return (*megatron, *_v8(), *_v9(), *_v10(), *_v11_to_13(), *_v14_and_15(), *_v16(), *_v17())
 
 
 def _v1() -> list[Measurement]:
@@ -395,6 +417,14 @@ def _v11_to_13() -> list[Measurement]:
             model, step_s = gpt(*_MPT[name], seq_length, 50368), batch * seq_length / gpus / tokens_per_s
             fixed = (table, f"{name} s{seq_length}", gpu, model, 1, 1, gpus, batch, micro, 1, recompute, step_s)
             rows.append(Measurement(*fixed, zero=3, compiles=False))
+    return rows
+
+
+def _v17() -> list[Measurement]:
+    rows = []
+    for name, model, (tp, pp, chunks, dp, ep), batch, recompute, step_s, layers, memory_gb in _V17:
+        how = tp, pp, dp, batch, 1, chunks, recompute, step_s, memory_gb
+        rows.append(Measurement("V17", name, "H100", model, *how, layers=layers, ep=ep))
     return rows
 
 

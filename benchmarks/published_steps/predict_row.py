@@ -45,9 +45,9 @@ def is_planned(row: Measurement) -> bool:
 
 
 def calibrates(row: Measurement) -> bool:
-    """Whether constants were fitted to the row: every second one of a table, never of V7."""
+    """Whether constants were fitted to the row: every second one of a table, never of V7 and V17."""
     rows = [other for other in measurements() if other.table == row.table]
-    return row.table != "V7" and rows.index(row) % 2 == 1
+    return row.table not in ("V7", "V17") and rows.index(row) % 2 == 1
 
 
 def chosen_size(row: Measurement) -> Measurement:

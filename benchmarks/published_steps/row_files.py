@@ -60,6 +60,7 @@ SITES = {
     "V14": Site("fsdp", "H100 HBM2e", "IB 8x400"),
     "V15": replace(SELENE, engine="fsdp"),
     "V16": ALPS,
+    "V17": replace(EOS, engine="megatron"),
 }
 
 
@@ -101,6 +102,7 @@ def job_data(row: Measurement) -> dict[str, object]:
         "recompute": row.recompute,
         "layers": cut(row),
         "zero": row.zero,
+        **({"ep": row.ep} if row.ep > 1 else {}),
         **({"micro_batch_size": row.micro_batch_size} if row.micro_batch_size is not None else {}),
     }
     return {

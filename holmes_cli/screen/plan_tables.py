@@ -60,7 +60,8 @@ def describe_degrees(plan: Plan) -> str:
         states = f", {plan.optimizer_instances} optimizer instances"
     schedule = plan.schedule + (f" ({plan.chunks} stages a rank)" if plan.chunks > 1 else "")
     method = _method(schedule, plan.recompute, plan.zero)
-    return f"tp={plan.tp} pp={plan.pp} dp={plan.dp}, {batches}, {method}{states}"
+    experts = f" ep={plan.job.ep}" if plan.job.model.experts is not None else ""
+    return f"tp={plan.tp} pp={plan.pp} dp={plan.dp}{experts}, {batches}, {method}{states}"
 
 
 def count(number: int, noun: str) -> str:
@@ -155,7 +156,7 @@ def _step(plan: Plan) -> Sheet:
     guess, usual = plan.prediction, plan.usual_order
     others = [format_seconds(part.seconds) for part in step_parts(usual)] if usual else []
     rows = []
-    for index, part in enumerate(step_parts(guess)):
+    for index, part in enumerate(step_parts(guess, plan.job.ep)):
         share = part.seconds / guess.step_s if guess.step_s else 0.0
         cells = (part.name, format_seconds(part.seconds), f"{share:.0%}", bar(part.seconds, guess.step_s))
         rows.append((*cells, *others[index : index + 1]))

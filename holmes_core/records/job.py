@@ -12,6 +12,7 @@ from holmes_core.records.record import FileRecord, Record
 from holmes_core.records.trainer_settings import PublishedName, TrainerName, TrainerSettings
 from holmes_runtime.config.codec import Codec, Device
 from holmes_runtime.config.field_limits import AboveZero, NotNegative, Positive
+from holmes_runtime.config.layer_kinds import LAYER_KEYS
 from holmes_runtime.config.rooted_path import RootedPath
 from holmes_runtime.config.run_settings import (
     CheckpointSettings,
@@ -47,6 +48,9 @@ class Parallel(Record):
     """Pipeline parallel size: ranks, one behind the other, that share the layers. Example: 4"""
     dp: Positive | None = None
     """Data parallel size: replicas of the model. Example: 2"""
+    ep: Positive | None = None
+    """Expert parallel size: ranks of a stage, on neighbouring replicas and all of their tensor shards, that share the
+    experts of each layer; a divisor of `model.experts` and a multiple of tp. Example: 8"""
     micro_batch_size: Positive | None = None
     """Sequences that pass through a stage at once. Example: 1"""
     layers: tuple[Positive, ...] | None = None
@@ -195,6 +199,11 @@ class Job(FileRecord):
         return self.parallel.zero or (3 if self.engine == "accelerate" else None)
 
     @property
+    def ep(self) -> int:
+        """The expert parallel degree: 1 where job.yaml does not fix it."""
+        return self.parallel.ep or 1
+
+    @property
     def value_type(self) -> Precision:
         """The precision of weights, activations and messages between stages."""
         return self.precision or ("bf16" if self.device == "cuda" else "fp32")
@@ -260,10 +269,17 @@ class Job(FileRecord):
         return self
 
     @model_serializer(mode="wrap")
-    def _islands_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _sections_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what most jobs do not have: plans of those are the same as before these keys came."""
         fields: dict[str, object] = serialize(self)
         if self.islands is None:
             fields.pop("islands", None)
+        model = fields.get("model")
+        if isinstance(model, dict) and not self.model.beyond_bundled:
+            fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
+        parallel = fields.get("parallel")
+        if isinstance(parallel, dict) and self.parallel.ep is None:
+            fields["parallel"] = {key: value for key, value in parallel.items() if key != "ep"}
         return fields
 
     @model_validator(mode="after")

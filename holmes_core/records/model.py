@@ -1,7 +1,9 @@
 """Model of job.yaml: a shape, or a published one by name (`model: {preset: llama-3-8b}`).
 
 Sources: gpt-3.6b, gpt-7.5b and gpt-39.1b are the Holmes paper's (arXiv 2312.03549, table 2); gpt-175b and gpt-1t
-Megatron-LM's (Narayanan et al., SC 2021, table 1); the Llama shapes are Meta's published configurations.
+Megatron-LM's (Narayanan et al., SC 2021, table 1); the Llama shapes are Meta's published configurations, the mixtures
+of experts Mistral's, Qwen's, OpenAI's and DeepSeek's. deepseek-v3-like is DeepSeek-V3 without its layer that predicts a
+second token, and with plain rotation; gpt-oss-120b without the biases of its experts.
 `holmes model FOLDER` reads any other published model's shape from its config.json.
 """
 
@@ -11,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from holmes_runtime.config.layer_kinds import LatentAttention
 from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 
 
@@ -48,6 +51,13 @@ def _llama(
     }
 
 
+def _experts(base: dict[str, Any], experts: int, experts_per_token: int, expert_ffn: int) -> dict[str, Any]:
+    return {**base, "experts": experts, "experts_per_token": experts_per_token, "expert_ffn": expert_ffn}
+
+
+_QWEN3 = {"head_dim": 128, "qk_norm": True, "norm_eps": 1e-6}
+
+
 def _llama3_rope(factor: float) -> RopeScaling:
     return RopeScaling("llama3", factor, low_freq_factor=1.0, high_freq_factor=4.0, original_seq_length=8192)
 
@@ -71,6 +81,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama-3.1-405b": {
         **_llama(126, 16384, 128, 8, 53248, 128256, 8192, 500000.0),
         "rope_scaling": _llama3_rope(8.0),
+    },
+    "mixtral-8x7b": _experts(_llama(32, 4096, 32, 8, 14336, 32000, 4096, 1000000.0), 8, 2, 14336),
+    "qwen3-30b-a3b": _experts(_llama(48, 2048, 32, 4, 6144, 151936, 4096, 1000000.0) | _QWEN3, 128, 8, 768),
+    "qwen3-235b-a22b": _experts(_llama(94, 4096, 64, 4, 12288, 151936, 4096, 1000000.0) | _QWEN3, 128, 8, 1536),
+    "gpt-oss-120b": {
+        **_experts(_llama(36, 2880, 64, 8, 2880, 201088, 4096, 150000.0), 128, 4, 2880),
+        "head_dim": 64,
+        "qkv_bias": True,
+        "sliding_window": 128,
+    },
+    "deepseek-v3-like": {
+        **_experts(_llama(61, 7168, 128, 128, 18432, 129280, 4096, 10000.0), 256, 8, 2048),
+        "shared_experts": 1,
+        "first_dense_layers": 3,
+        "latent_attention": LatentAttention(kv_rank=512, q_rank=1536),
     },
 }
 

@@ -71,7 +71,7 @@ ADDED = {
     "--sequence-parallel": "on where tp > 1",
 }
 """Options that Holmes adds to every command, also where it had none."""
-_EXPERTS = "mixtures of experts are not planned: their memory, FLOPs and all-to-all would all be wrong"
+_EXPERTS = "mixtures of experts are not read from a command: their shape is of other options"
 _SHAPE = "layers of another kind or of unequal shape are not planned"
 _ELSEWHERE = "other options are in that file or checkpoint, which is not read"
 _SHARDED = "sharding by Megatron's FSDP is not planned"

@@ -3,7 +3,9 @@
 Planner, emulation and utilisation all count here. In formulas h is the hidden size, s the sequence length, V the
 vocabulary, f the width of the feed-forward network, q the width of the queries of all heads (h unless `head_dim` is
 set), k the width of the keys, and of the values, of all their heads; b is the micro-batch size. On one of `tp` tensor
-shards matrices, and biases of their columns, are split; norms, and biases of their sums, are whole.
+shards matrices, and biases of their columns, are split; norms, and biases of their sums, are whole. In a mixture of
+experts a layer is a layer of experts, unless a function says otherwise; `ModelShape.dense` is the shape of the others.
+Routed experts are in `ep` parts and never split by `tp`; the router is whole on every rank.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Annotated, Literal
 
 from holmes_runtime.config.checks import check
 from holmes_runtime.config.field_limits import AboveZero, Limits, Positive, SharedSettings
+from holmes_runtime.config.layer_kinds import ENGINES_OWN, LatentAttention, LinearAttention
 
 Family = Literal["gpt", "llama"]
 Part = Literal["embedding", "layer", "head"]
@@ -89,6 +92,25 @@ class ModelShape(SharedSettings):
     """A gpt's GELU is approximated by tanh, as in OpenAI's GPT-2 (`gelu_new`). Example: true"""
     tied_embeddings: bool = False
     """The head is the table of token vectors. Example: true"""
+    experts: Positive | None = None
+    """Experts of a layer, among which a router chooses for each token; not set: no mixture of experts. For
+    `trainer.engine` megatron. Example: 128"""
+    experts_per_token: Positive | None = None
+    """Experts that compute each token; required with `experts`. Example: 8"""
+    expert_ffn: Positive | None = None
+    """Width of an expert's feed-forward network; not set: `ffn_hidden_size`. Example: 768"""
+    shared_experts: Annotated[int, Limits(ge=0, le=1024)] = 0
+    """Experts of the same width that compute every token. Example: 1"""
+    first_dense_layers: Annotated[int, Limits(ge=0, le=10_000)] = 0
+    """First layers without experts, whose feed-forward network has `ffn_hidden_size`. Example: 3"""
+    latent_attention: LatentAttention | None = None
+    linear_attention: LinearAttention | None = None
+    attention_gate: bool = False
+    """Attention's result is multiplied by a gate of its own width, as in Qwen3-Next. Example: true"""
+    sliding_window: Positive | None = None
+    """Tokens that one layer of each `sliding_window_every` attends to; not set: all before it. Example: 128"""
+    sliding_window_every: Positive = 2
+    """Layers to one with a sliding window. Example: 2"""
     factory: Annotated[str, Limits(pattern=r"^(/[^:]*|[^/:]+(/[^/:]+)*)\.py:[A-Za-z_]\w*$")] | None = None
     """FILE.py:FUNCTION that builds a model of your own. FILE is in the folder of job.yaml, in the folder that
     `launch.code` names, or, if absolute, on every host. The shape must still describe the model, since the planner
@@ -109,6 +131,47 @@ class ModelShape(SharedSettings):
         for key in ("rope_scaling", "qkv_bias", "qk_norm"):
             check(key, getattr(self, key), "must not be set in a gpt", family == "llama" or not getattr(self, key))
         check("tanh_gelu", self.tanh_gelu, "must be false in a llama", family == "gpt" or not self.tanh_gelu)
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        for key in self.beyond_bundled:
+            check(key, getattr(self, key), "must not be set in a gpt", self.family == "llama")
+        experts, chosen = self.experts, self.experts_per_token
+        check("experts_per_token", chosen, "must be set with experts", experts is None or chosen is not None)
+        check("experts_per_token", chosen, f"must be at most experts {experts}", (chosen or 0) <= (experts or 0))
+        for key in ("expert_ffn", "shared_experts", "first_dense_layers"):
+            check(
+                key,
+                getattr(self, key),
+                "must not be set without experts",
+                experts is not None or not getattr(self, key),
+            )
+        rule = f"must be less than num_layers {self.num_layers}"
+        check("first_dense_layers", self.first_dense_layers, rule, self.first_dense_layers < self.num_layers)
+        linear = self.linear_attention.layers if self.linear_attention else 0
+        check(
+            "linear_attention.layers",
+            linear,
+            f"must be at most num_layers {self.num_layers}",
+            linear <= self.num_layers,
+        )
+
+    @property
+    def beyond_bundled(self) -> tuple[str, ...]:
+        """The keys that are set and that the bundled runtime does not compute."""
+        return tuple(key for key in ENGINES_OWN if getattr(self, key))
+
+    @property
+    def dense(self) -> ModelShape:
+        """The shape of this model's layers without experts; itself where no layer has any."""
+        return self if self.experts is None else _dense_shape(self)
+
+    def num_dense_first(self, num_layers: int, is_first: bool) -> int:
+        """Return how many of a stage's layers are without experts: all first ones are on the first stage.
+
+        What that has no layers for counts as layers with experts.
+        """
+        return min(self.first_dense_layers, num_layers) if is_first else 0
 
     @property
     def in_full(self) -> ModelShape:
@@ -134,17 +197,42 @@ class ModelShape(SharedSettings):
     @property
     def query_size(self) -> int:
         """Width of the queries of all heads."""
-        return self.head_size * self.num_heads
+        latent = self.latent_attention
+        head = self.head_size if latent is None else latent.nope_head_dim + latent.rope_head_dim
+        return head * self.num_heads
+
+    @property
+    def attended_size(self) -> int:
+        """Width of attention's result, of all heads."""
+        latent = self.latent_attention
+        return self.query_size if latent is None else latent.value_head_dim * self.num_heads
 
     @property
     def kv_size(self) -> int:
-        """Width of the keys, and of the values, of all their heads."""
+        """Width of the keys, and of the values, of all their heads; the mean of both where they differ."""
+        if self.latent_attention is not None:
+            return (self.query_size + self.attended_size) // 2
         return self.head_size * self.kv_heads
 
     @property
     def ffn_size(self) -> int:
         """Width of the feed-forward network: 4 h unless given."""
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def expert_size(self) -> int:
+        """Width of an expert's feed-forward network."""
+        return self.expert_ffn or self.ffn_size
+
+    @property
+    def routed_size(self) -> int:
+        """Width of the feed-forward networks of a token's own experts together; 0 without experts."""
+        return self.expert_size * (self.experts_per_token or 0)
+
+    @property
+    def token_ffn_size(self) -> int:
+        """Width of all feed-forward networks that compute a token in a layer."""
+        return self.ffn_size if self.experts is None else self.routed_size + self.shared_experts * self.expert_size
 
     @property
     def sharded_sizes(self) -> dict[str, int]:
@@ -157,20 +245,48 @@ class ModelShape(SharedSettings):
         }
 
 
-def layer_matrix_parameters(model: ModelShape) -> int:
-    """Return the weights of one layer's matrices: h (2 q + 2 k) of attention, 2 h f of a GPT's MLP, 3 h f of SwiGLU."""
+@lru_cache(maxsize=256)
+def _dense_shape(model: ModelShape) -> ModelShape:
+    none = dict.fromkeys(("experts", "experts_per_token", "expert_ffn"))
+    return replace(model, shared_experts=0, first_dense_layers=0, **none)  # type: ignore[arg-type]
+
+
+def attention_parameters(model: ModelShape) -> int:
+    """Return the weights of one layer's attention: h (2 q + 2 k); of unlike layers the mean."""
+    h, linear = model.hidden_size, model.linear_attention
+    if model.latent_attention is not None:
+        return model.latent_attention.parameters(h, model.num_heads)
+    full = h * (2 * model.query_size + 2 * model.kv_size + model.query_size * model.attention_gate)
+    return full if linear is None else linear.mean_parameters(h, full, model.num_layers)
+
+
+def token_matrix_parameters(model: ModelShape) -> int:
+    """Return the weights by which one layer multiplies a token: attention, 2 h f of a GPT's MLP, 3 h f of SwiGLU.
+
+    Of experts the ones that compute it, and the router.
+    """
     h = model.hidden_size
-    return h * (2 * model.query_size + 2 * model.kv_size) + MLP_MATRICES[model.family] * h * model.ffn_size
+    router = h * (model.experts or 0)
+    return attention_parameters(model) + router + MLP_MATRICES[model.family] * h * model.token_ffn_size
+
+
+def expert_parameters(model: ModelShape, ep: int = 1) -> int:
+    """Return the weights of a layer's routed experts on one of `ep` ranks; 0 without experts."""
+    return (model.experts or 0) * MLP_MATRICES[model.family] * model.hidden_size * model.expert_size // ep
 
 
 @lru_cache(maxsize=256)
-def layer_parameters(model: ModelShape, tp: int = 1) -> int:
+def layer_parameters(model: ModelShape, tp: int = 1, ep: int = 1) -> int:
     """Return the parameters of one layer on one of `tp` shards: matrices, norms, and biases if it has any.
 
     The biases are q + 2 k of queries, keys and values, and a GPT's h of the projection, f and h of the MLP.
     """
-    h, split = model.hidden_size, layer_matrix_parameters(model)
+    h, split = model.hidden_size, token_matrix_parameters(model)
     whole = 2 * NORM_VECTORS[model.family] * h + 2 * model.head_size * model.qk_norm
+    if model.experts is not None:
+        router = h * model.experts
+        split -= router + MLP_MATRICES[model.family] * h * model.routed_size
+        whole += router + expert_parameters(model, ep)
     if model.family == "gpt" or model.qkv_bias:
         split += model.query_size + 2 * model.kv_size
     if model.family == "gpt":
@@ -198,10 +314,21 @@ def head_parameters(model: ModelShape, tp: int = 1, is_first: bool = False) -> i
     return table + NORM_VECTORS[model.family] * model.hidden_size
 
 
-def stage_parameters(model: ModelShape, num_layers: int, is_first: bool, is_last: bool, tp: int = 1) -> int:
-    """Return the parameters of a stage of `num_layers` layers on one of `tp` shards."""
+def stage_parameters(
+    model: ModelShape, num_layers: int, is_first: bool, is_last: bool, tp: int = 1, ep: int = 1
+) -> int:
+    """Return the parameters of a stage of `num_layers` layers on one of `tp` shards, with 1/ep of the experts."""
     ends = embedding_parameters(model, tp) * is_first + head_parameters(model, tp, is_first) * is_last
-    return num_layers * layer_parameters(model, tp) + ends
+    dense = model.num_dense_first(num_layers, is_first)
+    layers = (num_layers - dense) * layer_parameters(model, tp, ep)
+    return layers + (dense * layer_parameters(model.dense, tp) if dense else 0) + ends
+
+
+def active_parameters(model: ModelShape) -> int:
+    """Return the parameters of the whole model that a token meets: all but the experts that do not compute it."""
+    idle = expert_parameters(model) - MLP_MATRICES[model.family] * model.hidden_size * model.routed_size
+    whole = stage_parameters(model, model.num_layers, True, True)
+    return whole - (model.num_layers - model.first_dense_layers) * idle * (model.experts is not None)
 
 
 def bucket_bytes(parameters: int) -> int:
@@ -220,16 +347,30 @@ def gradient_order(num_layers: int, is_first: bool, is_last: bool) -> tuple[Part
 
 
 def matrix_flops(model: ModelShape, micro_batch_size: int) -> float:
-    """Return the FLOPs of the forward of one layer's matrices: 2 b s for every weight."""
-    return 2.0 * micro_batch_size * model.seq_length * layer_matrix_parameters(model)
+    """Return the FLOPs of the forward of one layer's matrices: 2 b s for every weight that a token meets."""
+    return 2.0 * micro_batch_size * model.seq_length * token_matrix_parameters(model)
+
+
+def routed_flops(model: ModelShape, micro_batch_size: int) -> float:
+    """Return the FLOPs of the forward of one layer's routed experts, a part of `matrix_flops`."""
+    weights = MLP_MATRICES[model.family] * model.hidden_size * model.routed_size
+    return 2.0 * micro_batch_size * model.seq_length * weights
 
 
 def attention_flops(model: ModelShape, micro_batch_size: int) -> float:
     """Return the FLOPs of one layer's attention core forward, queries x keys and scores x values: 4 b s^2 q.
 
-    Counted in full, as published formulas do, although a causal kernel may skip the half above the diagonal.
+    Counted in full, as published formulas do, although a causal kernel may skip the half above the diagonal. Of layers
+    that attend to a window, or linearly, the mean.
     """
-    return 4.0 * micro_batch_size * model.seq_length**2 * model.query_size
+    s, linear = model.seq_length, model.linear_attention
+    width = (model.query_size + model.attended_size) // 2  # scores by queries, results by values
+    if linear is not None:
+        return micro_batch_size * s * linear.mean_token_flops(4.0 * s * width, model.num_layers)
+    if model.sliding_window is not None:
+        every = model.sliding_window_every
+        return 4.0 * micro_batch_size * s * width * ((every - 1) * s + min(s, model.sliding_window)) / every
+    return 4.0 * micro_batch_size * s**2 * width
 
 
 def layer_flops(model: ModelShape, micro_batch_size: int) -> float:
@@ -251,4 +392,6 @@ def step_flops(model: ModelShape, batch_size: int) -> float:
     Recomputation is left out, so that utilisation cannot be raised by wasting work. Source: Chowdhery et al., PaLM,
     2022, appendix B.
     """
-    return 3 * (model.num_layers * layer_flops(model, batch_size) + head_flops(model, batch_size))
+    dense = model.first_dense_layers
+    layers = (model.num_layers - dense) * layer_flops(model, batch_size)
+    return 3 * (layers + dense * layer_flops(model.dense, batch_size) + head_flops(model, batch_size))

@@ -287,6 +287,8 @@ class RunConfig:
         check("compile", self.compile, rule, self.schedule != "zero-bubble" or not self.compile)
 
     def _check_shards(self) -> None:
+        for key in self.model.beyond_bundled:
+            check(f"model.{key}", getattr(self.model, key), "must not be set: no rank computes it", False)
         for key, size in self.model.sharded_sizes.items():
             check(f"model.{key}", size, f"must be a multiple of tp {self.tp}", size % self.tp == 0)
         factory, emulates = self.model.factory, self.emulation is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 
-from holmes_core.errors import HostError
+from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.access import Access
 from holmes_core.records.job import Job
 from holmes_core.remote.connect import connect
@@ -52,6 +52,11 @@ def trial_words(job: Job, slots: int) -> list[str]:
     """Return the module of the runtime that measures a layer of `job`, with its options; a free micro-batch size is
     1."""
     model = job.model
+    if model.beyond_bundled:
+        raise HolmesError(
+            f"job: model.{model.beyond_bundled[0]}: a layer of the bundled runtime is measured, and it has none",
+            "leave `compute` out: the speeds of known GPUs are planned with",
+        )
     whole = {"device": "cuda", "vocab-size": model.vocab_size, "job-layers": model.num_layers}
     sizes = {
         "family": model.family,

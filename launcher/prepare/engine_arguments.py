@@ -53,6 +53,7 @@ def placeholders(plan: Plan) -> Mapping[str, str]:
         "tp": plan.tp,
         "pp": plan.pp,
         "dp": plan.dp,
+        "ep": plan.job.ep,
         "dp_shard": plan.weight_shards,
         "dp_replicate": plan.dp // plan.weight_shards,
         "optimizer_instances": plan.optimizer_instances,
@@ -111,10 +112,22 @@ def _megatron(plan: Plan) -> Iterator[str]:
         yield from ("--pipeline-model-parallel-layout", megatron_layout(plan))
     if plan.tp > 1:
         yield "--sequence-parallel"
+    if plan.job.model.experts is not None:
+        yield from _megatron_experts(plan)
     if plan.recompute != "none":
         yield from ("--recompute-granularity", plan.recompute)
     if plan.recompute == "full":
         yield from ("--recompute-method", "uniform", "--recompute-num-layers", "1")
+
+
+def _megatron_experts(plan: Plan) -> Iterator[str]:
+    """Yield the groups of experts as they are priced; a dispatcher that the command names stays."""
+    assert plan.job.trainer is not None
+    yield from ("--expert-model-parallel-size", str(plan.job.ep))
+    yield from ("--expert-tensor-parallel-size", "1")  # by default as many as tp
+    yield "--moe-grouped-gemm"
+    if not any(word.startswith("--moe-token-dispatcher-type") for word in plan.job.trainer.command):
+        yield from ("--moe-token-dispatcher-type", "alltoall")
 
 
 def _torchtitan(plan: Plan) -> Iterator[str]:

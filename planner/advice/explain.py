@@ -17,10 +17,11 @@ from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.problem.networks import Networks, shared_network
 
 NAMED_HOSTS = 16  # up to here every host has a line of its own
-PartKind = Literal["compute", "tp", "bubble", "edges", "gradients", "optimizer"]
+PartKind = Literal["compute", "tp", "experts", "bubble", "edges", "gradients", "optimizer"]
 PART_NAMES: dict[PartKind, str] = {
     "compute": "compute",
     "tp": "tensor parallel",
+    "experts": "tensor and expert parallel",
     "bubble": "pipeline bubble",
     "edges": "waiting for edges",
     "gradients": "waiting for gradients",
@@ -84,11 +85,11 @@ class NicLoad:
         return max(self.sent_bytes, self.received_bytes) / self.bandwidth_bytes_per_s
 
 
-def step_parts(prediction: Prediction) -> tuple[StepShare, ...]:
+def step_parts(prediction: Prediction, ep: int = 1) -> tuple[StepShare, ...]:
     """Return the parts of a step in the order in which they are shown; they add up to `step_s`."""
     return (
         StepShare("compute", prediction.compute_s),
-        StepShare("tp", prediction.exposed_tp_s),
+        StepShare("experts" if ep > 1 else "tp", prediction.exposed_tp_s),
         StepShare("bubble", prediction.bubble_s),
         StepShare("edges", prediction.exposed_edge_s),
         StepShare("gradients", prediction.exposed_dp_s),
@@ -191,7 +192,7 @@ def bottleneck(plan: Plan) -> str:
     guess = plan.prediction
     if not guess.step_s:
         return "Nothing takes time in this step."
-    parts = step_parts(guess)
+    parts = step_parts(guess, plan.job.ep)
     compute, largest = parts[0], max(parts[1:], key=lambda part: part.seconds)
     share = f"{compute.seconds / guess.step_s:.0%}"
     if largest.seconds < 0.01 * guess.step_s:
@@ -211,6 +212,8 @@ def _reason(plan: Plan, kind: PartKind) -> str:
         return _slowest(plan, ("dp", "dp_across", "tied"), "gradients pass")
     if kind == "tp":
         return f"groups of {plan.tp} exchange activations inside their hosts"
+    if kind == "experts":
+        return f"groups of {plan.job.ep} send tokens to their experts and back"
     if kind == "optimizer":
         return "every rank updates its part of the weights"
     uneven = ", with uneven stages" if len({stage.num_layers for stage in plan.stages}) > 1 else ""

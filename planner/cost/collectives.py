@@ -20,6 +20,7 @@ ETHERNET_MTU_BYTES = 1500
 # An exchange's share of a link among more than two ranks, since several send to one at the same time: 0.8 to 0.95 on
 # Gloo's sockets between network namespaces at 50 to 200 Mbit/s, 2026-11-22. NCCL's rings have one sender each.
 INCAST_SHARE = 0.9
+ALL_TO_ALL_SHARE = 0.7  # of the rate between hosts, of an exchange of all with all by NCCL. GUESS
 SMALLEST_MTU_BYTES = 68  # of IPv4
 TCP_HEADERS_BYTES = 20 + 20 + 12
 ETHERNET_FRAMING_BYTES = 14 + 4 + 8 + 12
@@ -47,6 +48,9 @@ class PassTimes:
     def both_s(self) -> float:
         """Seconds of forward and backward together."""
         return self.forward_s + self.backward_s
+
+    def __add__(self, other: PassTimes) -> PassTimes:
+        return PassTimes(self.forward_s + other.forward_s, self.backward_s + other.backward_s)
 
 
 def tcp_payload_share(mtu: int | None) -> float:
@@ -136,6 +140,54 @@ def tensor_parallel_s(model: ModelShape, execution: Execution, path: Path) -> Pa
     return tensor_parallel_times(
         execution.recompute, all_reduce_s(tensor_parallel_bytes(model, execution), execution.tp, path)
     )
+
+
+class Peers(NamedTuple):
+    """The ranks of a host, all of one stage while they exchange tokens, and each one's bytes/s to other hosts."""
+
+    num_slots: int
+    bytes_per_s: float | None
+
+    def on_host(self, num_ranks: int) -> int:
+        """Return how many ranks of a group of so many, neighbours by number, are on the same host."""
+        return min(num_ranks, self.num_slots)
+
+
+def routed_bytes(model: ModelShape, execution: Execution) -> int:
+    """Return the bytes of the copies of a rank's tokens for their experts, its own included: v b s k h / t."""
+    copies = model.experts_per_token or 0
+    return tensor_parallel_bytes(model, execution) * copies // execution.tp
+
+
+def routed_outside_part(execution: Execution, peers: Peers) -> float:
+    """Return the part of those bytes that leave the host."""
+    return 1 - peers.on_host(execution.ep) / execution.ep
+
+
+def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, peers: Peers | None) -> PassTimes:
+    """Return the seconds in which one layer's tokens are sent to their experts and back. Without ep: 0.
+
+    All to all, a copy for each expert, balanced: in a forward there and back, and in a backward the gradients likewise.
+    What stays on a host and what leaves it travel at once.
+    """
+    if execution.ep == 1 or model.experts is None or peers is None:
+        return PassTimes(0.0, 0.0)
+    size, outside = routed_bytes(model, execution), routed_outside_part(execution, peers)
+    local_s = size * (1 - outside - 1 / execution.ep) / inside.bandwidth_bytes_per_s + inside.latency_s
+    rate = peers.bytes_per_s or inside.bandwidth_bytes_per_s
+    return tensor_parallel_times(execution.recompute, max(local_s, size * outside / (ALL_TO_ALL_SHARE * rate)))
+
+
+def expert_exchange_part(execution: Execution, peers: Peers | None) -> float:
+    """Return the part of a routed expert's parameter in the exchange of gradients, of one that all replicas hold.
+
+    Its group is smaller, and on a host are several such groups, one for each of its expert ranks.
+    """
+    if peers is None or execution.dp == 1:
+        return 0.0
+    part = shard_exchange_bytes(1.0, execution.expert_dp) / shard_exchange_bytes(1.0, execution.dp)
+    inside = execution.dp * execution.tp <= peers.num_slots
+    return part if inside else part * peers.on_host(execution.ep) / execution.tp
 
 
 def tensor_parallel_times(recompute: Recompute, one_all_reduce_s: float) -> PassTimes:

@@ -13,6 +13,7 @@ from holmes_runtime.config.model_shape import (
     head_parameters,
     layer_parameters,
     matrix_flops,
+    routed_flops,
 )
 from planner.cost.collectives import PassTimes
 from planner.cost.counts import GRADIENT_BYTES, Execution, keeps_selectively
@@ -25,6 +26,13 @@ NO_TIME = PassTimes(0.0, 0.0)
 # outside a fused kernel: written, softmax, dropout, read.
 HIDDEN_PASSES = 10
 ACTIVATION_PASSES = {"gpt": 2, "llama": 3}
+# Rows sorted by expert before they are sent and after they came, and back, each read and written: Megatron-Core's
+# token_dispatcher.py.
+ROUTED_PASSES = 8
+# Seconds of a forward in which the host reads how many rows came for each expert and launches what follows, and the
+# share of one large product's rate that a grouped one has. GUESSES, chosen with the four rows of V17 in view.
+ROUTED_WAIT_S = 5e-4
+GROUPED_SHARE = 0.9
 NORM_PASSES = 4  # of those through a hidden state, what selective recomputation does again
 ACTIVATION_PASSES_AGAIN = {"gpt": 2, "llama": 5}  # SiLU once more for the product's gradients: read and write
 SCORE_PASSES = 6
@@ -44,7 +52,10 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
     recomputation comes on top (Narayanan et al., SC 2021). So do adding to the gradient sums, and the bytes that eager
     operators move in excess.
     """
-    matrices_s = _matrix_s(matrix_flops(model, execution.micro_batch_size) / execution.tp, model, execution, speed)
+    flops, routed = (count(model, execution.micro_batch_size) / execution.tp for count in (matrix_flops, routed_flops))
+    matrices_s = _matrix_s(flops - routed, model, execution, speed)
+    if routed:
+        matrices_s += _experts_s(routed, model, execution, speed)
     core_s = _attention_core_s(model, execution, speed)
     compute_s = matrices_s + core_s + _memory_s(_moved_values(model, execution) * execution.value_bytes, speed)
     fused_s = max(compute_s, speed.launch_s - collectives.forward_s)
@@ -52,7 +63,7 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
     forward_s = fused_s + _memory_s(excess.forward, speed)
     selective_s = _made_again_s(model, execution, speed) if execution.fused_attention else core_s
     again_s = {"none": 0.0, "selective": selective_s, "full": forward_s}[execution.recompute]
-    sums_s = _accumulate_s(layer_parameters(model, execution.tp), execution, speed)
+    sums_s = _accumulate_s(layer_parameters(model, execution.tp, execution.ep), execution, speed)
     return PassTimes(forward_s, 2 * fused_s + _memory_s(excess.backward, speed) + again_s + sums_s)
 
 
@@ -111,10 +122,19 @@ def _matrix_s(flops: float, model: ModelShape, execution: Execution, speed: Spee
     return flops / speed.matrix_flops_per_s * (1 + speed.half_size / size)
 
 
+def _experts_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:
+    """Return the seconds of the grouped products of a rank's experts, on the rows that came for each, and the wait."""
+    rows = _tokens(model, execution) / execution.tp * execution.ep * (model.experts_per_token or 0)
+    size = rows / (model.experts or 1) * model.expert_size
+    return ROUTED_WAIT_S + flops / (GROUPED_SHARE * speed.matrix_flops_per_s) * (1 + speed.half_size / size)
+
+
 def _moved_values(model: ModelShape, execution: Execution) -> float:
     """Return the values that norms, residuals and the activation function of one layer's forward move on one shard."""
     hidden = HIDDEN_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
-    return _tokens(model, execution) * (hidden + ACTIVATION_PASSES[model.family] * model.ffn_size / execution.tp)
+    routed = ROUTED_PASSES * model.hidden_size * (model.experts_per_token or 0)
+    inside = ACTIVATION_PASSES[model.family] * model.token_ffn_size
+    return _tokens(model, execution) * (hidden + (inside + routed) / execution.tp)
 
 
 def _made_again_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
@@ -123,7 +143,8 @@ def _made_again_s(model: ModelShape, execution: Execution, speed: Speed) -> floa
     Software without a fused kernel repeats its attention core instead.
     """
     norms = NORM_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
-    values = _tokens(model, execution) * (norms + ACTIVATION_PASSES_AGAIN[model.family] * model.ffn_size / execution.tp)
+    inside = ACTIVATION_PASSES_AGAIN[model.family] * model.token_ffn_size
+    values = _tokens(model, execution) * (norms + inside / execution.tp)
     rate = speed.memory_bytes_per_s or speed.update_bytes_per_s
     return values * execution.value_bytes / rate if rate and keeps_selectively(execution) else 0.0
 

@@ -18,6 +18,7 @@ from holmes_runtime.config.model_shape import (
     LOSS_CHUNK_BYTES,
     ModelShape,
     embedding_parameters,
+    expert_parameters,
     head_parameters,
     layer_parameters,
     stage_parameters,
@@ -30,6 +31,8 @@ from planner.cost.memory_margin import reserve_bytes, training_margin
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
 MOMENT_BYTES = 8  # AdamW's two moments, fp32
 MASTER_BYTES = 4  # fp32 weights next to 16-bit ones
+# Rows that come to the fullest rank's experts over the mean, padding included. GUESS, for routing that a loss balances.
+ROUTED_SKEW = 1.1
 
 
 class Execution(NamedTuple):
@@ -39,7 +42,8 @@ class Execution(NamedTuple):
     logits. Other engines may do none of it, and need `activation_factor` times the activations, sum gradients in
     `sum_bytes`, and compute `slowdown` times as long on so many ranks, see engines.py. `dp`: ranks that share a
     parameter's update. `masked`: a mask shows attention where documents end. `fused_operators`: the operators between
-    matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager).
+    matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager). `ep`: ranks that
+    share a layer's experts, ep / tp neighbouring replicas with all of their tensor shards.
     """
 
     tp: int
@@ -63,6 +67,12 @@ class Execution(NamedTuple):
     keeps_reduced: bool = True
     whole_bytes: int = 0
     slowdown: float = 1.0
+    ep: int = 1
+
+    @property
+    def expert_dp(self) -> int:
+        """The number of ranks that hold, and update together, the same experts."""
+        return max(1, self.dp * self.tp // self.ep)
 
 
 def make_execution(
@@ -94,6 +104,7 @@ def make_execution(
         keeps_reduced=engine.keeps_reduced,
         whole_bytes=engine.whole_bytes(job.value_bytes, pp, -(-job.global_batch_size // (dp * micro_batch_size))),
         slowdown=1 + engine.growth * log2(tp * pp * dp),
+        ep=job.ep,
     )
 
 
@@ -124,17 +135,21 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
     both norms, of q, k and v and of the MLP (4 h), attention's result (q), q, k and v (q + 2 k, a Llama's after
     rotation; with `qk_norm` queries and keys before it, too, q + k), and the MLP's inside (2 f; SwiGLU 4 f). Selective
     recomputation keeps what matrices and attention make: not what norms make of their inputs (2 h less) and half of the
-    MLP's inside. Full recomputation keeps the layer's input alone (h). A compiled SwiGLU keeps f less, as five compiled
+    MLP's inside. f is the width of all experts of a token, and rows that came for experts are kept, too (h each).
+    Full recomputation keeps the layer's input alone (h). A compiled SwiGLU keeps f less, as five compiled
     Llamas did to the byte (H200, torch 2.11). Without sequence parallelism inputs of norms and matrices are whole on
     every shard. With a mask k and v are kept once for every query head (2 q - 2 k more).
     """
-    h, f, q, k = model.hidden_size, model.ffn_size, model.query_size, model.kv_size
+    h, f, q, k = model.hidden_size, model.token_ffn_size, model.query_size, model.kv_size
+    if model.experts is not None:
+        f += round((ROUTED_SKEW - 1) * model.routed_size)
     inputs, inside = 4 * h, 4 * f if model.family == "llama" else 2 * f
     if keeps_selectively(execution):
         inputs, inside = inputs // 2, inside // 2
     elif execution.fused_operators and execution.tp == 1 and model.family == "llama":
         inside -= f
-    inside += 2 * q + 2 * k + (q + k) * model.qk_norm + 2 * (q - k) * execution.masked
+    inside += q + model.attended_size + 2 * k + (q + k) * model.qk_norm + 2 * (q - k) * execution.masked
+    inside += round(ROUTED_SKEW * h * (model.experts_per_token or 0))
     whole, sharded = (0, inputs + inside) if execution.sequence_parallel else (inputs, inside)
     if execution.recompute == "full":
         whole, sharded = (0, h) if execution.sequence_parallel else (h, 0)
@@ -150,7 +165,7 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
 def recomputed_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes rebuilt at a time: with full recomputation a layer beyond its input, else an MLP's inside."""
     if keeps_selectively(execution):
-        inside = model.ffn_size * (2 if model.family == "llama" else 1) // execution.tp
+        inside = model.token_ffn_size * (2 if model.family == "llama" else 1) // execution.tp
         return execution.value_bytes * execution.micro_batch_size * model.seq_length * inside
     if execution.recompute != "full":
         return 0
@@ -261,11 +276,16 @@ def memory_bytes(
 
     `is_first`, `is_last`: the rank holds the embedding, the head.
     """
-    parameters = stage_parameters(model, sum(layers), is_first, is_last, execution.tp)
+    count = sum(layers)
+    parameters = stage_parameters(model, count, is_first, is_last, execution.tp, execution.ep)
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
+    kept_bytes = layers_in_flight * _kept_bytes(model, execution)
+    num_dense = model.num_dense_first(layers[0], is_first) if model.first_dense_layers else 0
+    if num_dense:
+        kept_bytes += num_dense * in_flight[0] * (_kept_bytes(model.dense, execution) - _kept_bytes(model, execution))
     return (
-        _states_bytes(parameters, execution)
-        + layers_in_flight * _kept_bytes(model, execution)
+        _states_bytes(parameters, execution, stage_experts(model, count, is_first, execution.ep))
+        + kept_bytes
         + sum(in_flight) * _with_margin(mask_bytes(model, execution), execution)
         + _with_margin(_passing_bytes(model, execution, is_first, is_last), execution)
         + execution.reserve_bytes
@@ -274,12 +294,24 @@ def memory_bytes(
 
 def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes that a second layer adds to a rank that holds one and one micro-batch."""
-    one, two = (_states_bytes(count * layer_parameters(model, execution.tp), execution) for count in (1, 2))
+    size, experts = layer_parameters(model, execution.tp, execution.ep), expert_parameters(model, execution.ep)
+    one, two = (_states_bytes(count * size, execution, count * experts) for count in (1, 2))
     return two - one + _kept_bytes(model, execution)
 
 
-def _states_bytes(parameters: int, execution: Execution) -> int:
-    return _with_margin(state_bytes(parameters, execution), execution)
+def stage_experts(model: ModelShape, num_layers: int, is_first: bool, ep: int) -> int:
+    """Return the parameters of routed experts on one of `ep` ranks of a stage of `num_layers` layers."""
+    if model.experts is None:
+        return 0
+    return (num_layers - model.num_dense_first(num_layers, is_first)) * expert_parameters(model, ep)
+
+
+def _states_bytes(parameters: int, execution: Execution, experts: int) -> int:
+    """Return the bytes of a rank's parameters; `experts` of them are updated by the few ranks that hold the same."""
+    size = state_bytes(parameters - experts, execution)
+    if experts:
+        size += state_bytes(experts, execution._replace(dp=execution.expert_dp))
+    return _with_margin(size, execution)
 
 
 @lru_cache(maxsize=4096)

@@ -50,7 +50,8 @@ class Engine:
     inside clusters first, or weights sharded inside each (HSDP). copies_update: in two levels each cluster keeps states
     for itself (HSDP, or instances of Megatron's distributed optimizer) and updates itself, after clusters all-reduced
     the gradients. overlaps_levels: a bucket is exchanged inside clusters while another one is between them.
-    shards_tied: weights are sharded with tied tables as well. unsharded: the engine as it is without ZeRO-3, where that
+    shards_tied: weights are sharded with tied tables as well. has_experts: its layers may have experts, and the other
+    keys of `ModelShape.beyond_bundled`. unsharded: the engine as it is without ZeRO-3, where that
     is another one.
     """
 
@@ -85,6 +86,7 @@ class Engine:
     copies_update: bool = False
     overlaps_levels: bool = True
     shards_tied: bool = False
+    has_experts: bool = False
     unsharded: Engine | None = None
 
     def travels_bytes(self, value_bytes: int) -> tuple[int, int]:
@@ -158,6 +160,7 @@ MEGATRON_2024 = replace(
     chunked_loss=False,
     keeps_reduced=False,
     growth=0.0045,
+    has_experts=True,
     exposed_tp=0.169,
     inside_share=0.72,
     exchange_share=0.929,

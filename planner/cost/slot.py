@@ -10,7 +10,8 @@ from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Host
 from holmes_core.records.job import Job, Overheads
 from holmes_runtime.config.codec import Device
-from planner.cost.collectives import PassTimes, Path, tensor_parallel_s
+from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters
+from planner.cost.collectives import PassTimes, Path, Peers, expert_exchange_part, expert_parallel_s, tensor_parallel_s
 from planner.cost.compute_time import NO_TIME, head_s, layer_s, offloaded_update_s, optimizer_s
 from planner.cost.counts import Execution
 from planner.cost.engines import ENGINES, engine_of
@@ -75,6 +76,7 @@ class Slot:
     threads_per_core: float = 1.0
     host: HostShare | None = None
     cores: Cores | None = None
+    peers: Peers | None = None  # of a mixture of experts alone
 
     def among(self, num_ranks: int) -> Slot:
         """Return the slot while `num_ranks` ranks compute, itself one of them, as many on its machine as there can be.
@@ -162,7 +164,7 @@ def nvlink_bytes_per_s(host: Host) -> float | None:
 
 
 def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes, PassTimes]:
-    """Seconds of one layer and micro-batch on one shard: its compute, and its tensor parallel collectives."""
+    """Seconds of one layer and micro-batch on one shard: its compute, and its tensor and expert collectives."""
     emulate = job.compute.emulate
     if emulate is not None:
         forward_s, backward_s = emulate.forward_s_per_layer, emulate.backward_s_per_layer
@@ -171,7 +173,17 @@ def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes
     assert slot.speed is not None
     alone, exposed = tensor_parallel_s(job.model, execution, slot.inside), engine_of(job).exposed_tp
     collectives = PassTimes(alone.forward_s * exposed, alone.backward_s * exposed)
+    if execution.ep > 1:
+        collectives += expert_parallel_s(job.model, execution, slot.inside, slot.peers)
     return layer_s(job.model, execution, slot.speed.slowed(execution.slowdown), collectives), collectives
+
+
+def exchanged_parameters(model: ModelShape, execution: Execution, slot: Slot) -> int:
+    """Return a layer's parameters on one shard, each weighed by its part in the exchange of gradients."""
+    size = layer_parameters(model, execution.tp, execution.ep)
+    if model.experts is None:
+        return size
+    return size - round(expert_parameters(model, execution.ep) * (1 - expert_exchange_part(execution, slot.peers)))
 
 
 def head_parts_s(job: Job, execution: Execution, slot: Slot) -> PassTimes:

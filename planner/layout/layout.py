@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from holmes_core.records.job import Job
 from holmes_core.records.plan import PlanGroup, PlanRank
 from holmes_runtime.config.codec import Codec
-from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import Axis, DataParallel
+from planner.cost.collectives import Peers, expert_exchange_part
 from planner.problem.candidates import Candidate
 from planner.problem.exchange_rates import are_even
 from planner.problem.groups import make_groups
@@ -70,9 +71,10 @@ class Layout:
         """Return the stages a pipeline rank holds."""
         return range(pp_rank, len(self.layers), self.candidate.pp)
 
-    def rank_parameters(self, model: ModelShape, pp_rank: int) -> int:
-        """Return the parameters of one shard of a pipeline rank."""
-        return self.candidate.rank_parameters(model, self.layers, pp_rank)
+    def exchanged_parameters(self, job: Job, pp_rank: int, ranks_on_host: int) -> int:
+        """Return the parameters of one shard of a pipeline rank, each weighed by its part in an exchange."""
+        part = expert_exchange_part(self.candidate.execution(job), Peers(ranks_on_host, None))
+        return self.candidate.weighed_parameters(job, self.layers, pp_rank, part)
 
 
 def lay_out(
@@ -84,9 +86,9 @@ def lay_out(
     data_parallel: DataParallel = "flat",
 ) -> Layout:
     """The layout of `ranks`, with the groups they need on the problem's networks; messages travel as they are."""
-    model = problem.job.model
-    parameters = [candidate.rank_parameters(model, mode.layers, rank) for rank in range(candidate.pp)]
-    groups = make_groups(problem.networks, ranks, parameters, mode.chunks, data_parallel, model.tied_embeddings)
+    job = problem.job
+    parameters = [candidate.rank_parameters(job, mode.layers, rank) for rank in range(candidate.pp)]
+    groups = make_groups(problem.networks, ranks, parameters, mode.chunks, data_parallel, job.model.tied_embeddings)
     return Layout(candidate, mode, ranks, groups, microbatches, data_parallel=data_parallel)
 
 

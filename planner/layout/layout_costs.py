@@ -19,7 +19,7 @@ from planner.cost.engines import engine_of
 from planner.cost.slot import Slot, layer_parts_s
 from planner.layout.edge_ports import edge_ports
 from planner.layout.layout import Layout
-from planner.problem.coefficients import slot_s
+from planner.problem.coefficients import APART, dense_parts_s, slot_s
 from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import WeightTraffic, exposed_part
@@ -32,6 +32,7 @@ from planner.schedule.step_seconds import (
     gradient_buckets,
     in_two_levels,
     slowest_update_s,
+    with_experts,
 )
 from planner.search.closed_form import NO_EDGE, Edge
 
@@ -94,7 +95,12 @@ class LayoutCosts:
     def _price(self, slot: Slot) -> SlotCosts:
         layer, head = slot_s(self.job, slot, self.execution)
         alone, _ = layer_parts_s(self.job, self.execution, slot)
-        return SlotCosts(slot, RankSeconds(layer, head, slot.action_s), RankSeconds(alone, head, slot.action_s))
+        whole, without = RankSeconds(layer, head, slot.action_s), RankSeconds(alone, head, slot.action_s)
+        if self.job.model.experts is not None:
+            dense, sums = dense_parts_s(self.job, slot, self.execution)
+            whole = with_experts(whole, self.job, self.execution, slot, dense + sums)
+            without = with_experts(without, self.job, self.execution, slot, dense)
+        return SlotCosts(slot, whole, without)
 
     @cached_property
     def most_faster(self) -> float:
@@ -129,7 +135,7 @@ class LayoutCosts:
         forward, backward = (
             [self.edges.get((replica, axis, rank), NO_EDGE) for rank in self._pp_ranks] for axis in EDGE_AXES
         )
-        return ReplicaSeconds(ranks, forward, backward, self._weight_part)
+        return ReplicaSeconds(ranks, forward, backward, self._weight_part, self.job.model.first_dense_layers)
 
     def _rank(self, pp_rank: int, replica: int, tensor_parallel: bool = True, weights: bool = False) -> RankSeconds:
         """Return the seconds of one micro-batch on the pipeline rank of a replica."""
@@ -138,7 +144,7 @@ class LayoutCosts:
         if not weights or self.layout.candidate.weight_shards == 1:
             return seconds
         layer, head = self._weight_traffic[pp_rank]
-        return RankSeconds(layer.under(seconds.layer), head.under(seconds.head), seconds.action_s)
+        return seconds._replace(layer=layer.under(seconds.layer), head=head.under(seconds.head))
 
     def _priced_at(self, pp_rank: int, replica: int) -> SlotCosts:
         return self.priced[self.layout.first_shards[pp_rank, replica].host]
@@ -226,6 +232,8 @@ class LayoutCosts:
         if self._is_inside(group):
             return LevelCosts(n, path.bandwidth_bytes_per_s, path.bandwidth_bytes_per_s, path.latency_s, device)
         share = exchange_share(n, device) * self._engine.exchange_share
+        if self.job.ep > 1 and len({self.layout.ranks[rank].cluster for rank in group.ranks}) > 1:
+            share /= APART
         reduced = share * self._reduce_bytes_per_s(group)
         return LevelCosts(n, reduced, share * path.bandwidth_bytes_per_s, path.latency_s, device)
 

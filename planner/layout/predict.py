@@ -31,10 +31,11 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
     job, costs = problem.job, LayoutCosts(problem, layout)
     whole = costs.pipelines(weights=False)
     without_edges = costs.pipelines(edges=False, weights=False)
-    compute_alone = costs.pipelines(False, edges=False, weights=False) if layout.candidate.tp > 1 else without_edges
+    has_collectives = layout.candidate.tp > 1 or job.ep > 1
+    compute_alone = costs.pipelines(False, edges=False, weights=False) if has_collectives else without_edges
     simulated_s = partial(simulate_sharing, most_faster=costs.most_faster)
     alone_s = simulated_s(compute_alone)
-    without_edges_s = simulated_s(without_edges) if layout.candidate.tp > 1 else alone_s
+    without_edges_s = simulated_s(without_edges) if has_collectives else alone_s
     norm_down_s, norm_around_s = costs.norm_s()
     without_dp_s = simulated_s(whole) + norm_down_s if layout.candidate.pp > 1 else without_edges_s
     tied_s = costs.tied_s()

@@ -9,7 +9,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import ModelShape, gradient_order
 from holmes_runtime.config.schedule import ActionKind, make_schedule
-from planner.cost.collectives import shard_exchange_bytes
+from planner.cost.collectives import Peers, routed_bytes, routed_outside_part, shard_exchange_bytes
 from planner.cost.counts import Execution, edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.layout.layout import Layout
@@ -87,15 +87,16 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     host its part, and gets as much from there. Under ZeRO-3 all of that is done for every micro-batch.
     """
     n, first = len(group.ranks), layout.ranks[group.ranks[0]]
-    parameters, num_microbatches = layout.rank_parameters(job.model, first.pp_rank), layout.microbatches[first.dp_rank]
-    engine = engine_of(job)
+    hosts = [layout.ranks[rank].host for rank in group.ranks]
+    on_host = max(Counter(hosts).values()) * layout.candidate.tp
+    parameters = layout.exchanged_parameters(job, first.pp_rank, on_host)
+    num_microbatches, engine = layout.microbatches[first.dp_rank], engine_of(job)
     gathered_parameters = parameters
     if group.axis == "dp" and layout.candidate.weight_shards > 1:
         gathered_parameters = _gathered_parameters(job.model, layout, first)
         parameters *= num_microbatches if engine.reduces != "last" else 1
     if group.axis == "dp_across":  # a rank's part after its cluster's replicas have added up
         parameters = gathered_parameters = parameters * n // layout.candidate.dp
-    hosts = [layout.ranks[rank].host for rank in group.ranks]
     ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
     reduced_bytes, gathered_bytes = engine.travels_bytes(execution.value_bytes)
     if group.axis == "dp_across":
@@ -105,10 +106,21 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     gathered = shard_exchange_bytes(gathered_bytes * gathered_parameters, n)
     if job.device == "cuda":
         reduced = shard_exchange_bytes(reduced_bytes * parameters, n)
-        return [(i, j, gathered + reduced) for i, j in ring]
+        routed = _routed_flows(job, execution, layout, first, on_host) if job.ep > 1 else 0.0
+        alike = [(i, i, routed) for i in range(n)] if routed else []
+        return [*((i, j, gathered + reduced) for i, j in ring), *alike]
     members, part = Counter(hosts), reduced_bytes * parameters / n
     # A member stands for its receivers: its own interface gets back the bytes that they send.
     return [(i, j, gathered) for i, j in ring] + [(i, i, part * (n - members[host])) for i, host in enumerate(hosts)]
+
+
+def _routed_flows(job: Job, execution: Execution, layout: Layout, rank: PlanRank, on_host: int) -> float:
+    """Return the bytes a step that a rank sends to experts on other hosts, and to tokens' own ranks, and gets back."""
+    held = sum(layout.layers[stage] for stage in layout.stages_of(rank.pp_rank))
+    layers = held - job.model.num_dense_first(held, rank.pp_rank == 0)
+    outside = routed_outside_part(execution, Peers(on_host, None))
+    times = (6 if execution.recompute == "full" else 4) * layers * layout.microbatches[rank.dp_rank]
+    return routed_bytes(job.model, execution) * outside * times
 
 
 def _gathered_parameters(model: ModelShape, layout: Layout, rank: PlanRank) -> int:

@@ -9,12 +9,13 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from holmes_core.records.trainer_settings import PublishedName
-from holmes_runtime.config.model_shape import ModelShape, stage_parameters
+from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom
-from planner.cost.counts import Execution, keeps_selectively, make_execution
+from planner.cost.counts import Execution, keeps_selectively, make_execution, stage_experts
 from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fills
+from planner.problem.expert_groups import check_expert_groups, check_layers, no_expert_degrees, takes_experts
 from planner.problem.fleet import Fleet
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -65,10 +66,18 @@ class Candidate(NamedTuple):
         states = self.weight_shards, self.optimizer_offload, self.instances
         return make_execution(job, *degrees, self.recompute, *states)
 
-    def rank_parameters(self, model: ModelShape, layers: Sequence[int], pp_rank: int) -> int:
+    def rank_parameters(self, job: Job, layers: Sequence[int], pp_rank: int) -> int:
         """Return the parameters of one tensor shard of a pipeline rank; `layers` are by stage."""
         held, is_last = sum(layers[pp_rank :: self.pp]), pp_rank == self.pp - 1
-        return stage_parameters(model, held, pp_rank == 0, is_last, self.tp)
+        return stage_parameters(job.model, held, pp_rank == 0, is_last, self.tp, job.ep)
+
+    def weighed_parameters(self, job: Job, layers: Sequence[int], pp_rank: int, expert_part: float) -> int:
+        """Return those parameters with each routed expert's counted as `expert_part` of one."""
+        size = self.rank_parameters(job, layers, pp_rank)
+        if job.model.experts is None:
+            return size
+        experts = stage_experts(job.model, sum(layers[pp_rank :: self.pp]), pp_rank == 0, job.ep)
+        return size - round(experts * (1 - expert_part))
 
 
 def candidate_of(plan: Plan) -> Candidate:
@@ -119,6 +128,7 @@ def check_job(job: Job) -> None:
             "its layer's forward once more",
             "set parallel.recompute to none or selective, or choose another schedule",
         )
+    check_layers(job)
     _check_zero(job)
     _check_compiled(job)
     _check_engine(job)
@@ -229,6 +239,7 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     Raises HolmesError when the fixed degrees need more slots than there are (the answer is no), or a tensor group
     larger than any host (wrong usage).
     """
+    check_expert_groups(job, [each.hardware.num_slots for each in fleet.classes])
     recompute, shares = job.parallel.recompute or RECOMPUTE[0], BatchShares(job, fleet.num_group_slots(1))
     classes = {tp: class_rooms(fleet, tp) for tp in tensor_degrees(job, fleet)}
     found = tuple(
@@ -241,9 +252,10 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
         for pp in _pipeline_degrees(job, fleet.num_group_slots(tp))
         for fill in fills(job, pp, job.parallel.recompute or RECOMPUTE[0])[:1]
         for dp, micro_batch_size in shares.of(rooms, pp)
+        if takes_experts(job, tp, dp)
     )
     if not found:
-        raise _no_candidate(job, fleet)
+        raise no_expert_degrees(job, fleet.num_group_slots(1)) if job.ep > 1 else _no_candidate(job, fleet)
     return found
 
 
@@ -326,6 +338,8 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     if fixed is not None:
         check_tensor_degree(fixed, fleet)
         return (fixed,)
+    if job.model.experts is not None:
+        largest = min(largest, job.ep)
     if (
         "tp" not in engine_of(job).free_degrees
         or job.device == "cpu"
@@ -334,7 +348,8 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     ):
         return (1,)
     sizes = job.model.sharded_sizes.values()
-    return tuple(tp for tp in range(1, largest + 1) if not any(size % tp for size in sizes))
+    found = (tp for tp in range(1, largest + 1) if not any(size % tp for size in sizes))
+    return tuple(tp for tp in found if job.model.experts is None or job.ep % tp == 0)
 
 
 def _pipeline_degrees(job: Job, num_group_slots: int) -> list[int]:

@@ -8,21 +8,25 @@ from functools import cached_property, lru_cache
 from itertools import combinations, combinations_with_replacement
 
 from holmes_core.records.job import Job
-from holmes_runtime.config.model_shape import ModelShape, embedding_parameters, head_parameters, layer_parameters
+from holmes_runtime.config.model_shape import ModelShape, embedding_parameters, head_parameters
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
+from planner.cost.compute_time import NO_TIME
 from planner.cost.counts import Execution, edge_bytes, memory_bytes
 from planner.cost.engines import ENGINES, Engine, engine_of
 from planner.cost.fill import fill_share
 from planner.cost.packing import lossiest_codec
-from planner.cost.slot import Slot, head_parts_s, layer_parts_s
+from planner.cost.slot import Slot, exchanged_parameters, head_parts_s, layer_parts_s
 from planner.problem.candidates import Candidate
 from planner.problem.connections import NOT_MEASURED
 from planner.problem.fleet import Fleet, HostClass
 from planner.problem.host_memory import host_bytes
 from planner.problem.networks import Networks
 
+# An exchange between clusters is priced as so many times as long where a stage's ranks share experts, so that no stage
+# is placed over clusters: tokens would cross in every layer.
+APART = 1000.0
 SLACK_BYTES = 4096  # of a rank's memory: more than what roundings of its parts add up to
 
 
@@ -87,6 +91,7 @@ class Coefficients:
     uplink_edge_s: Mapping[int, float] = field(default_factory=dict)
     """One message, all replicas at once, on the uplink of a cluster that has one."""
     slots: tuple[Slot, ...] = ()  # for the update, the simulation's alone
+    dense: tuple[PassTimes, ...] = ()  # a layer without experts, likewise: the program takes all layers to have some
 
     @cached_property
     def num_microbatches(self) -> int:
@@ -172,11 +177,10 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     message = tp * edge_bytes(model, execution) / engine.edge_share
     # What crosses the network that all share:
     packed = tp * edge_bytes(model, execution, lossiest_codec(job)) / engine.edge_share
-    bytes_each = sum(engine.travels_bytes(execution.value_bytes))
-    inside = shard_exchange_bytes(1.0, dp)
+    bytes_each, inside = sum(engine.travels_bytes(execution.value_bytes)), shard_exchange_bytes(1.0, dp)
     exchange = inside / engine.exchange_share
-    names = fleet.cluster_names
-    hardware = [each.hardware for each in classes]
+    across = exchange * (APART if job.ep > 1 else 1)
+    names, hardware = fleet.cluster_names, [each.hardware for each in classes]
     num_microbatches = candidate.num_microbatches(job.global_batch_size)
     return Coefficients(
         candidate=candidate,
@@ -190,6 +194,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         layer=tuple(layer for layer, _ in slots),
         head=tuple(head for _, head in slots),
         slots=tuple(at_work),
+        dense=tuple(alone + sums for alone, sums in (dense_parts_s(job, slot, execution) for slot in at_work)),
         net_names=tuple(each.net_name for each in hardware),
         fabric_edge_s=tuple(
             _free_or(message * n, each.fabric_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
@@ -204,14 +209,14 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
             _free_or(packed * n, each.shared_port_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
         ),
         has_one_nic=tuple(each.has_one_nic for each in hardware),
-        crossings=_crossings(fleet, networks, packed, max(at_once), (dp, exchange)),
+        crossings=_crossings(fleet, networks, packed, max(at_once), (dp, across)),
         uplink_edge_s={
             x: packed * dp / networks.uplinks[name] for x, name in enumerate(names) if name in networks.uplinks
         },
         fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
-        shared_sync_s_per_byte=tuple(_free_or(exchange, each.shared_bytes_per_s) for each in hardware),
+        shared_sync_s_per_byte=tuple(_free_or(across, each.shared_bytes_per_s) for each in hardware),
         inside_sync_s_per_byte=tuple(inside / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
-        layer_sync_bytes=tp * bytes_each * layer_parameters(model, tp),
+        layer_sync_bytes=tp * bytes_each * max(exchanged_parameters(model, execution, slot) for slot in set(at_work)),
         first_sync_bytes=tp * bytes_each * embedding_parameters(model, tp),
         last_sync_bytes=tp * bytes_each * head_parameters(model, tp, is_first=candidate.pp == 1),
         action_s=tuple(slot.action_s for slot in at_work),
@@ -252,8 +257,14 @@ def _free_or(size_bytes: float, bandwidth_bytes_per_s: float | None) -> float:
 def slot_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassTimes]:
     """Seconds of one layer, tensor collectives included, and of the head, for one micro-batch on one slot."""
     layer, sums = layer_parts_s(job, execution, slot)
-    whole = PassTimes(layer.forward_s + sums.forward_s, layer.backward_s + sums.backward_s)
-    return whole, head_parts_s(job, execution, slot)
+    return layer + sums, head_parts_s(job, execution, slot)
+
+
+def dense_parts_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassTimes]:
+    """Seconds as `layer_parts_s` of a layer without experts, of a model that has both kinds; else none."""
+    if not job.model.first_dense_layers:
+        return NO_TIME, NO_TIME
+    return layer_parts_s(job.model_copy(update={"model": job.model.dense}), execution, slot)
 
 
 def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: int) -> int:

@@ -10,6 +10,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.records.job import Job
 from holmes_runtime.config.rank_grid import NetName
+from planner.cost.collectives import Peers
 from planner.cost.slot import Slot, read_slot
 from planner.problem.host_memory import usable_host_bytes
 from planner.problem.networks import Networks
@@ -133,6 +134,10 @@ def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
 def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Networks, slot: Slot) -> Hardware:
     memory = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes is not None] if job.device == "cuda" else []
     rates, host_bytes = networks.rates(host.name), usable_host_bytes(host)
+    if job.model.experts is not None:
+        alone = networks.nvlink_bytes_per_s(host.name) is not None  # each GPU has links of its own
+        rate = rates.fabric_bytes_per_s
+        slot = replace(slot, peers=Peers(num_slots, rate if alone or rate is None else rate / num_slots))
     return Hardware(
         cluster=cluster,
         num_slots=num_slots,

@@ -55,11 +55,14 @@ def exchange_among(
     )
 
 
-def part_parameters(model: ModelShape, tp: int, is_first: bool) -> dict[Part, int]:
-    """Parameters of each part of a stage on one of `tp` shards; the first stage's head, if tied, has no table."""
+def part_parameters(model: ModelShape, tp: int, is_first: bool, layer: int | None = None) -> dict[Part, int]:
+    """Parameters of each part of a stage on one of `tp` shards; the first stage's head, if tied, has no table.
+
+    `layer`: of a layer, as they count in an exchange, where that is not one for each.
+    """
     return {
         "head": head_parameters(model, tp, is_first),
-        "layer": layer_parameters(model, tp),
+        "layer": layer_parameters(model, tp) if layer is None else layer,
         "embedding": embedding_parameters(model, tp),
     }
 
@@ -71,15 +74,17 @@ def make_buckets(
     backward_s: Mapping[Part, float],
     exchange: Callable[[int], BucketExchange],
     full_bytes: int = 0,
+    layer: int | None = None,
 ) -> list[BucketSeconds]:
     """Return the buckets of a stage's `parts`, which stand in the order of their gradients.
 
     A bucket takes parts until its fp32 gradients have half of `full_bytes`, as the runtime's do; of parts larger than
     that the runtime makes several. `backward_s` is by part; the embedding's gradients come with the gradients of the
-    layer before. `exchange` returns the time that the parameters of one of `tp` shards take.
+    layer before. `exchange` returns the time that the parameters of one of `tp` shards take. `layer` is as in
+    `part_parameters`.
     """
     parts = tuple(parts)
-    parameters = part_parameters(model, tp, is_first="embedding" in parts)
+    parameters = part_parameters(model, tp, "embedding" in parts, layer)
     held: list[list[Part]] = []
     size = full_bytes
     for part in parts:

@@ -40,6 +40,7 @@ from planner.schedule.step_seconds import (
     gradient_buckets,
     in_two_levels,
     slowest_update_s,
+    with_experts,
 )
 from planner.search.closed_form import Edge, Ports, edge_of, nic_use, shared_wires_s
 from planner.search.placement import Placement, even_shares
@@ -107,7 +108,8 @@ class PlacementSimulator:
             if kind in unlike:
                 continue
             unlike.add(kind)
-            each = exchange(candidate.rank_parameters(self._job.model, layers, rank))
+            part = self._rank(self._sites[rank]).expert_part
+            each = exchange(candidate.weighed_parameters(self._job, layers, rank, part))
             moved_s = max(each.reduce_s + each.gather_s, each.across_reduce_s + each.across_gather_s)
             found_s = max(found_s, moved_s + count * work_s)
         return found_s
@@ -142,13 +144,18 @@ class PlacementSimulator:
             self._with_ports(edge, after, before) if edge.ports else edge
             for edge, (before, after) in zip(forward, ends, strict=True)
         ]
-        return ReplicaSeconds([self._rank(site) for site in sites], forward, backward)
+        ranks = [self._rank(site) for site in sites]
+        return ReplicaSeconds(ranks, forward, backward, num_dense=self._job.model.first_dense_layers)
 
     def _rank(self, site: Site) -> RankSeconds:
         """Return the seconds of one micro-batch at the pace of the site's slowest class."""
         coeffs = self._coeffs
         slowest = max(site, key=lambda c: coeffs.layer_s[c])
-        return RankSeconds(coeffs.layer[slowest], coeffs.head[slowest], max(coeffs.action_s[c] for c in site))
+        action_s = max(coeffs.action_s[c] for c in site)
+        seconds = RankSeconds(coeffs.layer[slowest], coeffs.head[slowest], action_s)
+        if self._job.model.experts is None:
+            return seconds
+        return with_experts(seconds, self._job, self._execution, coeffs.slots[slowest], coeffs.dense[slowest])
 
     def _hosts(self, sites: Sequence[Site]) -> list[tuple[Site, int]]:
         """Return the host of each rank: its site, and its number among the hosts there."""

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Codec, with_packing
 from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
-from planner.cost.collectives import PassTimes
-from planner.cost.compute_time import split_factor
+from planner.cost.collectives import PassTimes, expert_exchange_part
+from planner.cost.compute_time import NO_TIME, split_factor
 from planner.cost.counts import Execution, edge_bytes, edge_values
 from planner.cost.engines import Engine, engine_of
-from planner.cost.slot import Slot, update_s
+from planner.cost.slot import Slot, exchanged_parameters, update_s
 from planner.problem.candidates import Candidate
 from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, make_buckets
 from planner.schedule.shared_ports import SharedPorts
@@ -31,11 +31,24 @@ Exchange = Callable[[int], BucketExchange]
 
 
 class RankSeconds(NamedTuple):
-    """One micro-batch on a pipeline rank: a layer with its collectives, the head, and an action beyond computing."""
+    """One micro-batch on a pipeline rank: a layer with its collectives, the head, and an action beyond computing.
+
+    `dense` is a layer without experts, where the model has such too. `exchanged` is a layer's parameters as they count
+    in the exchange of gradients, where that is not one for each, and `expert_part` what one of a routed expert counts.
+    """
 
     layer: PassTimes
     head: PassTimes
     action_s: float
+    exchanged: int | None = None
+    expert_part: float = 1.0
+    dense: PassTimes = NO_TIME
+
+
+def with_experts(seconds: RankSeconds, job: Job, execution: Execution, slot: Slot, dense: PassTimes) -> RankSeconds:
+    """Return the seconds of a rank on `slot`, with what experts change of its exchange and of its first layers."""
+    exchanged, part = exchanged_parameters(job.model, execution, slot), expert_exchange_part(execution, slot.peers)
+    return seconds._replace(exchanged=exchanged, expert_part=part, dense=dense)
 
 
 @dataclass(frozen=True)
@@ -43,13 +56,14 @@ class ReplicaSeconds:
     """One replica: its pipeline ranks, and one message over each edge between them.
 
     Edges are by earlier pipeline rank. The last leads back to the first rank, for ranks that hold several stages.
-    `weight_part` is as in `PipelineTimes`.
+    `weight_part` is as in `PipelineTimes`. `num_dense` of the first stage's layers are without experts.
     """
 
     ranks: Sequence[RankSeconds]
     forward_edges: Sequence[Edge]
     backward_edges: Sequence[Edge]
     weight_part: float = 0.5
+    num_dense: int = 0
 
     @property
     def latency_s(self) -> float:
@@ -60,10 +74,18 @@ class ReplicaSeconds:
         """Return, by stage, the seconds of a forward and a backward without messages; `layers` are by stage."""
         found, last = [], len(layers) - 1
         for stage, held in enumerate(layers):
-            layer, head, _ = self.ranks[stage % len(self.ranks)]
+            layer, head, *_ = self.ranks[stage % len(self.ranks)]
             forward_s = held * layer.forward_s + head.forward_s * (stage == last)
             found.append((forward_s, held * layer.backward_s + head.backward_s * (stage == last)))
+            if stage == 0 and self.num_dense:
+                found[0] = self._with_dense(held, *found[0])
         return found
+
+    def _with_dense(self, held: int, forward_s: float, backward_s: float) -> tuple[float, float]:
+        """Return the seconds of the first stage with its layers that have no experts."""
+        first, count = self.ranks[0], min(held, self.num_dense)
+        forward_s += count * (first.dense.forward_s - first.layer.forward_s)
+        return forward_s, backward_s + count * (first.dense.backward_s - first.layer.backward_s)
 
     def times(self, job: Job, execution: Execution, layers: Sequence[int], messages: bool = True) -> PipelineTimes:
         """Return the seconds of the replica's stages and edges; without `messages` all that they add is left out."""
@@ -115,16 +137,16 @@ def gradient_buckets(
     alike: dict[object, list[BucketSeconds]] = {}  # of many stages most are
     for stage, held in enumerate(layers):
         rank = stage % candidate.pp
-        layer, head, _ = ranks[rank]
+        layer, head, _, exchanged, *_ = ranks[rank]
         full_bytes = 0 if engine.overlaps_exchange else WHOLE  # sharded by layer
         if engine.overlaps_exchange and candidate.weight_shards == 1:
-            full_bytes = bucket_bytes(candidate.rank_parameters(job.model, layers, rank))
-        kind = held, stage == 0, stage == last, layer, head, exchanges[rank], full_bytes
+            full_bytes = bucket_bytes(candidate.rank_parameters(job, layers, rank))
+        kind = held, stage == 0, stage == last, layer, head, exchanges[rank], full_bytes, exchanged
         if kind not in alike:
             exchange = exchanges[rank] if engine.gathers_first else _all_reduced(exchanges[rank])
             parts = gradient_order(held, stage == 0, stage == last)
             backward_s: dict[Part, float] = {"head": head.backward_s, "layer": layer.backward_s}
-            alike[kind] = make_buckets(job.model, candidate.tp, parts, backward_s, exchange, full_bytes)
+            alike[kind] = make_buckets(job.model, candidate.tp, parts, backward_s, exchange, full_bytes, exchanged)
         found.append(alike[kind])
     return found
 
@@ -146,5 +168,6 @@ def _all_reduced(exchange: Exchange) -> Exchange:
 def slowest_update_s(job: Job, candidate: Candidate, layers: Sequence[int], slots: Sequence[Iterable[Slot]]) -> float:
     """Return the seconds of the slowest rank's update; `layers` are by stage, `slots` by pipeline rank."""
     execution = candidate.execution(job)
-    parameters = [candidate.rank_parameters(job.model, layers, rank) for rank in range(candidate.pp)]
+    part = execution.dp / execution.expert_dp  # fewer ranks update an expert
+    parameters = [candidate.weighed_parameters(job, layers, rank, part) for rank in range(candidate.pp)]
     return max(update_s(size, execution, slot) for size, held in zip(parameters, slots, strict=True) for slot in held)

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
-from holmes_runtime.config.model_shape import layer_parameters
+from holmes_runtime.config.model_shape import expert_parameters, layer_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import more_layer_bytes, whole_layers_bytes
@@ -152,7 +152,8 @@ class EarlyBounds:
                 groups = max(1.0, dp / count / self._most_hosts)  # on some host, one for each replica
                 ring = min(ring, max(groups * across / shared, inside / fabric))
         travels = sum(engine_of(self._job).travels_bytes(self._job.value_bytes))
-        size = tp * layer_parameters(self._job.model, tp) * travels
+        model, ep = self._job.model, self._job.ep
+        size = tp * (layer_parameters(model, tp, ep) - expert_parameters(model, ep)) * travels
         return shard_exchange_bytes(size, dp) * float(ring)
 
     def _at_pace_s(

@@ -20,9 +20,19 @@ JOB: dict[str, Any] = {
     "global_batch_size": 64,
 }
 HOSTS = {"hosts": [{"name": "a1"}]}
+EXPERTS = {"experts": 8, "experts_per_token": 2}
 # What a section or key needs to be there, by its name.
 NEEDS: dict[str, dict[str, Any]] = {
     "model.rope_scaling": {"model": {"rope_scaling": {"kind": "llama3", "factor": 8.0}}},
+    **{f"model.{key}": {"model": EXPERTS} for key in ("experts", "experts_per_token", "expert_ffn")},
+    **{f"model.{key}": {"model": EXPERTS} for key in ("shared_experts", "first_dense_layers")},
+    "model.latent_attention": {"model": {"latent_attention": {"kv_rank": 512}}},
+    "model.linear_attention": {
+        "model": {
+            "num_layers": 36,
+            "linear_attention": {"layers": 36, "key_heads": 16, "value_heads": 32, "head_dim": 128},
+        }
+    },
     "model.tanh_gelu": {"model": {"family": "gpt"}},
     "data.path[]": {"data": {"path": [{"path": "/data/text.bin", "weight": 0.7}]}},
     "evaluation": {"evaluation": {"every_steps": 10}},

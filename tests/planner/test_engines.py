@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.published_steps.measurements import measurements
 from benchmarks.published_steps.predict_row import plan_row, quick_s
-from holmes_core.errors import HolmesError
+from holmes_core.errors import WRONG_USAGE, HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import EngineName, Parallel
 from holmes_core.records.plan import Plan
@@ -149,3 +149,17 @@ def test_a_published_row_is_a_plan_with_all_that_it_fixes() -> None:
     assert fits
     assert (plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.schedule) == (row.tp, row.pp, row.dp, 8, "1f1b")
     assert quick_s(row) == pytest.approx(plan.prediction.step_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["holmes", "fsdp", "megatron-2021"])
+@pytest.mark.parametrize("preset", ["mixtral-8x7b", "deepseek-v3-like"])
+def test_experts_are_refused_as_wrong_usage_where_an_engine_has_none(engine: EngineName, preset: str) -> None:
+    with pytest.raises(HolmesError, match=f"model.experts with engine {engine}") as refused:
+        plan_for(gpu_inventory([1]), gpt_7b(engine=engine, model={"preset": preset}))
+    assert refused.value.exit_code == WRONG_USAGE
+
+
+def test_latent_attention_without_experts_is_refused_likewise() -> None:
+    model = {"family": "llama", "num_layers": 2, "hidden_size": 64, "num_heads": 2, "seq_length": 32}
+    with pytest.raises(HolmesError, match=r"model\.latent_attention with engine holmes"):
+        plan_for(gpu_inventory([1]), gpt_7b(model={**model, "latent_attention": {"kv_rank": 16}}))

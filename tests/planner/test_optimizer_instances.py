@@ -53,13 +53,13 @@ def groups_of(plan: Plan, axis: str) -> dict[tuple[int, ...], PlanGroup]:
 
 def bucket_sizes(plan: Plan) -> Iterator[tuple[float, float]]:
     """By bucket of the one stage, seconds of the backward that makes it and the parameters of one shard."""
-    model, layers = plan.job.model, plan.job.model.num_layers
-    full_bytes = bucket_bytes(Candidate(plan.tp, 1, 1, 1).rank_parameters(model, (layers,), 0))
+    layers = plan.job.model.num_layers
+    full_bytes = bucket_bytes(Candidate(plan.tp, 1, 1, 1).rank_parameters(plan.job, (layers,), 0))
     problem, layout = problem_and_layout(TWO, plan)
     seconds = LayoutCosts(problem, layout).priced["a1"].whole
     backward_s: dict[Part, float] = {"head": seconds.head.backward_s, "layer": seconds.layer.backward_s}
     parts = gradient_order(layers, True, True)
-    for each in make_buckets(model, plan.tp, parts, backward_s, lambda n: BucketExchange(n, 0.0), full_bytes):
+    for each in make_buckets(plan.job.model, plan.tp, parts, backward_s, lambda n: BucketExchange(n, 0.0), full_bytes):
         yield each.backward_s, each.reduce_s
 
 
@@ -104,7 +104,7 @@ def test_of_both_ways_the_faster_is_planned_which_takes_more_memory() -> None:
     plan = plan_for(TWO, JOB)
     ring, own = in_one_ring(TWO, plan), plan.prediction
     assert own.step_s < 0.8 * ring.step_s
-    parameters = Candidate(8, 1, 4, 2).rank_parameters(plan.job.model, (36,), 0)
+    parameters = Candidate(8, 1, 4, 2).rank_parameters(plan.job, (36,), 0)
     more = 12 * parameters * (1 / 2 - 1 / 4)  # masters and moments of 1/2 of the weights, not of 1/4
     assert own.memory_bytes[0] - ring.memory_bytes[0] == pytest.approx(more, rel=1e-6)
 
@@ -128,7 +128,7 @@ def test_a_bucket_waits_until_the_one_before_is_reduced_inside_and_between_insta
 
 def test_between_clusters_each_rank_all_reduces_its_part_in_fp32() -> None:
     plan = plan_for(TWO, JOB)
-    parameters = Candidate(8, 1, 4, 2).rank_parameters(plan.job.model, (36,), 0)
+    parameters = Candidate(8, 1, 4, 2).rank_parameters(plan.job, (36,), 0)
     sent = {each.host: each.sent_bytes for each in plan.prediction.traffic if each.network == "shared"}
     assert sent == {host: pytest.approx(8 * parameters / 2 * 4, rel=1e-6) for host in ("a1", "a2", "b1", "b2")}
 

@@ -63,3 +63,16 @@ def test_no_run_that_ran_is_refused() -> None:
 def test_steps_grow_with_the_number_of_gpus_as_published(table: str) -> None:
     few, many = judged(table)[0], judged(table)[-1]
     assert many.step_s / few.step_s == pytest.approx(many.row.step_s / few.row.step_s, abs=0.01)
+
+
+def test_experts_of_published_rows_are_off_by_a_sixth_at_most() -> None:
+    rows = judged("V17")
+    assert len(rows) == 4
+    assert mean_error(rows) <= 0.12
+    assert max(abs(row.error) for row in rows) <= 1 / 6
+    assert all(row.fits for row in rows)
+
+
+def test_memory_of_experts_is_counted_from_above() -> None:
+    (measured,) = [row for row in judged("V17") if row.row.memory_gb is not None]
+    assert 0 <= (measured.memory_error or -1) <= 0.2

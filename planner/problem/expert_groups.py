@@ -1,0 +1,108 @@
+"""Groups of ranks that share the experts of a layer: their possible sizes, and where they may lie.
+
+A group is ep / tp replicas, neighbours by number, with all of their tensor shards. A host holds whole groups, or a
+group whole hosts, and all replicas of a stage are in one cluster. Megatron-Core makes the same groups of RANK where
+`--expert-tensor-parallel-size` is 1 (parallel_state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.job import Job
+from holmes_core.records.plan import PlanRank
+from planner.cost.engines import ENGINES, engine_of
+
+
+def expert_degrees(job: Job, slots: Sequence[int]) -> tuple[int, ...]:
+    """Return the degrees to try: the fixed one, else all divisors of the experts that fit; 1 without experts.
+
+    `slots` are by host.
+    """
+    experts, fixed = job.model.experts, job.parallel
+    if experts is None or fixed.ep is not None:
+        return (job.ep,)
+    tp, ranks = fixed.tp or 1, (fixed.tp or 1) * (fixed.dp or 0)
+    sizes, most = set(slots) - {0}, min(experts, ranks or sum(slots))
+    found = (ep for ep in range(tp, most + 1, tp) if experts % ep == 0 and ranks % ep == 0)
+    return tuple(ep for ep in found if all(_is_aligned(size, ep) for size in sizes)) or (tp,)
+
+
+def takes_experts(job: Job, tp: int, dp: int) -> bool:
+    """Return True if groups of the job's degree go with these degrees; without experts all do."""
+    return job.model.experts is None or (job.ep % tp == 0 and tp * dp % job.ep == 0)
+
+
+def check_layers(job: Job) -> None:
+    """Raise HolmesError (wrong usage) for layers or a degree of experts that the engine or the model does not have."""
+    keys, ep, tp = job.model.beyond_bundled, job.ep, job.parallel.tp or 1
+    if keys and not engine_of(job).has_experts:
+        names = [name for name, engine in ENGINES.items() if engine.has_experts]
+        raise HolmesError(
+            f"job: model.{keys[0]} with engine {job.engine}: such layers are planned for {' and '.join(names)} alone",
+            f"set trainer.engine to {names[0]}, or leave model.{keys[0]} out",
+        )
+    trainer = job.trainer
+    if ep > 1 and trainer is not None and not trainer.takes_options and "ep" not in trainer.placeholders:
+        raise HolmesError(
+            f"job: parallel.ep is {ep}, and trainer.command places the plan's settings without {{ep}}",
+            "put {ep} where the command has its expert parallel size",
+        )
+    if job.parallel.ep is not None and ((job.model.experts or 1) % ep or ep % tp):
+        raise HolmesError(
+            f"job: parallel.ep is {ep}, model.experts {job.model.experts or 'not set'} and parallel.tp {tp}: ranks "
+            "hold as many experts each, and all tensor shards of a replica are in one group of experts",
+            "set parallel.ep to a divisor of model.experts and a multiple of parallel.tp",
+        )
+
+
+def no_expert_degrees(job: Job, slots: int) -> HolmesError:
+    """Return why no degrees are left with experts in groups of ep on so many slots."""
+    fixed = job.parallel
+    named = ", ".join(f"{key} {value}" for key in ("tp", "pp", "dp") if (value := getattr(fixed, key)) is not None)
+    return HolmesError(
+        f"job: no degrees go with parallel.ep {job.ep}{f' and {named}' if named else ''}: tp x dp must be a "
+        f"multiple of it, on {slots} training slots and with global_batch_size {job.global_batch_size}",
+        "choose another parallel.ep, or leave it out",
+        ANSWER_IS_NO,
+    )
+
+
+def check_expert_groups(job: Job, slots: Iterable[int]) -> None:
+    """Raise HolmesError where a host of so many `slots` neither holds whole groups nor is whole in one."""
+    if job.ep == 1:
+        return
+    wrong = sorted(size for size in slots if not _is_aligned(size, job.ep))
+    if wrong:
+        raise HolmesError(
+            f"job: parallel.ep {job.ep} neither divides the {wrong[0]} slots of a host nor is a multiple of them",
+            "set parallel.ep to a divisor or a multiple of the slots of every host, or leave it out",
+        )
+
+
+def check_one_cluster(job: Job, ranks: Sequence[PlanRank]) -> None:
+    """Raise HolmesError where a stage whose ranks share experts is in several clusters."""
+    stage = split_stage(job, ranks)
+    if stage:
+        names = " and ".join(dict.fromkeys(rank.cluster for rank in stage))
+        raise HolmesError(
+            f"job: parallel.ep is {job.ep}, and the best placement has ranks {stage[0].rank} to {stage[-1].rank}, "
+            f"which share a stage's experts, in clusters {names}: tokens would cross in every layer",
+            "leave parallel.pp and dp out, or set them so that the replicas of a stage fit into one cluster",
+            ANSWER_IS_NO,
+        )
+
+
+def split_stage(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]:
+    """Return the ranks of the first stage in several clusters where experts are in groups; empty where none is."""
+    if job.ep == 1:
+        return ()
+    stages: dict[int, list[PlanRank]] = {}
+    for rank in ranks:
+        stages.setdefault(rank.pp_rank, []).append(rank)
+    return next((tuple(held) for held in stages.values() if len({rank.cluster for rank in held}) > 1), ())
+
+
+def _is_aligned(num_slots: int, ep: int) -> bool:
+    return num_slots % ep == 0 or ep % num_slots == 0

@@ -1,0 +1,195 @@
+"""Experts in groups of ranks: degrees, memory, tokens on their way, and what a plan for Megatron-Core says of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holmes_core.errors import ANSWER_IS_NO, WRONG_USAGE, HolmesError
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan
+from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters
+from launcher.prepare.engine_arguments import engine_arguments
+from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s
+from planner.cost.counts import Execution, memory_bytes, state_bytes
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import dense_parts_s, slot_s
+from planner.problem.expert_groups import split_stage
+from planner.problem.problem import read_problem
+from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
+
+MODEL = {
+    **{"family": "llama", "num_layers": 6, "hidden_size": 1024, "num_heads": 16, "seq_length": 1024},
+    **{"ffn_hidden_size": 2048, "vocab_size": 32000, "experts": 32, "experts_per_token": 4, "expert_ffn": 512},
+}
+SHAPE = ModelShape(**MODEL)  # type: ignore[arg-type]
+PLAIN = Execution(1, 16, 1, 2, "none", ep=8)
+TWO_HOSTS = gpu_inventory([2])
+
+
+def job(model: dict[str, Any] = MODEL, **parallel: Any) -> Job:
+    """A job of experts for Megatron-Core."""
+    return gpt_7b(engine="megatron", model=model, global_batch_size=64, parallel=parallel)
+
+
+def test_tokens_of_experts_on_the_host_never_meet_the_network() -> None:
+    # 1024 tokens x 1024 x 2 bytes x 4 experts are 8 MiB, 7 of 8 parts to others; there and back.
+    size = 8 * 2**20
+    times = expert_parallel_s(SHAPE, PLAIN, Path(100e9, 1e-6), Peers(8, 1e9))
+    assert times.forward_s == times.backward_s == pytest.approx(2 * (size * 7 / 8 / 100e9 + 1e-6))
+
+
+def test_tokens_to_other_hosts_take_each_rank_s_share_of_the_network() -> None:
+    size, wide = 8 * 2**20, PLAIN._replace(ep=16)
+    times = expert_parallel_s(SHAPE, wide, Path(100e9), Peers(8, 1e9))
+    assert times.forward_s == pytest.approx(2 * size * 8 / 16 / (0.7 * 1e9))
+    again = expert_parallel_s(SHAPE, wide._replace(recompute="full"), Path(100e9), Peers(8, 1e9))
+    assert again.backward_s == pytest.approx(2 * times.backward_s)
+
+
+def test_tensor_shards_send_their_part_of_the_tokens() -> None:
+    one, two = (expert_parallel_s(SHAPE, PLAIN._replace(tp=tp), Path(100e9), Peers(8, 1e9)) for tp in (1, 2))
+    assert two.forward_s == pytest.approx(one.forward_s / 2)
+
+
+def test_experts_are_exchanged_by_the_ranks_that_hold_the_same() -> None:
+    # 16 replicas on two hosts, eight expert ranks: two hold the same experts, and each host has eight such pairs.
+    assert expert_exchange_part(PLAIN, Peers(8, 1e9)) == pytest.approx((1 / 2) / (15 / 16) * 8)
+    assert expert_exchange_part(PLAIN, Peers(16, 1e9)) == pytest.approx((1 / 2) / (15 / 16))
+    assert expert_exchange_part(PLAIN._replace(ep=16), Peers(8, 1e9)) == 0
+
+
+def test_memory_has_the_experts_and_states_of_one_group_member() -> None:
+    experts = expert_parameters(SHAPE, 8)
+    assert experts == 4 * 3 * 1024 * 512
+    one, two = (memory_bytes(SHAPE, PLAIN, (count,), (0,), False, False) for count in (1, 2))
+    whole = layer_parameters(SHAPE, 1, 8) - experts
+    # Weights and sums; masters, moments and reduced gradients of two ranks together.
+    assert two - one == state_bytes(whole, PLAIN) + experts * (2 + 4) + experts * (4 + 8 + 8) // 2
+
+
+@pytest.mark.parametrize("ep", [4, 16])
+def test_groups_of_experts_lie_on_whole_hosts_or_hosts_hold_whole_groups(ep: int) -> None:
+    plan = plan_for(TWO_HOSTS, job(ep=ep, pp=1))
+    assert plan.job.ep == ep
+    blocks = [plan.ranks[at : at + ep] for at in range(0, len(plan.ranks), ep)]
+    assert {len({rank.host for rank in block}) for block in blocks} == {-(-ep // 8)}
+
+
+@pytest.mark.parametrize("parallel", [{"ep": 8}, {"ep": 16, "pp": 1}, {"ep": 8, "tp": 2, "pp": 1}])
+def test_the_closed_form_and_the_simulations_agree(parallel: dict[str, Any]) -> None:
+    plan = plan_for(TWO_HOSTS, job(**parallel))
+    assert plan.solve.placement_s == pytest.approx(plan.prediction.step_s, rel=0.1)
+    assert plan.prediction.exposed_tp_s > 0
+
+
+def test_a_free_degree_is_the_fastest_of_all() -> None:
+    free = plan_for(TWO_HOSTS, job(pp=1))
+    each = {ep: plan_for(TWO_HOSTS, job(pp=1, ep=ep)).prediction.step_s for ep in (1, 2, 4, 8, 16)}
+    assert free.prediction.step_s == min(each.values()) == each[free.job.ep]
+
+
+def test_tokens_count_among_the_bytes_of_interfaces() -> None:
+    inside, across = (plan_for(TWO_HOSTS, job(ep=ep, pp=1, tp=1, micro_batch_size=1)) for ep in (8, 16))
+    # 4 times a layer half of 8 MiB, for 4 micro-batches of each of 8 replicas; and no expert is exchanged any more.
+    routed = 4 * 6 * 4 * 2**20 * 4 * 8
+    exchanged = 15 / 16 * (4 + 2) * expert_parameters(SHAPE, 8) * 6 * expert_exchange_part(PLAIN, Peers(8, None))
+    sent = [max(each.sent_bytes for each in plan.prediction.traffic) for plan in (inside, across)]
+    assert sent[1] - sent[0] == pytest.approx(routed - exchanged, rel=1e-3)
+
+
+def first_dense(plan: Plan) -> float:
+    """Seconds of a micro-batch on the first stage over those on the second."""
+    return plan.prediction.microbatch_compute_s[0][0] / plan.prediction.microbatch_compute_s[1][0]
+
+
+def test_first_layers_without_experts_are_priced_as_such() -> None:
+    model = {**MODEL, "num_layers": 7, "first_dense_layers": 2, "hidden_size": 4096, "expert_ffn": 1024}
+    problem = read_problem(TWO_HOSTS, job(model, ep=8))
+    execution, slot = Candidate(1, 1, 16, 1).execution(problem.job), problem.fleet.classes[0].hardware.slot
+    (expert, _), (dense, _) = slot_s(problem.job, slot, execution), dense_parts_s(problem.job, slot, execution)
+    assert dense.both_s < expert.both_s
+
+    plan = plan_for(TWO_HOSTS, job(model, ep=8, pp=2, layers=[4, 3], schedule="1f1b", dp=8, micro_batch_size=1))
+    alike = plan_for(
+        TWO_HOSTS,
+        job({**model, "first_dense_layers": 0}, ep=8, pp=2, layers=[4, 3], schedule="1f1b", dp=8, micro_batch_size=1),
+    )
+    assert first_dense(plan) < first_dense(alike)
+    assert plan.prediction.memory_bytes[0] < alike.prediction.memory_bytes[0]
+    assert plan.prediction.memory_bytes[1] == alike.prediction.memory_bytes[1]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"ep": 3}, "parallel.ep is 3, model.experts 32"),
+        ({"ep": 2, "tp": 4}, "parallel.ep is 2, model.experts 32 and parallel.tp 4"),
+        ({"ep": 32}, "no degrees go with parallel.ep 32"),
+        ({"ep": 8, "dp": 4, "tp": 1}, "no degrees go with parallel.ep 8 and tp 1, dp 4"),
+    ],
+)
+def test_degrees_that_do_not_go_together_are_refused(parallel: dict[str, Any], said: str) -> None:
+    with pytest.raises(HolmesError, match=said):
+        plan_for(TWO_HOSTS, job(**parallel))
+
+
+def test_a_dense_model_has_no_expert_parallel_degree() -> None:
+    with pytest.raises(HolmesError, match=r"model\.experts not set") as refused:
+        plan_for(TWO_HOSTS, gpt_7b(engine="megatron", parallel={"ep": 2}))
+    assert refused.value.exit_code == WRONG_USAGE
+
+
+@pytest.mark.parametrize("parallel", [{"ep": 8, "pp": 2, "dp": 16}, {"ep": 16, "pp": 2, "dp": 16}, {"ep": 4}, {}])
+def test_groups_of_experts_are_inside_clusters_and_pipelines_cross(parallel: dict[str, Any]) -> None:
+    plan = plan_for(gpu_inventory([2, 2]), job(**parallel))
+    assert split_stage(plan.job, plan.ranks) == ()
+    assert {len(stage.clusters) for stage in plan.stages} == {1}
+    if "dp" in parallel:
+        assert {stage.clusters for stage in plan.stages} == {("a",), ("b",)}
+
+
+@pytest.mark.parametrize("ep", [8, 16])
+def test_stages_of_experts_over_clusters_are_refused(ep: int) -> None:
+    with pytest.raises(
+        HolmesError, match="ranks 0 to 15, which share a stage's experts, in clusters a and b"
+    ) as refused:
+        plan_for(gpu_inventory([1, 1]), job(ep=ep, pp=1, dp=16, tp=1))
+    assert refused.value.exit_code == ANSWER_IS_NO
+
+
+def test_a_command_with_placeholders_needs_one_for_ep() -> None:
+    wrong = job(ep=8).model_dump() | {"data": None, "trainer": {"engine": "megatron", "command": ["x", "--tp", "{tp}"]}}
+    with pytest.raises(HolmesError, match=r"without \{ep\}"):
+        plan_for(TWO_HOSTS, Job.model_validate(wrong))
+
+
+def test_megatron_is_given_the_groups_that_are_priced() -> None:
+    data = job(ep=8, tp=2).model_dump() | {"data": None}
+    for command, dispatcher in ((["x"], ["alltoall"]), (["x", "--moe-token-dispatcher-type", "flex"], [])):
+        job_of_command = Job.model_validate(data | {"trainer": {"engine": "megatron", "command": command}})
+        words = engine_arguments(plan_for(TWO_HOSTS, job_of_command))
+        at = words.index("--expert-model-parallel-size")
+        assert words[at : at + 5] == (
+            *words[at : at + 1],
+            "8",
+            "--expert-tensor-parallel-size",
+            "1",
+            "--moe-grouped-gemm",
+        )
+        found = [words[i + 1] for i, word in enumerate(words) if word == "--moe-token-dispatcher-type"]
+        assert found == dispatcher
+
+
+def test_plans_of_dense_models_have_no_key_of_experts() -> None:
+    said = json.loads(gpt_7b().model_dump_json())
+    assert not {"ep", "experts", "first_dense_layers"} & {*said["model"], *said["parallel"]}
+    assert json.loads(job(ep=8).model_dump_json())["model"]["experts"] == 32
+
+
+def test_a_dense_layer_is_the_same_with_and_without_the_layers_around_it() -> None:
+    dense = replace(SHAPE, experts=None, experts_per_token=None, expert_ffn=None)
+    assert SHAPE.dense == dense
