@@ -32,7 +32,7 @@ NEAR = 0.1  # of a step
 MAX_STAGES = 6  # of pipelines whose stages are changed one by one; of longer ones it is the order of all, or the depth
 MAX_CLASSES = 4  # of hosts, for moves from one to another
 MAX_RUNS = 4  # of stages on the same hosts, for all their orders
-MAX_WORK = 400_000  # forwards and backwards simulated in all: half a second
+MAX_WORK = 400_000  # forwards and backwards simulated, of depths and then of changes: half a second each
 MORE_WORK = 2_000_000  # from all starts with the degrees of the best
 EVENLY = (1, 2, 4, 8)  # micro-batches more in flight on all edges, wherever a climb stands: deeper is not always faster
 LOOK, SIMULATION = 10, 500  # of that, what a bound costs by the square of the stages, and the shortest simulation
@@ -57,11 +57,11 @@ def rank_improved(
     `within_s`; there may be none.
     """
     left = left or TimeLeft(inf)
-    climb = _Climb(problem, MAX_WORK * most_starts // STARTS, left)
+    depths, climb = (_Climb(problem, MAX_WORK * most_starts // STARTS, left) for _ in range(2))
     starts = rank_contenders(problem, climb.with_fullest_first(found), most_starts, NEAR, left, candidates, within_s)
     if not starts:
         return []
-    deeper = _fastest_first([climb.up_from(each, changed=False) for each in starts])
+    deeper = _fastest_first([depths.up_from(each, changed=False) for each in starts])
     climbed, seen = list[Contender](), set[tuple[int, ...]]()
     for each in deeper:  # of the same degrees and micro-batch the best alone
         kind = (*_degrees(each), each.found.placement.candidate.micro_batch_size)
