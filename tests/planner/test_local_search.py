@@ -156,6 +156,6 @@ def test_long_pipelines_start_with_the_fullest_stages_first() -> None:
 
 
 def test_climbs_of_slow_starts_leave_work_for_changes_of_fast_ones() -> None:
-    """Pipelines of nine and ten stages that took twice as long as the best used up all work, and plans were 3 % slower."""
+    """Pipelines of nine and ten stages, twice as slow as the best, used up all work: the plan was 3 % slower."""
     fleet, job = drawn_fleet(98), drawn_job(98).model_copy(update={"parallel": Parallel(tp=1)})
     assert plan_for(fleet, job).prediction.step_s == pytest.approx(0.5624, rel=1e-3)
