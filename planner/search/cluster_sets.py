@@ -45,7 +45,7 @@ class ClusterSets:
         """
         return min(
             (
-                self._bounds.steady_s(pace_s, each.slowest_s) + self._coeffs.fill_share * work_s + 2 * each.edges_s
+                self._bounds.steady_s(pace_s, each.slowest_s) + self._bounds.least_share * work_s + 2 * each.edges_s
                 for each in self._sets
                 if (work_s := self._work_s(each.stages, limits)) < inf
             ),

@@ -163,8 +163,8 @@ class EarlyBounds:
 
         Of the busiest replica, or of `mean` micro-batches.
         """
-        share = self._fill_share(candidate)
         m = candidate.num_microbatches(self._job.global_batch_size) if mean is None else mean
+        share = min(self._fill_share(candidate), m)  # else a slower pace would make it less
         work_s = self._num_layers * speeds.classes[0].layer_s + speeds.least_head_s
         return (m - share) * pace_s + share * work_s
 

@@ -280,8 +280,9 @@ class LowerBounds:
 
     def without_sync_s(self, pace_s: float, limits: LayerLimits) -> float:
         """Return a lower bound as `at_pace_s`, without exchanges, of stages within `limits`."""
-        fill_s = self.coeffs.fill_share * self.least_work_s(limits) + 2 * self.least_edges_s[0]
-        return self.steady_s(pace_s) + fill_s
+        others_s = self.coeffs.fill_share * max(0.0, self.least_work_s(limits) - pace_s)
+        steady_s = (self.coeffs.num_microbatches - 1) * self._least_pace_s(pace_s)
+        return steady_s + pace_s + others_s + 2 * self.least_edges_s[0]
 
     def from_pace_s(self, pace_s: float) -> float:
         """Return a lower bound on the step, in seconds, of placements whose slowest stage takes `pace_s` or longer."""
@@ -323,18 +324,29 @@ class LowerBounds:
             for near_s, far_s, one in zip(coeffs.fabric_port_s, coeffs.shared_port_s, coeffs.has_one_nic, strict=True)
         )
 
+    @cached_property
+    def least_share(self) -> float:
+        """The part of all stages' seconds that the fill takes at least, whatever the pace.
+
+        Above 1 it grows with the other stages alone, so that a slower pace may make the rest shorter.
+        """
+        return min(1.0, self.coeffs.fill_share)
+
     def steady_s(self, pace_s: float, edge_s: float = 0.0) -> float:
         """Return a lower bound on the steady state of a stage of `pace_s` and an edge of `edge_s`, or slower ones.
 
-        With it goes what of the slowest stage the fill leaves out.
+        With it goes what of the slowest stage a fill of `least_share` leaves out.
         """
-        least_s = max(pace_of(self.coeffs, pace_s, max(edge_s, self.least_edges_s[1])), self._least_nic_s)
-        return (self.coeffs.num_microbatches - 1) * least_s + (1 - self.coeffs.fill_share) * pace_s
+        return (self.coeffs.num_microbatches - 1) * self._least_pace_s(pace_s, edge_s) + (1 - self.least_share) * pace_s
+
+    def _least_pace_s(self, stage_s: float, edge_s: float = 0.0) -> float:
+        """Return a lower bound on the seconds per micro-batch of the steady state."""
+        return max(pace_of(self.coeffs, stage_s, max(edge_s, self.least_edges_s[1])), self._least_nic_s)
 
     @cached_property
     def _fill_s(self) -> float:
         """Lower bound on what the fill adds, in seconds, whatever the pace."""
-        return self.coeffs.fill_share * self.least_work_s(self.memory) + 2 * self.least_edges_s[0]
+        return self.least_share * self.least_work_s(self.memory) + 2 * self.least_edges_s[0]
 
 
 @lru_cache(maxsize=256)
