@@ -28,7 +28,7 @@ from planner.layout.usual_order import memory_fault, usual_group_slots, usual_pl
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
 from planner.problem.candidates import Candidate, enumerate_candidates
-from planner.problem.expert_groups import check_one_cluster, expert_degrees
+from planner.problem.expert_groups import check_placed_groups, expert_degrees
 from planner.problem.fleet import slots_of
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
@@ -81,12 +81,27 @@ def make_plan(
         one = job.model_copy(update={"parallel": job.parallel.model_copy(update={"ep": ep})})
         share_s = time_limit_s / len(degrees)
         try:
-            plans.append(_plan_job(inventory, one, inventory_source, job_source, order, progress, share_s, lp))
+            plans.append(_plan_job(inventory, one, inventory_source, job_source, order, progress, share_s, None))
         except HolmesError as error:
             faults.append(error)
     if not plans:
-        raise faults[-1]
-    return min(plans, key=lambda plan: plan.prediction.step_s)
+        tried = ", ".join(map(str, degrees))
+        raise HolmesError(
+            f"no expert parallel degree of {tried} can be planned; the last: {faults[-1]}", faults[-1].hint
+        )
+    best = min(plans, key=lambda plan: plan.prediction.step_s)
+    if lp is not None:
+        _plan_job(inventory, best.job, inventory_source, job_source, order, None, time_limit_s, lp)
+    return _with_bound_of_all(best, plans)
+
+
+def _with_bound_of_all(best: Plan, plans: Sequence[Plan]) -> Plan:
+    """Return the best plan with the bound on the steps of all `plans`: each has one for its own degree."""
+    bounds_s = [plan.solve.step_bound_s for plan in plans]
+    least_s = min((bound_s for bound_s in bounds_s if bound_s is not None), default=None)
+    gap = None if None in bounds_s or least_s is None else 1 - least_s / best.prediction.step_s
+    solve = best.solve.model_copy(update={"step_bound_s": None if gap is None else least_s, "step_gap": gap})
+    return best.model_copy(update={"solve": solve})
 
 
 def _plan_job(
@@ -119,7 +134,7 @@ def _plan_job(
         certificate = _certify(problem, result, written, placement_s, left.less(writing_s), lp)
     solve = _report(problem, result, written, placement_s, compared, order, certificate)
     plan = _write(problem, inventory_source, job_source, order, written, solve, compared.usual)
-    check_one_cluster(job, plan.ranks)
+    check_placed_groups(job, plan.ranks)
     faults = verify(plan, inventory)
     if faults:
         raise AssertionError("the planner made a plan that does not verify: " + "; ".join(faults[:20]))

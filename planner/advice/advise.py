@@ -91,9 +91,11 @@ def trying_more_hosts(
 ) -> Iterator[Mapping[MoreHost, BackgroundCall[float | None]]]:
     """Plan with one more host in each cluster in the background, while the plan is made without. Leaving ends it.
 
-    The calls return the step in seconds, None where it would take too long.
+    The calls return the step in seconds, None where it would take too long. No change is tried where the degree of
+    experts is free: the best one is not known before the plan is.
     """
-    tried = order == "holmes" and len(inventory.hosts) <= MAX_HOSTS
+    is_free = job.model.experts is not None and job.parallel.ep is None
+    tried = order == "holmes" and len(inventory.hosts) <= MAX_HOSTS and not is_free
     changes = [change for change, _ in _more_hosts(inventory)] if tried else []
     works = (
         partial(_one_more_host_s, inventory, job, change, number, effort) for number, change in enumerate(changes, 1)

@@ -13,7 +13,7 @@ from planner.layout.layout import Layout, lay_out, may_be_hierarchical
 from planner.layout.predict import predict, predict_step_s
 from planner.layout.rail_matching import match_rails
 from planner.layout.usual_order import best_usual, usual_group_slots
-from planner.problem.expert_groups import split_stage
+from planner.problem.expert_groups import misplaced_group
 from planner.problem.problem import Problem
 from planner.schedule.run_mode import StepParts
 from planner.schedule.runners_up import Contender, alternative, fastest_first, parts_by_class
@@ -141,7 +141,7 @@ def write_usual(problem: Problem, result: SearchResult) -> WrittenPlan | None:
         return None
     group_slots = usual_group_slots(problem, candidate)
     ranks = number_ranks(problem.job, group_slots, [host.name for host in problem.inventory.hosts], candidate.tp)
-    if split_stage(job, ranks):
+    if misplaced_group(job, ranks):
         return None
     layout = lay_out(problem, candidate, mode, ranks, found.placement.microbatches)
     return WrittenPlan(found.placement, layout, predict(problem, layout))

@@ -7,7 +7,9 @@ group whole hosts, and all replicas of a stage are in one cluster. Megatron-Core
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
@@ -43,17 +45,46 @@ def check_layers(job: Job) -> None:
             f"job: model.{keys[0]} with engine {job.engine}: such layers are planned for {' and '.join(names)} alone",
             f"set trainer.engine to {names[0]}, or leave model.{keys[0]} out",
         )
-    trainer = job.trainer
-    if ep > 1 and trainer is not None and not trainer.takes_options and "ep" not in trainer.placeholders:
+    if job.model.first_dense_layers:
         raise HolmesError(
-            f"job: parallel.ep is {ep}, and trainer.command places the plan's settings without {{ep}}",
-            "put {ep} where the command has its expert parallel size",
+            f"job: model.first_dense_layers is {job.model.first_dense_layers}: layers without experts are counted, but "
+            "where they stand is not yet planned",
+            "plan with first_dense_layers 0, as though all layers had experts, or with another model",
         )
-    if job.parallel.ep is not None and ((job.model.experts or 1) % ep or ep % tp):
+    if job.model.experts is None:
+        if job.parallel.ep is not None:
+            raise HolmesError(
+                f"job: parallel.ep is {job.parallel.ep}, and the model has no experts", "leave parallel.ep out"
+            )
+        return
+    _check_command(job)
+    if job.parallel.ep is not None and (job.model.experts % ep or ep % tp):
         raise HolmesError(
-            f"job: parallel.ep is {ep}, model.experts {job.model.experts or 'not set'} and parallel.tp {tp}: ranks "
-            "hold as many experts each, and all tensor shards of a replica are in one group of experts",
+            f"job: parallel.ep is {ep}, model.experts {job.model.experts} and parallel.tp {tp}: ranks hold as many "
+            "experts each, and all tensor shards of a replica are in one group of experts",
             "set parallel.ep to a divisor of model.experts and a multiple of parallel.tp",
+        )
+
+
+def _check_command(job: Job) -> None:
+    """Raise HolmesError (wrong usage) for a command that would run other groups or another dispatcher than planned."""
+    trainer = job.trainer
+    if trainer is None or not trainer.command:
+        return
+    given = dict(pairwise(word for each in trainer.command for word in each.split("=", 1)))
+    dispatcher, size = given.get("--moe-token-dispatcher-type"), given.get("--expert-tensor-parallel-size")
+    if dispatcher == "allgather":
+        raise HolmesError(
+            "job: trainer.command has --moe-token-dispatcher-type allgather, and experts are priced with alltoall",
+            "set it to alltoall or flex",
+        )
+    if not trainer.takes_options and ("ep" not in trainer.placeholders or dispatcher is None or size != "1"):
+        raise HolmesError(
+            "job: trainer.command places the plan's settings itself, and not all of those of experts: it has "
+            f"{'' if 'ep' in trainer.placeholders else 'no '}{{ep}}, --expert-tensor-parallel-size "
+            f"{size or 'not set'}, --moe-token-dispatcher-type {dispatcher or 'not set'}",
+            "put {ep} where its expert parallel size is, and add `--expert-tensor-parallel-size 1 "
+            "--moe-token-dispatcher-type alltoall`",
         )
 
 
@@ -81,27 +112,37 @@ def check_expert_groups(job: Job, slots: Iterable[int]) -> None:
         )
 
 
-def check_one_cluster(job: Job, ranks: Sequence[PlanRank]) -> None:
-    """Raise HolmesError where a stage whose ranks share experts is in several clusters."""
-    stage = split_stage(job, ranks)
-    if stage:
-        names = " and ".join(dict.fromkeys(rank.cluster for rank in stage))
+def check_placed_groups(job: Job, ranks: Sequence[PlanRank]) -> None:
+    """Raise HolmesError where ranks that share experts are in several clusters, or on parts of several hosts."""
+    group = misplaced_group(job, ranks)
+    if group:
+        places = " and ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in group))
         raise HolmesError(
-            f"job: parallel.ep is {job.ep}, and the best placement has ranks {stage[0].rank} to {stage[-1].rank}, "
-            f"which share a stage's experts, in clusters {names}: tokens would cross in every layer",
-            "leave parallel.pp and dp out, or set them so that the replicas of a stage fit into one cluster",
+            f"job: parallel.ep is {job.ep}, and the best placement has ranks {group[0].rank} to {group[-1].rank}, "
+            f"which share a stage's experts, on {places}: a group has whole hosts or a part of one, and a stage one "
+            "cluster, as tokens cross in every layer",
+            "leave parallel.pp and dp out, or set them so that the replicas of a stage fit so",
             ANSWER_IS_NO,
         )
 
 
-def split_stage(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]:
-    """Return the ranks of the first stage in several clusters where experts are in groups; empty where none is."""
+def misplaced_group(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]:
+    """Return the first group of ranks, or stage, that is not placed as it is priced; empty where all are."""
     if job.ep == 1:
         return ()
     stages: dict[int, list[PlanRank]] = {}
-    for rank in ranks:
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
         stages.setdefault(rank.pp_rank, []).append(rank)
-    return next((tuple(held) for held in stages.values() if len({rank.cluster for rank in held}) > 1), ())
+    for held in stages.values():
+        if len({rank.cluster for rank in held}) > 1:
+            return tuple(held)
+        of_host = Counter(rank.host for rank in held)
+        for first in range(0, len(held), job.ep):
+            group = held[first : first + job.ep]
+            hosts = Counter(rank.host for rank in group)
+            if len(hosts) > 1 and any(count < of_host[host] for host, count in hosts.items()):
+                return tuple(group)
+    return ()
 
 
 def _is_aligned(num_slots: int, ep: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +11,13 @@ import pytest
 
 from holmes_core.errors import ANSWER_IS_NO, WRONG_USAGE, HolmesError
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Plan
 from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters
 from launcher.prepare.engine_arguments import engine_arguments
 from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s
 from planner.cost.counts import Execution, memory_bytes, state_bytes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import dense_parts_s, slot_s
-from planner.problem.expert_groups import split_stage
+from planner.problem.expert_groups import misplaced_group
 from planner.problem.problem import read_problem
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
 
@@ -101,26 +101,16 @@ def test_tokens_count_among_the_bytes_of_interfaces() -> None:
     assert sent[1] - sent[0] == pytest.approx(routed - exchanged, rel=1e-3)
 
 
-def first_dense(plan: Plan) -> float:
-    """Seconds of a micro-batch on the first stage over those on the second."""
-    return plan.prediction.microbatch_compute_s[0][0] / plan.prediction.microbatch_compute_s[1][0]
-
-
-def test_first_layers_without_experts_are_priced_as_such() -> None:
-    model = {**MODEL, "num_layers": 7, "first_dense_layers": 2, "hidden_size": 4096, "expert_ffn": 1024}
-    problem = read_problem(TWO_HOSTS, job(model, ep=8))
+def test_first_layers_without_experts_cost_less_and_are_not_yet_planned() -> None:
+    model = {**MODEL, "first_dense_layers": 2, "hidden_size": 4096, "expert_ffn": 1024}
+    problem = read_problem(TWO_HOSTS, job({**model, "first_dense_layers": 0}, ep=8))
     execution, slot = Candidate(1, 1, 16, 1).execution(problem.job), problem.fleet.classes[0].hardware.slot
-    (expert, _), (dense, _) = slot_s(problem.job, slot, execution), dense_parts_s(problem.job, slot, execution)
+    (expert, _), (dense, _) = slot_s(problem.job, slot, execution), dense_parts_s(job(model, ep=8), slot, execution)
     assert dense.both_s < expert.both_s
 
-    plan = plan_for(TWO_HOSTS, job(model, ep=8, pp=2, layers=[4, 3], schedule="1f1b", dp=8, micro_batch_size=1))
-    alike = plan_for(
-        TWO_HOSTS,
-        job({**model, "first_dense_layers": 0}, ep=8, pp=2, layers=[4, 3], schedule="1f1b", dp=8, micro_batch_size=1),
-    )
-    assert first_dense(plan) < first_dense(alike)
-    assert plan.prediction.memory_bytes[0] < alike.prediction.memory_bytes[0]
-    assert plan.prediction.memory_bytes[1] == alike.prediction.memory_bytes[1]
+    with pytest.raises(HolmesError, match="first_dense_layers is 2: layers without experts are counted") as refused:
+        plan_for(TWO_HOSTS, job(model, ep=8))
+    assert refused.value.exit_code == WRONG_USAGE
 
 
 @pytest.mark.parametrize(
@@ -138,7 +128,7 @@ def test_degrees_that_do_not_go_together_are_refused(parallel: dict[str, Any], s
 
 
 def test_a_dense_model_has_no_expert_parallel_degree() -> None:
-    with pytest.raises(HolmesError, match=r"model\.experts not set") as refused:
+    with pytest.raises(HolmesError, match=r"parallel\.ep is 2, and the model has no experts") as refused:
         plan_for(TWO_HOSTS, gpt_7b(engine="megatron", parallel={"ep": 2}))
     assert refused.value.exit_code == WRONG_USAGE
 
@@ -146,7 +136,7 @@ def test_a_dense_model_has_no_expert_parallel_degree() -> None:
 @pytest.mark.parametrize("parallel", [{"ep": 8, "pp": 2, "dp": 16}, {"ep": 16, "pp": 2, "dp": 16}, {"ep": 4}, {}])
 def test_groups_of_experts_are_inside_clusters_and_pipelines_cross(parallel: dict[str, Any]) -> None:
     plan = plan_for(gpu_inventory([2, 2]), job(**parallel))
-    assert split_stage(plan.job, plan.ranks) == ()
+    assert misplaced_group(plan.job, plan.ranks) == ()
     assert {len(stage.clusters) for stage in plan.stages} == {1}
     if "dp" in parallel:
         assert {stage.clusters for stage in plan.stages} == {("a",), ("b",)}
@@ -155,16 +145,51 @@ def test_groups_of_experts_are_inside_clusters_and_pipelines_cross(parallel: dic
 @pytest.mark.parametrize("ep", [8, 16])
 def test_stages_of_experts_over_clusters_are_refused(ep: int) -> None:
     with pytest.raises(
-        HolmesError, match="ranks 0 to 15, which share a stage's experts, in clusters a and b"
+        HolmesError, match="ranks 0 to 15, which share a stage's experts, on a1 of a and b1 of b"
     ) as refused:
         plan_for(gpu_inventory([1, 1]), job(ep=ep, pp=1, dp=16, tp=1))
     assert refused.value.exit_code == ANSWER_IS_NO
 
 
-def test_a_command_with_placeholders_needs_one_for_ep() -> None:
-    wrong = job(ep=8).model_dump() | {"data": None, "trainer": {"engine": "megatron", "command": ["x", "--tp", "{tp}"]}}
-    with pytest.raises(HolmesError, match=r"without \{ep\}"):
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["x", "--tp", "{tp}"], r"it has no \{ep\}, --expert-tensor-parallel-size not set"),
+        (["x", "--tp", "{tp}", "--ep={ep}", "--moe-token-dispatcher-type", "flex"], "it has {ep}, .* not set, .* flex"),
+        (["x", "--tp", "{tp}", "--ep={ep}", "--expert-tensor-parallel-size=1"], "type not set"),
+        (["x", "--moe-token-dispatcher-type=allgather"], "allgather, and experts are priced with alltoall"),
+    ],
+)
+def test_commands_that_run_other_groups_or_another_dispatcher_are_refused(command: list[str], said: str) -> None:
+    wrong = job(ep=8).model_dump() | {"data": None, "trainer": {"engine": "megatron", "command": command}}
+    with pytest.raises(HolmesError, match=said) as refused:
         plan_for(TWO_HOSTS, Job.model_validate(wrong))
+    assert refused.value.exit_code == WRONG_USAGE
+
+
+def test_a_command_with_placeholders_is_given_the_degree() -> None:
+    words = ["x", "{tp}", "{ep}", "--expert-tensor-parallel-size", "1", "--moe-token-dispatcher-type", "alltoall"]
+    right = job(ep=8, tp=2).model_dump() | {"data": None, "trainer": {"engine": "megatron", "command": words}}
+    assert plan_for(TWO_HOSTS, Job.model_validate(right)).job.ep == 8
+
+
+def test_groups_over_parts_of_hosts_are_found() -> None:
+    plan = plan_for(TWO_HOSTS, job(ep=8, pp=1, dp=16, tp=1))
+    first, rest = plan.ranks[0], plan.ranks[1:]
+    turned = [*rest, first]
+    moved = [rank.model_copy(update={"rank": number}) for number, rank in enumerate(turned)]
+    assert misplaced_group(plan.job, plan.ranks) == ()
+    assert [rank.rank for rank in misplaced_group(plan.job, moved)] == list(range(8))
+
+
+def test_the_certificate_in_the_file_and_the_bound_are_those_of_the_free_degree(tmp_path: pathlib.Path) -> None:
+    free, file = plan_for(TWO_HOSTS, job(), lp=tmp_path / "free.lp"), tmp_path / "fixed.lp"
+    fixed = [plan_for(TWO_HOSTS, job(ep=ep)) for ep in (1, 2, 4, 8, 16)]
+    bounds_s = [plan.solve.step_bound_s for plan in fixed]
+    plan_for(TWO_HOSTS, free.job, lp=file)
+    assert (tmp_path / "free.lp").read_text() == file.read_text()
+    assert free.prediction.step_s == min(plan.prediction.step_s for plan in fixed)
+    assert free.solve.step_bound_s == min(bound_s for bound_s in bounds_s if bound_s is not None)
 
 
 def test_megatron_is_given_the_groups_that_are_priced() -> None:

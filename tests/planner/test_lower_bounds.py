@@ -83,7 +83,8 @@ def test_bounds_hold_at_slower_paces_where_the_fill_is_longer_than_that_of_1f1b(
         bounds = LowerBounds(coeffs)
         for blocks in all_blocks(coeffs, False):
             step_s, pace_s = blocks_step_s(coeffs, blocks), slowest_stage_s(coeffs, blocks)
-            assert bounds.full_bound_s is not None and bounds.full_bound_s <= step_s * (1 + 1e-9), (seed, blocks)
+            assert bounds.full_bound_s is not None
+            assert bounds.full_bound_s <= step_s * (1 + 1e-9), (seed, blocks)
             assert bounds.at_pace_s(pace_s) <= step_s * (1 + 1e-9), (seed, blocks)
 
 
