@@ -38,7 +38,7 @@ a purchase, to compare offers, to reproduce a paper.
 holmes sketch 'a: 8 x 8 H100, IB 8x400; b: 8 x 8 A100-80, RoCE 2x200; 25 between'      # writes sketch.json
 holmes sketch 'a: 4 x 8 H100, IB 8x400, Ethernet 1x100; b: 2 x 4 L40S, Ethernet 2x25; a-b: 10 at 15 ms' -o other.json
 holmes sketch machines.yaml -o rack.json                                               # the rare things, below
-holmes plan job.yaml -i sketch.json
+holmes plan job.yaml -i sketch.json -o sketch-plan.json
 ```
 
 | text | meaning |
@@ -46,7 +46,7 @@ holmes plan job.yaml -i sketch.json
 | `a: 8 x 8 H100, IB 8x400` | Cluster a: 8 hosts of 8 H100; each host has 8 InfiniBand cards of 400 Gbit/s. |
 | `IB 8x2x200` | 8 cards of two ports of 200 Gbit/s, all in use. Kinds are IB, RoCE, EFA and Ethernet. |
 | `, Ethernet 1x100` after it | Cards of a host that lead out of the cluster; else as fast as the fastest wire. |
-| `25 between` | A host reaches hosts of other clusters at 25 Gbit/s, each host for itself. |
+| `25 between` | A host reaches hosts of other clusters at 25 Gbit/s, each host for itself; at most its cards' rate. |
 | `a-b: 10 at 20 ms, b-c: 5` | The same for these pairs alone, with the latency of a message one way. |
 
 Parts are separated by `;`. GPUs have their usual names: `A100-40`, `H100`, `H100 PCIe`, `L40S`. A name that is not

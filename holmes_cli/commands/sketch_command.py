@@ -51,7 +51,8 @@ def sketch_command(
         out.file.writelines(signed_parts(inventory))
     else:
         show_sketch(inventory)
-        out.print(f"\nsketch: {output}\nnext: holmes plan job.yaml -i {output}", markup=False, soft_wrap=True)
+        planned = f"holmes plan job.yaml -i {output} -o sketch-plan.json"  # plan.json may be one to launch
+        out.print(f"\nsketch: {output}\nnext: {planned}", markup=False, soft_wrap=True)
 
 
 def _usual(inventory: Inventory) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -276,6 +277,9 @@ class Inventory(FileRecord):
 
     @model_validator(mode="after")
     def _every_reachable_host_has_one_cluster(self) -> Inventory:
+        twice = [name for name, times in Counter(host.name for host in self.hosts).items() if times > 1]
+        if twice:
+            raise ValueError(f"hosts must have different names, seen twice: {twice}")
         members = [name for cluster in self.clusters for name in cluster.hosts]
         reachable = [host.name for host in self.hosts if host.reachable]
         if sorted(members) != sorted(reachable):

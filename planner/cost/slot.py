@@ -242,5 +242,5 @@ def _pcie_bytes_per_s(generation: int | None, lanes: int | None) -> float:
 def _unknown_speed(host: str, what: str, before: str = "") -> HolmesError:
     return HolmesError(
         f"host {host}: the speed of its {what} is not known",
-        f"{before}set compute.flops_per_s in job.yaml to what this measures there: `holmes calibrate --host {host}`",
+        f"{before}set compute.flops_per_s in job.yaml; on a probed host `holmes calibrate --host {host}` measures it",
     )

@@ -76,8 +76,10 @@ def known_gpu(text: str) -> str:
     return bare
 
 
-def known_fabric(text: str) -> SketchedKind:
+def known_fabric(text: object) -> SketchedKind:
     """Return the kind of a network by its name, in any case. Raises ValueError naming the nearest and all known."""
+    if not isinstance(text, str):
+        raise ValueError(f"must be the name of a network ({', '.join(FABRICS)})")
     for name, kind in FABRICS.items():
         if name.lower() == text.strip().lower():
             return kind

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from decimal import Decimal
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
@@ -16,7 +16,8 @@ from holmes_core.hosts.hosts_file import MAX_TRUNK_GBPS, StatedTrunk
 from holmes_core.records.parse_record import parse
 from holmes_core.records.record import Record
 from holmes_runtime.config.checks import check
-from planner.sketch.known_parts import SHORT, SketchedKind, known_fabric, known_gpu
+from holmes_runtime.config.gpu_peaks import product_of
+from planner.sketch.known_parts import GPUS, SHORT, KnownGpu, SketchedKind, known_fabric, known_gpu
 from planner.sketch.sketch_text import FORMS, NAME, MalformedSketch, read_network, read_text
 
 MAX_CLUSTERS = 32
@@ -76,7 +77,7 @@ class FabricCards(Cards):
 def _ethernet(value: object) -> object:
     """Return the keys of the network to everywhere, which may be written as `Ethernet 1x100`."""
     found = _from_text(value)
-    if isinstance(found, dict) and known_fabric(str(found.get("kind", "Ethernet"))) != "Ethernet":
+    if isinstance(found, dict) and known_fabric(found.get("kind", "Ethernet")) != "Ethernet":
         raise ValueError("the network to everywhere is Ethernet")
     return {key: each for key, each in found.items() if key != "kind"} if isinstance(found, dict) else found
 
@@ -85,12 +86,12 @@ class SketchCluster(Record):
     """Hosts that are alike, on one fabric."""
 
     name: ClusterName
-    """Name of the cluster; its hosts are a1, a2 and so on. Example: a"""
+    """Name of the cluster, which ends in a letter or digit; its hosts are a1, a2 and so on. Example: a"""
     hosts: Annotated[int, Field(ge=1, le=MAX_HOSTS, strict=True)]
     """Number of hosts. Example: 8"""
     gpus_per_host: Annotated[int, Field(ge=1, le=72, strict=True)]
     """GPUs of each host. Example: 8"""
-    gpu_memory_gib: Annotated[float, Field(gt=0, le=4096)] | None = None
+    gpu_memory_gib: Annotated[float, Field(ge=1, le=4096, strict=True)] | None = None
     """Memory of a GPU in GiB, as nvidia-smi shows it; not set: that of the GPU by its name. With it a GPU of any name
     is taken, and `compute.flops_per_s` of job.yaml says how fast it is. Example: 140.4"""
     gpu: Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[ -~]+$")]
@@ -101,7 +102,7 @@ class SketchCluster(Record):
     """Hosts whose GPUs share one NVLink domain, such as an NVL72 rack. Example: 18"""
     pci_generation: Annotated[int, Field(ge=3, le=5, strict=True)] | None = None
     """Generation of PCI Express, with 16 lanes; not set: the GPU's own. Example: 4"""
-    memory_gib: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    memory_gib: Annotated[float, Field(ge=1, le=1e6, strict=True)] | None = None
     """Memory of a host in GiB; not set: not known. Example: 2048"""
     fabric: Annotated[FabricCards, BeforeValidator(_from_text)]
     """Network of the cluster, as text or with keys. Example: IB 8x400"""
@@ -124,6 +125,25 @@ class SketchCluster(Record):
     def everywhere(self) -> Cards | None:
         """The cards that lead to other clusters; None where the sketch leaves them to the wires."""
         return self.fabric if self.fabric.kind == "Ethernet" else self.ethernet
+
+    @property
+    def outward_gbps(self) -> float | None:
+        """Gbit/s of a host's cards on the way to other clusters; None where the sketch leaves them to the wires."""
+        shared = self.fabric.kind == "Ethernet" or (self.fabric.kind == "EFA" and self.ethernet is None)
+        cards = (self.fabric if shared else None, self.ethernet)
+        return min((each.host_gbps for each in cards if each is not None), default=None)
+
+    @property
+    def known(self) -> KnownGpu | None:
+        """The GPU as it is sold; None where its name is not known."""
+        return GPUS.get(self.gpu) or GPUS.get(product_of(self.gpu) or "")
+
+    @property
+    def num_nvlinks(self) -> int:
+        """The NVLinks of a GPU."""
+        if self.nvlinks is not None or self.known is None:
+            return self.nvlinks or 0
+        return 0 if self.gpu not in GPUS and "pcie" in self.gpu.lower() else self.known.nvlinks
 
     @property
     def num_devices(self) -> int:
@@ -183,6 +203,8 @@ class Sketch(Record):
             of_domain = each.nvlink_hosts
             whole = of_domain is None or each.hosts % of_domain == 0
             check(f"{number}.nvlink_hosts", of_domain, f"must divide the {each.hosts} hosts", whole)
+            linked = of_domain is None or each.num_nvlinks > 0
+            check(f"{number}.nvlink_hosts", of_domain, f"{each.gpu} has no NVLinks here: set `nvlinks`", linked)
         return clusters
 
     @field_validator("wires", "trunks")
@@ -205,6 +227,18 @@ class Sketch(Record):
             joined = self.wire(one.name, other.name) or (one.everywhere and other.everywhere)
             added = f"add `{one.name}-{other.name}: 25`, or `25 between` for all pairs (Gbit/s of a host)"
             check("between", self.between, f"no wire joins {one.name} and {other.name}: {added}", joined is not None)
+        return self
+
+    @model_validator(mode="after")
+    def _no_wire_exceeds_the_cards(self) -> Sketch:
+        for end, other in permutations(self.clusters, 2):
+            wire, own = self.wire(end.name, other.name), end.outward_gbps
+            if wire is None or wire.measured or own is None:
+                continue
+            key = f"wires.{self.wires.index(wire)}" if isinstance(wire, PairWire) else "between"
+            most = f"a host of {end.name} has cards of {own:g} Gbit/s to other clusters"
+            rule = f"{most}: state at most that, or in a YAML file `measured: true` with a rate that was measured"
+            check(f"{key}.gbps", wire.gbps, rule, wire.gbps <= own * (1 + 1e-9))
         return self
 
     def wire(self, one: str, other: str) -> WireRate | None:

@@ -14,7 +14,8 @@ FORMS = (
     "`a: 8 x 8 H100, IB 8x400` (a cluster: hosts x GPUs of each, its network as cards x Gbit/s), "
     "`25 between` or `a-b: 25 at 20 ms` (Gbit/s of a host to another cluster)"
 )
-NUMBER, NAME, TIMES = r"[-+]?[0-9]+(?:\.[0-9]+)?", r"[A-Za-z][A-Za-z0-9._-]*", r"[xX×*]"
+NUMBER, TIMES = r"[-+]?[0-9]+(?:\.[0-9]+)?", r"[xX×*]"
+NAME = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"  # ends in a letter or digit: else `a1` and `a1-` had one host `a1-1`
 GBPS = r"\s*G(?:b|bit)?(?:/s|ps)?\b"
 
 Location = tuple[int | str, ...]

@@ -12,7 +12,6 @@ from holmes_core.records.devices import BondSlave, Gpu, Netdev, Nic
 from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort, NvlinkDomain
 from holmes_core.records.link import Link, Spread, Trunk
 from holmes_core.units import GIB, bytes_per_s_from_gbps
-from holmes_runtime.config.gpu_peaks import product_of
 from planner.cost.collectives import tcp_payload_share
 from planner.sketch.known_parts import GPUS
 from planner.sketch.sketch import Cards, Sketch, SketchCluster, WireRate
@@ -120,14 +119,20 @@ def _machine(sketch: Sketch, cluster: SketchCluster) -> _Machine:
         hcas = tuple(nic.hca for nic in nics)
         gbps = fabric.measured_gbps or fabric.host_gbps
         inside = inside.model_copy(update={"hcas": hcas, "rdma_bandwidth_bytes_per_s": bytes_per_s_from_gbps(gbps)})
+    if plain and ethernet is not None:  # the slower cards limit the interface, and a link states the rate inside
+        speed = bytes_per_s_from_gbps(min(fabric.host_gbps, ethernet.host_gbps))
+        netdevs = (*netdevs[:-1], netdevs[-1].model_copy(update={"speed_bytes_per_s": speed}))
+    outward = _port(netdevs[-1])
     others = ethernet or (Cards(gbps=rate) if rate is not None and not plain else None)
     if others is not None:
-        more_nics, more_netdevs = _ethernet_cards(others, fabric.num_ports if plain else 0)
+        own = fabric.kind == "EFA" and ethernet is None  # its adapters are the host's network cards, too
+        first = fabric.num_ports if plain else len(netdevs) if fabric.kind == "EFA" and not own else 0
+        more_nics, more_netdevs = _ethernet_cards(others, first)
         nics += more_nics if ethernet is not None else ()
-        if fabric.kind == "EFA":  # its adapters are the host's network cards, too
+        if own:
             inside, netdevs = _port(more_netdevs[-1]).model_copy(update=_rdma_of(inside)), ()
         netdevs += more_netdevs
-    everywhere = inside if plain else _port(netdevs[-1]) if others is not None else None
+    everywhere = outward if plain else _port(netdevs[-1]) if others is not None else None
     memory = cluster.memory_gib
     return _Machine(
         gpus=_gpus(cluster),
@@ -150,9 +155,7 @@ def _everywhere_gbps(sketch: Sketch, cluster: SketchCluster) -> float | None:
 
 
 def _gpus(cluster: SketchCluster) -> tuple[Gpu, ...]:
-    gib, ports, product = cluster.gpu_memory_gib, cluster.fabric.num_ports, product_of(cluster.gpu)
-    known = GPUS.get(cluster.gpu) or GPUS.get(product or "")
-    nvlinks = cluster.nvlinks if cluster.nvlinks is not None else known.nvlinks if known is not None else 0
+    gib, ports, known = cluster.gpu_memory_gib, cluster.fabric.num_ports, cluster.known
     return tuple(
         Gpu(
             index=index,
@@ -160,8 +163,8 @@ def _gpus(cluster: SketchCluster) -> tuple[Gpu, ...]:
             uuid=None,
             memory_bytes=int(gib * GIB) if gib is not None else known.memory_bytes if known is not None else None,
             pci_address=None,
-            nvlinks_up=nvlinks,
-            nvlinks_total=nvlinks,
+            nvlinks_up=cluster.num_nvlinks,
+            nvlinks_total=cluster.num_nvlinks,
             pci_gen=cluster.pci_generation or (known.pci_generation if known is not None else None),
             pci_width=LANES,
             nvlink_cluster=None if cluster.nvlink_hosts is None else cluster.name,
@@ -235,6 +238,8 @@ def _links(sketch: Sketch, inventory: Inventory) -> Iterator[Link]:
     """Yield the rates that the hosts' cards do not give, as links: inside clusters, and of all pairs if of any."""
     for each, cluster in zip(sketch.clusters, inventory.clusters, strict=True):
         gbps = each.fabric.measured_gbps
+        if gbps is None and each.ethernet is not None:
+            gbps = each.fabric.host_gbps * tcp_payload_share(None)
         if each.fabric.kind == "Ethernet" and gbps is not None and each.hosts > 1:
             ends = cluster.fabric.ports[0], cluster.fabric.ports[1]
             yield _link(each.name, (each.name, each.name), ends, bytes_per_s_from_gbps(gbps), 0.0)
@@ -243,12 +248,8 @@ def _links(sketch: Sketch, inventory: Inventory) -> Iterator[Link]:
     ports = inventory.shared.ports
     first = {each.name: next(port for port in ports if port.host == each.hosts[0]) for each in inventory.clusters}
     of_ports = {name: port.bandwidth_bytes_per_s or 0.0 for name, port in first.items()}
-    of_cards = {
-        each.name: bytes_per_s_from_gbps(each.ethernet.host_gbps) if each.ethernet is not None else of_ports[each.name]
-        for each in sketch.clusters
-    }
     wires = {pair: sketch.wire(*pair) for pair in combinations(first, 2)}
-    rates = {pair: _payload(wire, min(of_cards[name] for name in pair)) for pair, wire in wires.items()}
+    rates = {pair: _payload(wire, min(of_ports[name] for name in pair)) for pair, wire in wires.items()}
     late = {pair: wire.latency_ms / 1e3 if wire is not None else 0.0 for pair, wire in wires.items()}
     by_ports = {pair: _payload(None, min(of_ports[name] for name in pair)) for pair in wires}
     if rates != by_ports or any(late.values()):

@@ -44,7 +44,7 @@ def planned(command: Command, tmp_path: Path) -> str:
 def test_a_sketch_is_written_and_read_as_this_users_own(command: Command, tmp_path: Path) -> None:
     done = command("sketch", SKETCH)
     assert done.code == 0, done.stderr
-    assert done.stdout.endswith("next: holmes plan job.yaml -i sketch.json\n")
+    assert done.stdout.endswith("next: holmes plan job.yaml -i sketch.json -o sketch-plan.json\n")
     for words in ("H100", "18 NVLinks", "8 ports", "a - b", "5 ms"):
         assert words in done.stdout
     signed = read_signed(Inventory, tmp_path / "sketch.json")

@@ -111,6 +111,12 @@ def test_a_changed_copy_finds_its_own_hosts() -> None:
     assert changed.digest() != inventory.digest()
 
 
+def test_an_inventory_has_no_name_twice() -> None:
+    host = Host(name="a1-1", access=Access(), reachable=False)
+    with pytest.raises(ValueError, match=r"seen twice: .'a1-1'"):
+        Inventory(hosts=(host, host), clusters=(), shared=None, findings=())
+
+
 def job_error(tmp_path: Path, text: str) -> HolmesError:
     path = tmp_path / "job.yaml"
     path.write_text(text, encoding="utf-8")

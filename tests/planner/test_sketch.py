@@ -24,6 +24,7 @@ from planner.sketch.sketch import MAX_HOSTS, Sketch, parse_sketch
 from planner.sketch.sketched_inventory import sketched_inventory
 from tests.planner.fleets import GBPS, gpt_7b, plan_for
 
+CARDS = "a: 2 x 8 H100, IB 8x400, Ethernet 1x10; b: 2 x 8 H100, IB 8x400, Ethernet 1x20"
 TWO = "a: 8 x 8 H100, IB 8x400; b: 4 x 8 A100-80, RoCE 2x200; 25 between"
 PUBLIC = Path(__file__).parents[3] / "shared" / "moe" / "clusters.yaml"
 PUBLIC_SKETCHES = {
@@ -36,6 +37,24 @@ PUBLIC_SKETCHES = {
     "azure-nd-h100-v5": "a: 8 x 8 H100, IB 8x400, Ethernet 1x80",
     "coreweave-h100": "a: 32 x 8 H100, IB 8x400, Ethernet 1x100",
     "dgx-spark-pair": "a: 2 x 1 GB10, RoCE 1x200, Ethernet 1x10",
+}
+ONE = "clusters:\n- {{name: a, hosts: 2, gpus_per_host: 8, gpu: L40S, {}}}"
+REFUSED_KEYS = {
+    "fabric: {kind: 5, gbps: 1}": "clusters.0.fabric.kind",
+    "fabric: {kind: null, gbps: 1}": "clusters.0.fabric.kind",
+    "fabric: {kind: [IB], gbps: 1}": "must be the name of a network (IB,",
+    "fabric: IB 1, ethernet: {kind: 5, gbps: 1}": "clusters.0.ethernet",
+    "fabric: IB 1, ethernet: {kind: null, gbps: 1}": "clusters.0.ethernet",
+    "fabric: IB 1, ethernet: [Ethernet]": "clusters.0.ethernet",
+    "fabric: [IB 1]": "clusters.0.fabric",
+    "fabric: IB 1, gpu_memory_gib: true": "clusters.0.gpu_memory_gib",
+    "fabric: IB 1, gpu_memory_gib: '80'": "clusters.0.gpu_memory_gib",
+    "fabric: IB 1, gpu_memory_gib: 0.5": "clusters.0.gpu_memory_gib",
+    "fabric: IB 1, memory_gib: true": "clusters.0.memory_gib",
+    "fabric: IB 1, memory_gib: '80'": "clusters.0.memory_gib",
+    "fabric: IB 1, memory_gib: 1e-9": "clusters.0.memory_gib",
+    "fabric: IB 1, nvlink_hosts: 2": "clusters.0.nvlink_hosts: L40S has no NVLinks here",
+    "fabric: IB 1, nvlink_hosts: 2, nvlinks: 0": "L40S has no NVLinks here",
 }
 KINDS = {"InfiniBand": "InfiniBand", "RoCE": "RoCE", "AWS EFA": "EFA", "Ethernet": "Ethernet"}  # as `fabric` begins
 
@@ -132,10 +151,11 @@ def test_a_wire_makes_no_card_faster_unless_it_was_measured() -> None:
         "fabric": "IB 8x400",
         "ethernet": "Ethernet 10",
     }
-    for measured, rate in ((False, 10 * tcp_payload_share(None)), (True, 14)):
-        wire = {"gbps": 14, "measured": measured}
+    for wire, rate in (({"gbps": 10}, 10 * tcp_payload_share(None)), ({"gbps": 14, "measured": True}, 14)):
         inventory = from_yaml(ethernet="Ethernet 10", top={"clusters": [other], "between": wire})
         assert Networks(inventory, gpt_7b()).rates("a1").shared_bytes_per_s == pytest.approx(rate * GBPS)
+    with pytest.raises(HolmesError, match="a host of a has cards of 10 Gbit/s"):
+        from_yaml(ethernet="Ethernet 10", top={"clusters": [other], "between": {"gbps": 14}})
 
 
 def test_a_file_holds_what_text_cannot(tmp_path: Path) -> None:
@@ -189,6 +209,8 @@ def test_hosts_of_two_clusters_never_have_one_name() -> None:
     hosts = "12 x 1 T4, Ethernet 10"
     names = [host.name for host in sketched(f"a: {hosts}; a1: {hosts}; a1-1: {hosts}").hosts]
     assert len(set(names)) == 36
+    with pytest.raises(HolmesError, match=r"clusters\.0\.name"):
+        from_yaml(name="a1-")
 
 
 def test_a_plan_is_for_the_sketch() -> None:
@@ -197,8 +219,41 @@ def test_a_plan_is_for_the_sketch() -> None:
     assert plan.sketch.startswith("a: 2 x 8 H100")
 
 
+def test_ethernet_cards_limit_an_ethernet_fabric_to_other_clusters_alone() -> None:
+    inventory = sketched("a: 2 x 8 H100, Ethernet 8x200, Ethernet 1x100; b: 2 x 8 H100, Ethernet 8x200; 80 between")
+    assert inventory.shared is not None
+    assert [port.bandwidth_bytes_per_s for port in inventory.shared.ports] == [x * GBPS for x in (100, 100, 1600, 1600)]
+    payload = tcp_payload_share(None) * GBPS
+    for text in ("", "; a-b: 100"):
+        one = "2 x 8 H100, Ethernet 8x200, Ethernet 1x100"
+        networks = Networks(sketched(f"a: {one}; b: 2 x 8 H100, Ethernet 8x200{text}"), gpt_7b())
+        assert networks.rates("a2").fabric_bytes_per_s == pytest.approx(1600 * payload)
+        assert networks.rates("b2").fabric_bytes_per_s == pytest.approx(1600 * payload)
+        assert networks.rates("a2").shared_bytes_per_s == pytest.approx(100 * payload)
+    faster = Networks(sketched("a: 2 x 8 H100, Ethernet 1x100, Ethernet 8x200"), gpt_7b()).rates("a1")
+    assert (faster.fabric_bytes_per_s, faster.shared_bytes_per_s) == (100 * payload, 100 * payload)
+
+
+def test_efa_hosts_with_an_ethernet_card_have_two_nics() -> None:
+    host = "2 x 8 A100-40, EFA 4x100"
+    for text, one in ((f"a: {host}, Ethernet 1x50; b: {host}, Ethernet 2x25", False), (f"a: {host}; b: {host}", True)):
+        inventory = sketched(f"{text}; 50 between")
+        rates = [Networks(inventory, gpt_7b()).rates(name) for name in ("a1", "b1")]
+        assert [rate.has_one_nic for rate in rates] == [one, one]
+        assert {rate.fabric_bytes_per_s for rate in rates} == {400 * GBPS}
+        for each in inventory.hosts:
+            assert len({netdev.name for netdev in each.netdevs}) == len(each.netdevs)
+
+
+def test_a_card_of_pci_express_has_no_nvlinks_of_a_board() -> None:
+    for name in ("A100 PCIe 64GB", "NVIDIA A100-PCIE-64GB", "a100 pcie"):
+        assert from_yaml(gpu=name, gpu_memory_gib=64).hosts[0].gpus[0].nvlinks_up == 0
+    assert from_yaml(gpu="A100 PCIe", nvlinks=12).hosts[0].gpus[0].nvlinks_up == 12
+
+
 names = st.from_regex(r"[A-Za-z][a-z0-9.-]{0,5}[a-z0-9]", fullmatch=True)
-gbps = st.floats(1e-3, 1e6, allow_nan=False).map(lambda rate: float(f"{rate:.6g}"))
+gbps = st.floats(1, 1e6, allow_nan=False).map(lambda rate: float(f"{rate:.6g}"))
+slower = st.floats(1e-3, 1, allow_nan=False).map(lambda rate: float(f"{rate:.6g}"))
 cards = st.fixed_dictionaries({"cards": st.integers(1, 64), "ports_per_card": st.integers(1, 8), "gbps": gbps})
 clusters = st.fixed_dictionaries(
     {
@@ -209,7 +264,7 @@ clusters = st.fixed_dictionaries(
     },
     optional={"ethernet": cards},
 )
-wires = st.fixed_dictionaries({"gbps": gbps}, optional={"latency_ms": st.floats(0, 1e4).map(lambda ms: round(ms, 3))})
+wires = st.fixed_dictionaries({"gbps": slower}, optional={"latency_ms": st.floats(0, 1e4).map(lambda ms: round(ms, 3))})
 
 
 @given(st.lists(names, min_size=1, max_size=4, unique=True), st.data())
@@ -263,6 +318,15 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         ("a: \uff18 x 8 H100, IB 8x400", 4, "number of hosts"),
         ("", 1, "a cluster's name"),
         ("a" * 5000, 4000, "5000 characters"),
+        ("a1: 2 x 8 H100, IB 8x400; a1-: 2 x 8 H100, IB 8x400; 5 between", 29, "`:` after 'a1'"),
+        (f"{CARDS}; a-b: 100", 86, "a host of a has cards of 10 Gbit/s"),
+        (f"{CARDS}; 10.5 between", 81, "a host of a has cards of 10 Gbit/s"),
+        (
+            "a: 2 x 8 A100-40, EFA 4x100; b: 2 x 8 H100, IB 8x400; 1000 between",
+            55,
+            "a host of a has cards of 400",
+        ),
+        ("a: 2 x 8 T4, Ethernet 4x100, Ethernet 5; b: 2 x 8 T4, IB 1; 6 between", 61, "a host of a has cards of 5"),
     ],
 )
 def test_text_at_fault_is_refused_with_its_place(text: str, place: int, words: str) -> None:
@@ -297,6 +361,7 @@ def test_clusters_that_no_wire_joins_are_named() -> None:
             "trunks:\n- {cluster: b, gbps: 1}",
             "line 4: trunks.0.cluster: there is no cluster b",
         ),
+        *((ONE.format(keys), words) for keys, words in REFUSED_KEYS.items()),
         ("- a", "holds a list"),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_gpu_slot_has_the_speed_of_its_machine_type() -> None:
 def test_an_unknown_gpu_says_how_to_measure_it() -> None:
     with pytest.raises(HolmesError, match=r"GPU 0 \(Tesla T4\) in bf16") as unknown:
         read_slot(gpu_inventory([1], gpu_name="Tesla T4").hosts[0], "a", gpt_7b())
-    assert "to what this measures there: `holmes calibrate --host a1`" in unknown.value.hint
+    assert "on a probed host `holmes calibrate --host a1` measures it" in unknown.value.hint
     assert unknown.value.hint.startswith("set `precision: fp16`, or ")
 
 
