@@ -45,7 +45,7 @@ def is_planned(row: Measurement) -> bool:
 
 
 def calibrates(row: Measurement) -> bool:
-    """Whether constants were fitted to the row: every second one of a table, never of V7 and V17."""
+    """Return True if constants were fitted to the row: every second one of a table, never one of V7 or V17."""
     rows = [other for other in measurements() if other.table == row.table]
     return row.table not in ("V7", "V17") and rows.index(row) % 2 == 1
 

@@ -14,7 +14,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, OneLine
 from holmes_core.records.devices import Gpu, GpuProcess, Netdev, Nic, PciDevice, Route
-from holmes_core.records.link import IN_THE_CLEAR, Link, Security, Trunk
+from holmes_core.records.link import IN_THE_CLEAR, Link, Security, Spread, Trunk
 from holmes_core.records.record import FileRecord, Record
 from holmes_runtime.config.rank_grid import NetName
 
@@ -337,6 +337,29 @@ class Inventory(FileRecord):
     @cached_property
     def _host_by_name(self) -> dict[str, Host]:
         return {host.name: host for host in self.hosts}
+
+
+def stated_link(
+    network: str,
+    clusters: tuple[str, str],
+    ends: tuple[NetworkPort, NetworkPort],
+    bandwidth_bytes_per_s: float,
+    latency_s: float | None,
+) -> Link:
+    """Return a link as if a test had found this rate of payload and this latency between two ports."""
+    return Link(
+        kind="between" if clusters[0] != clusters[1] else "inside",
+        network=network,
+        clusters=clusters,
+        hosts=(ends[0].host, ends[1].host),
+        devices=(str(ends[0].netdev), str(ends[1].netdev)),
+        method="stated",
+        streams=1,
+        direction="forward",
+        latency_s=Spread(min=latency_s, median=latency_s) if latency_s else None,
+        bandwidth_bytes_per_s=Spread(min=bandwidth_bytes_per_s, median=bandwidth_bytes_per_s),
+        samples=1,
+    )
 
 
 def refuse_sketch(inventory: Inventory, path: Path) -> None:

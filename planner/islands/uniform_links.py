@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from holmes_core.records.inventory import Cluster, Inventory, NetworkPort
-from holmes_core.records.link import Link, Spread
+from holmes_core.records.inventory import Cluster, Inventory, NetworkPort, stated_link
+from holmes_core.records.link import Link
 
 
 def with_uniform_links(inventory: Inventory, bandwidth_bytes_per_s: float, latency_s: float) -> Inventory:
@@ -25,19 +25,7 @@ def assumed_link(
 ) -> Link:
     """Return a link between two clusters as if a test had found this rate of payload and this latency."""
     one, other = (_port(inventory, cluster) for cluster in pair)
-    return Link(
-        kind="between",
-        network="shared",
-        clusters=(pair[0].name, pair[1].name),
-        hosts=(one.host, other.host),
-        devices=(str(one.netdev), str(other.netdev)),
-        method="stated",
-        streams=1,
-        direction="forward",
-        latency_s=Spread(min=latency_s, median=latency_s) if latency_s else None,
-        bandwidth_bytes_per_s=Spread(min=bandwidth_bytes_per_s, median=bandwidth_bytes_per_s),
-        samples=1,
-    )
+    return stated_link("shared", (pair[0].name, pair[1].name), (one, other), bandwidth_bytes_per_s, latency_s)
 
 
 def _port(inventory: Inventory, cluster: Cluster) -> NetworkPort:

@@ -9,8 +9,17 @@ from itertools import combinations
 
 from holmes_core.records.access import Access
 from holmes_core.records.devices import BondSlave, Gpu, Netdev, Nic
-from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort, NvlinkDomain
-from holmes_core.records.link import Link, Spread, Trunk
+from holmes_core.records.inventory import (
+    Cluster,
+    FabricKind,
+    Host,
+    Inventory,
+    Network,
+    NetworkPort,
+    NvlinkDomain,
+    stated_link,
+)
+from holmes_core.records.link import Link, Trunk
 from holmes_core.units import GIB, bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share
 from planner.sketch.known_parts import GPUS
@@ -242,7 +251,7 @@ def _links(sketch: Sketch, inventory: Inventory) -> Iterator[Link]:
             gbps = each.fabric.host_gbps * tcp_payload_share(None)
         if each.fabric.kind == "Ethernet" and gbps is not None and each.hosts > 1:
             ends = cluster.fabric.ports[0], cluster.fabric.ports[1]
-            yield _link(each.name, (each.name, each.name), ends, bytes_per_s_from_gbps(gbps), 0.0)
+            yield stated_link(each.name, (each.name, each.name), ends, bytes_per_s_from_gbps(gbps), 0.0)
     if inventory.shared is None:
         return
     ports = inventory.shared.ports
@@ -254,7 +263,7 @@ def _links(sketch: Sketch, inventory: Inventory) -> Iterator[Link]:
     by_ports = {pair: _payload(None, min(of_ports[name] for name in pair)) for pair in wires}
     if rates != by_ports or any(late.values()):
         for pair, rate in rates.items():
-            yield _link("shared", pair, (first[pair[0]], first[pair[1]]), rate, late[pair])
+            yield stated_link("shared", pair, (first[pair[0]], first[pair[1]]), rate, late[pair])
 
 
 def _payload(wire: WireRate | None, cards_bytes_per_s: float) -> float:
@@ -263,25 +272,3 @@ def _payload(wire: WireRate | None, cards_bytes_per_s: float) -> float:
         return bytes_per_s_from_gbps(wire.gbps)
     line = cards_bytes_per_s if wire is None else min(cards_bytes_per_s, bytes_per_s_from_gbps(wire.gbps))
     return line * tcp_payload_share(None)
-
-
-def _link(
-    network: str,
-    clusters: tuple[str, str],
-    ends: tuple[NetworkPort, NetworkPort],
-    bandwidth_bytes_per_s: float,
-    latency_s: float,
-) -> Link:
-    return Link(
-        kind="between" if clusters[0] != clusters[1] else "inside",
-        network=network,
-        clusters=clusters,
-        hosts=(ends[0].host, ends[1].host),
-        devices=(str(ends[0].netdev), str(ends[1].netdev)),
-        method="stated",
-        streams=1,
-        direction="forward",
-        latency_s=Spread(min=latency_s, median=latency_s) if latency_s else None,
-        bandwidth_bytes_per_s=Spread(min=bandwidth_bytes_per_s, median=bandwidth_bytes_per_s),
-        samples=1,
-    )

@@ -33,7 +33,7 @@ JOB = {
 
 @pytest.fixture
 def planned(command: Command, tmp_path: Path) -> str:
-    """What `holmes plan` printed for a sketch."""
+    """Return the output of `holmes plan` for a sketch."""
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB), encoding="utf-8")
     assert command("sketch", SKETCH).code == 0
     done = command("plan", "job.yaml", "-i", "sketch.json", "--html", "plan.html")
