@@ -280,9 +280,6 @@ def memory_bytes(
     parameters = stage_parameters(model, count, is_first, is_last, execution.tp, execution.ep)
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
     kept_bytes = layers_in_flight * _kept_bytes(model, execution)
-    num_dense = model.num_dense_first(layers[0], is_first) if model.first_dense_layers else 0
-    if num_dense:
-        kept_bytes += num_dense * in_flight[0] * (_kept_bytes(model.dense, execution) - _kept_bytes(model, execution))
     return (
         _states_bytes(parameters, execution, stage_experts(model, count, is_first, execution.ep))
         + kept_bytes

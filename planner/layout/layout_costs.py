@@ -19,7 +19,7 @@ from planner.cost.engines import engine_of
 from planner.cost.slot import Slot, layer_parts_s
 from planner.layout.edge_ports import edge_ports
 from planner.layout.layout import Layout
-from planner.problem.coefficients import APART, dense_parts_s, slot_s
+from planner.problem.coefficients import APART, slot_s
 from planner.problem.fleet import Fleet
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import WeightTraffic, exposed_part
@@ -97,9 +97,7 @@ class LayoutCosts:
         alone, _ = layer_parts_s(self.job, self.execution, slot)
         whole, without = RankSeconds(layer, head, slot.action_s), RankSeconds(alone, head, slot.action_s)
         if self.job.model.experts is not None:
-            dense, sums = dense_parts_s(self.job, slot, self.execution)
-            whole = with_experts(whole, self.job, self.execution, slot, dense + sums)
-            without = with_experts(without, self.job, self.execution, slot, dense)
+            whole, without = (with_experts(each, self.job, self.execution, slot) for each in (whole, without))
         return SlotCosts(slot, whole, without)
 
     @cached_property
@@ -135,7 +133,7 @@ class LayoutCosts:
         forward, backward = (
             [self.edges.get((replica, axis, rank), NO_EDGE) for rank in self._pp_ranks] for axis in EDGE_AXES
         )
-        return ReplicaSeconds(ranks, forward, backward, self._weight_part, self.job.model.first_dense_layers)
+        return ReplicaSeconds(ranks, forward, backward, self._weight_part)
 
     def _rank(self, pp_rank: int, replica: int, tensor_parallel: bool = True, weights: bool = False) -> RankSeconds:
         """Return the seconds of one micro-batch on the pipeline rank of a replica."""

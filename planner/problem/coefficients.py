@@ -12,7 +12,6 @@ from holmes_runtime.config.model_shape import ModelShape, embedding_parameters, 
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
-from planner.cost.compute_time import NO_TIME
 from planner.cost.counts import Execution, edge_bytes, memory_bytes
 from planner.cost.engines import ENGINES, Engine, engine_of
 from planner.cost.fill import fill_share
@@ -91,7 +90,6 @@ class Coefficients:
     uplink_edge_s: Mapping[int, float] = field(default_factory=dict)
     """One message, all replicas at once, on the uplink of a cluster that has one."""
     slots: tuple[Slot, ...] = ()  # for the update, the simulation's alone
-    dense: tuple[PassTimes, ...] = ()  # a layer without experts, likewise: the program takes all layers to have some
 
     @cached_property
     def num_microbatches(self) -> int:
@@ -194,7 +192,6 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         layer=tuple(layer for layer, _ in slots),
         head=tuple(head for _, head in slots),
         slots=tuple(at_work),
-        dense=tuple(alone + sums for alone, sums in (dense_parts_s(job, slot, execution) for slot in at_work)),
         net_names=tuple(each.net_name for each in hardware),
         fabric_edge_s=tuple(
             _free_or(message * n, each.fabric_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
@@ -258,13 +255,6 @@ def slot_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassT
     """Seconds of one layer, tensor collectives included, and of the head, for one micro-batch on one slot."""
     layer, sums = layer_parts_s(job, execution, slot)
     return layer + sums, head_parts_s(job, execution, slot)
-
-
-def dense_parts_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassTimes]:
-    """Seconds as `layer_parts_s` of a layer without experts, of a model that has both kinds; else none."""
-    if not job.model.first_dense_layers:
-        return NO_TIME, NO_TIME
-    return layer_parts_s(job.model_copy(update={"model": job.model.dense}), execution, slot)
 
 
 def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: int) -> int:

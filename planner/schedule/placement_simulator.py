@@ -144,8 +144,7 @@ class PlacementSimulator:
             self._with_ports(edge, after, before) if edge.ports else edge
             for edge, (before, after) in zip(forward, ends, strict=True)
         ]
-        ranks = [self._rank(site) for site in sites]
-        return ReplicaSeconds(ranks, forward, backward, num_dense=self._job.model.first_dense_layers)
+        return ReplicaSeconds([self._rank(site) for site in sites], forward, backward)
 
     def _rank(self, site: Site) -> RankSeconds:
         """Return the seconds of one micro-batch at the pace of the site's slowest class."""
@@ -155,7 +154,7 @@ class PlacementSimulator:
         seconds = RankSeconds(coeffs.layer[slowest], coeffs.head[slowest], action_s)
         if self._job.model.experts is None:
             return seconds
-        return with_experts(seconds, self._job, self._execution, coeffs.slots[slowest], coeffs.dense[slowest])
+        return with_experts(seconds, self._job, self._execution, coeffs.slots[slowest])
 
     def _hosts(self, sites: Sequence[Site]) -> list[tuple[Site, int]]:
         """Return the host of each rank: its site, and its number among the hosts there."""

@@ -14,7 +14,7 @@ from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Codec, with_packing
 from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
 from planner.cost.collectives import PassTimes, expert_exchange_part
-from planner.cost.compute_time import NO_TIME, split_factor
+from planner.cost.compute_time import split_factor
 from planner.cost.counts import Execution, edge_bytes, edge_values
 from planner.cost.engines import Engine, engine_of
 from planner.cost.slot import Slot, exchanged_parameters, update_s
@@ -33,8 +33,8 @@ Exchange = Callable[[int], BucketExchange]
 class RankSeconds(NamedTuple):
     """One micro-batch on a pipeline rank: a layer with its collectives, the head, and an action beyond computing.
 
-    `dense` is a layer without experts, where the model has such too. `exchanged` is a layer's parameters as they count
-    in the exchange of gradients, where that is not one for each, and `expert_part` what one of a routed expert counts.
+    `exchanged` is a layer's parameters as they count in the exchange of gradients, where that is not one for each, and
+    `expert_part` what one of a routed expert counts.
     """
 
     layer: PassTimes
@@ -42,13 +42,12 @@ class RankSeconds(NamedTuple):
     action_s: float
     exchanged: int | None = None
     expert_part: float = 1.0
-    dense: PassTimes = NO_TIME
 
 
-def with_experts(seconds: RankSeconds, job: Job, execution: Execution, slot: Slot, dense: PassTimes) -> RankSeconds:
-    """Return the seconds of a rank on `slot`, with what experts change of its exchange and of its first layers."""
+def with_experts(seconds: RankSeconds, job: Job, execution: Execution, slot: Slot) -> RankSeconds:
+    """Return the seconds of a rank on `slot`, with what experts change of its exchange."""
     exchanged, part = exchanged_parameters(job.model, execution, slot), expert_exchange_part(execution, slot.peers)
-    return seconds._replace(exchanged=exchanged, expert_part=part, dense=dense)
+    return seconds._replace(exchanged=exchanged, expert_part=part)
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,13 @@ class ReplicaSeconds:
     """One replica: its pipeline ranks, and one message over each edge between them.
 
     Edges are by earlier pipeline rank. The last leads back to the first rank, for ranks that hold several stages.
-    `weight_part` is as in `PipelineTimes`. `num_dense` of the first stage's layers are without experts.
+    `weight_part` is as in `PipelineTimes`.
     """
 
     ranks: Sequence[RankSeconds]
     forward_edges: Sequence[Edge]
     backward_edges: Sequence[Edge]
     weight_part: float = 0.5
-    num_dense: int = 0
 
     @property
     def latency_s(self) -> float:
@@ -77,15 +75,7 @@ class ReplicaSeconds:
             layer, head, *_ = self.ranks[stage % len(self.ranks)]
             forward_s = held * layer.forward_s + head.forward_s * (stage == last)
             found.append((forward_s, held * layer.backward_s + head.backward_s * (stage == last)))
-            if stage == 0 and self.num_dense:
-                found[0] = self._with_dense(held, *found[0])
         return found
-
-    def _with_dense(self, held: int, forward_s: float, backward_s: float) -> tuple[float, float]:
-        """Return the seconds of the first stage with its layers that have no experts."""
-        first, count = self.ranks[0], min(held, self.num_dense)
-        forward_s += count * (first.dense.forward_s - first.layer.forward_s)
-        return forward_s, backward_s + count * (first.dense.backward_s - first.layer.backward_s)
 
     def times(self, job: Job, execution: Execution, layers: Sequence[int], messages: bool = True) -> PipelineTimes:
         """Return the seconds of the replica's stages and edges; without `messages` all that they add is left out."""

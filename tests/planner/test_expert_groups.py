@@ -16,7 +16,7 @@ from launcher.prepare.engine_arguments import engine_arguments
 from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s
 from planner.cost.counts import Execution, memory_bytes, state_bytes
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import dense_parts_s, slot_s
+from planner.problem.coefficients import slot_s
 from planner.problem.expert_groups import misplaced_group
 from planner.problem.problem import read_problem
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
@@ -105,7 +105,8 @@ def test_first_layers_without_experts_cost_less_and_are_not_yet_planned() -> Non
     model = {**MODEL, "first_dense_layers": 2, "hidden_size": 4096, "expert_ffn": 1024}
     problem = read_problem(TWO_HOSTS, job({**model, "first_dense_layers": 0}, ep=8))
     execution, slot = Candidate(1, 1, 16, 1).execution(problem.job), problem.fleet.classes[0].hardware.slot
-    (expert, _), (dense, _) = slot_s(problem.job, slot, execution), dense_parts_s(job(model, ep=8), slot, execution)
+    without = problem.job.model_copy(update={"model": problem.job.model.dense})
+    (expert, _), (dense, _) = (slot_s(each, slot, execution) for each in (problem.job, without))
     assert dense.both_s < expert.both_s
 
     with pytest.raises(HolmesError, match="first_dense_layers is 2: layers without experts are counted") as refused:
