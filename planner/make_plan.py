@@ -28,8 +28,10 @@ from planner.layout.usual_order import memory_fault, usual_group_slots, usual_pl
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
 from planner.problem.candidates import Candidate, enumerate_candidates
-from planner.problem.expert_groups import check_placed_groups, expert_degrees
+from planner.problem.context_groups import context_degrees
+from planner.problem.expert_groups import expert_degrees
 from planner.problem.fleet import slots_of
+from planner.problem.group_places import check_placed_groups
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
@@ -70,29 +72,36 @@ def make_plan(
     The same input gives the same plan, unless the time limit, which is for all of this, ends the search. The usual
     order with the degrees that suit it best is a contender too, so that no plan is slower than it; with `order` "usual"
     it is the plan. Where the limit ended the search, so is the best found in each cluster alone. `lp` names a file for
-    the integer program that certifies it. Where the expert parallel degree is free each one is planned, and the fastest
-    plan's job fixes its own. Raises HolmesError: what fails and what would make it fit.
+    the integer program that certifies it. Where the expert or context parallel degree is free each one is planned, and
+    the fastest plan's job fixes its own. Raises HolmesError: what fails and what would make it fit.
     """
-    degrees, plans = expert_degrees(job, [len(slots_of(host, job)) for host in inventory.hosts]), list[Plan]()
-    faults = list[HolmesError]()
-    if len(degrees) == 1 and degrees[0] == job.ep:
+    jobs, plans, faults = _with_degrees(inventory, job), list[Plan](), list[HolmesError]()
+    if jobs == [job]:
         return _plan_job(inventory, job, inventory_source, job_source, order, progress, time_limit_s, lp)
-    for ep in degrees:
-        one = job.model_copy(update={"parallel": job.parallel.model_copy(update={"ep": ep})})
-        share_s = time_limit_s / len(degrees)
+    for one in jobs:
+        share_s = time_limit_s / len(jobs)
         try:
             plans.append(_plan_job(inventory, one, inventory_source, job_source, order, progress, share_s, None))
         except HolmesError as error:
             faults.append(error)
     if not plans:
-        tried = ", ".join(map(str, degrees))
-        raise HolmesError(
-            f"no expert parallel degree of {tried} can be planned; the last: {faults[-1]}", faults[-1].hint
-        )
+        tried = ", ".join(dict.fromkeys(f"cp {one.cp} ep {one.ep}" for one in jobs))
+        raise HolmesError(f"no degrees of {tried} can be planned; the last: {faults[-1]}", faults[-1].hint)
     best = min(plans, key=lambda plan: plan.prediction.step_s)
     if lp is not None:
         _plan_job(inventory, best.job, inventory_source, job_source, order, None, time_limit_s, lp)
     return _with_bound_of_all(best, plans)
+
+
+def _with_degrees(inventory: Inventory, job: Job) -> list[Job]:
+    """Return the job with each context and expert parallel degree that is to be tried."""
+    slots, found = [len(slots_of(host, job)) for host in inventory.hosts], list[Job]()
+    contexts = context_degrees(job)
+    for cp in contexts:
+        parted = job if len(contexts) == 1 else job.with_parallel(cp=cp)
+        experts = expert_degrees(parted, slots)
+        found += (parted if experts == (job.ep,) else parted.with_parallel(ep=ep) for ep in experts)
+    return found
 
 
 def _with_bound_of_all(best: Plan, plans: Sequence[Plan]) -> Plan:

@@ -45,7 +45,7 @@ def _in_short(plan: Plan, base: Plan) -> PlannedStep:
     return PlannedStep(
         tp=plan.tp,
         pp=plan.pp,
-        dp=plan.dp,
+        dp=plan.engine_dp,
         micro_batch_size=plan.micro_batch_size,
         crossing=plan.solve.crossing,
         hosts=len(plan.nodes),

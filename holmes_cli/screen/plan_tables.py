@@ -61,7 +61,8 @@ def describe_degrees(plan: Plan) -> str:
     schedule = plan.schedule + (f" ({plan.chunks} stages a rank)" if plan.chunks > 1 else "")
     method = _method(schedule, plan.recompute, plan.zero)
     experts = f" ep={plan.job.ep}" if plan.job.model.experts is not None else ""
-    return f"tp={plan.tp} pp={plan.pp} dp={plan.dp}{experts}, {batches}, {method}{states}"
+    context = f" cp={plan.job.cp}" if plan.job.cp > 1 else ""
+    return f"tp={plan.tp} pp={plan.pp} dp={plan.engine_dp}{context}{experts}, {batches}, {method}{states}"
 
 
 def count(number: int, noun: str) -> str:
@@ -156,7 +157,7 @@ def _step(plan: Plan) -> Sheet:
     guess, usual = plan.prediction, plan.usual_order
     others = [format_seconds(part.seconds) for part in step_parts(usual)] if usual else []
     rows = []
-    for index, part in enumerate(step_parts(guess, plan.job.ep)):
+    for index, part in enumerate(step_parts(guess, plan.job)):
         share = part.seconds / guess.step_s if guess.step_s else 0.0
         cells = (part.name, format_seconds(part.seconds), f"{share:.0%}", bar(part.seconds, guess.step_s))
         rows.append((*cells, *others[index : index + 1]))
@@ -168,7 +169,7 @@ def _runners_up(plan: Plan) -> Sheet:
     """Return the next candidates, with how much slower each is and why it lost."""
     rows = tuple(
         (
-            f"tp={other.tp} pp={other.pp} dp={other.dp}, micro-batch {other.micro_batch_size}, "
+            f"tp={other.tp} pp={other.pp} dp={other.dp // plan.job.cp}, micro-batch {other.micro_batch_size}, "
             f"{_method(other.schedule, other.recompute, other.zero)}",
             other.crossing,
             format_seconds(other.step_s),

@@ -51,6 +51,9 @@ class Parallel(Record):
     ep: Positive | None = None
     """Expert parallel size: ranks of a stage, on neighbouring replicas and all of their tensor shards, that share the
     experts of each layer; a divisor of `model.experts` and a multiple of tp. Example: 8"""
+    cp: Positive | None = None
+    """Context parallel size: neighbouring ranks of a stage that share each sequence, and the weights as replicas do; dp
+    does not count them. Not set: 1, or for sequences of 16,384 tokens and more what is fastest. Example: 4"""
     micro_batch_size: Positive | None = None
     """Sequences that pass through a stage at once. Example: 1"""
     layers: tuple[Positive, ...] | None = None
@@ -204,6 +207,25 @@ class Job(FileRecord):
         return self.parallel.ep or 1
 
     @property
+    def cp(self) -> int:
+        """The context parallel degree: 1 where job.yaml does not fix it."""
+        return self.parallel.cp or 1
+
+    @property
+    def fixed_dp(self) -> int | None:
+        """The number of ranks with the same weights that job.yaml fixes: dp x cp; the planner calls each a replica."""
+        return self.parallel.dp and self.parallel.dp * self.cp
+
+    @property
+    def batch_parts(self) -> int:
+        """The parts of sequences in a step: each sequence is in cp parts, and a replica computes whole parts."""
+        return self.global_batch_size * self.cp
+
+    def with_parallel(self, **keys: int) -> Job:
+        """Return the same job with other values of `parallel`."""
+        return self.model_copy(update={"parallel": self.parallel.model_copy(update=keys)})
+
+    @property
     def value_type(self) -> Precision:
         """The precision of weights, activations and messages between stages."""
         return self.precision or ("bf16" if self.device == "cuda" else "fp32")
@@ -278,8 +300,9 @@ class Job(FileRecord):
         if isinstance(model, dict) and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
         parallel = fields.get("parallel")
-        if isinstance(parallel, dict) and self.parallel.ep is None:
-            fields["parallel"] = {key: value for key, value in parallel.items() if key != "ep"}
+        if isinstance(parallel, dict):
+            absent = {key for key in ("ep", "cp") if getattr(self.parallel, key) is None}
+            fields["parallel"] = {key: value for key, value in parallel.items() if key not in absent}
         return fields
 
     @model_validator(mode="after")

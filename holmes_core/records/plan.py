@@ -237,6 +237,11 @@ class Plan(FileRecord):
         return self.tp * self.pp * self.dp
 
     @property
+    def engine_dp(self) -> int:
+        """The data parallel degree as job.yaml and engines count it: `dp` without the ranks that share a sequence."""
+        return self.dp // self.job.cp
+
+    @property
     def dp_group_size(self) -> int:
         """The number of replicas that exchange in one group: all, or in two levels those inside a cluster."""
         return min((len(group.ranks) for group in self.groups if group.axis == "dp"), default=1)

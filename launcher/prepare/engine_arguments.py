@@ -52,9 +52,10 @@ def placeholders(plan: Plan) -> Mapping[str, str]:
     numbers = {
         "tp": plan.tp,
         "pp": plan.pp,
-        "dp": plan.dp,
+        "dp": plan.engine_dp,
         "ep": plan.job.ep,
-        "dp_shard": plan.weight_shards,
+        "cp": plan.job.cp,
+        "dp_shard": max(1, plan.weight_shards // plan.job.cp),
         "dp_replicate": plan.dp // plan.weight_shards,
         "optimizer_instances": plan.optimizer_instances,
         "chunks": plan.chunks,
@@ -112,6 +113,8 @@ def _megatron(plan: Plan) -> Iterator[str]:
         yield from ("--pipeline-model-parallel-layout", megatron_layout(plan))
     if plan.tp > 1:
         yield "--sequence-parallel"
+    if plan.job.cp > 1:
+        yield from ("--context-parallel-size", str(plan.job.cp), "--cp-comm-type", "p2p")
     if plan.job.model.experts is not None:
         yield from _megatron_experts(plan)
     if plan.recompute != "none":
@@ -136,7 +139,8 @@ def _torchtitan(plan: Plan) -> Iterator[str]:
     yield from ("--parallelism.tensor-parallel-degree", str(plan.tp))
     yield from ("--parallelism.pipeline-parallel-degree", str(plan.pp))
     yield from ("--parallelism.data-parallel-replicate-degree", str(plan.dp // plan.weight_shards))
-    yield from ("--parallelism.data-parallel-shard-degree", str(plan.weight_shards))
+    yield from ("--parallelism.data-parallel-shard-degree", str(max(1, plan.weight_shards // plan.job.cp)))
+    yield from ("--parallelism.context-parallel-degree", str(plan.job.cp))
     yield from ("--parallelism.fsdp-reshard-after-forward", "always")  # by default weights stay whole in a pipeline
     yield from ("--training.local-batch-size", str(local))
     yield from ("--training.global-batch-size", str(plan.job.global_batch_size))

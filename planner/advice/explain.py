@@ -11,17 +11,19 @@ from itertools import groupby
 from typing import Literal
 
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, PlanRank, Prediction
 from holmes_core.units import format_rate, format_seconds
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.problem.networks import Networks, shared_network
 
 NAMED_HOSTS = 16  # up to here every host has a line of its own
-PartKind = Literal["compute", "tp", "experts", "bubble", "edges", "gradients", "optimizer"]
+PartKind = Literal["compute", "tp", "experts", "sequences", "bubble", "edges", "gradients", "optimizer"]
 PART_NAMES: dict[PartKind, str] = {
     "compute": "compute",
     "tp": "tensor parallel",
     "experts": "tensor and expert parallel",
+    "sequences": "inside layers",
     "bubble": "pipeline bubble",
     "edges": "waiting for edges",
     "gradients": "waiting for gradients",
@@ -85,11 +87,16 @@ class NicLoad:
         return max(self.sent_bytes, self.received_bytes) / self.bandwidth_bytes_per_s
 
 
-def step_parts(prediction: Prediction, ep: int = 1) -> tuple[StepShare, ...]:
+def step_parts(prediction: Prediction, job: Job | None = None) -> tuple[StepShare, ...]:
     """Return the parts of a step in the order in which they are shown; they add up to `step_s`."""
+    inside: PartKind = "tp"
+    if job is not None and job.ep > 1:
+        inside = "experts"
+    if job is not None and job.cp > 1:
+        inside = "sequences"
     return (
         StepShare("compute", prediction.compute_s),
-        StepShare("experts" if ep > 1 else "tp", prediction.exposed_tp_s),
+        StepShare(inside, prediction.exposed_tp_s),
         StepShare("bubble", prediction.bubble_s),
         StepShare("edges", prediction.exposed_edge_s),
         StepShare("gradients", prediction.exposed_dp_s),
@@ -192,7 +199,7 @@ def bottleneck(plan: Plan) -> str:
     guess = plan.prediction
     if not guess.step_s:
         return "Nothing takes time in this step."
-    parts = step_parts(guess, plan.job.ep)
+    parts = step_parts(guess, plan.job)
     compute, largest = parts[0], max(parts[1:], key=lambda part: part.seconds)
     share = f"{compute.seconds / guess.step_s:.0%}"
     if largest.seconds < 0.01 * guess.step_s:
@@ -214,6 +221,10 @@ def _reason(plan: Plan, kind: PartKind) -> str:
         return f"groups of {plan.tp} exchange activations inside their hosts"
     if kind == "experts":
         return f"groups of {plan.job.ep} send tokens to their experts and back"
+    if kind == "sequences":
+        others = f", {plan.tp} tensor shards their activations" if plan.tp > 1 else ""
+        others += f", {plan.job.ep} ranks tokens for their experts" if plan.job.ep > 1 else ""
+        return f"groups of {plan.job.cp} exchange keys and values of their sequences{others}"
     if kind == "optimizer":
         return "every rank updates its part of the weights"
     uneven = ", with uneven stages" if len({stage.num_layers for stage in plan.stages}) > 1 else ""

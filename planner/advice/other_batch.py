@@ -50,10 +50,10 @@ def _even_batches(inventory: Inventory, plan: Plan) -> Iterator[tuple[int, int]]
     """(replicas, batch) for the plan's replicas and all there is room for, a micro-batch each more or less, nearest
     first."""
     fleet, batch, size = read_problem(inventory, plan.job).fleet, plan.job.global_batch_size, plan.micro_batch_size
-    most = plan.job.parallel.dp or fleet.num_group_slots(plan.tp) // plan.pp
+    most = plan.job.parallel.dp or fleet.num_group_slots(plan.tp) // (plan.pp * plan.job.cp)
     found = {
         (dp, dp * shares * size)
-        for dp in (plan.dp, most)
+        for dp in (plan.engine_dp, most)
         for shares in (batch // (dp * size), -(-batch // (dp * size)))
     }
     near = [(dp, other) for dp, other in found if other != batch and abs(other - batch) <= NEAR * batch]

@@ -48,7 +48,7 @@ def _in_short(problem: Problem, written: WrittenPlan, plan: Plan) -> PlannedStep
     return PlannedStep(
         tp=candidate.tp,
         pp=candidate.pp,
-        dp=candidate.dp,
+        dp=candidate.dp // plan.job.cp,
         micro_batch_size=candidate.micro_batch_size,
         crossing=written.placement.crossing(problem.fleet),
         hosts=len({rank.host for rank in written.layout.ranks}),
@@ -123,7 +123,7 @@ def _idle(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnsw
     ways = [(pp * (slots // pp), -pp) for pp in range(1, 2 * plan.pp + 1) if pp <= plan.job.model.num_layers]
     most, pp = max(way for way in ways)
     if most > used and fixed.pp is None and fixed.dp is None:
-        job = _fixing(plan, tp=plan.tp, pp=-pp, dp=most // -pp)
+        job = _fixing(plan, tp=plan.tp, pp=-pp, dp=most // (-pp * plan.job.cp))
         yield _under(inventory, plan, job, f"and with {most * plan.tp} ranks, not {used * plan.tp}?", left)
 
 
@@ -193,7 +193,7 @@ def _another(inventory: Inventory, plan: Plan, left: TimeLeft) -> str | None:
         short = _in_short(*planned_anew(inventory, plan.job, left.seconds), plan)
     except HolmesError as error:
         return f"no plan: {error.what}"
-    same = (short.tp, short.pp, short.dp, short.crossing) == (plan.tp, plan.pp, plan.dp, plan.solve.crossing)
+    same = (short.tp, short.pp, short.dp, short.crossing) == (plan.tp, plan.pp, plan.engine_dp, plan.solve.crossing)
     return None if same else f"{_degrees(short)}, {format_seconds(short.step_s)}"
 
 

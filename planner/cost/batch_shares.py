@@ -32,11 +32,11 @@ class BatchShares:
     """Numbers of replicas, and sizes of their micro-batches, that share the batch of a job out over `num_slots`."""
 
     def __init__(self, job: Job, num_slots: int) -> None:
-        fixed, self._batch, self._num_slots = job.parallel, job.global_batch_size, num_slots
-        free = range(1, min(MAX_SAMPLES, self._batch) + 1)
+        fixed, self._batch, self._num_slots = job.parallel, job.batch_parts, num_slots
+        free = range(1, min(MAX_SAMPLES, job.global_batch_size) + 1)
         sizes = (fixed.micro_batch_size,) if fixed.micro_batch_size else free
-        self._sizes = [size for size in sizes if self._batch % size == 0]
-        self._fixed_dp = fixed.dp
+        self._sizes = [size for size in sizes if job.global_batch_size % size == 0]
+        self._fixed_dp = job.fixed_dp
         # Replicas that hold weights together run equally many, and interleaving takes rounds of pp.
         self._in_rounds = (fixed.chunks or 1) > 1 or fixed.schedule == "interleaved"
         self._must_divide = not engine_of(job).unequal_replicas or job.zero == 3 or self._in_rounds

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from holmes_runtime.config.codec import Device
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_settings import Recompute
-from planner.cost.counts import Execution
+from planner.cost.counts import Execution, key_value_bytes
 
 ETHERNET_MTU_BYTES = 1500
 # An exchange's share of a link among more than two ranks, since several send to one at the same time: 0.8 to 0.95 on
@@ -131,8 +131,8 @@ def all_reduce_s(size_bytes: float, num_ranks: int, path: Path) -> float:
 
 
 def tensor_parallel_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of the hidden states that one tensor parallel all-reduce, or its two halves, sums: v b s h."""
-    return execution.value_bytes * execution.micro_batch_size * model.seq_length * model.hidden_size
+    """Return the bytes of hidden states that one tensor parallel all-reduce, or its two halves, sums: v b s h / cp."""
+    return execution.value_bytes * execution.tokens(model) * model.hidden_size
 
 
 def tensor_parallel_s(model: ModelShape, execution: Execution, path: Path) -> PassTimes:
@@ -154,7 +154,7 @@ class Peers(NamedTuple):
 
 
 def routed_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of the copies of a rank's tokens for their experts, its own included: v b s k h / t."""
+    """Return the bytes of the copies of a rank's tokens for their experts, its own included: v b s k h / (t cp)."""
     copies = model.experts_per_token or 0
     return tensor_parallel_bytes(model, execution) * copies // execution.tp
 
@@ -176,6 +176,33 @@ def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, pee
     local_s = size * (1 - outside - 1 / execution.ep) / inside.bandwidth_bytes_per_s + inside.latency_s
     rate = peers.bytes_per_s or inside.bandwidth_bytes_per_s
     return tensor_parallel_times(execution.recompute, max(local_s, size * outside / (ALL_TO_ALL_SHARE * rate)))
+
+
+def context_parallel_s(
+    model: ModelShape, execution: Execution, inside: Path, peers: Peers | None, core_s: float
+) -> PassTimes:
+    """Return the seconds in which a layer waits for keys and values of other parts of its sequences. Without cp: 0.
+
+    In a ring each replica passes on what it just attended to, and `core_s`, the attention's own seconds, hide that;
+    gathered, nothing hides them. The backward moves keys and values again, and their gradients, and computes twice as
+    long. Where the ring leaves a host, all of its tensor shards send at once.
+    """
+    if execution.cp == 1 or peers is None:
+        return PassTimes(0.0, 0.0)
+    path, shards = inside, execution.cp * execution.tp
+    if shards > peers.num_slots:
+        nics = peers.num_slots / execution.tp if execution.gathers_keys else 1
+        path = Path(nics * (peers.bytes_per_s or inside.bandwidth_bytes_per_s), inside.latency_s)
+    block_s = key_value_bytes(model, execution) / path.bandwidth_bytes_per_s + path.latency_s
+    hidden_s = 0.0 if execution.gathers_keys else core_s / execution.cp
+    forward_s = (execution.cp - 1) * max(0.0, block_s - hidden_s)
+    return PassTimes(forward_s, forward_s * (3 if execution.recompute == "full" else 2))
+
+
+def context_outside_bytes(model: ModelShape, execution: Execution) -> int:
+    """Return the bytes of a layer and micro-batch that a shard next to another host sends there, both passes."""
+    times = 4 if execution.recompute == "full" else 3
+    return times * (execution.cp - 1) * key_value_bytes(model, execution)
 
 
 def expert_exchange_part(execution: Execution, peers: Peers | None) -> float:

@@ -52,11 +52,12 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
     recomputation comes on top (Narayanan et al., SC 2021). So do adding to the gradient sums, and the bytes that eager
     operators move in excess.
     """
-    flops, routed = (count(model, execution.micro_batch_size) / execution.tp for count in (matrix_flops, routed_flops))
+    parts = execution.tp * execution.cp
+    flops, routed = (count(model, execution.micro_batch_size) / parts for count in (matrix_flops, routed_flops))
     matrices_s = _matrix_s(flops - routed, model, execution, speed)
     if routed:
         matrices_s += _experts_s(routed, model, execution, speed)
-    core_s = _attention_core_s(model, execution, speed)
+    core_s = attention_core_s(model, execution, speed)
     compute_s = matrices_s + core_s + _memory_s(_moved_values(model, execution) * execution.value_bytes, speed)
     fused_s = max(compute_s, speed.launch_s - collectives.forward_s)
     excess = eager_bytes(model, execution)
@@ -69,8 +70,8 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
 
 def head_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTimes:
     """Seconds one shard computes the head and the loss on one micro-batch; the backward is twice the forward."""
-    flops = head_flops(model, execution.micro_batch_size) / execution.tp
-    logits = _tokens(model, execution) * model.vocab_size / execution.tp
+    flops = head_flops(model, execution.micro_batch_size) / (execution.tp * execution.cp)
+    logits = execution.tokens(model) * model.vocab_size / execution.tp
     forward_s = _matrix_s(flops, model, execution, speed) + _memory_s(
         logits * (execution.value_bytes + LOGIT_BYTES), speed
     )
@@ -103,10 +104,6 @@ def offloaded_update_s(
     return parameters / execution.dp * max(*copies_s, (UPDATE_BYTES + execution.value_bytes) / update_bytes_per_s)
 
 
-def _tokens(model: ModelShape, execution: Execution) -> int:
-    return execution.micro_batch_size * model.seq_length
-
-
 def _memory_s(size_bytes: float, speed: Speed) -> float:
     return size_bytes / speed.memory_bytes_per_s if speed.memory_bytes_per_s else 0.0
 
@@ -118,13 +115,13 @@ def _accumulate_s(parameters: int, execution: Execution, speed: Speed) -> float:
 
 def _matrix_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:
     """Seconds of matrix products whose rate is half of the best at `speed.half_size` tokens x hidden size / tp."""
-    size = _tokens(model, execution) * model.hidden_size / execution.tp
+    size = execution.tokens(model) * model.hidden_size / execution.tp
     return flops / speed.matrix_flops_per_s * (1 + speed.half_size / size)
 
 
 def _experts_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:
     """Return the seconds of the grouped products of a rank's experts, on the rows that came for each, and the wait."""
-    rows = _tokens(model, execution) / execution.tp * execution.ep * (model.experts_per_token or 0)
+    rows = execution.tokens(model) / execution.tp * execution.ep * (model.experts_per_token or 0)
     size = rows / (model.experts or 1) * model.expert_size
     return ROUTED_WAIT_S + flops / (GROUPED_SHARE * speed.matrix_flops_per_s) * (1 + speed.half_size / size)
 
@@ -134,7 +131,7 @@ def _moved_values(model: ModelShape, execution: Execution) -> float:
     hidden = HIDDEN_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
     routed = ROUTED_PASSES * model.hidden_size * (model.experts_per_token or 0)
     inside = ACTIVATION_PASSES[model.family] * model.token_ffn_size
-    return _tokens(model, execution) * (hidden + (inside + routed) / execution.tp)
+    return execution.tokens(model) * (hidden + (inside + routed) / execution.tp)
 
 
 def _made_again_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
@@ -144,16 +141,16 @@ def _made_again_s(model: ModelShape, execution: Execution, speed: Speed) -> floa
     """
     norms = NORM_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
     inside = ACTIVATION_PASSES_AGAIN[model.family] * model.token_ffn_size
-    values = _tokens(model, execution) * (norms + inside / execution.tp)
+    values = execution.tokens(model) * (norms + inside / execution.tp)
     rate = speed.memory_bytes_per_s or speed.update_bytes_per_s
     return values * execution.value_bytes / rate if rate and keeps_selectively(execution) else 0.0
 
 
-def _attention_core_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
+def attention_core_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
     """Return the seconds of one layer's queries x keys, softmax and scores x values, forward."""
     rate = speed.attention_flops_per_s or speed.matrix_flops_per_s
-    core_s = attention_flops(model, execution.micro_batch_size) / execution.tp / rate
+    core_s = attention_flops(model, execution.micro_batch_size) / (execution.tp * execution.cp) / rate
     if execution.fused_attention:
         return core_s
-    scores = _tokens(model, execution) * model.seq_length * model.num_heads / execution.tp
+    scores = execution.tokens(model) * model.seq_length * model.num_heads / execution.tp
     return core_s + _memory_s(scores * SCORE_PASSES * execution.value_bytes, speed)

@@ -43,7 +43,8 @@ class Execution(NamedTuple):
     `sum_bytes`, and compute `slowdown` times as long on so many ranks, see engines.py. `dp`: ranks that share a
     parameter's update. `masked`: a mask shows attention where documents end. `fused_operators`: the operators between
     matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager). `ep`: ranks that
-    share a layer's experts, ep / tp neighbouring replicas with all of their tensor shards.
+    share a layer's experts, ep / tp neighbouring replicas with all of their tensor shards. `cp`: neighbouring replicas
+    that share each sequence; keys and values of all are on each of them at once where the engine `gathers_keys`.
     """
 
     tp: int
@@ -68,6 +69,12 @@ class Execution(NamedTuple):
     whole_bytes: int = 0
     slowdown: float = 1.0
     ep: int = 1
+    cp: int = 1
+    gathers_keys: bool = False
+
+    def tokens(self, model: ModelShape) -> int:
+        """Return the tokens of a micro-batch that a replica computes, all tensor shards together: b s / cp."""
+        return self.micro_batch_size * model.seq_length // self.cp
 
     @property
     def expert_dp(self) -> int:
@@ -102,9 +109,11 @@ def make_execution(
         sum_bytes=engine.reduced_bytes,
         keeps_rounded=engine.keeps_rounded,
         keeps_reduced=engine.keeps_reduced,
-        whole_bytes=engine.whole_bytes(job.value_bytes, pp, -(-job.global_batch_size // (dp * micro_batch_size))),
+        whole_bytes=engine.whole_bytes(job.value_bytes, pp, -(-job.batch_parts // (dp * micro_batch_size))),
         slowdown=1 + engine.growth * log2(tp * pp * dp),
         ep=job.ep,
+        cp=job.cp,
+        gathers_keys=engine.context == "gather",
     )
 
 
@@ -119,13 +128,13 @@ def outer_bytes(islands: IslandsSettings) -> int:
 
 
 def edge_bytes(model: ModelShape, execution: Execution, codec: Codec = "none") -> int:
-    """Bytes one shard sends over a pipeline edge per micro-batch, forward or backward: v b s h / t, or packed so."""
+    """Bytes one shard sends over a pipeline edge per micro-batch, forward or backward: v b s h / (t cp), or packed."""
     return packed_bytes(codec, edge_values(model, execution), execution.value_bytes)
 
 
 def edge_values(model: ModelShape, execution: Execution) -> int:
-    """Return the number of values that cross an edge: b s h / t."""
-    return execution.micro_batch_size * model.seq_length * model.hidden_size // execution.tp
+    """Return the number of values that cross an edge: b s h / (t cp)."""
+    return execution.tokens(model) * model.hidden_size // execution.tp
 
 
 def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
@@ -153,20 +162,14 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
     whole, sharded = (0, inputs + inside) if execution.sequence_parallel else (inputs, inside)
     if execution.recompute == "full":
         whole, sharded = (0, h) if execution.sequence_parallel else (h, 0)
-    return (
-        execution.value_bytes
-        * execution.micro_batch_size
-        * model.seq_length
-        * (whole * execution.tp + sharded)
-        // execution.tp
-    )
+    return execution.value_bytes * execution.tokens(model) * (whole * execution.tp + sharded) // execution.tp
 
 
 def recomputed_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes rebuilt at a time: with full recomputation a layer beyond its input, else an MLP's inside."""
     if keeps_selectively(execution):
         inside = model.token_ffn_size * (2 if model.family == "llama" else 1) // execution.tp
-        return execution.value_bytes * execution.micro_batch_size * model.seq_length * inside
+        return execution.value_bytes * execution.tokens(model) * inside
     if execution.recompute != "full":
         return 0
     return layer_activation_bytes(model, execution._replace(recompute="none")) - layer_activation_bytes(
@@ -175,10 +178,24 @@ def recomputed_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def gathered_bytes(model: ModelShape, execution: Execution) -> int:
-    """Bytes of the one sequence that is gathered at a time and of its gradient, 2 v b s h; 0 without tensor shards."""
+    """Bytes of the one part of sequences gathered at a time, and of its gradient: 2 v b s h / cp; 0 without shards."""
     if execution.tp == 1 or not execution.sequence_parallel:
         return 0
-    return 2 * execution.value_bytes * execution.micro_batch_size * model.seq_length * model.hidden_size
+    return 2 * execution.value_bytes * execution.tokens(model) * model.hidden_size
+
+
+def key_value_bytes(model: ModelShape, execution: Execution) -> int:
+    """Return the bytes of one layer's keys and values of a shard's own tokens: 2 v k b s / (t cp)."""
+    return 2 * execution.value_bytes * model.kv_size * execution.tokens(model) // execution.tp
+
+
+def passing_key_bytes(model: ModelShape, execution: Execution) -> int:
+    """Return the bytes of other replicas' keys and values, and of their gradients, that a shard holds at a time.
+
+    From a ring of cp, one replica's while the next one's arrive; gathered, all of them. 0 where no sequence is shared.
+    """
+    replicas = execution.cp if execution.gathers_keys else 2
+    return 2 * replicas * key_value_bytes(model, execution) if execution.cp > 1 else 0
 
 
 def keeps_selectively(execution: Execution) -> bool:
@@ -252,7 +269,7 @@ def logit_bytes(model: ModelShape, execution: Execution) -> int:
     Their gradient takes their place, but not in a model of the user's own, which may need them. A loss that takes all
     at once has their log-softmax and its gradient in fp32.
     """
-    logits = execution.micro_batch_size * model.seq_length * model.vocab_size // execution.tp
+    logits = execution.tokens(model) * model.vocab_size // execution.tp
     if not execution.chunked_loss:
         return (execution.value_bytes + 2 * GRADIENT_BYTES) * logits
     copies = 1 if model.factory is None else 2
@@ -260,8 +277,8 @@ def logit_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def mask_bytes(model: ModelShape, execution: Execution) -> int:
-    """Bytes of the mask that all layers of a stage share for one micro-batch: v b s^2, on every shard; 0 without."""
-    return execution.masked * execution.value_bytes * execution.micro_batch_size * model.seq_length**2
+    """Bytes of the mask that all layers of a stage share for one micro-batch: v b s^2 / cp, on every shard."""
+    return execution.masked * execution.value_bytes * execution.tokens(model) * model.seq_length
 
 
 def memory_bytes(
@@ -324,6 +341,7 @@ def _passing_bytes(model: ModelShape, execution: Execution, is_first: bool, is_l
         whole_layers_bytes(model, execution, is_first, is_last)
         + recomputed_bytes(model, execution)
         + gathered_bytes(model, execution)
+        + passing_key_bytes(model, execution)
         + logit_bytes(model, execution) * is_last
     )
 

@@ -44,5 +44,5 @@ def eager_bytes(model: ModelShape, execution: Execution) -> EagerBytes:
         forward += GROUPED_QUERIES * v * q * (model.kv_heads < model.num_heads or model.qk_norm)
         forward += COPIED_KEYS * v * k * model.qk_norm + COPIED_VALUES * v * k
         backward += SWIGLU_BACKWARD * v * f + (ROTATION_BACKWARD * FP32_BYTES + casts) * (q + k)
-    shard_tokens = execution.micro_batch_size * model.seq_length / execution.tp
+    shard_tokens = execution.tokens(model) / execution.tp
     return EagerBytes(forward * shard_tokens, backward * shard_tokens)

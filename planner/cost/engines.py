@@ -51,8 +51,8 @@ class Engine:
     for itself (HSDP, or instances of Megatron's distributed optimizer) and updates itself, after clusters all-reduced
     the gradients. overlaps_levels: a bucket is exchanged inside clusters while another one is between them.
     shards_tied: weights are sharded with tied tables as well. has_experts: its layers may have experts, and the other
-    keys of `ModelShape.beyond_bundled`. unsharded: the engine as it is without ZeRO-3, where that
-    is another one.
+    keys of `ModelShape.beyond_bundled`. context: it has context parallelism, and keys and values go around a ring under
+    the attention, or are gathered before it. unsharded: the engine as it is without ZeRO-3, where that is another one.
     """
 
     sequence_parallel: Literal["always", "selective", "never"] = "always"
@@ -87,6 +87,7 @@ class Engine:
     overlaps_levels: bool = True
     shards_tied: bool = False
     has_experts: bool = False
+    context: Literal["ring", "gather"] | None = None
     unsharded: Engine | None = None
 
     def travels_bytes(self, value_bytes: int) -> tuple[int, int]:
@@ -192,9 +193,14 @@ ENGINES: dict[EngineName, Engine] = {
     # Megatron-LM of 2026: 1F1B or interleaved, and any cut by its layout. With several instances of its
     # optimizer one stream reduces a bucket inside an instance, then between instances, and then takes the next bucket.
     "megatron": replace(
-        MEGATRON_2024, schedules=("1f1b", "interleaved"), two_levels=True, copies_update=True, overlaps_levels=False
+        MEGATRON_2024,
+        schedules=("1f1b", "interleaved"),
+        two_levels=True,
+        copies_update=True,
+        overlaps_levels=False,
+        context="ring",
     ),
-    "torchtitan": replace(FSDP, reduces="all"),
+    "torchtitan": replace(FSDP, reduces="all", context="gather"),
     # Its pipeline module cuts by number, type or parameters of layers, and its tensor parallelism is the model's own.
     "deepspeed": replace(MEGATRON_DEEPSPEED, schedules=("1f1b",), free_degrees=("pp",), cuts="even"),
     "accelerate": replace(FSDP_SCRIPT, reduces="last"),

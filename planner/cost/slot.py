@@ -11,8 +11,16 @@ from holmes_core.records.inventory import Host
 from holmes_core.records.job import Job, Overheads
 from holmes_runtime.config.codec import Device
 from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters
-from planner.cost.collectives import PassTimes, Path, Peers, expert_exchange_part, expert_parallel_s, tensor_parallel_s
-from planner.cost.compute_time import NO_TIME, head_s, layer_s, offloaded_update_s, optimizer_s
+from planner.cost.collectives import (
+    PassTimes,
+    Path,
+    Peers,
+    context_parallel_s,
+    expert_exchange_part,
+    expert_parallel_s,
+    tensor_parallel_s,
+)
+from planner.cost.compute_time import NO_TIME, attention_core_s, head_s, layer_s, offloaded_update_s, optimizer_s
 from planner.cost.counts import Execution
 from planner.cost.engines import ENGINES, engine_of
 from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
@@ -76,7 +84,7 @@ class Slot:
     threads_per_core: float = 1.0
     host: HostShare | None = None
     cores: Cores | None = None
-    peers: Peers | None = None  # of a mixture of experts alone
+    peers: Peers | None = None  # where ranks share experts or sequences
 
     def among(self, num_ranks: int) -> Slot:
         """Return the slot while `num_ranks` ranks compute, itself one of them, as many on its machine as there can be.
@@ -164,7 +172,7 @@ def nvlink_bytes_per_s(host: Host) -> float | None:
 
 
 def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes, PassTimes]:
-    """Seconds of one layer and micro-batch on one shard: its compute, and its tensor and expert collectives."""
+    """Seconds of one layer and micro-batch on one shard: its compute, and its collectives for tp, ep and cp."""
     emulate = job.compute.emulate
     if emulate is not None:
         forward_s, backward_s = emulate.forward_s_per_layer, emulate.backward_s_per_layer
@@ -175,7 +183,11 @@ def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes
     collectives = PassTimes(alone.forward_s * exposed, alone.backward_s * exposed)
     if execution.ep > 1:
         collectives += expert_parallel_s(job.model, execution, slot.inside, slot.peers)
-    return layer_s(job.model, execution, slot.speed.slowed(execution.slowdown), collectives), collectives
+    speed = slot.speed.slowed(execution.slowdown)
+    if execution.cp > 1:
+        core_s = attention_core_s(job.model, execution, speed)
+        collectives += context_parallel_s(job.model, execution, slot.inside, slot.peers, core_s)
+    return layer_s(job.model, execution, speed, collectives), collectives
 
 
 def exchanged_parameters(model: ModelShape, execution: Execution, slot: Slot) -> int:

@@ -31,7 +31,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
     job, costs = problem.job, LayoutCosts(problem, layout)
     whole = costs.pipelines(weights=False)
     without_edges = costs.pipelines(edges=False, weights=False)
-    has_collectives = layout.candidate.tp > 1 or job.ep > 1
+    has_collectives = layout.candidate.tp > 1 or job.ep > 1 or job.cp > 1
     compute_alone = costs.pipelines(False, edges=False, weights=False) if has_collectives else without_edges
     simulated_s = partial(simulate_sharing, most_faster=costs.most_faster)
     alone_s = simulated_s(compute_alone)

@@ -9,7 +9,13 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import ModelShape, gradient_order
 from holmes_runtime.config.schedule import ActionKind, make_schedule
-from planner.cost.collectives import Peers, routed_bytes, routed_outside_part, shard_exchange_bytes
+from planner.cost.collectives import (
+    Peers,
+    context_outside_bytes,
+    routed_bytes,
+    routed_outside_part,
+    shard_exchange_bytes,
+)
 from planner.cost.counts import Execution, edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.layout.layout import Layout
@@ -108,10 +114,21 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
         reduced = shard_exchange_bytes(reduced_bytes * parameters, n)
         routed = _routed_flows(job, execution, layout, first, on_host) if job.ep > 1 else 0.0
         alike = [(i, i, routed) for i in range(n)] if routed else []
-        return [*((i, j, gathered + reduced) for i, j in ring), *alike]
+        shared = _context_flows(job, execution, layout, group) if group.axis == "dp" else ()
+        return [*((i, j, gathered + reduced) for i, j in ring), *alike, *shared]
     members, part = Counter(hosts), reduced_bytes * parameters / n
     # A member stands for its receivers: its own interface gets back the bytes that they send.
     return [(i, j, gathered) for i, j in ring] + [(i, i, part * (n - members[host])) for i, host in enumerate(hosts)]
+
+
+def _context_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> Flows:
+    """Return the keys and values that replicas with parts of the same sequences pass on to the next one's host."""
+    members = [layout.ranks[rank] for rank in group.ranks]
+    held = sum(layout.layers[stage] for stage in layout.stages_of(members[0].pp_rank))
+    size = float(context_outside_bytes(job.model, execution) * held * layout.microbatches[members[0].dp_rank])
+    rings = [range(first, first + job.cp) for first in range(0, len(members), job.cp)]
+    pairs = [(i, ring[(at + 1) % job.cp]) for ring in rings for at, i in enumerate(ring)]
+    return [(i, j, size) for i, j in pairs if members[i].host != members[j].host]
 
 
 def _routed_flows(job: Job, execution: Execution, layout: Layout, rank: PlanRank, on_host: int) -> float:

@@ -47,7 +47,7 @@ def usual_placement(
         tuple(problem.fleet.class_of[group_slots[stage, replica].host] for replica in range(candidate.dp))
         for stage in range(candidate.pp)
     )
-    microbatches = even_shares(problem.job.global_batch_size // candidate.micro_batch_size, candidate.dp)
+    microbatches = even_shares(problem.job.batch_parts // candidate.micro_batch_size, candidate.dp)
     return Placement(candidate, usual_cut(problem.job, candidate.pp), sites, microbatches)
 
 
@@ -71,7 +71,7 @@ def best_usual(problem: Problem, candidates: Iterable[tuple[float, Candidate]]) 
     Only degrees that divide the batch count, as other programs require, if there are any. None if no even cut fits.
     """
     candidates = tuple(candidates)
-    candidates = [each for each in candidates if each[1].divides(problem.job.global_batch_size)] or candidates
+    candidates = [each for each in candidates if each[1].divides(problem.job.batch_parts)] or candidates
     best: PricedPlacement | None = None
     in_order, priced = cache(partial(_in_order, problem)), 0
     for count, (bound_s, candidate) in enumerate(candidates):

@@ -56,13 +56,14 @@ def check_degrees(plan: Plan) -> list[str]:
     """Degrees and micro-batches make up the global batch, agree with the job's fixed ones, and make a schedule."""
     fixed, faults = plan.job.parallel, []
     samples = plan.micro_batch_size * sum(plan.microbatches)
-    if samples != plan.job.global_batch_size:
-        faults.append(f"the replicas' micro-batches are {samples} samples, not {plan.job.global_batch_size}")
+    if samples != plan.job.batch_parts:
+        faults.append(f"the replicas' micro-batches are {samples} samples, not {plan.job.batch_parts}")
     if min(plan.microbatches, default=0) < 1:
         faults.append(f"a replica runs no micro-batch: {plan.microbatches}")
     for key in ("tp", "pp", "dp", "micro_batch_size", "recompute", "optimizer_offload", "schedule", "chunks"):
-        if getattr(fixed, key) not in (None, getattr(plan, key)):
-            faults.append(f"{key} is {getattr(plan, key)}, the job fixes {getattr(fixed, key)}")
+        planned = plan.engine_dp if key == "dp" else getattr(plan, key)
+        if getattr(fixed, key) not in (None, planned):
+            faults.append(f"{key} is {planned}, the job fixes {getattr(fixed, key)}")
     if not faults:
         try:
             for number in set(plan.microbatches):

@@ -13,7 +13,7 @@ from planner.layout.layout import Layout, lay_out, may_be_hierarchical
 from planner.layout.predict import predict, predict_step_s
 from planner.layout.rail_matching import match_rails
 from planner.layout.usual_order import best_usual, usual_group_slots
-from planner.problem.expert_groups import misplaced_group
+from planner.problem.group_places import misplaced_group
 from planner.problem.problem import Problem
 from planner.schedule.run_mode import StepParts
 from planner.schedule.runners_up import Contender, alternative, fastest_first, parts_by_class

@@ -15,8 +15,10 @@ from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution, stage_experts
 from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fills
-from planner.problem.expert_groups import check_expert_groups, check_layers, no_expert_degrees, takes_experts
+from planner.problem.context_groups import check_context
+from planner.problem.expert_groups import check_layers, no_expert_degrees
 from planner.problem.fleet import Fleet
+from planner.problem.group_places import check_groups_fit, is_aligned, takes_groups
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 NO_INSTANCES = "--reduce-scatter-with-fp32-accumulation"  # Megatron-Core then asserts that there is one
@@ -26,6 +28,7 @@ NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules that need pp of 2 
 class Candidate(NamedTuple):
     """Tensor, pipeline and data parallel degrees, the samples of one micro-batch, and the recomputation.
 
+    `dp` counts all ranks with the same weights as replicas, those that share a sequence, too (context_groups.py).
     `fill` is the schedule whose bubble and memory the closed form assumes. `weight_shards` is the number of replicas
     that shard a stage's weights: all of them, or all of a cluster, under ZeRO-3; else 1. With
     `optimizer_offload`, which is for ZeRO-1, masters and moments are in host memory. `instances` of the optimizer, for
@@ -52,13 +55,13 @@ class Candidate(NamedTuple):
         """Ranks in all."""
         return self.tp * self.pp * self.dp
 
-    def num_microbatches(self, global_batch_size: int) -> int:
+    def num_microbatches(self, batch_parts: int) -> int:
         """Return the micro-batches the busiest replica runs per step when they are shared as evenly as can be."""
-        return -(-global_batch_size // (self.dp * self.micro_batch_size))
+        return -(-batch_parts // (self.dp * self.micro_batch_size))
 
-    def divides(self, global_batch_size: int) -> bool:
+    def divides(self, batch_parts: int) -> bool:
         """Return True if all replicas can run the same number of micro-batches."""
-        return global_batch_size % (self.dp * self.micro_batch_size) == 0
+        return batch_parts % (self.dp * self.micro_batch_size) == 0
 
     def execution(self, job: Job) -> Execution:
         """Return the execution of every tasklet of `job`."""
@@ -129,6 +132,7 @@ def check_job(job: Job) -> None:
             "set parallel.recompute to none or selective, or choose another schedule",
         )
     check_layers(job)
+    check_context(job)
     _check_zero(job)
     _check_compiled(job)
     _check_engine(job)
@@ -239,7 +243,8 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     Raises HolmesError when the fixed degrees need more slots than there are (the answer is no), or a tensor group
     larger than any host (wrong usage).
     """
-    check_expert_groups(job, [each.hardware.num_slots for each in fleet.classes])
+    slots = {each.hardware.num_slots for each in fleet.classes}
+    check_groups_fit(job, slots)
     recompute, shares = job.parallel.recompute or RECOMPUTE[0], BatchShares(job, fleet.num_group_slots(1))
     classes = {tp: class_rooms(fleet, tp) for tp in tensor_degrees(job, fleet)}
     found = tuple(
@@ -249,10 +254,11 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
             optimizer_offload=job.parallel.optimizer_offload or False,
         )
         for tp, rooms in classes.items()
+        if all(is_aligned(number, job.cp * tp) for number in slots if job.cp > 1)
         for pp in _pipeline_degrees(job, fleet.num_group_slots(tp))
         for fill in fills(job, pp, job.parallel.recompute or RECOMPUTE[0])[:1]
         for dp, micro_batch_size in shares.of(rooms, pp)
-        if takes_experts(job, tp, dp)
+        if takes_groups(job, tp, dp)
     )
     if not found:
         raise no_expert_degrees(job, fleet.num_group_slots(1)) if job.ep > 1 else _no_candidate(job, fleet)
@@ -296,7 +302,7 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
     engine = engine_of(job)
     cannot = cannot or not engine.shards_weights or (job.model.tied_embeddings and not engine.shards_tied)
     cannot = cannot or (num_clusters > 1 and not engine.two_levels)
-    if cannot or rest or shards == 1 or not candidate.divides(job.global_batch_size):
+    if cannot or rest or shards == 1 or shards % job.cp or not candidate.divides(job.batch_parts):
         return None
     return candidate._replace(fill="1f1b", weight_shards=shards)
 
@@ -307,9 +313,9 @@ def with_instances(job: Job, candidate: Candidate, num_clusters: int) -> Iterato
     Each cluster holds the same number of replicas, two or more, which run equally many micro-batches. The trainer is
     told the number, and its command has nothing that forbids several.
     """
-    if engine_of(job).has_instances and _takes_instances(job) and candidate.divides(job.global_batch_size):
+    if engine_of(job).has_instances and _takes_instances(job) and candidate.divides(job.batch_parts):
         for number in range(2, min(num_clusters, candidate.dp // 2) + 1):
-            if candidate.dp % number == 0:
+            if candidate.dp % (number * job.cp) == 0:
                 yield candidate._replace(instances=number)
 
 
@@ -369,7 +375,7 @@ def _no_candidate(job: Job, fleet: Fleet) -> HolmesError:
     """Return why no degrees are left: too few slots for the fixed ones, or a schedule that takes others."""
     fixed, tp = job.parallel, job.parallel.tp or 1
     pp = fixed.pp or len(fixed.layers or (0,)) // (fixed.chunks or 1)
-    needed, num_group_slots = tp * pp * (fixed.dp or 1), fleet.num_group_slots(tp)
+    needed, num_group_slots = tp * pp * (job.fixed_dp or job.cp), fleet.num_group_slots(tp)
     if needed <= num_group_slots * tp:
         schedule = "interleaved" if (fixed.chunks or 1) > 1 else fixed.schedule
         rounds = ", and as many micro-batches on every replica, in rounds of pp" if schedule == "interleaved" else ""
@@ -384,7 +390,8 @@ def _no_candidate(job: Job, fleet: Fleet) -> HolmesError:
     slots = ", ".join(named[:8]) + (f" and {len(named) - 8} more hosts" if len(named) > 8 else "")
     more = "add GPUs or hosts" if job.device == "cuda" else "raise slots_per_host or add hosts"
     return HolmesError(
-        f"the degrees fixed in job.yaml (tp {tp}, pp {pp}, dp {fixed.dp or 1}) need {needed} training slots in whole "
+        f"the degrees fixed in job.yaml (tp {tp}, pp {pp}, dp {fixed.dp or 1}{f', cp {job.cp}' if job.cp > 1 else ''}) "
+        f"need {needed} training slots in whole "
         f"tensor groups of {tp} inside a host; the reachable hosts offer {num_group_slots * tp} ({slots})",
         f"lower parallel.tp, pp or dp in job.yaml to at most {num_group_slots} groups, or {more}",
         ANSWER_IS_NO,

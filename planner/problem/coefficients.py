@@ -20,6 +20,7 @@ from planner.cost.slot import Slot, exchanged_parameters, head_parts_s, layer_pa
 from planner.problem.candidates import Candidate
 from planner.problem.connections import NOT_MEASURED
 from planner.problem.fleet import Fleet, HostClass
+from planner.problem.group_places import replicas_together
 from planner.problem.host_memory import host_bytes
 from planner.problem.networks import Networks
 
@@ -90,6 +91,7 @@ class Coefficients:
     uplink_edge_s: Mapping[int, float] = field(default_factory=dict)
     """One message, all replicas at once, on the uplink of a cluster that has one."""
     slots: tuple[Slot, ...] = ()  # for the update, the simulation's alone
+    together: int = 1  # neighbouring replicas that share experts or sequences, and are in one class
 
     @cached_property
     def num_microbatches(self) -> int:
@@ -179,11 +181,11 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     exchange = inside / engine.exchange_share
     across = exchange * (APART if job.ep > 1 else 1)
     names, hardware = fleet.cluster_names, [each.hardware for each in classes]
-    num_microbatches = candidate.num_microbatches(job.global_batch_size)
+    num_microbatches = candidate.num_microbatches(job.batch_parts)
     return Coefficients(
         candidate=candidate,
         num_layers=model.num_layers,
-        total_microbatches=job.global_batch_size // candidate.micro_batch_size,
+        total_microbatches=job.batch_parts // candidate.micro_batch_size,
         cluster=tuple(names.index(each.cluster) for each in classes),
         group_slots=tuple(each.num_group_slots(tp) for each in classes),
         group_slots_per_host=tuple(per_host),
@@ -220,6 +222,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         hides_edges=job.parallel.schedule in (None, "eager"),
         has_two_levels=engine.two_levels and (candidate.copies > 1 or not engine.copies_update),
         engine=engine,
+        together=replicas_together(job, tp),
         across_part=sum(engine.across_bytes(execution.value_bytes, candidate.pp, num_microbatches)) / bytes_each,
         fill_share=fill_share(job, candidate.fill, candidate.pp, num_microbatches, slots[0][0]),
     )
@@ -259,7 +262,7 @@ def slot_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassT
 
 def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: int) -> int:
     """Return the bytes one rank of `stage` needs under the candidate's `fill` when it holds `num_layers` layers."""
-    num_microbatches = candidate.num_microbatches(job.global_batch_size)
+    num_microbatches = candidate.num_microbatches(job.batch_parts)
     held = microbatches_in_flight(candidate.fill, candidate.pp, num_microbatches, stage)
     is_first, is_last = stage == 0, stage == candidate.pp - 1
     return memory_bytes(job.model, candidate.execution(job), (num_layers,), held, is_first, is_last)
@@ -271,7 +274,7 @@ def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> t
     Bytes are linear in layers, and per layer in micro-batches held, but for roundings of a few bytes: `SLACK_BYTES`.
     """
     pp, most = candidate.pp, job.model.num_layers
-    num_microbatches = candidate.num_microbatches(job.global_batch_size)
+    num_microbatches = candidate.num_microbatches(job.batch_parts)
     memories = [(each.hardware.memory_bytes, each.hardware.host_memory_bytes) for each in classes]
     kinds = set(memories)
     parts = _memory_parts(job.model, candidate.execution(job), job.checkpoint is not None)

@@ -1,20 +1,18 @@
-"""Groups of ranks that share the experts of a layer: their possible sizes, and where they may lie.
+"""Groups of ranks that share the experts of a layer: their possible sizes; group_places.py has their places.
 
-A group is ep / tp replicas, neighbours by number, with all of their tensor shards. A host holds whole groups, or a
-group whole hosts, and all replicas of a stage are in one cluster. Megatron-Core makes the same groups of RANK where
-`--expert-tensor-parallel-size` is 1 (parallel_state.py).
+A group is ep / tp replicas, neighbours by number, with all of their tensor shards. Megatron-Core makes the same groups
+of RANK where `--expert-tensor-parallel-size` is 1 (parallel_state.py).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
-from holmes_core.records.plan import PlanRank
 from planner.cost.engines import ENGINES, engine_of
+from planner.problem.group_places import is_aligned
 
 
 def expert_degrees(job: Job, slots: Sequence[int]) -> tuple[int, ...]:
@@ -25,15 +23,10 @@ def expert_degrees(job: Job, slots: Sequence[int]) -> tuple[int, ...]:
     experts, fixed = job.model.experts, job.parallel
     if experts is None or fixed.ep is not None:
         return (job.ep,)
-    tp, ranks = fixed.tp or 1, (fixed.tp or 1) * (fixed.dp or 0)
+    tp, ranks = fixed.tp or 1, (fixed.tp or 1) * (job.fixed_dp or 0)
     sizes, most = set(slots) - {0}, min(experts, ranks or sum(slots))
     found = (ep for ep in range(tp, most + 1, tp) if experts % ep == 0 and ranks % ep == 0)
-    return tuple(ep for ep in found if all(_is_aligned(size, ep) for size in sizes)) or (tp,)
-
-
-def takes_experts(job: Job, tp: int, dp: int) -> bool:
-    """Return True if groups of the job's degree go with these degrees; without experts all do."""
-    return job.model.experts is None or (job.ep % tp == 0 and tp * dp % job.ep == 0)
+    return tuple(ep for ep in found if all(is_aligned(size, ep) for size in sizes)) or (tp,)
 
 
 def check_layers(job: Job) -> None:
@@ -98,52 +91,3 @@ def no_expert_degrees(job: Job, slots: int) -> HolmesError:
         "choose another parallel.ep, or leave it out",
         ANSWER_IS_NO,
     )
-
-
-def check_expert_groups(job: Job, slots: Iterable[int]) -> None:
-    """Raise HolmesError where a host of so many `slots` neither holds whole groups nor is whole in one."""
-    if job.ep == 1:
-        return
-    wrong = sorted(size for size in slots if not _is_aligned(size, job.ep))
-    if wrong:
-        raise HolmesError(
-            f"job: parallel.ep {job.ep} neither divides the {wrong[0]} slots of a host nor is a multiple of them",
-            "set parallel.ep to a divisor or a multiple of the slots of every host, or leave it out",
-        )
-
-
-def check_placed_groups(job: Job, ranks: Sequence[PlanRank]) -> None:
-    """Raise HolmesError where ranks that share experts are in several clusters, or on parts of several hosts."""
-    group = misplaced_group(job, ranks)
-    if group:
-        places = " and ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in group))
-        raise HolmesError(
-            f"job: parallel.ep is {job.ep}, and the best placement has ranks {group[0].rank} to {group[-1].rank}, "
-            f"which share a stage's experts, on {places}: a group has whole hosts or a part of one, and a stage one "
-            "cluster, as tokens cross in every layer",
-            "leave parallel.pp and dp out, or set them so that the replicas of a stage fit so",
-            ANSWER_IS_NO,
-        )
-
-
-def misplaced_group(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]:
-    """Return the first group of ranks, or stage, that is not placed as it is priced; empty where all are."""
-    if job.ep == 1:
-        return ()
-    stages: dict[int, list[PlanRank]] = {}
-    for rank in sorted(ranks, key=lambda rank: rank.rank):
-        stages.setdefault(rank.pp_rank, []).append(rank)
-    for held in stages.values():
-        if len({rank.cluster for rank in held}) > 1:
-            return tuple(held)
-        of_host = Counter(rank.host for rank in held)
-        for first in range(0, len(held), job.ep):
-            group = held[first : first + job.ep]
-            hosts = Counter(rank.host for rank in group)
-            if len(hosts) > 1 and any(count < of_host[host] for host, count in hosts.items()):
-                return tuple(group)
-    return ()
-
-
-def _is_aligned(num_slots: int, ep: int) -> bool:
-    return num_slots % ep == 0 or ep % num_slots == 0

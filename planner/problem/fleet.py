@@ -134,7 +134,7 @@ def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
 def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Networks, slot: Slot) -> Hardware:
     memory = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes is not None] if job.device == "cuda" else []
     rates, host_bytes = networks.rates(host.name), usable_host_bytes(host)
-    if job.model.experts is not None:
+    if job.model.experts is not None or job.cp > 1:
         alone = networks.nvlink_bytes_per_s(host.name) is not None  # each GPU has links of its own
         rate = rates.fabric_bytes_per_s
         slot = replace(slot, peers=Peers(num_slots, rate if alone or rate is None else rate / num_slots))

@@ -64,8 +64,8 @@ def read_problem(inventory: Inventory, job: Job) -> Problem:
 
 def require_rates(problem: Problem) -> None:
     """Raise HolmesError naming host and netdev where a rate that placements are compared by is not known."""
-    fixed, fleet, networks = problem.job.parallel, problem.fleet, problem.networks
-    if fixed.pp == fixed.dp == 1 or len(fleet.hosts) == 1:
+    job, fleet, networks = problem.job, problem.fleet, problem.networks
+    if job.parallel.pp == job.fixed_dp == 1 or len(fleet.hosts) == 1:
         return
     clusters = {each.cluster for each in fleet.classes}
     for each in fleet.classes:

@@ -93,7 +93,7 @@ class AnyScheduleBounds:
     def _read_work_s(
         self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int, weight_shards: int
     ) -> float:
-        slots, total = num_ranks // tp, self._job.global_batch_size // micro_batch_size
+        slots, total = num_ranks // tp, self._job.batch_parts // micro_batch_size
         like = Candidate(tp, slots, 1, micro_batch_size, recompute, weight_shards=weight_shards)
         speeds = self._speeds_of(like)
         fastest_s = speeds.layer_s[0]
@@ -112,7 +112,7 @@ class AnyScheduleBounds:
         exchange_s = stage_layers * self._crossing_s(candidate)
         if self._shares_cores(candidate) or not fastest_s:
             return (max(self.work_s(candidate), exchange_s) + after_s) * (1 - ROUNDING)
-        m = candidate.num_microbatches(self._job.global_batch_size)
+        m = candidate.num_microbatches(self._job.batch_parts)
         hiding = 1 if self._chunks(candidate) == 1 else candidate.pp
         exchanged_s = exchange_s + max(0, m - hiding) * stage_layers * fastest_s
         fill = self._fill_share(candidate)
@@ -127,7 +127,7 @@ class AnyScheduleBounds:
         speeds, dp, most = (
             self._speeds_of(candidate),
             candidate.dp,
-            candidate.num_microbatches(self._job.global_batch_size),
+            candidate.num_microbatches(self._job.batch_parts),
         )
         if len(speeds.ends) > 1:
             most = self._microbatches(candidate) - dp + 1  # of a replica, if all others run one
@@ -140,7 +140,7 @@ class AnyScheduleBounds:
 
         No more than `within_s`.
         """
-        speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.global_batch_size)
+        speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.batch_parts)
         layer_s = speeds.layer_s[0]
 
         def layers_within(seconds: float) -> int:
@@ -170,7 +170,7 @@ class AnyScheduleBounds:
 
         Apart from `candidate_s`, by which contenders are chosen: the best of a crossing is wanted, even if it is slow.
         """
-        fastest_s, m = self._speeds_of(candidate).layer_s[0], candidate.num_microbatches(self._job.global_batch_size)
+        fastest_s, m = self._speeds_of(candidate).layer_s[0], candidate.num_microbatches(self._job.batch_parts)
         is_apart = len(self._fleet.cluster_names) > 1 and candidate.weight_shards == 1
         if not is_apart or not fastest_s or self._shares_cores(candidate):
             return 0.0
@@ -198,7 +198,7 @@ class AnyScheduleBounds:
 
     def _microbatches(self, candidate: Candidate) -> int:
         """Return the micro-batches of all replicas."""
-        return self._job.global_batch_size // candidate.micro_batch_size
+        return self._job.batch_parts // candidate.micro_batch_size
 
     def _shares_cores(self, candidate: Candidate) -> bool:
         """Return True if ranks compute faster while others wait. Then only the bound on all work together holds."""

@@ -55,7 +55,7 @@ def _edges_s(problem: Problem, candidate: Candidate) -> tuple[float, float]:
     if any(not rate for rate, _ in rates):
         return 0.0, 0.0
     size = candidate.tp * edge_bytes(job.model, candidate.execution(job), lossiest_codec(job))
-    total = job.global_batch_size // candidate.micro_batch_size
+    total = job.batch_parts // candidate.micro_batch_size
     fastest, together = max(rate or 0.0 for rate, _ in rates), sum((rate or 0.0) * count for rate, count in rates)
     one_s = total // candidate.dp * size / fastest
     return one_s, max(one_s, total * size / together)

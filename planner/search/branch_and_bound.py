@@ -186,7 +186,7 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
             return None
         fitting = more
     bound_s = state.early.compute_s(fitting)  # and no more than its siblings, which join when it is refined
-    if not fitting.divides(job.global_batch_size) and len(state.problem.fleet.classes) > 1:
+    if not fitting.divides(job.batch_parts) and len(state.problem.fleet.classes) > 1:
         bound_s = min(bound_s, state.early.whole_replicas_s(fitting))  # slow replicas may run fewer
     if fitting.weight_shards > 1:
         bound_s = min([bound_s, *(each.lower_bound_s for each in _sharded_over_clusters(state, fitting))])

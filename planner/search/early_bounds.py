@@ -123,7 +123,7 @@ class EarlyBounds:
         speeds, crossing_s = self._speeds_of(candidate), self.crossing_sync_s(candidate)
         held = -(-self._num_layers // candidate.pp)
         sync_s = max(crossing_s, held * (crossing_s - speeds.classes[-1].layer_s) - speeds.most_head_s)
-        mean = self._job.global_batch_size / (candidate.dp * candidate.micro_batch_size)
+        mean = self._job.batch_parts / (candidate.dp * candidate.micro_batch_size)
         average_s = self._average_s(candidate, speeds)
         alone_s = self._at_pace_s(candidate, speeds.classes[0].layer_s * held, speeds)
         together_s = self._at_pace_s(candidate, average_s, speeds, mean)
@@ -163,7 +163,7 @@ class EarlyBounds:
 
         Of the busiest replica, or of `mean` micro-batches.
         """
-        m = candidate.num_microbatches(self._job.global_batch_size) if mean is None else mean
+        m = candidate.num_microbatches(self._job.batch_parts) if mean is None else mean
         share = min(self._fill_share(candidate), m)  # else a slower pace would make it less
         work_s = self._num_layers * speeds.classes[0].layer_s + speeds.least_head_s
         return (m - share) * pace_s + share * work_s
@@ -194,7 +194,7 @@ class EarlyBounds:
     def _fill_share(self, candidate: Candidate) -> float:
         if candidate.fill == "1f1b":
             return 1.0
-        m = candidate.num_microbatches(self._job.global_batch_size)
+        m = candidate.num_microbatches(self._job.batch_parts)
         return fill_share(self._job, candidate.fill, candidate.pp, m, self._speeds_of(candidate).first)
 
     def _speeds_of(self, candidate: Candidate) -> CandidateSpeeds:

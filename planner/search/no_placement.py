@@ -10,7 +10,7 @@ from holmes_core.units import format_memory
 from planner.cost.engines import engine_of
 from planner.problem.candidates import Candidate, more_recompute, with_sharded_weights
 from planner.problem.coefficients import stage_memory_bytes
-from planner.problem.fleet import Fleet
+from planner.problem.group_places import replicas_together
 from planner.problem.problem import Problem
 from planner.search.placement import usual_cut
 
@@ -31,12 +31,12 @@ def out_of_memory(problem: Problem, candidates: Sequence[Candidate]) -> HolmesEr
         (each.hardware.memory_bytes, each.hosts[0].name) for each in classes if each.hardware.memory_bytes is not None
     ]
     if not known:
-        return _no_arrangement(problem.fleet, candidates)
+        return _no_arrangement(problem, candidates)
     largest, name = max(known)
     leanest = (_leanest(job, candidate) for candidate in candidates)
     needed, nearest = min((_even_memory_bytes(job, candidate), candidate) for candidate in leanest)
     if needed <= largest:
-        return _no_arrangement(problem.fleet, candidates)
+        return _no_arrangement(problem, candidates)
     zero = ", zero 3" if nearest.weight_shards > 1 else ""
     states = ", optimizer states in host memory" if nearest.optimizer_offload else ""
     layers = f" with the fixed cut {job.parallel.layers}" if job.parallel.layers else ""
@@ -53,14 +53,16 @@ def out_of_memory(problem: Problem, candidates: Sequence[Candidate]) -> HolmesEr
     )
 
 
-def _no_arrangement(fleet: Fleet, candidates: Sequence[Candidate]) -> HolmesError:
+def _no_arrangement(problem: Problem, candidates: Sequence[Candidate]) -> HolmesError:
     """Return the error where slots or memory suffice, but not both together, in whole stages."""
     one = min(candidates, key=lambda candidate: candidate.tp * candidate.pp * candidate.dp)
-    group_slots = ", ".join(f"{each.cluster} {each.num_group_slots(one.tp)}" for each in fleet.classes)
+    group_slots = ", ".join(f"{each.cluster} {each.num_group_slots(one.tp)}" for each in problem.fleet.classes)
+    together = replicas_together(problem.job, one.tp)
+    kept = f", {together} of each together as they share experts or sequences" if together > 1 else ""
     return HolmesError(
         f"no stage arrangement fits: even tp {one.tp}, pp {one.pp}, dp {one.dp} finds no {one.pp} stages of {one.dp} "
-        f"tensor groups with enough memory (tensor groups by kind of host: {group_slots})",
-        "lower parallel.dp or parallel.pp in job.yaml, or leave them out",
+        f"tensor groups with enough memory{kept} (tensor groups by kind of host: {group_slots})",
+        "lower parallel.dp, parallel.pp, parallel.ep or parallel.cp in job.yaml, or leave them out",
         ANSWER_IS_NO,
     )
 

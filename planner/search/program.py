@@ -28,7 +28,8 @@ Variables
     z[i,j]    binary: the stages of j come after i's     f[i]   integer: edges inside i that leave a host
     h[i]      binary: the stage on i has equally many replicas in each cluster; where even[i] is
     e[i]      binary: f[i] > 0; g[i] binary: f[i] > 1    P[i]    position of the first stage on i
-    r[i,c]    integer: replicas of the stages on i that are in class c; only of sites of several classes
+    r[i,c]    integer: replicas of the stages on i that are in class c; only of sites of several classes; a multiple of
+              the replicas that are together as they share experts or sequences
     T  seconds: pace, the slowest stage's time
     X  seconds by which the slowest edge exceeds T (adds to T where the schedule hides nothing)
     G  seconds of the longest exposed exchange
@@ -134,7 +135,9 @@ def add_variables(program: Program) -> None:
         if given.even(i) is not None:
             program.h[i] = pulp.LpVariable(f"h_{i}", cat=pulp.LpBinary)
         for c in given.sites[i] if len(given.sites[i]) > 1 else ():
-            program.r[i, c] = pulp.LpVariable(f"r_{i}_{c}", 0, given.coeffs.group_slots[c], cat=pulp.LpInteger)
+            together = given.coeffs.together
+            most = given.coeffs.group_slots[c] // together
+            program.r[i, c] = together * pulp.LpVariable(f"r_{i}_{c}", 0, most, cat=pulp.LpInteger)
     program.T = pulp.LpVariable("T", given.spec.slow_s / given.unit_s)
     program.X = pulp.LpVariable("X", 0)
     program.G = pulp.LpVariable("G", given.spec.least_sync_s / given.unit_s)

@@ -136,14 +136,18 @@ def _hold_weights_together(coeffs: Coefficients, counts: dict[int, int], shares:
 def _count_replicas(coeffs: Coefficients, classes: Sequence[int]) -> dict[int, int] | None:
     """Return the replicas of each class, one at least, the rest where it is fastest; None if they do not fit.
 
-    No cluster takes more than its part where each holds a copy.
+    Replicas that are together count as one. No cluster takes more than its part where each holds a copy.
     """
-    candidate, counts = coeffs.candidate, dict.fromkeys(classes, 1)
-    in_cluster = Counter(coeffs.cluster[c] for c in classes)
+    candidate, each = coeffs.candidate, coeffs.together
+    counts, in_cluster = dict.fromkeys(classes, each), Counter[int]()
+    for c in classes:
+        in_cluster[coeffs.cluster[c]] += each
+    if in_cluster.total() > candidate.dp or any(coeffs.group_slots[c] < each * candidate.pp for c in classes):
+        return None
     for c in classes:
         left = candidate.dp - in_cluster.total()
         room = candidate.dp // candidate.copies - in_cluster[coeffs.cluster[c]]
-        taken = min(left, room, coeffs.group_slots[c] // candidate.pp - 1)
+        taken = min(left, room, coeffs.group_slots[c] // candidate.pp - each) // each * each
         counts[c] += taken
         in_cluster[coeffs.cluster[c]] += taken
     return counts if in_cluster.total() == candidate.dp else None

@@ -17,7 +17,7 @@ from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_p
 from planner.cost.counts import Execution, memory_bytes, state_bytes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import slot_s
-from planner.problem.expert_groups import misplaced_group
+from planner.problem.group_places import misplaced_group
 from planner.problem.problem import read_problem
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
 
@@ -143,11 +143,15 @@ def test_groups_of_experts_are_inside_clusters_and_pipelines_cross(parallel: dic
         assert {stage.clusters for stage in plan.stages} == {("a",), ("b",)}
 
 
-@pytest.mark.parametrize("ep", [8, 16])
-def test_stages_of_experts_over_clusters_are_refused(ep: int) -> None:
-    with pytest.raises(
-        HolmesError, match="ranks 0 to 15, which share a stage's experts, on a1 of a and b1 of b"
-    ) as refused:
+@pytest.mark.parametrize(
+    ("ep", "said"),
+    [
+        (8, "ranks 0 to 15, which share a stage's experts, on a1 of a and b1 of b"),
+        (16, "no 1 stages of 16 tensor groups with enough memory, 16 of each together as they share experts"),
+    ],
+)
+def test_stages_of_experts_over_clusters_are_refused(ep: int, said: str) -> None:
+    with pytest.raises(HolmesError, match=said) as refused:
         plan_for(gpu_inventory([1, 1]), job(ep=ep, pp=1, dp=16, tp=1))
     assert refused.value.exit_code == ANSWER_IS_NO
 

@@ -1,0 +1,47 @@
+"""Context parallelism: replicas that share each sequence, and the degrees to try.
+
+The ranks of a group hold the same weights, as replicas do, and each computes one part of every sequence. So the planner
+counts them as replicas, of a batch of such parts; they are neighbours by number.
+"""
+
+from __future__ import annotations
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.job import Job
+from planner.cost.engines import ENGINES, engine_of
+
+LONG_TOKENS = 16_384  # of a sequence, from which on a free degree is looked for
+LEAST_PART_TOKENS = 4096  # of a part; shorter ones keep a GPU no busier. GUESS
+
+
+def context_degrees(job: Job) -> tuple[int, ...]:
+    """Return the degrees to try: the fixed one, else powers of two for long sequences; 1 where an engine has none."""
+    tokens = job.model.seq_length
+    if job.parallel.cp is not None or engine_of(job).context is None or tokens < LONG_TOKENS:
+        return (job.cp,)
+    powers = (2**n for n in range((tokens // LEAST_PART_TOKENS).bit_length()))
+    return tuple(cp for cp in powers if cp == 1 or tokens % (2 * cp) == 0)
+
+
+def check_context(job: Job) -> None:
+    """Raise HolmesError (wrong usage) for a degree that the engine, the sequence or the command does not take."""
+    cp, tokens, trainer = job.cp, job.model.seq_length, job.trainer
+    if cp == 1:
+        return
+    if engine_of(job).context is None:
+        names = [name for name, engine in ENGINES.items() if engine.context is not None]
+        raise HolmesError(
+            f"job: parallel.cp is {cp}, and engine {job.engine} is not known to have context parallelism",
+            f"set trainer.engine to {' or '.join(names)}, or leave parallel.cp out",
+        )
+    if tokens % (2 * cp):
+        raise HolmesError(
+            f"job: parallel.cp is {cp} and model.seq_length {tokens}: each rank takes two parts of a sequence, an "
+            "early and a late one, so that all attend equally",
+            f"set model.seq_length to a multiple of {2 * cp}, or another parallel.cp",
+        )
+    if trainer is not None and trainer.command and not trainer.takes_options and "cp" not in trainer.placeholders:
+        raise HolmesError(
+            f"job: parallel.cp is {cp}, and trainer.command places the plan's settings itself, without {{cp}}",
+            "put {cp} where its context parallel size is, or leave parallel.cp out",
+        )

@@ -1,0 +1,87 @@
+"""Places of groups of ranks that share a layer's experts or a sequence, and meet in every layer.
+
+A group is so many neighbouring replicas of a stage, with all of their tensor shards. A host holds whole groups, or a
+group whole hosts; groups that share sequences are each in one cluster, and groups that share experts all of a stage's.
+Megatron-Core and torchtitan make the same groups of RANK (parallel_state.py, parallel_dims.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import lcm
+
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.job import Job
+from holmes_core.records.plan import PlanRank
+
+
+def takes_groups(job: Job, tp: int, dp: int) -> bool:
+    """Return True if groups of the job's degrees go with these degrees; `dp` counts all replicas."""
+    has_groups = job.model.experts is None or (job.ep % tp == 0 and tp * dp % job.ep == 0)
+    return has_groups and dp % job.cp == 0
+
+
+def replicas_together(job: Job, tp: int) -> int:
+    """Return how many neighbouring replicas may not be parted."""
+    return lcm(job.cp, max(1, job.ep // tp))
+
+
+def is_aligned(num_slots: int, size: int) -> bool:
+    """Return True if a host of so many slots holds whole groups of `size` ranks, or a group whole hosts."""
+    return num_slots % size == 0 or size % num_slots == 0
+
+
+def check_groups_fit(job: Job, slots: Iterable[int]) -> None:
+    """Raise HolmesError (wrong usage) where a host of so many `slots` neither holds whole groups nor is whole in one.
+
+    Groups that share sequences are larger by the tensor degree, which may be the planner's.
+    """
+    for key, size in (("ep", job.ep), ("cp", job.cp * (job.parallel.tp or 1))):
+        wrong = sorted(number for number in slots if size > 1 and not is_aligned(number, size))
+        if wrong:
+            what = f"{key} {getattr(job, key)}" + (f" times tp {job.parallel.tp}" if size != getattr(job, key) else "")
+            raise HolmesError(
+                f"job: parallel.{what} neither divides the {wrong[0]} slots of a host nor is a multiple of them",
+                f"set parallel.{key} to a divisor or a multiple of the slots of every host, or leave it out",
+            )
+
+
+def check_placed_groups(job: Job, ranks: Sequence[PlanRank]) -> None:
+    """Raise HolmesError where ranks that share experts are in several clusters, or on parts of several hosts.
+
+    So it does for ranks that share a sequence.
+    """
+    group = misplaced_group(job, ranks)
+    if group:
+        places = " and ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in group))
+        key, shared = ("ep", "a stage's experts") if job.ep > 1 else ("cp", "a sequence")
+        raise HolmesError(
+            f"job: parallel.{key} is {getattr(job, key)}, and the best placement has ranks {group[0].rank} to "
+            f"{group[-1].rank}, which share {shared}, on {places}: a group has whole hosts or a part of one, in one "
+            "cluster, as its ranks meet in every layer",
+            "leave parallel.pp and dp out, or set them so that the replicas of a stage fit so",
+            ANSWER_IS_NO,
+        )
+
+
+def misplaced_group(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]:
+    """Return the first group of ranks, or stage, that is not placed as it is priced; empty where all are."""
+    if job.ep == job.cp == 1:
+        return ()
+    stages: dict[int, list[PlanRank]] = {}
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        stages.setdefault(rank.pp_rank, []).append(rank)
+    tp = 1 + max(rank.tp_rank for rank in ranks)
+    for held in stages.values():
+        if job.ep > 1 and len({rank.cluster for rank in held}) > 1:
+            return tuple(held)
+        of_host = Counter(rank.host for rank in held)
+        for size in (job.ep, job.cp * tp if job.cp > 1 else 1):
+            groups = (held[first : first + size] for first in range(0, len(held), size))
+            for group in groups:
+                hosts = Counter(rank.host for rank in group)
+                parts = len(hosts) > 1 and any(count < of_host[host] for host, count in hosts.items())
+                if parts or len({rank.cluster for rank in group}) > 1:
+                    return tuple(group)
+    return ()
