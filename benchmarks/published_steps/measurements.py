@@ -7,7 +7,7 @@ formula. What a publication does not say (micro-batch size in V1 and V6) is None
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from holmes_core.records.model import PRESETS
@@ -36,6 +36,7 @@ class Measurement:
     compiles: bool = True
     layers: tuple[int, ...] = ()  # of each stage; empty: even
     ep: int = 1
+    cp: int = 1
 
 
 SOURCES = {
@@ -269,17 +270,22 @@ _MIXTRAL_8X22B = ModelShape(
     family="llama", num_layers=56, hidden_size=6144, num_heads=48, num_kv_heads=8, ffn_hidden_size=16384,
     seq_length=4096, vocab_size=32000, experts=8, experts_per_token=2,
 )  # fmt: skip
-# name, model, (t, p, chunks, d, ep), b, B, recomputation, seconds, layers of each stage where they are uneven, peak GB
+# name, model, (t, p, chunks, d, ep, cp), B, recomputation, seconds, layers of each stage where uneven, peak GB
 _V17: tuple[
-    tuple[str, ModelShape, tuple[int, int, int, int, int], int, Recompute, float, tuple[int, ...], float | None], ...
+    tuple[str, ModelShape, tuple[int, int, int, int, int, int], int, Recompute, float, tuple[int, ...], float | None],
+    ...,
 ] = (
-    ("Qwen3-30B", ModelShape(**PRESETS["qwen3-30b-a3b"]), (1, 1, 1, 16, 16), 1024, "none", 45.65, (), 61.351),
-    ("GPT-OSS-120B", ModelShape(**PRESETS["gpt-oss-120b"]), (1, 4, 1, 16, 8), 1280, "selective", 14.0659, (), None),
+    ("Qwen3-30B", ModelShape(**PRESETS["qwen3-30b-a3b"]), (1, 1, 1, 16, 16, 1), 1024, "none", 45.65, (), 61.351),
+    ("GPT-OSS-120B", ModelShape(**PRESETS["gpt-oss-120b"]), (1, 4, 1, 16, 8, 1), 1280, "selective", 14.0659, (), None),
     (
-        *("Qwen3-235B", ModelShape(**PRESETS["qwen3-235b-a22b"]), (4, 8, 4, 8, 8), 2048, "none", 29.0),
+        *("Qwen3-235B", ModelShape(**PRESETS["qwen3-235b-a22b"]), (4, 8, 4, 8, 8, 1), 2048, "none", 29.0),
         *((2, *(3,) * 30, 2), None),
     ),
-    ("Mixtral-8x22B", _MIXTRAL_8X22B, (2, 8, 7, 8, 8), 256, "none", 4.266, (), None),
+    ("Mixtral-8x22B", _MIXTRAL_8X22B, (2, 8, 7, 8, 8, 1), 256, "none", 4.266, (), None),
+    (
+        *("Qwen3-235B s65536", replace(ModelShape(**PRESETS["qwen3-235b-a22b"]), seq_length=65536)),
+        *((4, 8, 4, 2, 8, 4), 256, "selective", 76.79, (2, *(3,) * 30, 2), None),
+    ),
 )
 
 # table, name, GPU, h, layers, heads, f, GPUs, b, recomputation, tokens/s a GPU, compiled; Llama 3, s 8,192
@@ -422,9 +428,9 @@ def _v11_to_13() -> list[Measurement]:
 
 def _v17() -> list[Measurement]:
     rows = []
-    for name, model, (tp, pp, chunks, dp, ep), batch, recompute, step_s, layers, memory_gb in _V17:
+    for name, model, (tp, pp, chunks, dp, ep, cp), batch, recompute, step_s, layers, memory_gb in _V17:
         how = tp, pp, dp, batch, 1, chunks, recompute, step_s, memory_gb
-        rows.append(Measurement("V17", name, "H100", model, *how, layers=layers, ep=ep))
+        rows.append(Measurement("V17", name, "H100", model, *how, layers=layers, ep=ep, cp=cp))
     return rows
 
 

@@ -59,11 +59,12 @@ def quick_s(row: Measurement) -> float:
     """Seconds of the step as the planner's simulation by classes finds them, of a micro-batch size that is known."""
     assert row.micro_batch_size is not None
     problem = read_problem(inventory_of(row), job_of(row))
-    candidate = Candidate(row.tp, row.pp, row.dp, row.micro_batch_size, row.recompute)
+    replicas = row.dp * row.cp
+    candidate = Candidate(row.tp, row.pp, replicas, row.micro_batch_size, row.recompute)
     stages = cut(row)
     layers = tuple(sum(stages[rank :: row.pp]) for rank in range(row.pp))
-    shares = even_shares(row.global_batch_size // row.micro_batch_size, row.dp)
-    placement = Placement(candidate, layers, ((0,) * row.dp,) * row.pp, shares)
+    shares = even_shares(row.cp * row.global_batch_size // row.micro_batch_size, replicas)
+    placement = Placement(candidate, layers, ((0,) * replicas,) * row.pp, shares)
     simulator = PlacementSimulator(problem.job, problem.coefficients(candidate), placement)
     schedule: ScheduleName = "interleaved" if row.chunks > 1 else "1f1b"
     return simulator.timed(RunMode(schedule, row.chunks, (), tuple(stages), 0.0)).step_s

@@ -69,7 +69,7 @@ def inventory_of(row: Measurement, knows_memory: bool = True) -> Inventory:
     site = SITES[row.table]
     cluster = {
         "name": "n",
-        "hosts": -(-row.tp * row.pp * row.dp // site.gpus_per_host),
+        "hosts": -(-row.tp * row.pp * row.dp * row.cp // site.gpus_per_host),
         "gpus_per_host": site.gpus_per_host,
         "gpu": site.gpu,
         "nvlinks": site.nvlinks,
@@ -103,6 +103,7 @@ def job_data(row: Measurement) -> dict[str, object]:
         "layers": cut(row),
         "zero": row.zero,
         **({"ep": row.ep} if row.ep > 1 else {}),
+        **({"cp": row.cp} if row.cp > 1 else {}),
         **({"micro_batch_size": row.micro_batch_size} if row.micro_batch_size is not None else {}),
     }
     return {

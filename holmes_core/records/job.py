@@ -53,7 +53,7 @@ class Parallel(Record):
     experts of each layer; a divisor of `model.experts` and a multiple of tp. Example: 8"""
     cp: Positive | None = None
     """Context parallel size: neighbouring ranks of a stage that share each sequence, and the weights as replicas do; dp
-    does not count them. Not set: 1, or for sequences of 16,384 tokens and more what is fastest. Example: 4"""
+    does not count them. Not set: 1, or for sequences of 16,384 tokens and more the fastest. Example: 4"""
     micro_batch_size: Positive | None = None
     """Sequences that pass through a stage at once. Example: 1"""
     layers: tuple[Positive, ...] | None = None

@@ -23,16 +23,20 @@ def import_megatron(command: TrainerCommand) -> ImportedJob:
     tp = options.whole("--tensor-model-parallel-size") or 1
     pp = options.whole("--pipeline-model-parallel-size") or 1
     model, differs = _model(options, tp)
-    _check_degrees(options, tp, command.num_ranks, tp * pp)
+    cp = options.whole("--context-parallel-size") or 1
+    ranks_a_replica = tp * pp * cp
+    _check_degrees(options, tp, command.num_ranks, ranks_a_replica)
     words, rows = options.sorted_by(megatron_rule)
     rows += [OptionRow(f"(no {name})", "decided", note) for name, note in ADDED.items() if not options.has(name)]
     if differs:
         rows.append(OptionRow(", ".join(differs), "not counted", f"counted as a {model['family']} of docs/models.md"))
     batch, micro = options.whole("--global-batch-size"), options.whole("--micro-batch-size")
-    dp = None if command.num_ranks is None else command.num_ranks // (tp * pp)
+    dp = None if command.num_ranks is None else command.num_ranks // ranks_a_replica
     if batch is None and micro is not None and dp is not None:
         batch = micro * dp
-    parallel = known(tp=tp, pp=pp, dp=dp, micro_batch_size=micro, recompute=_recompute(options))
+    parallel = known(
+        tp=tp, pp=pp, dp=dp, cp=cp if cp > 1 else None, micro_batch_size=micro, recompute=_recompute(options)
+    )
     data = {
         "model": model,
         **known(global_batch_size=batch, steps=_steps(options, batch)),
@@ -98,7 +102,7 @@ def _check_degrees(options: OptionReader, tp: int, num_ranks: int | None, ranks_
         what = f"command: --tensor-model-parallel-size {tp} does not divide --num-attention-heads {heads}"
         raise HolmesError(what, "choose a divisor of it, or leave the option out for Holmes to choose")
     if num_ranks is not None and num_ranks % ranks_a_replica:
-        what = f"command: {num_ranks} ranks are no multiple of tp x pp = {ranks_a_replica}"
+        what = f"command: {num_ranks} ranks are no multiple of tp x pp x cp = {ranks_a_replica}"
         raise HolmesError(what, "correct the degrees or the starter's counts, or leave the starter's counts out")
 
 

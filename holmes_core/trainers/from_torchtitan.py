@@ -51,6 +51,7 @@ _DECIDED = {
     "--parallelism.pipeline_parallel_degree": "parallel.pp",
     "--parallelism.data_parallel_shard_degree": "parallel.dp",
     "--parallelism.data_parallel_replicate_degree": "parallel.dp",
+    "--parallelism.context_parallel_degree": "parallel.cp",
     "--parallelism.pipeline_parallel_schedule": "parallel.schedule",
     "--parallelism.pipeline_parallel_microbatch_size": "parallel.micro_batch_size",
     "--training.local_batch_size": "parallel.micro_batch_size",
@@ -67,7 +68,6 @@ _DECIDED = {
 }
 _MAX_PARTS = 10_000
 _REFUSED = {
-    "--parallelism.context_parallel_degree": "context parallelism is not planned: groups and memory would be wrong",
     "--parallelism.expert_parallel_degree": "mixtures of experts are not planned",
     "--parallelism.pipeline_parallel_schedule_csv": "a schedule from a file is not planned",
 }
@@ -134,13 +134,14 @@ def _parallel(
     pp = options.whole(f"{_PARALLELISM}pipeline_parallel_degree") or 1
     shards = options.whole(f"{_PARALLELISM}data_parallel_shard_degree", least=-1) or -1
     copies = options.whole(f"{_PARALLELISM}data_parallel_replicate_degree") or 1
-    dp = shards * copies if shards > 0 else num_ranks // (tp * pp) if num_ranks else None
+    cp = options.whole(f"{_PARALLELISM}context_parallel_degree") or 1
+    dp = shards * copies if shards > 0 else num_ranks // (tp * pp * cp) if num_ranks else None
     local = options.whole("--training.local_batch_size") or (config.local_batch_size if config else None)
     batch = options.whole("--training.global_batch_size", least=-1)
     if batch is None or batch < 1:
         batch = local * dp if local is not None and dp is not None else None
     micro = local if pp == 1 else options.whole(f"{_PARALLELISM}pipeline_parallel_microbatch_size") or 1
-    fixed = known(tp=tp, pp=pp, dp=dp, micro_batch_size=micro, zero=3)
+    fixed = known(tp=tp, pp=pp, dp=dp, cp=cp if cp > 1 else None, micro_batch_size=micro, zero=3)
     if config is not None:
         fixed["recompute"] = config.recompute
     if pp > 1:

@@ -30,6 +30,7 @@ TAKEN = {
 DECIDED = {
     "--tensor-model-parallel-size": OptionRule("decided", "parallel.tp"),
     "--pipeline-model-parallel-size": OptionRule("decided", "parallel.pp"),
+    "--context-parallel-size": OptionRule("decided", "parallel.cp"),
     "--pipeline-model-parallel-layout": OptionRule("decided", "parallel.layers"),
     **dict.fromkeys(
         ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"),
@@ -77,9 +78,9 @@ _ELSEWHERE = "other options are in that file or checkpoint, which is not read"
 _SHARDED = "sharding by Megatron's FSDP is not planned"
 REFUSED = {
     **dict.fromkeys(("--num-experts", "--expert-model-parallel-size"), _EXPERTS),
-    "--context-parallel-size": "context parallelism is not planned: groups and memory would be wrong",
     **dict.fromkeys(
-        ("--hierarchical-context-parallel-sizes", "--hybrid-context-parallel"), "context parallelism is not planned"
+        ("--hierarchical-context-parallel-sizes", "--hybrid-context-parallel", "--cp-comm-type"),
+        "context parallelism is planned as one ring alone",
     ),
     "--multi-latent-attention": "latent attention is not planned: its parameters and FLOPs are others",
     "--mtp-num-layers": "layers that predict several tokens are not planned",
@@ -94,7 +95,8 @@ REFUSED = {
     **dict.fromkeys(("--deepspeed", "--deepspeed_config"), "Megatron-DeepSpeed, another software, is not planned"),
 }
 HARMLESS = {
-    **dict.fromkeys(("--context-parallel-size", "--expert-model-parallel-size"), "1"),
+    "--expert-model-parallel-size": "1",
+    "--cp-comm-type": "p2p",
     "--tensor-parallel-num-weight-shards": "1",
 }
 """Values at which a refused option changes nothing."""

@@ -103,6 +103,7 @@ def _accelerate(plan: Plan) -> Iterator[str]:
 def _megatron(plan: Plan) -> Iterator[str]:
     yield from ("--tensor-model-parallel-size", str(plan.tp))
     yield from ("--pipeline-model-parallel-size", str(plan.pp))
+    yield from ("--context-parallel-size", str(plan.job.cp))
     yield from ("--micro-batch-size", str(plan.micro_batch_size))
     yield from ("--global-batch-size", str(plan.job.global_batch_size))
     yield from ("--seq-length", str(plan.job.model.seq_length))
@@ -113,8 +114,6 @@ def _megatron(plan: Plan) -> Iterator[str]:
         yield from ("--pipeline-model-parallel-layout", megatron_layout(plan))
     if plan.tp > 1:
         yield "--sequence-parallel"
-    if plan.job.cp > 1:
-        yield from ("--context-parallel-size", str(plan.job.cp), "--cp-comm-type", "p2p")
     if plan.job.model.experts is not None:
         yield from _megatron_experts(plan)
     if plan.recompute != "none":

@@ -22,7 +22,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Order, Plan
 from holmes_runtime.config.codec import CODECS, Codec
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, TrunkRate
-from planner.advice.engine_price import engine_sentence
+from planner.advice.engine_price import engine_sentence, long_context_sentence
 from planner.advice.other_batch import BatchGain, faster_batch
 from planner.background import BackgroundCall
 from planner.cost.packing import allowed_codecs
@@ -30,6 +30,7 @@ from planner.layout.edge_codecs import WORTH as WORTH_LOSING
 from planner.layout.reprice import repacked_step_s, reprice_step_s
 from planner.make_plan import planned_step_s
 from planner.problem.candidates import enumerate_candidates
+from planner.problem.context_groups import context_degrees
 from planner.problem.networks import Networks
 from planner.problem.problem import read_problem
 from planner.time_left import TimeLeft
@@ -75,7 +76,7 @@ class Advised:
     """The changes that would make the job faster, best first, and in words the ones that no time was left for.
 
     Also codecs that job.yaml does not allow but that would make the step faster, mildest first, and such a batch; and
-    a sentence on the price of the engine.
+    sentences on the price of the engine.
     """
 
     found: tuple[Advice, ...]
@@ -91,10 +92,10 @@ def trying_more_hosts(
 ) -> Iterator[Mapping[MoreHost, BackgroundCall[float | None]]]:
     """Plan with one more host in each cluster in the background, while the plan is made without. Leaving ends it.
 
-    The calls return the step in seconds, None where it would take too long. No change is tried where the degree of
-    experts is free: the best one is not known before the plan is.
+    The calls return the step in seconds, None where it would take too long. No change is tried where the expert or
+    context parallel degree is free: the best one is not known before the plan is.
     """
-    is_free = job.model.experts is not None and job.parallel.ep is None
+    is_free = (job.model.experts is not None and job.parallel.ep is None) or len(context_degrees(job)) > 1
     tried = order == "holmes" and len(inventory.hosts) <= MAX_HOSTS and not is_free
     changes = [change for change, _ in _more_hosts(inventory)] if tried else []
     works = (
@@ -130,6 +131,7 @@ def advise(
     codecs = tuple(_price_codecs(inventory, plan, effort, left))
     batch = faster_batch(inventory, plan, min(effort.limit_s, left.seconds))
     engine = engine_sentence(inventory, plan, min(effort.limit_s, left.seconds))
+    engine += long_context_sentence(inventory, plan, min(effort.limit_s, left.seconds))
     return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried), codecs, batch, engine)
 
 

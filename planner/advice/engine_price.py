@@ -8,9 +8,11 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_seconds
-from planner.cost.engines import FreeTrainer, engine_of
+from planner.cost.engines import FreeTrainer, LongContextTrainer, engine_of
 from planner.layout.write_out import WrittenPlan
-from planner.make_plan import planned_anew
+from planner.make_plan import planned_anew, planned_step_s
+from planner.problem.context_groups import LONG_TOKENS, context_degrees
+from planner.time_left import TimeLeft
 
 WORTH = 1.005  # a price below half a percent is none
 
@@ -36,6 +38,27 @@ def engine_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[s
         f"Planned for {trainer.engine}: {what}, {step_s / free_s - 1:+.0%} a step ({format_seconds(step_s)}, not "
         f"{format_seconds(free_s)}) against the free choice at the same speed.",
     )
+
+
+def long_context_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[str, ...]:
+    """Return a sentence on long sequences that the engine of `plan` does not share among ranks, and what that costs."""
+    name, tokens, left = plan.job.engine, plan.job.model.seq_length, TimeLeft(limit_s)
+    if tokens < LONG_TOKENS or engine_of(plan.job).context is not None:
+        return ()
+    sharing = plan.job.model_copy(update={"trainer": LongContextTrainer(engine=name)})
+    said = f"Sequences of {tokens:,} tokens: {name} has no context parallelism, and a rank computes whole ones"
+    best_s, best = plan.prediction.step_s / WORTH, 1
+    for cp in context_degrees(sharing)[1:]:
+        try:
+            step_s = planned_step_s(inventory, sharing.with_parallel(cp=cp), left.seconds, best_s)
+        except HolmesError:  # no room, or no time
+            continue
+        if step_s < best_s:
+            best_s, best = step_s, cp
+    if best == 1:
+        return (f"{said}.",)
+    more = plan.prediction.step_s / best_s - 1
+    return (f"{said}, {more:+.0%} a step against cp {best} at the same speed ({format_seconds(best_s)}).",)
 
 
 def _differences(plan: Plan, free: WrittenPlan) -> Iterator[str]:

@@ -136,10 +136,13 @@ def tensor_parallel_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def tensor_parallel_s(model: ModelShape, execution: Execution, path: Path) -> PassTimes:
-    """Return the seconds one layer's tensor parallel collectives take per micro-batch over `path`. One shard: 0."""
-    return tensor_parallel_times(
-        execution.recompute, all_reduce_s(tensor_parallel_bytes(model, execution), execution.tp, path)
-    )
+    """Return the seconds one layer's tensor parallel collectives take per micro-batch over `path`. One shard: 0.
+
+    Experts are whole on a rank and take its part of a sequence: without shared ones attention alone is summed.
+    """
+    alone = 0.5 if model.experts is not None and not model.shared_experts else 1.0
+    one_s = all_reduce_s(tensor_parallel_bytes(model, execution), execution.tp, path)
+    return tensor_parallel_times(execution.recompute, alone * one_s)
 
 
 class Peers(NamedTuple):
@@ -183,7 +186,7 @@ def context_parallel_s(
 ) -> PassTimes:
     """Return the seconds in which a layer waits for keys and values of other parts of its sequences. Without cp: 0.
 
-    In a ring each replica passes on what it just attended to, and `core_s`, the attention's own seconds, hide that;
+    In a ring each replica passes keys and values on while it attends to them: `core_s`, of all attention, hides that;
     gathered, nothing hides them. The backward moves keys and values again, and their gradients, and computes twice as
     long. Where the ring leaves a host, all of its tensor shards send at once.
     """

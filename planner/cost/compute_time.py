@@ -30,8 +30,8 @@ ACTIVATION_PASSES = {"gpt": 2, "llama": 3}
 # token_dispatcher.py.
 ROUTED_PASSES = 8
 # Seconds of a forward in which the host reads how many rows came for each expert and launches what follows, and the
-# share of one large product's rate that a grouped one has. GUESSES, chosen with the four rows of V17 in view.
-ROUTED_WAIT_S = 5e-4
+# share of one large product's rate that a grouped one has. GUESSES, chosen with the first four rows of V17 in view.
+ROUTED_WAIT_S = 8e-4
 GROUPED_SHARE = 0.9
 NORM_PASSES = 4  # of those through a hidden state, what selective recomputation does again
 ACTIVATION_PASSES_AGAIN = {"gpt": 2, "llama": 5}  # SiLU once more for the product's gradients: read and write

@@ -243,11 +243,19 @@ class FreeTrainer(TrainerSettings):
     """A trainer as fast as its engine, with every choice of the bundled runtime: the price of what an engine lacks."""
 
 
+class LongContextTrainer(TrainerSettings):
+    """A trainer as fast as its engine, which may be the bundled one, with context parallelism by a ring."""
+
+    engine: EngineName  # type: ignore[assignment]
+
+
 def engine_of(job: Job) -> Engine:
     """Return the engine that `job` names, as its stage of ZeRO makes it."""
     engine = ENGINES[job.engine]
     if engine.unsharded is not None and job.zero != 3:
         engine = engine.unsharded
+    if isinstance(job.trainer, LongContextTrainer):
+        engine = replace(engine, context="ring")
     if isinstance(job.trainer, FreeTrainer):
         engine = replace(engine, **{name: getattr(ENGINES["holmes"], name) for name in CHOICES})
     return engine

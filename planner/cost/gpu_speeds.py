@@ -65,6 +65,10 @@ DEEPSPEED_FACTOR = 1.17
 # that, in the middle between V8, then 5 % too slow, and V9, 3 % too fast.
 H100_MEGATRON = Speed(559e12, half_size=3e5, attention_flops_per_s=400e12, memory_bytes_per_s=2.7e12, launch_s=4e-4)
 H100_NEMO = H100_MEGATRON.slowed(0.81)
+# Of 2026, with the attention that torch 2.11 has on the same chip (H200 above): cuDNN's and FlashAttention-3's kernels
+# reach that, FlashAttention-2's a third (Shah et al., FlashAttention-3, 2024, figure 5).
+H100_MEGATRON_2026 = replace(H100_NEMO, attention_flops_per_s=H200.attention_flops_per_s)
+H100_TITAN = replace(H100, attention_flops_per_s=H200.attention_flops_per_s)
 
 # By product as in gpu_peaks.py, and bytes of a value: of engines with fused attention, where `LEVELS` has no other.
 # GH200 is H100's chip with other memory.
@@ -84,7 +88,8 @@ _OF_DEEPSPEED = {key: speed.slowed(DEEPSPEED_FACTOR) for key, speed in _OF_2021.
 _OF_2024 = {("H100", 2): H100_NEMO, ("H800", 2): H100_NEMO}
 LEVELS: dict[EngineName, dict[tuple[str, int], Speed]] = {
     "holmes": {("H100", 2): H100_BUNDLED, ("H800", 2): H100_BUNDLED},
-    "megatron": _OF_2024,
+    "megatron": {("H100", 2): H100_MEGATRON_2026, ("H800", 2): H100_MEGATRON_2026},
+    "torchtitan": {("H100", 2): H100_TITAN, ("H800", 2): H100_TITAN},
     "deepspeed": _OF_DEEPSPEED,
     "megatron-2020": _OF_2021,
     "megatron-2021": _OF_2021,

@@ -11,7 +11,7 @@ from holmes_core.records.job import Job
 from planner.cost.engines import ENGINES, engine_of
 
 LONG_TOKENS = 16_384  # of a sequence, from which on a free degree is looked for
-LEAST_PART_TOKENS = 4096  # of a part; shorter ones keep a GPU no busier. GUESS
+MIN_PART_TOKENS = 4096  # of a part; shorter ones keep a GPU no busier. GUESS
 
 
 def context_degrees(job: Job) -> tuple[int, ...]:
@@ -19,7 +19,7 @@ def context_degrees(job: Job) -> tuple[int, ...]:
     tokens = job.model.seq_length
     if job.parallel.cp is not None or engine_of(job).context is None or tokens < LONG_TOKENS:
         return (job.cp,)
-    powers = (2**n for n in range((tokens // LEAST_PART_TOKENS).bit_length()))
+    powers = (2**n for n in range((tokens // MIN_PART_TOKENS).bit_length()))
     return tuple(cp for cp in powers if cp == 1 or tokens % (2 * cp) == 0)
 
 
@@ -39,6 +39,13 @@ def check_context(job: Job) -> None:
             f"job: parallel.cp is {cp} and model.seq_length {tokens}: each rank takes two parts of a sequence, an "
             "early and a late one, so that all attend equally",
             f"set model.seq_length to a multiple of {2 * cp}, or another parallel.cp",
+        )
+    words = list(trainer.command) if trainer is not None else []
+    kind = next((words[at + 1 : at + 2] for at, word in enumerate(words) if word == "--cp-comm-type"), ["p2p"])
+    if kind != ["p2p"]:
+        raise HolmesError(
+            f"job: parallel.cp is {cp}, and trainer.command has --cp-comm-type {' '.join(kind)}: a ring is priced",
+            "leave --cp-comm-type out, or parallel.cp",
         )
     if trainer is not None and trainer.command and not trainer.takes_options and "cp" not in trainer.placeholders:
         raise HolmesError(

@@ -37,8 +37,8 @@ def check_groups_fit(job: Job, slots: Iterable[int]) -> None:
 
     Groups that share sequences are larger by the tensor degree, which may be the planner's.
     """
-    for key, size in (("ep", job.ep), ("cp", job.cp * (job.parallel.tp or 1))):
-        wrong = sorted(number for number in slots if size > 1 and not is_aligned(number, size))
+    for key, size in (("ep", job.ep), ("cp", job.cp * (job.parallel.tp or 1) if job.cp > 1 else 1)):
+        wrong = sorted(number for number in slots if not is_aligned(number, size))
         if wrong:
             what = f"{key} {getattr(job, key)}" + (f" times tp {job.parallel.tp}" if size != getattr(job, key) else "")
             raise HolmesError(

@@ -90,7 +90,7 @@ def test_the_llama_example_becomes_its_job() -> None:
     assert (job.parallel.tp, job.parallel.pp, job.parallel.dp, job.parallel.layers) == (1, 1, 8, None)
     seen = fates(found)
     assert seen["--fp8-format"] == seen["--grad-reduce-in-bf16"] == "not counted"
-    assert seen["--context-parallel-size"] == "kept"
+    assert seen["--context-parallel-size"] == "decided"
     assert "not understood" not in seen.values()
 
 
@@ -98,7 +98,7 @@ def test_the_llama_example_becomes_its_job() -> None:
     ("options", "named"),
     [
         ("--num-experts 8", "--num-experts 8"),
-        ("--context-parallel-size 2", "--context-parallel-size 2"),
+        ("--cp-comm-type a2a", "--cp-comm-type a2a"),
         ("--multi-latent-attention", "--multi-latent-attention"),
         ("--mtp-num-layers 1", "--mtp-num-layers 1"),
         ("--deepspeed --zero-stage 1", "--deepspeed"),
@@ -118,8 +118,16 @@ def test_models_and_degrees_that_cannot_be_planned_are_refused_by_option(options
     assert named in refused.value.what
 
 
+def test_a_context_parallel_degree_is_read_and_shares_the_ranks() -> None:
+    titan = "torchrun --nproc-per-node=8 -m torchtitan.train --module llama3 --config llama3_8b"
+    megatron = imported(f"{SHAPE} {BATCH} --context-parallel-size 4", "torchrun --nproc-per-node=8 pretrain_gpt.py")
+    for found in (megatron, import_torchtitan(read_command(f"{titan} --parallelism.context_parallel_degree 4"))):
+        job = Job.model_validate({"steps": 1, "global_batch_size": 8, **found.data})
+        assert (job.parallel.cp, job.parallel.dp) == (4, 2)
+
+
 def test_ranks_that_no_replica_divides_are_refused() -> None:
-    with pytest.raises(HolmesError, match="8 ranks are no multiple of tp x pp = 16"):
+    with pytest.raises(HolmesError, match="8 ranks are no multiple of tp x pp x cp = 16"):
         imported(f"{SHAPE} {BATCH} --tensor-model-parallel-size 16", "torchrun --nproc-per-node=8 pretrain_gpt.py")
 
 
@@ -253,7 +261,6 @@ def test_a_torchtitan_command_becomes_its_job() -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--parallelism.context_parallel_degree 2", "--parallelism.context_parallel_degree 2"),
         ("--parallelism.expert-parallel-degree=2", "--parallelism.expert-parallel-degree=2"),
         ("--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule ZBVZeroBubble", "ZBV"),
     ],

@@ -65,12 +65,15 @@ def test_steps_grow_with_the_number_of_gpus_as_published(table: str) -> None:
     assert many.step_s / few.step_s == pytest.approx(many.row.step_s / few.row.step_s, abs=0.01)
 
 
-def test_experts_of_published_rows_are_off_by_a_sixth_at_most() -> None:
+def test_experts_of_published_rows_are_off_by_a_seventh_at_most() -> None:
     rows = judged("V17")
-    assert len(rows) == 4
-    assert mean_error(rows) <= 0.12
-    assert max(abs(row.error) for row in rows) <= 1 / 6
-    assert all(row.fits for row in rows)
+    assert len(rows) == 5
+    assert mean_error(rows) <= 0.1
+    assert max(abs(row.error) for row in rows) <= 1 / 7
+    (long,) = [row for row in rows if row.row.cp > 1]
+    assert abs(long.error) <= 0.06
+    # It recomputes whole experts, which no setting of a plan does: counted with their activations, it does not fit.
+    assert [row.fits for row in rows if row is not long] == [True] * 4
 
 
 def test_memory_of_experts_is_counted_from_above() -> None:
