@@ -28,14 +28,12 @@ from planner.layout.usual_order import memory_fault, usual_group_slots, usual_pl
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
 from planner.problem.candidates import Candidate, enumerate_candidates
-from planner.problem.context_groups import context_degrees
-from planner.problem.expert_groups import expert_degrees
-from planner.problem.fleet import slots_of
+from planner.problem.free_degrees import with_free_degrees
 from planner.problem.group_places import check_placed_groups
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
-from planner.schedule.local_search import STARTS, rank_improved
+from planner.schedule.local_search import NEAR, STARTS, rank_improved
 from planner.schedule.runners_up import Contender, rank_contenders
 from planner.search.branch_and_bound import Progress, SearchResult, search
 from planner.search.certificate import Certificate, certify, form_of
@@ -75,54 +73,57 @@ def make_plan(
     the integer program that certifies it. Where the expert or context parallel degree is free each one is planned, and
     the fastest plan's job fixes its own. Raises HolmesError: what fails and what would make it fit.
     """
-    jobs, plans, faults = _with_degrees(inventory, job), list[Plan](), list[HolmesError]()
+    jobs, sources = with_free_degrees(inventory, job), (inventory_source, job_source)
     if jobs == [job]:
-        return _plan_job(inventory, job, inventory_source, job_source, order, progress, time_limit_s, lp)
+        plan = _plan_searched(_search(inventory, job, progress, time_limit_s), sources, order, lp)
+        assert plan is not None  # as no step was to be beaten
+        return plan
+    searched, faults = list[_Searched](), list[HolmesError]()
     for one in jobs:
-        share_s = time_limit_s / len(jobs)
         try:
-            plans.append(_plan_job(inventory, one, inventory_source, job_source, order, progress, share_s, None))
+            searched.append(_search(inventory, one, progress, time_limit_s / len(jobs)))
         except HolmesError as error:
             faults.append(error)
-    if not plans:
-        tried = ", ".join(dict.fromkeys(f"cp {one.cp} ep {one.ep}" for one in jobs))
+    best: Plan | None = None
+    for each in sorted(searched, key=lambda each: each.result.found[0].objective_s):
+        try:
+            plan = _plan_searched(each, sources, order, None, best.prediction.step_s if best else inf)
+        except HolmesError as error:
+            faults.append(error)
+            continue
+        if plan is not None and (best is None or plan.prediction.step_s < best.prediction.step_s):
+            best = plan
+    if best is None:
+        tried = ", ".join(f"cp {one.cp} ep {one.ep}" for one in jobs)
         raise HolmesError(f"no degrees of {tried} can be planned; the last: {faults[-1]}", faults[-1].hint)
-    best = min(plans, key=lambda plan: plan.prediction.step_s)
     if lp is not None:
-        _plan_job(inventory, best.job, inventory_source, job_source, order, None, time_limit_s, lp)
-    return _with_bound_of_all(best, plans)
+        _plan_searched(_search(inventory, best.job, None, time_limit_s), sources, order, lp)
+    return _with_bound_of_all(best, searched)
 
 
-def _with_degrees(inventory: Inventory, job: Job) -> list[Job]:
-    """Return the job with each context and expert parallel degree that is to be tried."""
-    slots, found = [len(slots_of(host, job)) for host in inventory.hosts], list[Job]()
-    contexts = context_degrees(job)
-    for cp in contexts:
-        parted = job if len(contexts) == 1 else job.with_parallel(cp=cp)
-        experts = expert_degrees(parted, slots)
-        found += (parted if experts == (job.ep,) else parted.with_parallel(ep=ep) for ep in experts)
-    return found
-
-
-def _with_bound_of_all(best: Plan, plans: Sequence[Plan]) -> Plan:
-    """Return the best plan with the bound on the steps of all `plans`: each has one for its own degree."""
-    bounds_s = [plan.solve.step_bound_s for plan in plans]
-    least_s = min((bound_s for bound_s in bounds_s if bound_s is not None), default=None)
-    gap = None if None in bounds_s or least_s is None else 1 - least_s / best.prediction.step_s
-    solve = best.solve.model_copy(update={"step_bound_s": None if gap is None else least_s, "step_gap": gap})
+def _with_bound_of_all(best: Plan, searched: Sequence[_Searched]) -> Plan:
+    """Return the best plan with the bound on the steps of all that was `searched`."""
+    step_s = best.prediction.step_s
+    candidates = ((each, each.result.found[0].placement.candidate) for each in searched)
+    bounds_s = (_step_bound_s(each.problem, each.result, candidate) for each, candidate in candidates)
+    bound_s = min(best.solve.step_bound_s or step_s, *bounds_s)
+    solve = best.solve.model_copy(update={"step_bound_s": bound_s, "step_gap": 1 - bound_s / step_s})
     return best.model_copy(update={"solve": solve})
 
 
-def _plan_job(
-    inventory: Inventory,
-    job: Job,
-    inventory_source: SourceFile,
-    job_source: SourceFile,
-    order: Order,
-    progress: Progress | None,
-    time_limit_s: float,
-    lp: Path | None,
-) -> Plan:
+@dataclass(frozen=True)
+class _Searched:
+    """A problem, what the search found, and the time that is left to make a plan of it."""
+
+    inventory: Inventory
+    problem: Problem
+    result: SearchResult
+    time_limit_s: float
+    left: TimeLeft
+
+
+def _search(inventory: Inventory, job: Job, progress: Progress | None, time_limit_s: float) -> _Searched:
+    """Raises HolmesError where nothing fits or a rate is not known."""
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
@@ -130,21 +131,36 @@ def _plan_job(
     result = search(problem, left.seconds - writing_s - SIMULATING * time_limit_s, progress)
     if result.status == "time limit":
         result = with_single_clusters(problem, result, left.less(writing_s + SIMULATING * time_limit_s / 2))
+    return _Searched(inventory, problem, result, time_limit_s, left)
+
+
+def _plan_searched(
+    searched: _Searched, sources: tuple[SourceFile, SourceFile], order: Order, lp: Path | None, within_s: float = inf
+) -> Plan | None:
+    """Return the plan of what was searched, verified; None where its step would not be within `within_s`.
+
+    `sources`: the files of the inventory and the job. Raises HolmesError as `make_plan` does.
+    """
+    problem, result, left = searched.problem, searched.result, searched.left
+    writing_s = _writing_s(problem, searched.time_limit_s)
     if order == "usual":
         usual = write_usual(problem, result)
         if usual is None:
             raise _usual_misfit(problem, result.found[0].placement)
         written, compared = usual, _Comparisons()
     else:
-        written, compared = _write_and_compare(problem, result, left.less(writing_s))
+        found = _write_and_compare(problem, result, left.less(writing_s), within_s)
+        if found is None:
+            return None
+        written, compared = found
     placement_s = _placement_s(problem, written)
     certificate = None
     if order == "holmes" or lp:
         certificate = _certify(problem, result, written, placement_s, left.less(writing_s), lp)
     solve = _report(problem, result, written, placement_s, compared, order, certificate)
-    plan = _write(problem, inventory_source, job_source, order, written, solve, compared.usual)
-    check_placed_groups(job, plan.ranks)
-    faults = verify(plan, inventory)
+    plan = _write(problem, *sources, order, written, solve, compared.usual)
+    check_placed_groups(problem.job, plan.ranks)
+    faults = verify(plan, searched.inventory)
     if faults:
         raise AssertionError("the planner made a plan that does not verify: " + "; ".join(faults[:20]))
     return plan
@@ -220,20 +236,26 @@ class _Comparisons:
     usual: Prediction | None = None
 
 
-def _write_and_compare(problem: Problem, result: SearchResult, left: TimeLeft) -> tuple[WrittenPlan, _Comparisons]:
-    """Return the plan written out, or the usual order where that is faster, and meanwhile compute its comparisons."""
+def _write_and_compare(
+    problem: Problem, result: SearchResult, left: TimeLeft, within_s: float
+) -> tuple[WrittenPlan, _Comparisons] | None:
+    """Return the plan written out, or the usual order where that is faster, and meanwhile compute its comparisons.
+
+    None where neither is within `within_s`, nor any start of the local search near it.
+    """
 
     def work() -> Prediction | None:
         written = write_usual(problem, result)
         return written.prediction if written is not None else None
 
     with BackgroundCall(work) as background:
-        written, alternatives = write_best(problem, contenders_of(problem, result, left), left)
+        contenders = contenders_of(problem, result, left, within_s=within_s * (1 + NEAR))
+        written, alternatives = write_best(problem, contenders, left) if contenders else (None, ())
         usual = background.result()
-    within_s = written.prediction.step_s * (1 - RELATIVE_TOLERANCE)
-    if usual is not None and usual.step_s < within_s:
+    faster_s = written.prediction.step_s * (1 - RELATIVE_TOLERANCE) if written else within_s
+    if usual is not None and usual.step_s < faster_s:
         written = write_usual(problem, result) or written
-    return written, _Comparisons(alternatives, usual)
+    return (written, _Comparisons(alternatives, usual)) if written else None
 
 
 def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:

@@ -219,7 +219,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         first_sync_bytes=tp * bytes_each * embedding_parameters(model, tp),
         last_sync_bytes=tp * bytes_each * head_parameters(model, tp, is_first=candidate.pp == 1),
         action_s=tuple(slot.action_s for slot in at_work),
-        hides_edges=job.parallel.schedule in (None, "eager"),
+        hides_edges=job.parallel.schedule in (None, "eager") and "eager" in engine.schedules,
         has_two_levels=engine.two_levels and (candidate.copies > 1 or not engine.copies_update),
         engine=engine,
         together=replicas_together(job, tp),

@@ -17,7 +17,7 @@ from planner.cost.counts import more_layer_bytes, whole_layers_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fill_share
 from planner.problem.candidates import Candidate, more_recompute, with_sharded_weights
-from planner.problem.coefficients import slot_s
+from planner.problem.coefficients import APART, slot_s
 from planner.problem.exchange_rates import two_levels
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import least_traffic
@@ -140,6 +140,8 @@ class EarlyBounds:
             max((rate for each in classes if (rate := getattr(each.hardware, name)) is not None), default=None)
             for name in ("shared_bytes_per_s", "fabric_bytes_per_s")
         )
+        if shared and self._job.ep > 1:
+            shared /= APART
         names = {each.cluster for each in classes}
         inside_one = fabric if len(names) < len(classes) else None
         fastest = max((rate for rate in (shared, inside_one) if rate is not None), default=None)

@@ -1,0 +1,20 @@
+"""The degrees of groups inside stages that job.yaml leaves free: a job for each, as though it were fixed."""
+
+from __future__ import annotations
+
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from planner.problem.context_groups import context_degrees
+from planner.problem.expert_groups import expert_degrees
+from planner.problem.fleet import slots_of
+
+
+def with_free_degrees(inventory: Inventory, job: Job) -> list[Job]:
+    """Return the job with each context and expert parallel degree that is to be tried."""
+    slots, found = [len(slots_of(host, job)) for host in inventory.hosts], list[Job]()
+    contexts = context_degrees(job)
+    for cp in contexts:
+        parted = job if len(contexts) == 1 else job.with_parallel(cp=cp)
+        experts = expert_degrees(parted, slots)
+        found += (parted if experts == (job.ep,) else parted.with_parallel(ep=ep) for ep in experts)
+    return found
