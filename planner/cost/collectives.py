@@ -49,6 +49,10 @@ class PassTimes:
         """Seconds of forward and backward together."""
         return self.forward_s + self.backward_s
 
+    def with_backwards(self, share: float) -> PassTimes:
+        """Return the mean where only that share of layers has a backward."""
+        return PassTimes(self.forward_s, share * self.backward_s)
+
     def __add__(self, other: PassTimes) -> PassTimes:
         return PassTimes(self.forward_s + other.forward_s, self.backward_s + other.backward_s)
 

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import combinations, combinations_with_replacement
 
 from holmes_core.records.job import Job
-from holmes_runtime.config.model_shape import ModelShape, embedding_parameters, head_parameters
+from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
@@ -17,6 +17,7 @@ from planner.cost.engines import ENGINES, Engine, engine_of
 from planner.cost.fill import fill_share
 from planner.cost.packing import lossiest_codec
 from planner.cost.slot import Slot, exchanged_parameters, head_parts_s, layer_parts_s
+from planner.cost.trained import embedding_of, head_of
 from planner.problem.candidates import Candidate
 from planner.problem.connections import NOT_MEASURED
 from planner.problem.fleet import Fleet, HostClass
@@ -214,8 +215,8 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         shared_sync_s_per_byte=tuple(_free_or(across, each.shared_bytes_per_s) for each in hardware),
         inside_sync_s_per_byte=tuple(inside / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
         layer_sync_bytes=tp * bytes_each * max(exchanged_parameters(model, execution, slot) for slot in set(at_work)),
-        first_sync_bytes=tp * bytes_each * embedding_parameters(model, tp),
-        last_sync_bytes=tp * bytes_each * head_parameters(model, tp, is_first=candidate.pp == 1),
+        first_sync_bytes=tp * bytes_each * embedding_of(model, job.trainable, tp).trained,
+        last_sync_bytes=tp * bytes_each * head_of(model, job.trainable, tp, is_first=candidate.pp == 1).trained,
         action_s=tuple(slot.action_s for slot in at_work),
         hides_edges=job.parallel.schedule in (None, "eager"),
         has_two_levels=engine.two_levels and (candidate.copies > 1 or not engine.copies_update),

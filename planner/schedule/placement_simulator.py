@@ -297,6 +297,8 @@ class PlacementSimulator:
         model, execution = self._job.model, self._execution
         if not model.tied_embeddings or self._pp == 1:
             return 0.0
+        if not tied_bytes(model, execution):
+            return 0.0
         edge = edge_of(self._coeffs, self._sites[0], self._sites[-1])
         messages = tied_bytes(model, execution) / edge_bytes(model, execution, lossiest_codec(self._job))
         return messages * edge.busy_s + edge.latency_s
