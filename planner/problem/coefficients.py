@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import combinations, combinations_with_replacement
+from typing import NamedTuple
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import ModelShape
@@ -43,6 +44,13 @@ class Crossing:
     path_s_per_byte: float
     trunk_s_per_byte: float
     latency_s: float
+
+
+class PassBytes(NamedTuple):
+    """Bytes that belong to a forward, and to a backward."""
+
+    forward: float
+    backward: float
 
 
 FREE = Crossing(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -91,6 +99,8 @@ class Coefficients:
     uplink_edge_s: Mapping[int, float] = field(default_factory=dict)
     """One message, all replicas at once, on the uplink of a cluster that has one."""
     slots: tuple[Slot, ...] = ()  # for the update, the simulation's alone
+    weight_bytes: PassBytes | None = None
+    """A layer's weights and gradients in a micro-batch, where replicas over several classes may share weights."""
 
     @cached_property
     def num_microbatches(self) -> int:

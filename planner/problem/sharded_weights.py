@@ -18,7 +18,7 @@ from planner.cost.counts import GRADIENT_BYTES
 from planner.cost.engines import engine_of
 from planner.cost.trained import ParameterCount, backward_share, head_of, layers_of
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients
+from planner.problem.coefficients import Coefficients, PassBytes
 from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.problem.fleet import HostClass
 
@@ -55,7 +55,7 @@ def exposed_part(job: Job) -> float:
 def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
     """Return the coefficients with the traffic of layers and head in their seconds; the same under ZeRO-1.
 
-    A class is priced as if it held all replicas that share weights.
+    A class is priced as if it held all replicas that share weights; `weight_bytes` are for several classes that do.
     """
     candidate = coeffs.candidate
     shards = candidate.weight_shards
@@ -73,7 +73,14 @@ def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
         layers.append(_layer_traffic(job, candidate, per_byte, hops_s).under(layer))
         parameters = head_of(job.model, job.trainable, candidate.tp)
         heads.append(_traffic(job, candidate, parameters, per_byte, hops_s).under(head))
-    return replace(coeffs, layer=tuple(layers), head=tuple(heads))
+    weight_bytes = _layer_bytes(job, candidate) if candidate.copies == 1 else None
+    return replace(coeffs, layer=tuple(layers), head=tuple(heads), weight_bytes=weight_bytes)
+
+
+def _layer_bytes(job: Job, candidate: Candidate) -> PassBytes:
+    """Return the bytes of a layer on all its shards, as they travel between hosts."""
+    traffic = _layer_traffic(job, candidate, 1 / exchange_share(candidate.weight_shards, job.device), (0.0, 0.0))
+    return PassBytes(traffic.gather_s, traffic.backward_share * traffic.gather_s + traffic.reduce_s)
 
 
 def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTraffic:
