@@ -159,7 +159,8 @@ class LayoutCosts:
         """Return the traffic of a part that has a backward in that share of layers."""
         gathered = inside.exchange_s(parameters.whole, self._travels_bytes)
         reduced = inside.exchange_s(parameters.trained, self._travels_bytes)
-        reduce_s = (reduced.reduce_s + reduced.late_s) * (parameters.trained > 0)
+        reduces = parameters.trained > 0 and self._engine.reduces != "last"
+        reduce_s = (reduced.reduce_s + reduced.late_s) * reduces
         return WeightTraffic(gathered.gather_s + gathered.late_s, reduce_s, exposed_part(self.job), share)
 
     @cached_property

@@ -13,6 +13,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import FabricKind, Inventory
 from holmes_core.records.job import Job, Parallel
 from holmes_core.records.plan import Plan
+from holmes_core.records.trainer_settings import TrainerName
 from holmes_runtime.config.model_shape import embedding_parameters, head_parameters, layer_parameters
 from launcher.prepare.prepare import run_config_of
 from planner.cost import counts as cost
@@ -233,16 +234,32 @@ def test_a_schedule_that_shared_weights_cannot_run_leaves_plans_with_whole_ones(
     assert plan.zero == 1 or plan.pp == 1
 
 
-@pytest.mark.parametrize("trainable", [None, {"lora": {"rank": 16, "targets": ["query", "value"]}}])
-def test_weights_shared_over_a_wire_are_gathered_over_it(trainable: dict[str, Any] | None) -> None:
-    """By classes such a placement seemed to take a fortieth of its step as written out, and displaced faster ones."""
-    model = {"num_layers": 8, "hidden_size": 4096, "num_heads": 32, "seq_length": 2048, "vocab_size": 32000}
-    job = trainer_job("torchtitan", model=model, global_batch_size=16, trainable=trainable)
-    problem = read_problem(gpu_inventory([1, 1], gpus_per_host=2), job)
-    candidate = Candidate(1, 1, 4, 2, weight_shards=4)
-    placement = Placement(candidate, (8,), ((0, 0, 1, 1),), (2,) * 4)
+def sharded_step_s(job: Job, inventory: Inventory, sites: tuple[int, ...]) -> tuple[float, float]:
+    """Seconds by classes and as written out of four replicas on `sites` that share weights, one sample at a time."""
+    problem, candidate = read_problem(inventory, job), Candidate(1, 1, 4, 1, weight_shards=4)
+    placement = Placement(candidate, (8,), (sites,), (job.global_batch_size // 4,) * 4)
     simulator = PlacementSimulator(job, problem.coefficients(candidate), placement)
     mode = simulator.timed(RunMode("1f1b", 1, (), (8,), 0.0))
     crossing = placement.crossing(problem.fleet)
-    written_s = contender_step_s(problem, Contender(PricedPlacement(mode.step_s, placement), mode, crossing))
-    assert 0.9 * written_s < mode.step_s < written_s
+    contender = Contender(PricedPlacement(mode.step_s, placement), mode, crossing)
+    return mode.step_s, contender_step_s(problem, contender)
+
+
+LARGE = {"num_layers": 8, "hidden_size": 4096, "num_heads": 32, "seq_length": 2048, "vocab_size": 32000}
+
+
+@pytest.mark.parametrize("trainable", [None, {"lora": {"rank": 16, "targets": ["query", "value"]}}])
+def test_weights_shared_over_a_wire_are_gathered_over_it(trainable: dict[str, Any] | None) -> None:
+    """By classes such a placement seemed to take a fortieth of its step as written out, and displaced faster ones."""
+    job = trainer_job("torchtitan", model=LARGE, global_batch_size=16, trainable=trainable)
+    by_classes_s, written_s = sharded_step_s(job, gpu_inventory([1, 1], gpus_per_host=2), (0, 0, 1, 1))
+    assert 0.9 * written_s < by_classes_s < written_s
+
+
+@pytest.mark.parametrize("engine", ["torch", "accelerate"])
+def test_gradients_that_are_reduced_once_are_priced_once_as_written_out(engine: TrainerName) -> None:
+    """Of accelerate a step as written out counted a reduction in every micro-batch: here nearly twice its seconds."""
+    job = trainer_job(engine, model=LARGE, global_batch_size=32, parallel={"zero": 3})
+    one_cluster = gpu_inventory([2], gpus_per_host=2, kinds=("Ethernet",))
+    by_classes_s, written_s = sharded_step_s(job, one_cluster, (0, 0, 0, 0))
+    assert by_classes_s == pytest.approx(written_s, rel=0.002)
