@@ -172,6 +172,20 @@ def test_adapters_turn_the_placement_around(engine: TrainerName) -> None:
     assert full.dp < adapted.dp
     assert full.pp > 1 or len({rank.cluster for rank in full.ranks}) == 1
     assert adapted.prediction.step_s < 0.6 * full.prediction.step_s
+    if engine == "megatron":  # as docs/planning.md says
+        assert [round(plan.prediction.step_s, 2) for plan in (full, adapted)] == [1.41, 0.69]
+        assert (full.pp, full.dp) == (4, 1)
+
+
+def test_copies_of_shards_exchange_trained_gradients_between_clusters() -> None:
+    # HSDP on two hosts of two: each rank's half of the adapters is all-reduced with its copy in fp32, in every
+    # micro-batch, and both ranks of a host have one NIC.
+    fixed = {"micro_batch_size": 4, "zero": 3, "dp": 4}
+    plan = plan_for(gpu_inventory([1, 1], gpus_per_host=2), job_of("torch", parallel=fixed))
+    trained = stage_of(plan.job.model, plan.job.trainable, 8, (True, True)).trained
+    assert (plan.weight_shards, plan.microbatches) == (2, (2,) * 4)
+    across = {traffic.sent_bytes for traffic in plan.prediction.traffic if traffic.network == "shared"}
+    assert across == {2 * 2 * (4 + 4) * (trained // 2) // 2}
 
 
 @pytest.mark.parametrize("engine", ["megatron", "torchtitan"])
