@@ -34,7 +34,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from holmes_runtime.comm import process_groups
-from holmes_runtime.config.learning_rate import learning_rate
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import counters_increase
 from holmes_runtime.config.run_config import RunConfig, Stage
@@ -165,7 +164,7 @@ def train(
             if settings.grad_clip is not None:
                 clip_grads_with_norm_(parameters, settings.grad_clip, norm, foreach=True)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(settings, step, config.steps)
+                group["lr"] = settings.rate_at(step, config.steps)
             optimizer.step()
         optimizer.zero_grad()
         before_s, ended_s = ended_s, time.monotonic()

@@ -17,7 +17,6 @@ from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.comm.travel_digests import differences, differs, wires_in_words
 from holmes_runtime.comm.travel_digests import in_words as digests_in_words
-from holmes_runtime.config.learning_rate import learning_rate
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
@@ -126,7 +125,7 @@ class Trainer:
                 received other data in the step than was sent; it names the wire.
         """
         scale = self.loss_scale.scale if self.loss_scale else 1.0
-        rate = learning_rate(self.config.optimizer, step, self.config.steps)
+        rate = self.config.optimizer.rate_at(step, self.config.steps)
         self.zero1.start()
         with self.stopwatch.lap(READING):
             tokens, positions = self._batches.take(step)

@@ -27,6 +27,7 @@ from holmes_runtime.config.run_settings import (
     Zero,
 )
 from holmes_runtime.config.schedule import ScheduleName
+from holmes_runtime.config.trainable import Trainable
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 BYTES_VOCABULARY = 4096
@@ -155,6 +156,7 @@ class Job(FileRecord):
     profile: ProfileSettings | None = None
     trainer: TrainerSettings | None = None
     """Software other than the bundled runtime; not set: the bundled runtime trains."""
+    trainable: Trainable | None = None
     device: Device = "cuda"
     """Device that ranks compute on: a GPU (cuda) or the CPU. Example: cpu"""
     slots_per_host: Positive = 1
@@ -294,8 +296,9 @@ class Job(FileRecord):
     def _sections_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what most jobs do not have: plans of those are the same as before these keys came."""
         fields: dict[str, object] = serialize(self)
-        if self.islands is None:
-            fields.pop("islands", None)
+        for key in ("islands", "trainable"):
+            if getattr(self, key) is None:
+                fields.pop(key, None)
         model = fields.get("model")
         if isinstance(model, dict) and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}

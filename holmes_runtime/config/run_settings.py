@@ -5,6 +5,7 @@ Most are sections of job.yaml too: the text below a field is its meaning in docs
 
 from __future__ import annotations
 
+import math
 import posixpath
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
@@ -175,6 +176,23 @@ class OptimizerSettings(SharedSettings):
         super().__post_init__()
         lowest, highest = self.min_learning_rate, self.learning_rate
         check("min_learning_rate", lowest, f"must be at most learning_rate {highest}", lowest <= highest)
+
+    def rate_at(self, step: int, num_steps: int) -> float:
+        """Return the learning rate of `step`, counted from 0, in a run of `num_steps`: the same after any restart.
+
+        It rises by equal amounts over the warm-up, whose last step has the full rate. Then it stays, or falls on a line
+        or on half a cosine (Loshchilov and Hutter, SGDR, 2017) so that the last step of the run has
+        `min_learning_rate`.
+        """
+        highest, lowest = self.learning_rate, self.min_learning_rate
+        if step < self.warmup_steps:
+            return highest * (step + 1) / self.warmup_steps
+        if self.decay == "constant":
+            return highest
+        first, last = max(self.warmup_steps - 1, 0), num_steps - 1
+        progress = min((step - first) / (last - first), 1.0) if last > first else 1.0
+        share = 1 - progress if self.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        return lowest + (highest - lowest) * share
 
 
 @dataclass(frozen=True)

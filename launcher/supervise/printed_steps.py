@@ -12,8 +12,8 @@ from typing import NamedTuple
 from holmes_core.records.plan import Node, Plan
 from holmes_runtime.config.gpu_peaks import peak_flops_per_s
 from holmes_runtime.config.messages import HostCounters
-from holmes_runtime.config.model_shape import step_flops
 from holmes_runtime.config.rank_metrics import ByteCounters, counters_increase
+from holmes_runtime.config.trainable import trained_step_flops
 from launcher.journal.step_metrics import FinishedStep, StepMetrics, StepTraffic
 from launcher.prepare.prepare import planned_rdma_ports
 
@@ -71,7 +71,8 @@ class PrintedSteps:
             self._planned[port.host].add(port.netdev)
         self._counters: dict[str, Mapping[str, ByteCounters]] = {}
         self._gpus: dict[str, tuple[str, ...]] = {}  # the kinds by host
-        self._flops = step_flops(plan.job.model, plan.job.global_batch_size) / plan.world_size
+        job = plan.job
+        self._flops = trained_step_flops(job.model, job.trainable, job.global_batch_size) / plan.world_size
 
     def take_counters(self, node: Node, reading: HostCounters) -> None:
         """Take a host's counters, of the interfaces and ports that the plan names."""

@@ -7,7 +7,7 @@ from collections import Counter
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.gpu_peaks import peak_flops_per_s
-from holmes_runtime.config.model_shape import step_flops
+from holmes_runtime.config.trainable import trained_step_flops
 
 
 def predicted_mfu(plan: Plan, inventory: Inventory) -> float | None:
@@ -23,4 +23,4 @@ def predicted_mfu(plan: Plan, inventory: Inventory) -> float | None:
         if peak is None:
             return None
         whole += count * peak
-    return step_flops(job.model, job.global_batch_size) / (step_s * whole)
+    return trained_step_flops(job.model, job.trainable, job.global_batch_size) / (step_s * whole)

@@ -49,6 +49,14 @@ class PassTimes:
         """Seconds of forward and backward together."""
         return self.forward_s + self.backward_s
 
+    def no_less_than(self, least: PassTimes) -> PassTimes:
+        """Return the longer of both, each pass by itself."""
+        return PassTimes(max(self.forward_s, least.forward_s), max(self.backward_s, least.backward_s))
+
+    def with_backwards(self, share: float) -> PassTimes:
+        """Return the mean where only that share of layers has a backward."""
+        return PassTimes(self.forward_s, share * self.backward_s)
+
     def __add__(self, other: PassTimes) -> PassTimes:
         return PassTimes(self.forward_s + other.forward_s, self.backward_s + other.backward_s)
 

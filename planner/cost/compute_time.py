@@ -10,15 +10,15 @@ from holmes_runtime.config.model_shape import (
     ModelShape,
     attention_flops,
     head_flops,
-    head_parameters,
-    layer_parameters,
     matrix_flops,
     routed_flops,
 )
+from holmes_runtime.config.trainable import matrix_size
 from planner.cost.collectives import PassTimes
 from planner.cost.counts import GRADIENT_BYTES, Execution, keeps_selectively
 from planner.cost.eager import eager_bytes
 from planner.cost.gpu_speeds import Speed
+from planner.cost.trained import head_of, trained_layer
 
 NO_TIME = PassTimes(0.0, 0.0)
 # How often a forward moves a value through memory, counted on the kernels a layer runs. Norms: read and write, twice;
@@ -36,6 +36,7 @@ GROUPED_SHARE = 0.9
 NORM_PASSES = 4  # of those through a hidden state, what selective recomputation does again
 ACTIVATION_PASSES_AGAIN = {"gpt": 2, "llama": 5}  # SiLU once more for the product's gradients: read and write
 SCORE_PASSES = 6
+ADAPTER_PASSES = 4  # of an adapter's result
 LOGIT_BYTES = 18  # apart from the logits themselves, a third of what the fp32 loss and its gradient move
 SUM_BYTES = 8  # a backward reads and writes the fp32 sum of each gradient; it also reads the gradient
 UPDATE_BYTES = 28  # AdamW reads and writes master and moments (24), reads the gradient (4); the weight is extra
@@ -50,33 +51,36 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
 
     No forward, collectives included, is shorter than the launch of its kernels. The backward is twice the forward, and
     recomputation comes on top (Narayanan et al., SC 2021). So do adding to the gradient sums, and the bytes that eager
-    operators move in excess.
+    operators move in excess. Under LoRA matrices have the gradients of their inputs alone: once the forward.
     """
     parts = execution.tp * execution.cp
     flops, routed = (count(model, execution.micro_batch_size) / parts for count in (matrix_flops, routed_flops))
     matrices_s = _matrix_s(flops - routed, model, execution, speed)
     if routed:
         matrices_s += _experts_s(routed, model, execution, speed)
-    core_s = attention_core_s(model, execution, speed)
-    compute_s = matrices_s + core_s + _memory_s(_moved_values(model, execution) * execution.value_bytes, speed)
+    core_s, frozen_s = attention_core_s(model, execution, speed), matrices_s * (execution.lora is not None)
+    compute_s = matrices_s + _adapters_s(model, execution, speed) + core_s
+    compute_s += _memory_s(_moved_values(model, execution) * execution.value_bytes, speed)
     fused_s = max(compute_s, speed.launch_s - collectives.forward_s)
     excess = eager_bytes(model, execution)
     forward_s = fused_s + _memory_s(excess.forward, speed)
     selective_s = _made_again_s(model, execution, speed) if execution.fused_attention else core_s
     again_s = {"none": 0.0, "selective": selective_s, "full": forward_s}[execution.recompute]
-    sums_s = _accumulate_s(layer_parameters(model, execution.tp, execution.ep), execution, speed)
-    return PassTimes(forward_s, 2 * fused_s + _memory_s(excess.backward, speed) + again_s + sums_s)
+    sums_s = _accumulate_s(trained_layer(model, execution.trainable, execution.tp, execution.ep), execution, speed)
+    return PassTimes(forward_s, 2 * fused_s - frozen_s + _memory_s(excess.backward, speed) + again_s + sums_s)
 
 
 def head_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTimes:
-    """Seconds one shard computes the head and the loss on one micro-batch; the backward is twice the forward."""
+    """Seconds one shard computes the head and the loss on one micro-batch; the backward is twice the forward.
+
+    A frozen head has no gradient of its weights.
+    """
     flops = head_flops(model, execution.micro_batch_size) / (execution.tp * execution.cp)
     logits = execution.tokens(model) * model.vocab_size / execution.tp
-    forward_s = _matrix_s(flops, model, execution, speed) + _memory_s(
-        logits * (execution.value_bytes + LOGIT_BYTES), speed
-    )
-    sums_s = _accumulate_s(head_parameters(model, execution.tp), execution, speed)
-    return PassTimes(forward_s, 2 * forward_s + sums_s)
+    matrix_s = _matrix_s(flops, model, execution, speed)
+    forward_s = matrix_s + _memory_s(logits * (execution.value_bytes + LOGIT_BYTES), speed)
+    sums_s = _accumulate_s(head_of(model, execution.trainable, execution.tp).trained, execution, speed)
+    return PassTimes(forward_s, 2 * forward_s - matrix_s * (execution.lora is not None) + sums_s)
 
 
 def split_factor(job: Job) -> float:
@@ -117,6 +121,20 @@ def _matrix_s(flops: float, model: ModelShape, execution: Execution, speed: Spee
     """Seconds of matrix products whose rate is half of the best at `speed.half_size` tokens x hidden size / tp."""
     size = execution.tokens(model) * model.hidden_size / execution.tp
     return flops / speed.matrix_flops_per_s * (1 + speed.half_size / size)
+
+
+def _adapters_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
+    """Return the seconds of the adapters of one layer's forward: their products, and the sum with the matrix's result.
+
+    A reads its input; the result is written by B, read with the matrix's, and written as their sum.
+    """
+    if execution.lora is None:
+        return 0.0
+    sizes = [matrix_size(model, matrix) for matrix in execution.lora.targets]
+    tokens = execution.tokens(model) / execution.tp
+    flops = 2 * tokens * execution.lora.rank * sum(inputs + outputs for inputs, outputs in sizes)
+    values = tokens * sum(inputs + ADAPTER_PASSES * outputs for inputs, outputs in sizes)
+    return _matrix_s(flops, model, execution, speed) + _memory_s(values * execution.value_bytes, speed)
 
 
 def _experts_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:

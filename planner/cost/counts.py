@@ -17,16 +17,14 @@ from holmes_runtime.config.codec import Codec, packed_bytes
 from holmes_runtime.config.model_shape import (
     LOSS_CHUNK_BYTES,
     ModelShape,
-    embedding_parameters,
     expert_parameters,
-    head_parameters,
-    layer_parameters,
-    stage_parameters,
     table_parameters,
 )
 from holmes_runtime.config.run_settings import IslandsSettings, Recompute
+from holmes_runtime.config.trainable import QKV, Lora, Trainable
 from planner.cost.engines import engine_of
 from planner.cost.memory_margin import reserve_bytes, training_margin
+from planner.cost.trained import ParameterCount, backward_share, embedding_of, head_of, layers_of, stage_of
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
 MOMENT_BYTES = 8  # AdamW's two moments, fp32
@@ -45,6 +43,7 @@ class Execution(NamedTuple):
     matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager). `ep`: ranks that
     share a layer's experts, ep / tp neighbouring replicas with all of their tensor shards. `cp`: neighbouring replicas
     that share each sequence; keys and values of all are on each of them at once where the engine `gathers_keys`.
+    `trainable` is None where all parameters are trained.
     """
 
     tp: int
@@ -71,10 +70,16 @@ class Execution(NamedTuple):
     ep: int = 1
     cp: int = 1
     gathers_keys: bool = False
+    trainable: Trainable | None = None
 
     def tokens(self, model: ModelShape) -> int:
         """Return the tokens of a micro-batch that a replica computes, all tensor shards together: b s / cp."""
         return self.micro_batch_size * model.seq_length // self.cp
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that are trained in place of matrices."""
+        return self.trainable.lora if self.trainable is not None else None
 
     @property
     def expert_dp(self) -> int:
@@ -114,6 +119,7 @@ def make_execution(
         ep=job.ep,
         cp=job.cp,
         gathers_keys=engine.context == "gather",
+        trainable=job.trainable,
     )
 
 
@@ -147,7 +153,9 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
     MLP's inside. f is the width of all experts of a token, and rows that came for experts are kept, too (h each).
     Full recomputation keeps the layer's input alone (h). A compiled SwiGLU keeps f less, as five compiled
     Llamas did to the byte (H200, torch 2.11). Without sequence parallelism inputs of norms and matrices are whole on
-    every shard. With a mask k and v are kept once for every query head (2 q - 2 k more).
+    every shard. With a mask k and v are kept once for every query head (2 q - 2 k more). A frozen matrix's input is
+    kept for its adapter alone, which has no dropout, or where a backward needs it anyway, as it needs attention's
+    result; adapters keep the values between their two matrices (r each), on every shard.
     """
     h, f, q, k = model.hidden_size, model.token_ffn_size, model.query_size, model.kv_size
     if model.experts is not None:
@@ -159,7 +167,13 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
         inside -= f
     inside += q + model.attended_size + 2 * k + (q + k) * model.qk_norm + 2 * (q - k) * execution.masked
     inside += round(ROUTED_SKEW * h * (model.experts_per_token or 0))
-    whole, sharded = (0, inputs + inside) if execution.sequence_parallel else (inputs, inside)
+    between = 0
+    if execution.lora is not None:
+        between = execution.lora.rank * len(execution.lora.targets)
+        if not keeps_selectively(execution):
+            inputs -= h * (not execution.lora.has(*QKV)) + h * (not execution.lora.has("gate", "up"))
+            inside -= f * (not execution.lora.has("down"))
+    whole, sharded = (between, inputs + inside) if execution.sequence_parallel else (inputs + between, inside)
     if execution.recompute == "full":
         whole, sharded = (0, h) if execution.sequence_parallel else (h, 0)
     return execution.value_bytes * execution.tokens(model) * (whole * execution.tp + sharded) // execution.tp
@@ -208,15 +222,15 @@ def keeps_selectively(execution: Execution) -> bool:
     return execution.recompute == "selective" and execution.fused_attention and is_told
 
 
-def state_bytes(parameters: int, execution: Execution) -> int:
+def state_bytes(parameters: int, execution: Execution, frozen: int = 0) -> int:
     """Bytes of weights (v) and gradient sums (4), and of this rank's 1/dp of masters (4 with 16-bit weights), moments
     (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept), which another engine may
     not have.
 
     Under ZeRO-3 weights and gradient sums are in as many parts as `weight_shards`, and where those are all replicas
     the sums are the reduced gradients; another engine may keep `whole_bytes` of each parameter as well. Masters and
-    moments may be in host memory instead. Source: Rajbhandari et al., ZeRO, 2020, stages 1 and 3;
-    holmes_runtime.parallel.zero1 and zero3.
+    moments may be in host memory instead. Of `frozen` parameters there are weights alone. Source: Rajbhandari et al.,
+    ZeRO, 2020, stages 1 and 3; holmes_runtime.parallel.zero1 and zero3.
     """
     has_masters = execution.value_bytes < MASTER_BYTES
     sharded = MOMENT_BYTES + MASTER_BYTES * has_masters
@@ -227,7 +241,14 @@ def state_bytes(parameters: int, execution: Execution) -> int:
     weight_bytes = execution.value_bytes if execution.keeps_rounded or not has_masters else 0
     kept = -(-parameters * (weight_bytes + execution.sum_bytes) // execution.weight_shards)
     kept += parameters * execution.whole_bytes if execution.weight_shards > 1 else 0
-    return kept + -(-parameters * sharded // execution.dp)
+    return kept + -(-parameters * sharded // execution.dp) + _frozen_bytes(frozen, execution)
+
+
+def _frozen_bytes(parameters: int, execution: Execution) -> int:
+    """Return the bytes of frozen weights, which a pipeline of ZeRO-3 may keep whole as well."""
+    keeps_weights = execution.whole_bytes > execution.value_bytes and execution.weight_shards > 1
+    kept = -(-parameters * execution.value_bytes // execution.weight_shards)
+    return kept + parameters * execution.value_bytes * keeps_weights
 
 
 def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool) -> int:
@@ -237,14 +258,18 @@ def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, 
     """
     if execution.weight_shards == 1:
         return 0
-    sizes = [layer_parameters(model, execution.tp)] * 2
-    sizes += [embedding_parameters(model, execution.tp)] * is_first
-    sizes += [head_parameters(model, execution.tp, is_first)] * is_last
-    return sum(sorted(sizes)[-2:]) * (execution.value_bytes + GRADIENT_BYTES)
+    trainable, tp = execution.trainable, execution.tp
+    parts = [layers_of(model, trainable, 1, tp)] * 2
+    parts += [embedding_of(model, trainable, tp)] * is_first
+    parts += [head_of(model, trainable, tp, is_first)] * is_last
+    sizes = [execution.value_bytes * part.whole + GRADIENT_BYTES * part.trained for part in parts]
+    return sum(sorted(sizes)[-2:])
 
 
 def tied_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes that each rank of a pair of copies of a tied table sends the other in a step: its piece's gradients."""
+    if execution.trainable is not None:
+        return 0
     return GRADIENT_BYTES * table_parameters(model, execution.tp) // execution.dp
 
 
@@ -294,7 +319,7 @@ def memory_bytes(
     `is_first`, `is_last`: the rank holds the embedding, the head.
     """
     count = sum(layers)
-    parameters = stage_parameters(model, count, is_first, is_last, execution.tp, execution.ep)
+    parameters = stage_of(model, execution.trainable, count, (is_first, is_last), execution.tp, execution.ep)
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
     kept_bytes = layers_in_flight * _kept_bytes(model, execution)
     return (
@@ -308,8 +333,11 @@ def memory_bytes(
 
 def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes that a second layer adds to a rank that holds one and one micro-batch."""
-    size, experts = layer_parameters(model, execution.tp, execution.ep), expert_parameters(model, execution.ep)
-    one, two = (_states_bytes(count * size, execution, count * experts) for count in (1, 2))
+    experts, shards = expert_parameters(model, execution.ep), (execution.tp, execution.ep)
+    one, two = (
+        _states_bytes(layers_of(model, execution.trainable, count, *shards), execution, count * experts)
+        for count in (1, 2)
+    )
     return two - one + _kept_bytes(model, execution)
 
 
@@ -320,9 +348,9 @@ def stage_experts(model: ModelShape, num_layers: int, is_first: bool, ep: int) -
     return (num_layers - model.num_dense_first(num_layers, is_first)) * expert_parameters(model, ep)
 
 
-def _states_bytes(parameters: int, execution: Execution, experts: int) -> int:
+def _states_bytes(parameters: ParameterCount, execution: Execution, experts: int) -> int:
     """Return the bytes of a rank's parameters; `experts` of them are updated by the few ranks that hold the same."""
-    size = state_bytes(parameters - experts, execution)
+    size = state_bytes(parameters.trained - experts, execution, parameters.frozen)
     if experts:
         size += state_bytes(experts, execution._replace(dp=execution.expert_dp))
     return _with_margin(size, execution)
@@ -330,8 +358,9 @@ def _states_bytes(parameters: int, execution: Execution, experts: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _kept_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes kept for one layer and micro-batch."""
-    return _with_margin(int(layer_activation_bytes(model, execution) * execution.activation_factor), execution)
+    """Return the bytes kept for one layer and micro-batch, on the mean of layers with and without a backward."""
+    share = execution.activation_factor * backward_share(model, execution.trainable)
+    return _with_margin(int(layer_activation_bytes(model, execution) * share), execution)
 
 
 @lru_cache(maxsize=4096)

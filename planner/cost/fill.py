@@ -34,9 +34,9 @@ def fills(job: Job, pp: int, recompute: Recompute, weight_shards: int = 1) -> tu
 def splits_backwards(job: Job, pp: int, recompute: Recompute, weight_shards: int) -> bool:
     """Return True if zero-bubble may delay a part of each backward.
 
-    Full recomputation, compiled layers and weights in several shards leave it whole.
+    Full recomputation, compiled layers, weights in several shards and frozen ones leave it whole.
     """
-    may_split = "zero-bubble" in engine_of(job).schedules and not job.compiles
+    may_split = "zero-bubble" in engine_of(job).schedules and not job.compiles and job.trainable is None
     return pp > 1 and recompute != "full" and may_split and weight_shards == 1
 
 

@@ -10,7 +10,7 @@ from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Host
 from holmes_core.records.job import Job, Overheads
 from holmes_runtime.config.codec import Device
-from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters
+from holmes_runtime.config.model_shape import ModelShape, expert_parameters
 from planner.cost.collectives import (
     PassTimes,
     Path,
@@ -24,6 +24,7 @@ from planner.cost.compute_time import NO_TIME, attention_core_s, head_s, layer_s
 from planner.cost.counts import Execution
 from planner.cost.engines import ENGINES, engine_of
 from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
+from planner.cost.trained import backward_share, layers_of
 
 NVLINK_BYTES_PER_S = 25e9  # one link, one direction, NVLink 2 to 4: NVIDIA's V100, A100 and H100 data sheets
 NVLINK5_BYTES_PER_S = 50e9  # of B200 and what came after: NVIDIA's GB200 NVL72 data sheet, 1.8 TB/s both ways a GPU
@@ -172,7 +173,10 @@ def nvlink_bytes_per_s(host: Host) -> float | None:
 
 
 def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes, PassTimes]:
-    """Seconds of one layer and micro-batch on one shard: its compute, and its collectives for tp, ep and cp."""
+    """Seconds of one layer and micro-batch on one shard: its compute, and its collectives for tp, ep and cp.
+
+    Frozen first layers have no backward, and count in the mean; seconds that are emulated are the mean already.
+    """
     emulate = job.compute.emulate
     if emulate is not None:
         forward_s, backward_s = emulate.forward_s_per_layer, emulate.backward_s_per_layer
@@ -183,16 +187,17 @@ def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes
     collectives = PassTimes(alone.forward_s * exposed, alone.backward_s * exposed)
     if execution.ep > 1:
         collectives += expert_parallel_s(job.model, execution, slot.inside, slot.peers)
-    speed = slot.speed.slowed(execution.slowdown)
+    speed, share = slot.speed.slowed(execution.slowdown), backward_share(job.model, job.trainable)
     if execution.cp > 1:
         core_s = attention_core_s(job.model, execution, speed)
         collectives += context_parallel_s(job.model, execution, slot.inside, slot.peers, core_s)
-    return layer_s(job.model, execution, speed, collectives), collectives
+    compute = layer_s(job.model, execution, speed, collectives)
+    return compute.with_backwards(share), collectives.with_backwards(share)
 
 
 def exchanged_parameters(model: ModelShape, execution: Execution, slot: Slot) -> int:
-    """Return a layer's parameters on one shard, each weighed by its part in the exchange of gradients."""
-    size = layer_parameters(model, execution.tp, execution.ep)
+    """Return a layer's trained parameters on one shard, each weighed by its part in the exchange of gradients."""
+    size = layers_of(model, execution.trainable, 1, execution.tp, execution.ep).trained
     if model.experts is None:
         return size
     return size - round(expert_parameters(model, execution.ep) * (1 - expert_exchange_part(execution, slot.peers)))

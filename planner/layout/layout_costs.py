@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from holmes_core.records.plan import PlanGroup
 from holmes_runtime.config.codec import Device
-from holmes_runtime.config.model_shape import head_parameters, layer_parameters
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.cost.collectives import Path, exchange_share, shard_exchange_bytes
 from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.cost.slot import Slot, layer_parts_s
+from planner.cost.trained import ParameterCount, backward_share, head_of, layers_of
 from planner.layout.edge_ports import edge_ports
 from planner.layout.layout import Layout
 from planner.problem.coefficients import APART, slot_s
@@ -150,13 +150,18 @@ class LayoutCosts:
     @cached_property
     def _weight_traffic(self) -> list[list[WeightTraffic]]:
         """By pipeline rank, the traffic of a layer and of the head, among replicas that share the weights."""
-        sizes = [count(self.job.model, self.layout.candidate.tp) for count in (layer_parameters, head_parameters)]
-        exchanges = [[inside.exchange_s(size, self._travels_bytes) for size in sizes] for inside, *_ in self._levels]
-        exposed = exposed_part(self.job)
-        return [
-            [WeightTraffic(each.gather_s + each.late_s, each.reduce_s + each.late_s, exposed) for each in pair]
-            for pair in exchanges
-        ]
+        model, trainable, tp = self.job.model, self.job.trainable, self.layout.candidate.tp
+        layer, head = layers_of(model, trainable, 1, tp), head_of(model, trainable, tp)
+        share = backward_share(model, trainable)
+        return [[self._traffic(inside, layer, share), self._traffic(inside, head, 1.0)] for inside, *_ in self._levels]
+
+    def _traffic(self, inside: LevelCosts, parameters: ParameterCount, share: float) -> WeightTraffic:
+        """Return the traffic of a part that has a backward in that share of layers."""
+        gathered = inside.exchange_s(parameters.whole, self._travels_bytes)
+        reduced = inside.exchange_s(parameters.trained, self._travels_bytes)
+        reduces = parameters.trained > 0 and self._engine.reduces != "last"
+        reduce_s = (reduced.reduce_s + reduced.late_s) * reduces
+        return WeightTraffic(gathered.gather_s + gathered.late_s, reduce_s, exposed_part(self.job), share)
 
     @cached_property
     def _weight_part(self) -> float:
@@ -202,7 +207,8 @@ class LayoutCosts:
     def tied_s(self) -> float:
         """Seconds of the sums over copies of a tied table; nothing hides them, as they follow the last gradients."""
         size = tied_bytes(self.job.model, self.execution)
-        paths = [self._path(group) for group in self.layout.groups_of_first_shards if group.axis == "tied"]
+        tied = (group for group in self.layout.groups_of_first_shards if group.axis == "tied" and size)
+        paths = [self._path(group) for group in tied]
         return max((size / path.bandwidth_bytes_per_s + path.latency_s for path in paths), default=0.0)
 
     @cached_property

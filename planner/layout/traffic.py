@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.job import Job
 from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank
-from holmes_runtime.config.model_shape import ModelShape, gradient_order
+from holmes_runtime.config.model_shape import gradient_order
 from holmes_runtime.config.schedule import ActionKind, make_schedule
 from planner.cost.collectives import (
     Peers,
@@ -99,7 +99,7 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     num_microbatches, engine = layout.microbatches[first.dp_rank], engine_of(job)
     gathered_parameters = parameters
     if group.axis == "dp" and layout.candidate.weight_shards > 1:
-        gathered_parameters = _gathered_parameters(job.model, layout, first)
+        gathered_parameters = _gathered_parameters(job, layout, first)
         parameters *= num_microbatches if engine.reduces != "last" else 1
     if group.axis == "dp_across":  # a rank's part after its cluster's replicas have added up
         parameters = gathered_parameters = parameters * n // layout.candidate.dp
@@ -140,22 +140,23 @@ def _routed_flows(job: Job, execution: Execution, layout: Layout, rank: PlanRank
     return routed_bytes(job.model, execution) * outside * times
 
 
-def _gathered_parameters(model: ModelShape, layout: Layout, rank: PlanRank) -> int:
+def _gathered_parameters(job: Job, layout: Layout, rank: PlanRank) -> int:
     """Return the number of parameters that `rank` gathers in a step under ZeRO-3, over all its micro-batches.
 
     A layer is gathered for a forward and for a backward, but not again where one follows the other at once. No backward
-    needs the embedding.
+    needs the embedding, or frozen first layers.
     """
     total, previous = 0, None
     schedule = make_schedule(*layout.mode.order(layout.candidate.pp, layout.microbatches[rank.dp_rank]))
     for action in schedule[rank.pp_rank]:
         is_first, is_last = action.stage == 0, action.stage == layout.last_stage
         parts = gradient_order(layout.layers[action.stage], is_first, is_last)
-        parameters = part_parameters(model, layout.candidate.tp, is_first)
+        parameters = part_parameters(job.model, layout.candidate.tp, is_first, job.trainable)
+        with_backward = len(parts) - is_first - (job.trainable.frozen_layers if job.trainable is not None else 0)
         used = [(action.stage, position, part) for position, part in enumerate(parts)]
         for layer in used[::-1] if action.kind is ActionKind.FORWARD else used:
-            if layer[2] == "embedding" and action.kind is not ActionKind.FORWARD:
+            if layer[1] >= with_backward and action.kind is not ActionKind.FORWARD:
                 continue
-            total += parameters[layer[2]] if layer != previous else 0
+            total += parameters[layer[2]].whole if layer != previous else 0
             previous = layer
     return total

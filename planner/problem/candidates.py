@@ -9,15 +9,16 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from holmes_core.records.trainer_settings import PublishedName
-from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution, stage_experts
 from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fills
+from planner.cost.trained import stage_of
 from planner.problem.context_groups import check_context
 from planner.problem.expert_groups import check_layers, no_expert_degrees
 from planner.problem.fleet import Fleet
+from planner.problem.frozen_parameters import check_trainable
 from planner.problem.group_places import check_groups_fit, is_aligned, takes_groups
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -70,9 +71,9 @@ class Candidate(NamedTuple):
         return make_execution(job, *degrees, self.recompute, *states)
 
     def rank_parameters(self, job: Job, layers: Sequence[int], pp_rank: int) -> int:
-        """Return the parameters of one tensor shard of a pipeline rank; `layers` are by stage."""
-        held, is_last = sum(layers[pp_rank :: self.pp]), pp_rank == self.pp - 1
-        return stage_parameters(job.model, held, pp_rank == 0, is_last, self.tp, job.ep)
+        """Return the trained parameters of one tensor shard of a pipeline rank; `layers` are by stage."""
+        held, ends = sum(layers[pp_rank :: self.pp]), (pp_rank == 0, pp_rank == self.pp - 1)
+        return stage_of(job.model, job.trainable, held, ends, self.tp, job.ep).trained
 
     def weighed_parameters(self, job: Job, layers: Sequence[int], pp_rank: int, expert_part: float) -> int:
         """Return those parameters with each routed expert's counted as `expert_part` of one."""
@@ -133,6 +134,7 @@ def check_job(job: Job) -> None:
         )
     check_layers(job)
     check_context(job)
+    check_trainable(job)
     _check_zero(job)
     _check_compiled(job)
     _check_engine(job)
@@ -272,8 +274,7 @@ def class_rooms(fleet: Fleet, tp: int) -> list[ClassRoom]:
 
 def with_other_fills(job: Job, candidate: Candidate) -> tuple[Candidate, ...]:
     """Return the candidate with each schedule that fills its pipeline in another way, itself first."""
-    others = _fills_of(job, candidate)[1:]
-    return (candidate, *(candidate._replace(fill=fill) for fill in others))
+    return (candidate, *(candidate._replace(fill=fill) for fill in _fills_of(job, candidate)[1:]))
 
 
 def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:
@@ -366,7 +367,8 @@ def _pipeline_degrees(job: Job, num_group_slots: int) -> list[int]:
     least = 2 if chunks > 1 or schedule in NEED_A_PIPELINE else 1
     layers = 2 if schedule == "interleaved" and job.parallel.chunks is None else chunks  # of a rank, at least
     engine = engine_of(job)
-    free = min(job.model.num_layers // layers, num_group_slots) if "pp" in engine.free_degrees else 1
+    is_free = "pp" in engine.free_degrees and not (job.trainable is not None and job.trainable.frozen_layers)
+    free = min(job.model.num_layers // layers, num_group_slots) if is_free else 1
     found = range(max(least, fixed or 1), (fixed or free) + 1)
     return [pp for pp in found if engine.cuts == "any" or job.model.num_layers % pp == 0]
 

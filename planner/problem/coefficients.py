@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import combinations, combinations_with_replacement
+from typing import NamedTuple
 
 from holmes_core.records.job import Job
-from holmes_runtime.config.model_shape import ModelShape, embedding_parameters, head_parameters
+from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
@@ -17,6 +18,7 @@ from planner.cost.engines import ENGINES, Engine, engine_of
 from planner.cost.fill import fill_share
 from planner.cost.packing import lossiest_codec
 from planner.cost.slot import Slot, exchanged_parameters, head_parts_s, layer_parts_s
+from planner.cost.trained import embedding_of, head_of
 from planner.problem.candidates import Candidate
 from planner.problem.connections import NOT_MEASURED
 from planner.problem.fleet import Fleet, HostClass
@@ -43,6 +45,13 @@ class Crossing:
     path_s_per_byte: float
     trunk_s_per_byte: float
     latency_s: float
+
+
+class PassBytes(NamedTuple):
+    """Bytes that belong to a forward, and to a backward."""
+
+    forward: float
+    backward: float
 
 
 FREE = Crossing(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -92,6 +101,8 @@ class Coefficients:
     """One message, all replicas at once, on the uplink of a cluster that has one."""
     slots: tuple[Slot, ...] = ()  # for the update, the simulation's alone
     together: int = 1  # neighbouring replicas that share experts or sequences, and are in one class
+    weight_bytes: PassBytes | None = None
+    """A layer's weights and gradients in a micro-batch, where replicas over several classes may share weights."""
 
     @cached_property
     def num_microbatches(self) -> int:
@@ -216,8 +227,8 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         shared_sync_s_per_byte=tuple(_free_or(across, each.shared_bytes_per_s) for each in hardware),
         inside_sync_s_per_byte=tuple(inside / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
         layer_sync_bytes=tp * bytes_each * max(exchanged_parameters(model, execution, slot) for slot in set(at_work)),
-        first_sync_bytes=tp * bytes_each * embedding_parameters(model, tp),
-        last_sync_bytes=tp * bytes_each * head_parameters(model, tp, is_first=candidate.pp == 1),
+        first_sync_bytes=tp * bytes_each * embedding_of(model, job.trainable, tp).trained,
+        last_sync_bytes=tp * bytes_each * head_of(model, job.trainable, tp, is_first=candidate.pp == 1).trained,
         action_s=tuple(slot.action_s for slot in at_work),
         hides_edges=job.parallel.schedule in (None, "eager") and "eager" in engine.schedules,
         has_two_levels=engine.two_levels and (candidate.copies > 1 or not engine.copies_update),

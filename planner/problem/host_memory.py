@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
 from holmes_core.records.job import Job
-from holmes_runtime.config.model_shape import ModelShape, stage_parameters
+from holmes_runtime.config.model_shape import ModelShape
 from planner.cost.counts import Execution, host_state_bytes
+from planner.cost.trained import stage_of
 
 USABLE_SHARE = 0.8  # assumption: the rest is the system's, the data's page cache and each process's own
 
@@ -21,8 +22,8 @@ def host_bytes(
     model: ModelShape, execution: Execution, checkpoints: bool, num_layers: int, is_first: bool, is_last: bool
 ) -> int:
     """Return one rank's bytes of host memory; 0 where states are on the device, and it is no island's."""
-    parameters = stage_parameters(model, num_layers, is_first, is_last, execution.tp)
-    return host_state_bytes(parameters, execution, checkpoints)
+    parameters = stage_of(model, execution.trainable, num_layers, (is_first, is_last), execution.tp)
+    return host_state_bytes(parameters.trained, execution, checkpoints)
 
 
 def host_bytes_by_rank(job: Job, execution: Execution, layers: Sequence[int]) -> tuple[int, ...]:

@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from holmes_core.records.job import Job
-from holmes_runtime.config.model_shape import head_parameters, layer_parameters
 from planner.cost.collectives import PassTimes, exchange_hops, exchange_share, shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES
 from planner.cost.engines import engine_of
+from planner.cost.trained import ParameterCount, backward_share, head_of, layers_of
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients
+from planner.problem.coefficients import Coefficients, PassBytes
 from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.problem.fleet import HostClass
 
@@ -28,15 +28,19 @@ EXPOSED = 0.55
 
 
 class WeightTraffic(NamedTuple):
-    """Seconds of gathering the weights of one layer and of reducing its gradients, and the part compute cannot hide."""
+    """Seconds of gathering the weights of one layer and of reducing its gradients, and the part compute cannot hide.
+
+    A layer is gathered for a backward where it has one: `backward_share` of them.
+    """
 
     gather_s: float
     reduce_s: float
     exposed: float = 0.0
+    backward_share: float = 1.0
 
     def under(self, compute: PassTimes) -> PassTimes:
         """Return the seconds of a layer's forward and backward with this traffic under `compute`."""
-        both_s = self.gather_s + self.reduce_s
+        both_s = self.backward_share * self.gather_s + self.reduce_s
         return PassTimes(
             max(compute.forward_s + self.exposed * self.gather_s, self.gather_s),
             max(compute.backward_s + self.exposed * both_s, both_s),
@@ -51,7 +55,7 @@ def exposed_part(job: Job) -> float:
 def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
     """Return the coefficients with the traffic of layers and head in their seconds; the same under ZeRO-1.
 
-    A class is priced as if it held all replicas that share weights.
+    A class is priced as if it held all replicas that share weights; `weight_bytes` are for several classes that do.
     """
     candidate = coeffs.candidate
     shards = candidate.weight_shards
@@ -66,11 +70,17 @@ def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
         per_byte = ratio * sync_s_per_byte(inside, (c,), rings) / share
         hops, latency_s = exchange_hops(shards, job.device), site_latency_s(inside, (c,)) if rings else 0.0
         hops_s = (hops.gather + hops.late) * latency_s, (hops.reduce + hops.late) * latency_s
-        layers.append(
-            _traffic(job, candidate, layer_parameters(job.model, candidate.tp), per_byte, hops_s).under(layer)
-        )
-        heads.append(_traffic(job, candidate, head_parameters(job.model, candidate.tp), per_byte, hops_s).under(head))
-    return replace(coeffs, layer=tuple(layers), head=tuple(heads))
+        layers.append(_layer_traffic(job, candidate, per_byte, hops_s).under(layer))
+        parameters = head_of(job.model, job.trainable, candidate.tp)
+        heads.append(_traffic(job, candidate, parameters, per_byte, hops_s).under(head))
+    weight_bytes = _layer_bytes(job, candidate) if candidate.copies == 1 else None
+    return replace(coeffs, layer=tuple(layers), head=tuple(heads), weight_bytes=weight_bytes)
+
+
+def _layer_bytes(job: Job, candidate: Candidate) -> PassBytes:
+    """Return the bytes of a layer on all its shards, as they travel between hosts."""
+    traffic = _layer_traffic(job, candidate, 1 / exchange_share(candidate.weight_shards, job.device), (0.0, 0.0))
+    return PassBytes(traffic.gather_s, traffic.backward_share * traffic.gather_s + traffic.reduce_s)
 
 
 def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTraffic:
@@ -83,15 +93,22 @@ def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTra
         per_byte = exchange / candidate.tp / hardware.slot.inside.bandwidth_bytes_per_s
     else:
         per_byte = exchange / hardware.fabric_bytes_per_s if hardware.fabric_bytes_per_s else 0.0
-    return _traffic(job, candidate, layer_parameters(job.model, candidate.tp), per_byte, (0.0, 0.0))
+    return _layer_traffic(job, candidate, per_byte, (0.0, 0.0))
+
+
+def _layer_traffic(job: Job, candidate: Candidate, s_per_byte: float, hops_s: tuple[float, float]) -> WeightTraffic:
+    """Return the traffic of a layer, the mean of all."""
+    traffic = _traffic(job, candidate, layers_of(job.model, job.trainable, 1, candidate.tp), s_per_byte, hops_s)
+    return traffic._replace(backward_share=backward_share(job.model, job.trainable))
 
 
 def _traffic(
-    job: Job, candidate: Candidate, parameters: int, s_per_byte: float, hops_s: tuple[float, float]
+    job: Job, candidate: Candidate, parameters: ParameterCount, s_per_byte: float, hops_s: tuple[float, float]
 ) -> WeightTraffic:
-    """Return the traffic of so many parameters on one tensor shard; all shards share the network."""
-    per_value_s = candidate.tp * parameters * s_per_byte
-    value_bytes = candidate.execution(job).value_bytes
-    reduces = engine_of(job).reduces != "last"
-    gather_s, reduce_s = value_bytes * per_value_s + hops_s[0], (GRADIENT_BYTES * per_value_s + hops_s[1]) * reduces
-    return WeightTraffic(gather_s, reduce_s, exposed_part(job))
+    """Return the traffic of a part on one tensor shard; all shards share the network. Frozen weights are gathered."""
+    gathered_s, reduced_s = (
+        candidate.tp * count * size * s_per_byte
+        for count, size in ((parameters.whole, job.value_bytes), (parameters.trained, GRADIENT_BYTES))
+    )
+    reduces = parameters.trained > 0 and engine_of(job).reduces != "last"
+    return WeightTraffic(gathered_s + hops_s[0], (reduced_s + hops_s[1]) * reduces, exposed_part(job))

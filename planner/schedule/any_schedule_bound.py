@@ -23,11 +23,11 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
-from holmes_runtime.config.model_shape import layer_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.collectives import PassTimes
 from planner.cost.fill import splits_backwards
 from planner.cost.slot import Slot, update_s
+from planner.cost.trained import layers_of
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import slot_s
 from planner.problem.fleet import HostClass
@@ -107,7 +107,8 @@ class AnyScheduleBounds:
         """Return the least seconds of a step of the candidate; it looks no further once they exceed `within_s`."""
         fastest_s, execution = self._speeds_of(candidate).layer_s[0], candidate.execution(self._job)
         stage_layers = -(-self._num_layers // candidate.pp)
-        parameters = stage_layers * layer_parameters(self._job.model, candidate.tp, self._job.ep)
+        job = self._job
+        parameters = layers_of(job.model, job.trainable, stage_layers, candidate.tp, job.ep).trained
         after_s = min(update_s(parameters, execution, self._slot(each, candidate.num_ranks)) for each in self._classes)
         exchange_s = stage_layers * self._crossing_s(candidate)
         if self._shares_cores(candidate) or not fastest_s:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holmes_runtime.config.codec import Device
-from holmes_runtime.config.model_shape import ModelShape, Part, embedding_parameters, head_parameters, layer_parameters
+from holmes_runtime.config.model_shape import ModelShape, Part
+from holmes_runtime.config.trainable import Trainable
 from planner.cost.collectives import exchange_hops
 from planner.cost.counts import GRADIENT_BYTES
+from planner.cost.trained import ParameterCount, embedding_of, head_of, layers_of
 
 WHOLE = 2**62  # bytes: a bucket that a stage never fills
 
@@ -55,15 +57,14 @@ def exchange_among(
     )
 
 
-def part_parameters(model: ModelShape, tp: int, is_first: bool, layer: int | None = None) -> dict[Part, int]:
-    """Parameters of each part of a stage on one of `tp` shards; the first stage's head, if tied, has no table.
-
-    `layer`: of a layer, as they count in an exchange, where that is not one for each.
-    """
+def part_parameters(
+    model: ModelShape, tp: int, is_first: bool, trainable: Trainable | None
+) -> dict[Part, ParameterCount]:
+    """Parameters of each part of a stage on one of `tp` shards; the first stage's head, if tied, has no table."""
     return {
-        "head": head_parameters(model, tp, is_first),
-        "layer": layer_parameters(model, tp) if layer is None else layer,
-        "embedding": embedding_parameters(model, tp),
+        "head": head_of(model, trainable, tp, is_first),
+        "layer": layers_of(model, trainable, 1, tp),
+        "embedding": embedding_of(model, trainable, tp),
     }
 
 
@@ -75,20 +76,24 @@ def make_buckets(
     exchange: Callable[[int], BucketExchange],
     full_bytes: int = 0,
     layer: int | None = None,
+    trainable: Trainable | None = None,
 ) -> list[BucketSeconds]:
     """Return the buckets of a stage's `parts`, which stand in the order of their gradients.
 
     A bucket takes parts until its fp32 gradients have half of `full_bytes`, as the runtime's do; of parts larger than
     that the runtime makes several. `backward_s` is by part; the embedding's gradients come with the gradients of the
-    layer before. `exchange` returns the time that the parameters of one of `tp` shards take. `layer` is as in
-    `part_parameters`.
+    layer before. `exchange` returns the time that the parameters of one of `tp` shards take. `layer`: parameters of a
+    layer as they count in it, where that is not one for each. A frozen part has no bucket of its own.
     """
     parts = tuple(parts)
-    parameters = part_parameters(model, tp, "embedding" in parts, layer)
+    by_part = part_parameters(model, tp, "embedding" in parts, trainable)
+    parameters = {part: each.trained for part, each in by_part.items()}
+    if layer is not None:
+        parameters["layer"] = layer
     held: list[list[Part]] = []
     size = full_bytes
-    for part in parts:
-        if 2 * size >= full_bytes:
+    for part in (each for each in parts if parameters[each] or each != "embedding"):
+        if not held or 2 * size >= max(1, full_bytes):
             held.append([])
             size = 0
         held[-1].append(part)

@@ -42,7 +42,7 @@ from planner.schedule.step_seconds import (
     slowest_update_s,
     with_experts,
 )
-from planner.search.closed_form import Edge, Ports, edge_of, nic_use, shared_wires_s
+from planner.search.closed_form import Edge, Ports, edge_of, least_pass, nic_use, shared_wires_s
 from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
 
@@ -108,7 +108,7 @@ class PlacementSimulator:
             if kind in unlike:
                 continue
             unlike.add(kind)
-            part = self._rank(self._sites[rank]).expert_part
+            part = self._rank(self._sites[rank], self._sites[rank]).expert_part
             each = exchange(candidate.weighed_parameters(self._job, layers, rank, part))
             moved_s = max(each.reduce_s + each.gather_s, each.across_reduce_s + each.across_gather_s)
             found_s = max(found_s, moved_s + count * work_s)
@@ -144,14 +144,19 @@ class PlacementSimulator:
             self._with_ports(edge, after, before) if edge.ports else edge
             for edge, (before, after) in zip(forward, ends, strict=True)
         ]
-        return ReplicaSeconds([self._rank(site) for site in sites], forward, backward)
+        ranks = [self._rank(site, sharers) for site, sharers in zip(sites, self._sites, strict=True)]
+        return ReplicaSeconds(ranks, forward, backward)
 
-    def _rank(self, site: Site) -> RankSeconds:
-        """Return the seconds of one micro-batch at the pace of the site's slowest class."""
+    def _rank(self, site: Site, sharers: Site) -> RankSeconds:
+        """Return the seconds of one micro-batch at the pace of the site's slowest class.
+
+        `sharers`: the classes of all replicas of the stage, which share its weights under ZeRO-3.
+        """
         coeffs = self._coeffs
         slowest = max(site, key=lambda c: coeffs.layer_s[c])
         action_s = max(coeffs.action_s[c] for c in site)
-        seconds = RankSeconds(coeffs.layer[slowest], coeffs.head[slowest], action_s)
+        layer = coeffs.layer[slowest].no_less_than(least_pass(coeffs, sharers))
+        seconds = RankSeconds(layer, coeffs.head[slowest], action_s)
         if self._job.model.experts is None:
             return seconds
         return with_experts(seconds, self._job, self._execution, coeffs.slots[slowest])
@@ -297,6 +302,8 @@ class PlacementSimulator:
         model, execution = self._job.model, self._execution
         if not model.tied_embeddings or self._pp == 1:
             return 0.0
+        if not tied_bytes(model, execution):
+            return 0.0
         edge = edge_of(self._coeffs, self._sites[0], self._sites[-1])
         messages = tied_bytes(model, execution) / edge_bytes(model, execution, lossiest_codec(self._job))
         return messages * edge.busy_s + edge.latency_s
@@ -330,7 +337,7 @@ class PlacementSimulator:
         """Return, by stage, its gradient buckets when stages hold `layers`; none with one replica."""
         if self._placement.candidate.dp == 1:
             return []
-        ranks = [self._rank(site) for site in self._sites]
+        ranks = [self._rank(site, site) for site in self._sites]
         return gradient_buckets(self._job, self._placement.candidate, layers, ranks, self._exchanges)
 
     @cached_property

@@ -136,7 +136,8 @@ def gradient_buckets(
             exchange = exchanges[rank] if engine.gathers_first else _all_reduced(exchanges[rank])
             parts = gradient_order(held, stage == 0, stage == last)
             backward_s: dict[Part, float] = {"head": head.backward_s, "layer": layer.backward_s}
-            alike[kind] = make_buckets(job.model, candidate.tp, parts, backward_s, exchange, full_bytes, exchanged)
+            sizes = full_bytes, exchanged, job.trainable
+            alike[kind] = make_buckets(job.model, candidate.tp, parts, backward_s, exchange, *sizes)
         found.append(alike[kind])
     return found
 

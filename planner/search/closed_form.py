@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from holmes_core.records.plan import PlanRank
 from holmes_runtime.config.codec import Codec
+from planner.cost.collectives import PassTimes
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, are_alike, crossings_of, joined_s
 from planner.problem.exchange_rates import Site, are_even, rings_on_nic, sync_s_per_byte, trunk_slowdowns
@@ -121,10 +122,27 @@ def layers_within(seconds: float, layer_s: float, most: int) -> int:
     return min(most, int(seconds * (1 + ROUNDING) / layer_s)) if layer_s else most
 
 
-def site_stage_s(coeffs: Coefficients, site: Site, num_layers: int, is_last: bool) -> float:
-    """Return the seconds of forward and backward of one micro-batch, at the pace of the slowest class of `site`."""
-    layers_s = num_layers * max([coeffs.layer_s[c] for c in site])
+def site_stage_s(
+    coeffs: Coefficients, site: Site, num_layers: int, is_last: bool, sharers: Site | None = None
+) -> float:
+    """Return the seconds of forward and backward of one micro-batch, at the pace of the slowest class of `site`.
+
+    `sharers`: classes whose replicas share the stage's weights under ZeRO-3, where these are more than the site.
+    """
+    layer_s = max([coeffs.layer_s[c] for c in site])
+    if coeffs.weight_bytes is not None:
+        layer_s = max(layer_s, least_pass(coeffs, sharers or site).both_s)
+    layers_s = num_layers * layer_s
     return layers_s + max([coeffs.head_s[c] for c in site]) if is_last else layers_s
+
+
+@lru_cache(maxsize=MAX_PRICED)
+def least_pass(coeffs: Coefficients, sharers: Site) -> PassTimes:
+    """Return the least seconds of a layer whose weights replicas over several classes share; 0 inside one."""
+    if coeffs.weight_bytes is None or len(sharers) == 1:
+        return PassTimes(0.0, 0.0)
+    per_byte = sync_s_per_byte(coeffs, sharers, rings_on_nic(coeffs, sharers), is_even=False)
+    return PassTimes(*(size * per_byte for size in coeffs.weight_bytes))
 
 
 @lru_cache(maxsize=MAX_PRICED)
@@ -283,7 +301,8 @@ def _lane(
     last = len(layers) - 1
     sites = [tuple(sorted({class_of[row[replica]] for replica in replicas})) for row in hosts]
     stages = tuple(
-        site_stage_s(coeffs, site, held, s == last) for s, (site, held) in enumerate(zip(sites, layers, strict=True))
+        site_stage_s(coeffs, site, held, s == last, tuple(sorted({class_of[host] for host in hosts[s]})))
+        for s, (site, held) in enumerate(zip(sites, layers, strict=True))
     )
     edges = []
     for before, after in pairwise(hosts):

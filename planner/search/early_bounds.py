@@ -10,12 +10,13 @@ from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
-from holmes_runtime.config.model_shape import expert_parameters, layer_parameters
+from holmes_runtime.config.model_shape import expert_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import more_layer_bytes, whole_layers_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fill_share
+from planner.cost.trained import layers_of
 from planner.problem.candidates import Candidate, more_recompute, with_sharded_weights
 from planner.problem.coefficients import APART, slot_s
 from planner.problem.exchange_rates import two_levels
@@ -155,7 +156,8 @@ class EarlyBounds:
                 ring = min(ring, max(groups * across / shared, inside / fabric))
         travels = sum(engine_of(self._job).travels_bytes(self._job.value_bytes))
         model, ep = self._job.model, self._job.ep
-        size = tp * (layer_parameters(model, tp, ep) - expert_parameters(model, ep)) * travels
+        layer = layers_of(model, self._job.trainable, 1, tp, ep).trained
+        size = tp * (layer - expert_parameters(model, ep)) * travels
         return shard_exchange_bytes(size, dp) * float(ring)
 
     def _at_pace_s(

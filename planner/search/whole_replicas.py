@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from math import inf
 from typing import NamedTuple
@@ -89,7 +89,7 @@ def _replicas_over(
     layers = fixed_layers or _cut(coeffs, classes)
     if layers is None or not _fits(coeffs, classes, layers):
         return None
-    return ReplicaSet(counts, tuple(layers), {c: _lane(coeffs, c, counts[c], layers) for c in classes})
+    return ReplicaSet(counts, tuple(layers), {c: _lane(coeffs, c, counts, layers) for c in classes})
 
 
 def stage_exchanges(coeffs: Coefficients, replicas: ReplicaSet) -> list[StageExchange]:
@@ -176,10 +176,10 @@ def _fits(coeffs: Coefficients, classes: Sequence[int], layers: Sequence[int]) -
     return all(held <= coeffs.capacity[s][c] for s, held in enumerate(layers) for c in classes)
 
 
-def _lane(coeffs: Coefficients, c: int, replicas: int, layers: Sequence[int]) -> ReplicaKind:
+def _lane(coeffs: Coefficients, c: int, counts: Mapping[int, int], layers: Sequence[int]) -> ReplicaKind:
     """Return the lane of the replicas in class c, for one micro-batch; within one host edges are free."""
-    last = len(layers) - 1
-    stages = tuple(site_stage_s(coeffs, (c,), held, s == last) for s, held in enumerate(layers))
+    last, sharers, replicas = len(layers) - 1, tuple(sorted(counts)), counts[c]
+    stages = tuple(site_stage_s(coeffs, (c,), held, s == last, sharers) for s, held in enumerate(layers))
     near = NO_EDGE if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_of(coeffs, (c,), (c,))
     edges = (near,) * last
     return ReplicaKind(1, stages, edges, busiest_port_s(coeffs, [(c,)] * len(layers), edges))

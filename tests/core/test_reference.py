@@ -33,6 +33,7 @@ NEEDS: dict[str, dict[str, Any]] = {
             "linear_attention": {"layers": 36, "key_heads": 16, "value_heads": 32, "head_dim": 128},
         }
     },
+    "trainable.lora": {"trainable": {"lora": {"rank": 16, "targets": ["query"]}}},
     "model.tanh_gelu": {"model": {"family": "gpt"}},
     "data.path[]": {"data": {"path": [{"path": "/data/text.bin", "weight": 0.7}]}},
     "evaluation": {"evaluation": {"every_steps": 10}},

@@ -13,19 +13,26 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import FabricKind, Inventory
 from holmes_core.records.job import Job, Parallel
 from holmes_core.records.plan import Plan
+from holmes_core.records.trainer_settings import TrainerName
 from holmes_runtime.config.model_shape import embedding_parameters, head_parameters, layer_parameters
 from launcher.prepare.prepare import run_config_of
 from planner.cost import counts as cost
 from planner.cost.collectives import PassTimes
 from planner.layout.reprice import reprice
 from planner.layout.verify import verify
+from planner.layout.write_out import contender_step_s
 from planner.make_plan import WORTH_SHARDING
-from planner.problem.candidates import candidate_of
+from planner.problem.candidates import Candidate, candidate_of
 from planner.problem.problem import read_problem
 from planner.problem.sharded_weights import WeightTraffic
+from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.run_mode import RunMode
+from planner.schedule.runners_up import Contender
+from planner.search.placement import Placement, PricedPlacement
 from tests.planner.drawn_fleets import drawn_fleet, drawn_job, with_memory
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpu_inventory, plan_for
 from tests.planner.test_counts import TINY, execution_of
+from tests.planner.trainer_plans import trainer_job
 from tests.seeds import few_of
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -225,3 +232,34 @@ def test_a_schedule_that_shared_weights_cannot_run_leaves_plans_with_whole_ones(
     plan = plan_for(fleet, job.model_copy(update={"parallel": Parallel(schedule="gpipe")}))
     assert plan.schedule == "gpipe"
     assert plan.zero == 1 or plan.pp == 1
+
+
+def sharded_step_s(job: Job, inventory: Inventory, sites: tuple[int, ...]) -> tuple[float, float]:
+    """Seconds by classes and as written out of four replicas on `sites` that share weights, one sample at a time."""
+    problem, candidate = read_problem(inventory, job), Candidate(1, 1, 4, 1, weight_shards=4)
+    placement = Placement(candidate, (8,), (sites,), (job.global_batch_size // 4,) * 4)
+    simulator = PlacementSimulator(job, problem.coefficients(candidate), placement)
+    mode = simulator.timed(RunMode("1f1b", 1, (), (8,), 0.0))
+    crossing = placement.crossing(problem.fleet)
+    contender = Contender(PricedPlacement(mode.step_s, placement), mode, crossing)
+    return mode.step_s, contender_step_s(problem, contender)
+
+
+LARGE = {"num_layers": 8, "hidden_size": 4096, "num_heads": 32, "seq_length": 2048, "vocab_size": 32000}
+
+
+@pytest.mark.parametrize("trainable", [None, {"lora": {"rank": 16, "targets": ["query", "value"]}}])
+def test_weights_shared_over_a_wire_are_gathered_over_it(trainable: dict[str, Any] | None) -> None:
+    """By classes such a placement seemed to take a fortieth of its step as written out, and displaced faster ones."""
+    job = trainer_job("torchtitan", model=LARGE, global_batch_size=16, trainable=trainable)
+    by_classes_s, written_s = sharded_step_s(job, gpu_inventory([1, 1], gpus_per_host=2), (0, 0, 1, 1))
+    assert 0.9 * written_s < by_classes_s < written_s
+
+
+@pytest.mark.parametrize("engine", ["torch", "accelerate"])
+def test_gradients_that_are_reduced_once_are_priced_once_as_written_out(engine: TrainerName) -> None:
+    """Of accelerate a step as written out counted a reduction in every micro-batch: here nearly twice its seconds."""
+    job = trainer_job(engine, model=LARGE, global_batch_size=32, parallel={"zero": 3})
+    one_cluster = gpu_inventory([2], gpus_per_host=2, kinds=("Ethernet",))
+    by_classes_s, written_s = sharded_step_s(job, one_cluster, (0, 0, 0, 0))
+    assert by_classes_s == pytest.approx(written_s, rel=0.002)

@@ -6,7 +6,6 @@ from typing import Literal
 
 import pytest
 
-from holmes_runtime.config.learning_rate import learning_rate
 from holmes_runtime.config.run_settings import OptimizerSettings
 
 
@@ -17,7 +16,7 @@ def settings(
 
 
 def rates(given: OptimizerSettings, num_steps: int) -> list[float]:
-    return [learning_rate(given, step, num_steps) for step in range(num_steps)]
+    return [given.rate_at(step, num_steps) for step in range(num_steps)]
 
 
 def test_warm_up_rises_in_equal_steps_to_the_full_rate() -> None:
@@ -33,7 +32,7 @@ def test_cosine_decay_is_half_way_down_in_the_middle() -> None:
 
 
 def test_steps_after_the_planned_end_keep_the_least_rate() -> None:
-    assert learning_rate(settings("cosine", 0, 0.1), 50, 10) == pytest.approx(0.1)
+    assert settings("cosine", 0, 0.1).rate_at(50, 10) == pytest.approx(0.1)
 
 
 def test_a_run_of_one_step_has_a_rate() -> None:

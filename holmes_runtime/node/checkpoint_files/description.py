@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holmes_runtime.config.checks import check, check_counts, shown
-from holmes_runtime.config.learning_rate import learning_rate
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import OptimizerSettings, OuterSync, Precision
 from holmes_runtime.config.strict_json import MAX_VALUES, decode, loads
@@ -182,8 +181,8 @@ def changed_settings(saved: Description, now: Description) -> list[str]:
     changed = differences(then, today)
     with contextlib.suppress(KeyError, ValueError, TypeError):  # the file may have been written by anyone
         step = saved.counters.steps
-        planned = learning_rate(decode(OptimizerSettings, then["optimizer"], "optimizer"), step, then["steps"])
-        rate = learning_rate(decode(OptimizerSettings, today["optimizer"], "optimizer"), step, today["steps"])
+        planned = decode(OptimizerSettings, then["optimizer"], "optimizer").rate_at(step, then["steps"])
+        rate = decode(OptimizerSettings, today["optimizer"], "optimizer").rate_at(step, today["steps"])
         if abs(rate - planned) > RATE_TOLERANCE * planned:
             changed.append(f"the learning rate of step {step + 1} jumps: {planned:.3g} then, {rate:.3g} now")
     return changed

@@ -1,0 +1,87 @@
+"""Fine-tuning that trains a part of the parameters: adapters, or all but the first layers. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from holmes_runtime.config.checks import check
+from holmes_runtime.config.field_limits import Count, Limits, SharedSettings
+from holmes_runtime.config.model_shape import ModelShape, attention_flops, head_flops, matrix_flops, step_flops
+
+Matrix = Literal["query", "key", "value", "qkv", "projection", "gate", "up", "down"]
+QKV: tuple[Matrix, ...] = ("qkv", "query", "key", "value")
+OUT_OF_SHARDS: tuple[Matrix, ...] = ("projection", "down")  # their inputs are split by `tp`, others' results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora(SharedSettings):
+    """Low-rank adapters (LoRA): the product of a matrix W becomes W x + B (A x), and A and B alone are trained."""
+
+    # Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021.
+    rank: Annotated[int, Limits(ge=1, le=65_536)]
+    """Rows of A, and columns of B. Example: 16"""
+    targets: tuple[Matrix, ...]
+    """Matrices of each layer that have an adapter: query, key, value (or qkv, where they are one matrix), projection,
+    gate (of a llama), up and down. Example: [query, value]"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = self.targets
+        check("targets", list(named), "must name a matrix, and none twice", 0 < len(named) == len(set(named)))
+        twice = "qkv" in named and any(each in named for each in QKV[1:])
+        check("targets", list(named), "must name qkv, or query, key and value", not twice)
+
+    def has(self, *matrices: Matrix) -> bool:
+        """Return True if one of these matrices has an adapter."""
+        return any(each in self.targets for each in matrices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainable(SharedSettings):
+    """The parameters that are trained, where they are not all: with `lora` adapters alone, with `frozen_layers` the
+    layers after the first ones and the head. The engine's script has to freeze the others; the planner prices it so.
+    """
+
+    lora: Lora | None = None
+    frozen_layers: Count = 0
+    """First layers that are frozen, and the embedding with them. Example: 24"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check("lora", self.lora, "must be set, or frozen_layers", self.lora is not None or self.frozen_layers > 0)
+
+
+def matrix_size(model: ModelShape, matrix: Matrix) -> tuple[int, int]:
+    """Return the width of a matrix's input and of its result."""
+    h, q, k, f = model.hidden_size, model.query_size, model.kv_size, model.ffn_size
+    sizes: dict[Matrix, tuple[int, int]] = {"query": (h, q), "key": (h, k), "value": (h, k), "qkv": (h, q + 2 * k)}
+    sizes |= {"projection": (model.attended_size, h), "gate": (h, f), "up": (h, f), "down": (f, h)}
+    return sizes[matrix]
+
+
+def adapter_parameters(model: ModelShape, lora: Lora, tp: int = 1) -> int:
+    """Return the parameters of a layer's adapters on one of `tp` shards.
+
+    The one of A and B that meets the split side of its matrix is split, the other whole.
+    """
+    total = 0
+    for matrix in lora.targets:
+        inputs, outputs = matrix_size(model, matrix)
+        split, whole = (inputs, outputs) if matrix in OUT_OF_SHARDS else (outputs, inputs)
+        total += lora.rank * (split // tp + whole)
+    return total
+
+
+def trained_step_flops(model: ModelShape, trainable: Trainable | None, batch_size: int) -> float:
+    """Return the FLOPs of `batch_size` samples as `step_flops`, without gradients that frozen weights do not need.
+
+    Adapters' own are left out: they are less than a hundredth.
+    """
+    if trainable is None:
+        return step_flops(model, batch_size)
+    matrices, attention = matrix_flops(model, batch_size), attention_flops(model, batch_size)
+    gradients = 2 if trainable.lora is None else 1  # of a product: its input's, and its weight's
+    backwards = (model.num_layers - trainable.frozen_layers) * (gradients * matrices + 2 * attention)
+    head = (1 + gradients) * head_flops(model, batch_size)
+    return model.num_layers * (matrices + attention) + backwards + head

@@ -1,0 +1,84 @@
+"""Parameters that a step trains and parameters that are frozen, by part of the model, on one tensor shard.
+
+Trained ones have gradients, optimizer states and an exchange; frozen ones are weights alone. Where the first layers are
+frozen, a layer stands for the mean of all: such a model is planned without a pipeline, so that a rank holds all layers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holmes_runtime.config.model_shape import (
+    ModelShape,
+    embedding_parameters,
+    head_parameters,
+    layer_parameters,
+    stage_parameters,
+)
+from holmes_runtime.config.trainable import Trainable, adapter_parameters
+
+
+class ParameterCount(NamedTuple):
+    """Numbers of parameters of a part of the model."""
+
+    trained: int
+    frozen: int = 0
+
+    @property
+    def whole(self) -> int:
+        """All of them."""
+        return self.trained + self.frozen
+
+
+def trained_layer(model: ModelShape, trainable: Trainable | None, tp: int = 1, ep: int = 1) -> int:
+    """Return the trained parameters of a layer that is not frozen as a whole."""
+    if trainable is None or trainable.lora is None:
+        return layer_parameters(model, tp, ep)
+    return adapter_parameters(model, trainable.lora, tp)
+
+
+def backward_share(model: ModelShape, trainable: Trainable | None) -> float:
+    """Return the share of layers that have a backward: all but frozen first ones."""
+    return 1.0 if trainable is None else 1 - trainable.frozen_layers / model.num_layers
+
+
+def layers_of(
+    model: ModelShape, trainable: Trainable | None, num_layers: int = 1, tp: int = 1, ep: int = 1
+) -> ParameterCount:
+    """Return the parameters of so many layers."""
+    held = num_layers * layer_parameters(model, tp, ep)
+    if trainable is None:
+        return ParameterCount(held)
+    after = model.num_layers - trainable.frozen_layers
+    trained = num_layers * trained_layer(model, trainable, tp, ep) * after // model.num_layers
+    return ParameterCount(trained, held if trainable.lora is not None else held - trained)
+
+
+def embedding_of(model: ModelShape, trainable: Trainable | None, tp: int = 1) -> ParameterCount:
+    """Return the parameters of the embedding, which is frozen with any other part."""
+    size = embedding_parameters(model, tp)
+    return ParameterCount(size) if trainable is None else ParameterCount(0, size)
+
+
+def head_of(model: ModelShape, trainable: Trainable | None, tp: int = 1, is_first: bool = False) -> ParameterCount:
+    """Return the parameters of the head and the final norm; `is_first` as in `head_parameters`."""
+    size = head_parameters(model, tp, is_first)
+    return ParameterCount(size) if trainable is None or trainable.lora is None else ParameterCount(0, size)
+
+
+def stage_of(
+    model: ModelShape,
+    trainable: Trainable | None,
+    num_layers: int,
+    ends: tuple[bool, bool],
+    tp: int = 1,
+    ep: int = 1,
+) -> ParameterCount:
+    """Return the parameters of a stage; `ends` says if it is the first and the last one."""
+    is_first, is_last = ends
+    if trainable is None:
+        return ParameterCount(stage_parameters(model, num_layers, is_first, is_last, tp, ep))
+    parts = [layers_of(model, trainable, num_layers, tp, ep)]
+    parts += [embedding_of(model, trainable, tp)] * is_first
+    parts += [head_of(model, trainable, tp, is_first)] * is_last
+    return ParameterCount(sum(part.trained for part in parts), sum(part.frozen for part in parts))

@@ -1,0 +1,40 @@
+"""Frozen parameters of a job: refused where the engine freezes none, or no price counts them."""
+
+from __future__ import annotations
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.job import Job
+
+
+def check_trainable(job: Job) -> None:
+    """Raise HolmesError (wrong usage) where the engine does not freeze parameters, or they are not counted."""
+    trainable, model, layers = job.trainable, job.model, job.parallel.layers or ()
+    if trainable is None:
+        return
+    if job.is_bundled:
+        raise HolmesError(
+            "job: trainable with the bundled runtime: it trains all parameters",
+            "leave trainable out, or set trainer.engine to the software that freezes the others",
+        )
+    if model.beyond_bundled:
+        raise HolmesError(
+            f"job: trainable with model.{model.beyond_bundled[0]}: adapters on such layers are not counted",
+            f"leave trainable or model.{model.beyond_bundled[0]} out",
+        )
+    if model.family == "gpt" and trainable.lora is not None and trainable.lora.has("gate"):
+        raise HolmesError(
+            f"job: trainable.lora.targets is {list(trainable.lora.targets)}, and a gpt has no gate",
+            "leave gate out, or set model.family to llama",
+        )
+    if trainable.frozen_layers >= model.num_layers:
+        raise HolmesError(
+            f"job: trainable.frozen_layers is {trainable.frozen_layers} and model.num_layers {model.num_layers}: no "
+            "layer would be trained",
+            f"set trainable.frozen_layers to at most {model.num_layers - 1}",
+        )
+    if trainable.frozen_layers and max(job.parallel.pp or 1, len(layers)) > 1:
+        raise HolmesError(
+            f"job: trainable.frozen_layers is {trainable.frozen_layers}, parallel.pp {job.parallel.pp or len(layers)}: "
+            "stages with frozen layers are not priced, so such a job is planned without a pipeline",
+            "leave parallel.pp and parallel.layers out",
+        )
