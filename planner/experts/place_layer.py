@@ -26,7 +26,7 @@ class PlacedLayer(NamedTuple):
 
 def place_layer(problem: LayerProblem, left: TimeLeft) -> PlacedLayer:
     """Return the best placement of a layer's experts that is found in the time left."""
-    starts = [problem.usual, balanced(problem), *([gathered(problem)] if problem.copy_s else [])]
+    starts = [*([gathered(problem)] if problem.copy_s else []), balanced(problem), problem.usual]
     best = min((improved(problem, start, left) for start in starts), key=problem.seconds)
     seconds, bound_s = problem.seconds(best), problem.bound_s()
     if bound_s < seconds * (1 - CLOSE) and _is_small(problem) and not left.is_over:

@@ -73,7 +73,7 @@ def _lines(path: Path) -> Iterator[str]:
                         f"{path}: above {MAX_LINE_BYTES // MIB} MiB in a line, or {MAX_TRACE_BYTES // MIB} MiB in all",
                         f"write one layer a line, and at most {MAX_TOKENS} tokens of it",
                     )
-                yield line.decode("utf-8")
+                yield line.decode("utf-8").rstrip("\n")
     except OSError as error:
         raise HolmesError(
             f"{path}: cannot be read: {error.strerror or error}", "check the path and its permissions"

@@ -136,9 +136,11 @@ def test_copies_that_a_host_s_experts_share_leave_once() -> None:
 
 
 def test_a_copy_for_each_expert_leaves_in_any_order_and_only_balance_is_won() -> None:
-    for layer in place_experts(TWO_HOSTS, plan_for(TWO_HOSTS, job()), trace(skew=0.2), TimeLeft(LONG)):
+    layers = place_experts(TWO_HOSTS, plan_for(TWO_HOSTS, job()), trace(skew=0.2), TimeLeft(LONG))
+    assert sum(layer.placed.fullest for layer in layers) < sum(layer.usual.fullest for layer in layers)
+    for layer in layers:
         assert layer.placed.copies == layer.usual.copies == 4 / 2
-        assert layer.placed.fullest < layer.usual.fullest
+        assert layer.placed.fullest <= layer.usual.fullest
         assert layer.placed.seconds / layer.usual.seconds == pytest.approx(layer.placed.fullest / layer.usual.fullest)
 
 
@@ -163,6 +165,25 @@ def test_an_order_that_is_not_better_on_other_tokens_is_not_taken() -> None:
     layer = place_experts(TWO_HOSTS, plan_for(TWO_HOSTS, FLEX), (tokens,) * 6, TimeLeft(LONG))[0]
     assert layer.placed == layer.usual
     assert sum(layer.experts, ()) == tuple(range(32))
+
+
+def test_groups_inside_hosts_send_nothing_to_others() -> None:
+    two_stages = job(ep=8)
+    plan = plan_for(
+        TWO_HOSTS, two_stages.model_copy(update={"parallel": two_stages.parallel.model_copy(update={"pp": 2})})
+    )
+    layers = place_experts(TWO_HOSTS, plan, trace(), TimeLeft(LONG))
+    assert [layer.usual.copies for layer in layers] == [layer.placed.copies for layer in layers] == [0] * 6
+    assert all(layer.placed.seconds <= layer.usual.seconds for layer in layers)
+
+
+def test_a_group_with_more_ranks_on_one_host_is_refused() -> None:
+    whole = gpu_inventory([3])
+    hosts = (whole.hosts[0], *(host.model_copy(update={"gpus": host.gpus[:4]}) for host in whole.hosts[1:]))
+    inventory = whole.model_copy(update={"hosts": hosts})
+    with pytest.raises(HolmesError, match="8 on a1, 4 on a2, 4 on a3") as answer:
+        place_experts(inventory, plan_for(inventory, job()), trace(), TimeLeft(LONG))
+    assert answer.value.exit_code == ANSWER_IS_NO
 
 
 def test_plans_without_an_order_to_choose_are_refused() -> None:
@@ -217,7 +238,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for text, said in (
         (b"", "no line for layer 0"),
         (b"[1]\n", "line 1: holds a list"),
-        (b"{\n", "line 1: line 2, column 1: not JSON"),
+        (b"{\n", "line 1: line 1, column 2: not JSON"),
         (b"\xff\n", "not text: byte 0"),
         (b" " * (MAX_LINE_BYTES + 1), "MiB in a line"),
         (b"[" * 100_000, "t.jsonl: line 1: "),
