@@ -42,7 +42,18 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "train",
     ),
     "prober": ("rule_text", "asking", "facts", "rails", "fabrics", "rules", "links", "findings", "anonymize", "probe"),
-    "planner": ("cost", "sketch", "problem", "search", "schedule", "layout", "make_plan", "islands", "advice"),
+    "planner": (
+        "cost",
+        "sketch",
+        "problem",
+        "search",
+        "schedule",
+        "layout",
+        "make_plan",
+        "experts",
+        "islands",
+        "advice",
+    ),
     "launcher": ("prepare", "emit", "journal", "nodes", "supervise", "islands", "launch", "launch_islands"),
     "holmes_cli": (
         *(
@@ -158,7 +169,7 @@ def test_packages_of_controller_and_node_agent_import_no_torch(package: str) -> 
 def test_only_integer_programs_and_their_solver_import_pulp() -> None:
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     users = {file.name for file in files for name in imports(file) if name.split(".")[0] == "pulp"}
-    assert users == {"program.py", "replica_program.py", "solve.py"}
+    assert users == {"program.py", "replica_program.py", "expert_program.py", "solve.py"}
 
 
 def test_file_names_are_unique_and_none_is_a_catch_all() -> None:

@@ -14,6 +14,7 @@ from holmes_cli.job_overrides import read_job
 from holmes_cli.screen.advice_record import plan_advice, with_advice
 from holmes_cli.screen.change_tables import ablation_sheet, advice_sheet, explain_sheet, mode_sheets, what_if_sheet
 from holmes_cli.screen.comparison_tables import comparison_sheets
+from holmes_cli.screen.expert_tables import expert_map, expert_sheet
 from holmes_cli.screen.plan_tables import Sheet, plan_sheets
 from holmes_cli.screen.show_plan import (
     headline,
@@ -35,6 +36,8 @@ from planner.advice.ablation import parse_features
 from planner.advice.calibration import calibrate, calibrated
 from planner.advice.plan_with_advice import PlanRequest, plan_with_advice
 from planner.advice.what_if import what_if
+from planner.experts.place_experts import check_routing
+from planner.experts.routing_trace import Chosen, read_trace
 from planner.layout.reprice import plan_timeline
 from planner.make_plan import TIME_LIMIT_S
 
@@ -90,6 +93,14 @@ def plan_command(
         Path | None,
         typer.Option("--write-lp", metavar="FILE", help="Also write the integer program of the plan's degrees."),
     ] = None,
+    routing: Annotated[
+        Path | None,
+        typer.Option(
+            "--routing",
+            metavar="FILE",
+            help="Also place each layer's experts on ranks, by the experts that tokens chose.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan and all advice as JSON, not tables.")] = False,
 ) -> None:
     """Place every training tasklet on a GPU by integer programming, and predict the step."""
@@ -108,34 +119,49 @@ def plan_command(
     sources = _source(inventory, inventory_record, output), _source(job, job_record, output, overrides or ())
     if known_job.islands is not None:
         given = {"--what-if": bool(changes), "--compare": compare is not None, "--usual-order": usual_order}
-        _check_options({**given, "--explain": explain, "--without": without is not None})
+        _check_options(
+            {**given, "--explain": explain, "--without": without is not None, "--routing": routing is not None}
+        )
         with err.status("planning") as status:
             best = plan_any_mode(inventory_record, known_job, *sources, time_limit, write_lp, status.update)
         _write(output, best, signed.is_own)
         _show_mode(best, inventory_record, output, html, as_json)
         return
+    trace = _trace(routing, known_job)
     with err.status("planning") as status:
 
         def make(within_s: float) -> Plan:
             return plan(inventory_record, known_job, *sources, order, within_s, write_lp, status.update)
 
-        request = PlanRequest(inventory_record, known_job, order, changed, make, time_limit, explain, features)
+        request = PlanRequest(inventory_record, known_job, order, changed, make, time_limit, explain, features, trace)
         answer = plan_with_advice(request, status.update)
     advice = [advice_sheet(answer.plan, answer.advised)]
     asked = [what_if_sheet(answer.plan, answer.what_ifs)] if answer.what_ifs else []
     asked += [explain_sheet(answer.answers)] if answer.answers else []
     asked += [ablation_sheet(answer.plan, answer.ablations)] if answer.ablations else []
+    asked += [expert_sheet(answer.experts)] if answer.experts else []
     asked += comparison_sheets(answer.plan, other, str(compare)) if other else []
     if html:
         _write_page(html, answer.plan, inventory_record, [*advice, *asked], answer.advised.engine)
     _write(output, answer.plan, signed.is_own)
+    experts = output.with_name(f"{output.stem}-experts.json") if answer.experts else None
+    if experts:
+        write_atomically(experts, expert_map(answer.experts))
     if as_json:
         out.file.writelines(with_advice(output, plan_advice(answer, inventory_record)))
         for sheet in asked:
             show_sheet(sheet, err)
     else:
         show_plan(answer.plan, inventory_record, [*advice, *asked], answer.advised.engine)
-        _show_files(output, html, is_launched=known_job.is_launched and answer.plan.sketch is None)
+        _show_files(output, html, experts, is_launched=known_job.is_launched and answer.plan.sketch is None)
+
+
+def _trace(path: Path | None, job: Job) -> tuple[tuple[Chosen, ...], ...]:
+    """Return the trace of `--routing`; none without it. Raises HolmesError where it is none of the job's model."""
+    if path is None:
+        return ()
+    check_routing(job)
+    return read_trace(path, job.model)
 
 
 def _check_options(given: Mapping[str, bool]) -> None:
@@ -168,8 +194,9 @@ def _show_mode(plan: Plan | IslandsPlan, inventory: Inventory, output: Path, htm
     _show_files(output, html, is_launched=plan.sketch is None)
 
 
-def _show_files(output: Path, html: Path | None, is_launched: bool = True) -> None:
+def _show_files(output: Path, html: Path | None, experts: Path | None = None, is_launched: bool = True) -> None:
     pages = f"page: {html}\n" if html else ""
+    pages += f"experts: {experts}: convert the checkpoint by it (docs/planning.md)\n" if experts else ""
     following = f"\nnext: holmes launch {output}" if is_launched else ""
     out.print(f"\n{pages}plan: {output}{following}", markup=False, soft_wrap=True)
 

@@ -29,6 +29,7 @@ def plan_advice(answer: PlanAndAdvice, inventory: Inventory) -> PlanAdvice:
         what_ifs=tuple(_what_ifs(plan, answer.what_ifs)),
         explain=answer.answers,
         ablations=answer.ablations,
+        experts=answer.experts,
     )
 
 

@@ -54,6 +54,29 @@ class Ablation(Record):
     why: str
 
 
+class PlacedBy(Record):
+    """One order of a layer's experts on the odd tokens of a trace: copies that leave hosts, of a token, the fullest
+    rank's rows over the mean, and the seconds of a micro-batch that its group waits for network and experts.
+    """
+
+    copies: float
+    fullest: float
+    seconds: float
+
+
+class LayerExperts(Record):
+    """The experts of a layer by rank of a group, and their usual order, in which they are numbered.
+
+    `gap`: how far its seconds may be from the optimum, on the even tokens that it was chosen by, as a part of them.
+    """
+
+    layer: int
+    experts: tuple[tuple[int, ...], ...]
+    usual: PlacedBy
+    placed: PlacedBy
+    gap: float
+
+
 class PlanAdvice(Record):
     """All advice on one plan; lists of what was not asked are empty."""
 
@@ -66,3 +89,4 @@ class PlanAdvice(Record):
     what_ifs: tuple[WhatIf, ...]
     explain: tuple[PlanAnswer, ...]
     ablations: tuple[Ablation, ...]
+    experts: tuple[LayerExperts, ...] = ()  # by layer, with --routing

@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from holmes_core.errors import HolmesError
-from holmes_core.records.advice import Ablation, PlanAnswer
+from holmes_core.records.advice import Ablation, LayerExperts, PlanAnswer
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Order, Plan
 from planner.advice.ablation import ablations
 from planner.advice.advise import EFFORT, Advised, advise, trying_more_hosts
 from planner.advice.questions import answers
+from planner.experts.place_experts import place_experts
+from planner.experts.routing_trace import Chosen
 from planner.make_plan import make_plan
 from planner.time_left import TimeLeft
 
@@ -22,7 +24,7 @@ class PlanRequest:
     """The inventory and job to plan, the function that does so, and by the words of changes both as changed.
 
     `make` is given the seconds it may take; `time_limit_s` is for all plans together. `explains`: the usual questions
-    are asked as well. `without` names features to price the plan without.
+    are asked as well. `without` names features to price the plan without. `trace` has, by layer, the experts of tokens.
     """
 
     inventory: Inventory
@@ -33,6 +35,7 @@ class PlanRequest:
     time_limit_s: float
     explains: bool = False
     without: tuple[str, ...] = ()
+    trace: tuple[tuple[Chosen, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class PlanAndAdvice:
     advised: Advised
     answers: tuple[PlanAnswer, ...] = ()
     ablations: tuple[Ablation, ...] = ()
+    experts: tuple[LayerExperts, ...] = ()
 
 
 def plan_with_advice(request: PlanRequest, tell: Callable[[str], None]) -> PlanAndAdvice:
@@ -57,6 +61,7 @@ def plan_with_advice(request: PlanRequest, tell: Callable[[str], None]) -> PlanA
     left = TimeLeft(request.time_limit_s)
     with trying_more_hosts(request.inventory, request.job, request.order) as more_hosts:
         plan, what_ifs = _plans(request, left, tell)
+        experts = _experts(request, plan, left, tell)
         tell("trying what would help most")
         with_more_hosts_s = {change: call.result_within(left.seconds) for change, call in more_hosts.items()}
     effort = replace(EFFORT, in_all_s=left.seconds)
@@ -64,7 +69,16 @@ def plan_with_advice(request: PlanRequest, tell: Callable[[str], None]) -> PlanA
     if request.explains:
         tell("explaining the plan")
     explained = tuple(answers(request.inventory, plan, left)) if request.explains else ()
-    return PlanAndAdvice(plan, what_ifs, advised, explained, ablations(request.inventory, plan, request.without))
+    without = ablations(request.inventory, plan, request.without)
+    return PlanAndAdvice(plan, what_ifs, advised, explained, without, experts)
+
+
+def _experts(request: PlanRequest, plan: Plan, left: TimeLeft, tell: Callable[[str], None]) -> tuple[LayerExperts, ...]:
+    """Return the experts of each layer by rank, in half of the time left; none without a trace."""
+    if not request.trace:
+        return ()
+    tell("placing experts")
+    return place_experts(request.inventory, plan, request.trace, TimeLeft(left.seconds / 2))
 
 
 def _plans(

@@ -144,6 +144,16 @@ def _experts_s(flops: float, model: ModelShape, execution: Execution, speed: Spe
     return ROUTED_WAIT_S + flops / (GROUPED_SHARE * speed.matrix_flops_per_s) * (1 + speed.half_size / size)
 
 
+def routed_row_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
+    """Return the seconds that one row more takes the experts of a rank, forward and backward."""
+    rows = execution.tokens(model) / execution.tp * (model.experts_per_token or 0)
+    flops = routed_flops(model, execution.micro_batch_size) / (execution.tp * execution.cp)
+    products_s = _experts_s(flops, model, execution, speed)
+    values = ACTIVATION_PASSES[model.family] * model.expert_size + ROUTED_PASSES * model.hidden_size
+    forward_s = (products_s - ROUTED_WAIT_S) / rows + _memory_s(values * execution.value_bytes, speed)
+    return forward_s * (4 if execution.recompute == "full" else 3)
+
+
 def _moved_values(model: ModelShape, execution: Execution) -> float:
     """Return the values that norms, residuals and the activation function of one layer's forward move on one shard."""
     hidden = HIDDEN_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)

@@ -46,7 +46,7 @@ class Solution:
 
 def solve(spec: ProgramSpec, time_limit_s: float | None = None, solver: SolverName | None = None) -> Solution:
     """Return the placement of least closed-form seconds. `solver` None takes HiGHS where installed, else CBC."""
-    with _quiet():
+    with quiet():
         program = build(spec)
         if spec.at_most_s is not None:
             _cut_off(program, spec.at_most_s * (1 + CUTOFF))
@@ -56,7 +56,7 @@ def solve(spec: ProgramSpec, time_limit_s: float | None = None, solver: SolverNa
 def solve_preferred(spec: ProgramSpec, time_limit_s: float | None = None, solver: SolverName | None = None) -> Solution:
     """Among the placements that take no longer than `spec.at_most_s`, the one `prefer` and `single_out` choose."""
     assert spec.at_most_s is not None
-    with _quiet():
+    with quiet():
         program = build(spec)
         _cut_off(program, spec.at_most_s)
         prefer(program)
@@ -80,12 +80,12 @@ def solve_replicas(
     coeffs: Coefficients, fixed_layers: tuple[int, ...] | None, time_limit_s: float, solver: SolverName | None = None
 ) -> float | None:
     """Return the least closed-form seconds of whole replicas over several classes, by their program; None: none."""
-    with _quiet():
+    with quiet():
         unit_s = sum(coeffs.layer_s) * coeffs.num_microbatches or 1.0
         program = build_replicas(coeffs, fixed_layers, unit_s)
         if program is None:
             return None
-        program.model.solve(_engine(solver or solver_name(), time_limit_s))
+        program.model.solve(engine(solver or solver_name(), time_limit_s))
         return program.least_s() if program.model.sol_status == pulp.LpSolutionOptimal else None
 
 
@@ -95,7 +95,7 @@ def write_lp(make: Callable[[], Program | ReplicaProgram | None], path: Path) ->
     Raises HolmesError: the file cannot be written.
     """
     try:
-        with _quiet():
+        with quiet():
             program = make()
             if program is not None:
                 program.model.writeLP(str(path))
@@ -142,10 +142,10 @@ def _cut_off(program: Program, seconds: float) -> None:
 def _run(program: Program, time_limit_s: float | None, solver: SolverName | None) -> Solution:
     """Return the solver's result; where HiGHS gives up on the numbers, that of CBC."""
     name = solver or solver_name()
-    status = program.model.solve(_engine(name, time_limit_s))
+    status = program.model.solve(engine(name, time_limit_s))
     if name == "HiGHS" and status == pulp.LpStatusNotSolved and _gave_up(program):
         program.model.solverModel = None
-        status = program.model.solve(_engine("CBC", time_limit_s))
+        status = program.model.solve(engine("CBC", time_limit_s))
     if status == pulp.LpStatusInfeasible:
         return Solution("infeasible", None, None, None)
     optimal = program.model.sol_status == pulp.LpSolutionOptimal
@@ -229,7 +229,7 @@ def _bound_s(program: Program, optimal: bool) -> float | None:
     return float(pulp.value(program.model.objective)) * program.given.unit_s if optimal else None
 
 
-def _engine(name: SolverName, time_limit_s: float | None) -> Any:
+def engine(name: SolverName, time_limit_s: float | None) -> Any:
     """Return the solver with one thread, no gap allowed, and nothing printed."""
     if name == "HiGHS":
         return pulp.HiGHS(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, timeLimit=time_limit_s, random_seed=0)
@@ -237,7 +237,7 @@ def _engine(name: SolverName, time_limit_s: float | None) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hide PuLP 3's notices about its next major version, which this project does not admit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
