@@ -275,8 +275,11 @@ class Job(FileRecord):
         if self.islands is None:
             fields.pop("islands", None)
         model = fields.get("model")
-        if isinstance(model, dict) and not self.model.beyond_bundled:
+        if isinstance(model, dict) and self.model.experts is None and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
+        optimizer = fields.get("optimizer")
+        if isinstance(optimizer, dict) and not self.optimizer.router_balance:
+            optimizer.pop("router_balance")
         parallel = fields.get("parallel")
         if isinstance(parallel, dict) and self.parallel.ep is None:
             fields["parallel"] = {key: value for key, value in parallel.items() if key != "ep"}

@@ -62,7 +62,7 @@ class ModelShape(SharedSettings):
     """A published shape, which other keys override. Example: llama-3-8b"""
     family: Family = "gpt"
     """gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query
-    attention, no biases; with the keys below also Qwen 2.5, Qwen 3 and Mistral. Example: llama"""
+    attention, no biases; with the keys below also Qwen 2.5, Qwen 3, Mistral and Mixtral. Example: llama"""
     num_layers: Annotated[int, Limits(ge=1, le=10_000)]
     """Transformer layers. Example: 8"""
     hidden_size: Annotated[int, Limits(ge=1, le=2**20)]
@@ -93,14 +93,16 @@ class ModelShape(SharedSettings):
     tied_embeddings: bool = False
     """The head is the table of token vectors. Example: true"""
     experts: Positive | None = None
-    """Experts of a layer, among which a router chooses for each token; not set: no mixture of experts. For
-    `trainer.engine` megatron. Example: 128"""
+    """Experts of a layer, among which a router chooses for each token; not set: no experts. Example: 128"""
     experts_per_token: Positive | None = None
     """Experts that compute each token; required with `experts`. Example: 8"""
     expert_ffn: Positive | None = None
     """Width of an expert's feed-forward network; not set: `ffn_hidden_size`. Example: 768"""
+    normalized_routing: bool = True
+    """The weights of a token's experts are divided by their sum, as in Mixtral, and in Qwen 3 with `norm_topk_prob`.
+    Example: false"""
     shared_experts: Annotated[int, Limits(ge=0, le=1024)] = 0
-    """Experts of the same width that compute every token. Example: 1"""
+    """Experts of the same width that compute every token; for `trainer.engine` megatron. Example: 1"""
     first_dense_layers: Annotated[int, Limits(ge=0, le=10_000)] = 0
     """First layers without experts, whose feed-forward network has `ffn_hidden_size`. Example: 3"""
     latent_attention: LatentAttention | None = None
@@ -134,9 +136,9 @@ class ModelShape(SharedSettings):
         self._check_experts()
 
     def _check_experts(self) -> None:
-        for key in self.beyond_bundled:
-            check(key, getattr(self, key), "must not be set in a gpt", self.family == "llama")
         experts, chosen = self.experts, self.experts_per_token
+        for key in (*(("experts",) if experts else ()), *self.beyond_bundled):
+            check(key, getattr(self, key), "must not be set in a gpt", self.family == "llama")
         check("experts_per_token", chosen, "must be set with experts", experts is None or chosen is not None)
         check("experts_per_token", chosen, f"must be at most experts {experts}", (chosen or 0) <= (experts or 0))
         for key in ("expert_ffn", "shared_experts", "first_dense_layers"):
@@ -182,6 +184,7 @@ class ModelShape(SharedSettings):
             num_kv_heads=self.kv_heads,
             ffn_hidden_size=self.ffn_size,
             head_dim=None if self.query_size == self.hidden_size else self.head_dim,
+            expert_ffn=None if self.experts is None else self.expert_size,
         )
 
     @property

@@ -254,6 +254,9 @@ class RunConfig:
         check("model.vocab_size", vocab_size, rule, vocab_size >= BYTE_VALUES or not self.data.is_bytes)
         rule = "must be above 0 for an evaluation"
         check("data.validation_fraction", fraction, rule, fraction > 0 or self.evaluation is None)
+        balance = self.optimizer.router_balance
+        rule = "must be 0 for a model without experts"
+        check("optimizer.router_balance", balance, rule, not balance or self.model.experts is not None)
         documents, factory = self.data.documents, self.model.factory
         rule = "must be joined for a model of one's own, which is not told of documents"
         check("data.documents", documents, rule, documents == "joined" or factory is None)
@@ -291,6 +294,8 @@ class RunConfig:
             check(f"model.{key}", getattr(self.model, key), "must not be set: no rank computes it", False)
         for key, size in self.model.sharded_sizes.items():
             check(f"model.{key}", size, f"must be a multiple of tp {self.tp}", size % self.tp == 0)
+        rule = "must be 1 with model.experts, which no tensor shards compute"
+        check("tp", self.tp, rule, self.tp == 1 or self.model.experts is None)
         factory, emulates = self.model.factory, self.emulation is not None
         check("weights", self.weights, "must be null for a model of one's own", self.weights is None or factory is None)
         rule = "must be 1 for emulation and for a model of one's own"

@@ -20,10 +20,10 @@ from planner.cost.engines import ENGINES, engine_of
 def expert_degrees(job: Job, slots: Sequence[int]) -> tuple[int, ...]:
     """Return the degrees to try: the fixed one, else all divisors of the experts that fit; 1 without experts.
 
-    `slots` are by host.
+    `slots` are by host. The bundled runtime has every expert on every rank of its stage.
     """
     experts, fixed = job.model.experts, job.parallel
-    if experts is None or fixed.ep is not None:
+    if experts is None or fixed.ep is not None or job.is_bundled:
         return (job.ep,)
     tp, ranks = fixed.tp or 1, (fixed.tp or 1) * (fixed.dp or 0)
     sizes, most = set(slots) - {0}, min(experts, ranks or sum(slots))
@@ -39,6 +39,8 @@ def takes_experts(job: Job, tp: int, dp: int) -> bool:
 def check_layers(job: Job) -> None:
     """Raise HolmesError (wrong usage) for layers or a degree of experts that the engine or the model does not have."""
     keys, ep, tp = job.model.beyond_bundled, job.ep, job.parallel.tp or 1
+    if job.model.experts is not None and not job.is_bundled:
+        keys = ("experts", *keys)
     if keys and not engine_of(job).has_experts:
         names = [name for name, engine in ENGINES.items() if engine.has_experts]
         raise HolmesError(
@@ -57,6 +59,9 @@ def check_layers(job: Job) -> None:
                 f"job: parallel.ep is {job.parallel.ep}, and the model has no experts", "leave parallel.ep out"
             )
         return
+    if job.is_bundled:
+        _check_bundled(job)
+        return
     _check_command(job)
     if job.parallel.ep is not None and (job.model.experts % ep or ep % tp):
         raise HolmesError(
@@ -64,6 +69,18 @@ def check_layers(job: Job) -> None:
             "experts each, and all tensor shards of a replica are in one group of experts",
             "set parallel.ep to a divisor of model.experts and a multiple of parallel.tp",
         )
+
+
+def _check_bundled(job: Job) -> None:
+    """Raise HolmesError (wrong usage) for degrees that would split experts, or the layers around them."""
+    for key in ("ep", "tp"):
+        degree = getattr(job.parallel, key)
+        if degree is not None and degree > 1:
+            raise HolmesError(
+                f"job: parallel.{key} is {degree} and model.experts {job.model.experts}: every rank of the bundled "
+                "runtime has its layers' experts whole",
+                f"leave parallel.{key} out, or set trainer.engine to megatron",
+            )
 
 
 def _check_command(job: Job) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from holmes_core.errors import ANSWER_IS_NO, WRONG_USAGE, HolmesError
 from holmes_core.records.job import Job
-from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters
+from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters, stage_parameters
 from launcher.prepare.engine_arguments import engine_arguments
 from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s
 from planner.cost.counts import Execution, memory_bytes, state_bytes
-from planner.problem.candidates import Candidate
+from planner.problem.candidates import Candidate, candidate_of
 from planner.problem.coefficients import slot_s
 from planner.problem.expert_groups import misplaced_group
 from planner.problem.problem import read_problem
@@ -126,6 +126,29 @@ def test_first_layers_without_experts_cost_less_and_are_not_yet_planned() -> Non
 def test_degrees_that_do_not_go_together_are_refused(parallel: dict[str, Any], said: str) -> None:
     with pytest.raises(HolmesError, match=said):
         plan_for(TWO_HOSTS, job(**parallel))
+
+
+@pytest.mark.parametrize(("key", "degree"), [("ep", 2), ("tp", 2)])
+def test_the_bundled_runtime_does_not_split_experts(key: str, degree: int) -> None:
+    with pytest.raises(HolmesError, match=rf"parallel\.{key} is 2 and model\.experts 32") as refused:
+        plan_for(TWO_HOSTS, gpt_7b(model=MODEL, global_batch_size=64, parallel={key: degree}))
+    assert refused.value.exit_code == WRONG_USAGE
+
+
+def test_layers_that_the_bundled_runtime_lacks_are_refused_by_key() -> None:
+    with pytest.raises(HolmesError, match=r"model\.shared_experts with engine holmes") as refused:
+        plan_for(TWO_HOSTS, gpt_7b(model={**MODEL, "shared_experts": 1}, global_batch_size=64))
+    assert refused.value.exit_code == WRONG_USAGE
+
+
+def test_the_bundled_runtime_exchanges_the_gradients_of_all_experts() -> None:
+    plan = plan_for(TWO_HOSTS, gpt_7b(model=MODEL, global_batch_size=64, parallel={"pp": 1, "dp": 16}))
+    candidate = candidate_of(plan)
+    assert (plan.job.ep, plan.tp) == (1, 1)
+    assert candidate.execution(plan.job).expert_dp == 16
+    # A bf16 run sends 4 bytes of each gradient and 2 of each weight of its 15/16, on each of a host's 8 NICs.
+    exchanged = 15 / 16 * (4 + 2) * stage_parameters(SHAPE, 6, True, True)
+    assert max(each.sent_bytes for each in plan.prediction.traffic) == pytest.approx(exchanged, rel=0.01)
 
 
 def test_a_dense_model_has_no_expert_parallel_degree() -> None:

@@ -20,7 +20,7 @@ from holmes_runtime.model.rotary import make_rotation, rotate
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.model.tensor_part import TensorPart
 
-from .launched_runs import TINY, TINY_LLAMA
+from .launched_runs import TINY, TINY_LLAMA, TINY_MIXTRAL
 from .storages_made import StoragesMade
 
 WHOLE = Stage(0, 0, 3)
@@ -150,7 +150,7 @@ def test_an_emulated_layer_takes_its_time_and_its_gradients_are_ones() -> None:
     assert all(p.grad is not None and torch.equal(p.grad, torch.ones_like(p)) for p in stage.parameters())
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_MIXTRAL])
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("documents", [(), (torch.arange(32).view(1, 32) % 9,)], ids=["joined", "separate"])
 def test_recomputation_changes_no_gradient(
@@ -165,7 +165,7 @@ def test_recomputation_changes_no_gradient(
     assert all(a is not None and b is not None and torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_MIXTRAL])
 def test_selective_recomputation_repeats_no_matrix_product_and_no_attention(shape: ModelShape) -> None:
     plain, again = (operators_of(DecoderStage(shape, WHOLE, 7, recompute=mode)) for mode in ("none", "selective"))
     costly = [name for name in plain if "mm" in name or "attention" in name]
