@@ -92,7 +92,7 @@ class ModelShape(SharedSettings):
     """A gpt's GELU is approximated by tanh, as in OpenAI's GPT-2 (`gelu_new`). Example: true"""
     tied_embeddings: bool = False
     """The head is the table of token vectors. Example: true"""
-    experts: Positive | None = None
+    experts: Annotated[int, Limits(ge=1, le=2**14)] | None = None
     """Experts of a layer, among which a router chooses for each token; not set: no experts. Example: 128"""
     experts_per_token: Positive | None = None
     """Experts that compute each token; required with `experts`. Example: 8"""
