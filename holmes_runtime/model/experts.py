@@ -81,12 +81,8 @@ class Experts(nn.Module):
     def _expert(self, rows: Tensor, shares: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         """Return the weighed results (rows, hidden_size) of one expert; shares: (rows, 1)."""
         made = functional.linear(rows, gate), functional.linear(rows, up)  # (rows, expert_ffn) each
-        gated = functional.silu(made[0])
-        with self.keep(gated, functional.silu, made[0]):
-            inner = gated * made[1]
-        with self.keep(inner, _inner, *made):
-            weighed = inner * shares
-        with self.keep(weighed, _weighed, *made, shares):
+        weighed: Tensor = _WeighedSwiglu.apply(*made, shares)  # type: ignore[no-untyped-call]
+        with self.keep(weighed, _weighed_swiglu, *made, shares):
             return functional.linear(weighed, down)
 
 
@@ -119,9 +115,23 @@ class _WithLoss(torch.autograd.Function):
         return gradients[0], torch.full_like(loss, ctx.scale()), None
 
 
-def _inner(gate: Tensor, up: Tensor) -> Tensor:
-    return functional.silu(gate) * up
+class _WeighedSwiglu(torch.autograd.Function):
+    """Keeps its inputs alone: no more of a row than an MLP keeps, although the row is weighed as well."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, shares: Tensor) -> Tensor:
+        """gate, up: (rows, expert_ffn); shares: (rows, 1)."""
+        ctx.save_for_backward(gate, up, shares)
+        return _weighed_swiglu(gate, up, shares)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of all three."""
+        gate, up, shares = ctx.saved_tensors
+        gated, of_product = functional.silu(gate), gradients[0] * shares
+        of_gate = torch.ops.aten.silu_backward(of_product * up, gate)
+        return of_gate, of_product * gated, (gradients[0] * gated * up).sum(1, keepdim=True)
 
 
-def _weighed(gate: Tensor, up: Tensor, shares: Tensor) -> Tensor:
-    return _inner(gate, up) * shares
+def _weighed_swiglu(gate: Tensor, up: Tensor, shares: Tensor) -> Tensor:
+    return functional.silu(gate) * up * shares
