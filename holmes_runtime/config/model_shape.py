@@ -5,7 +5,7 @@ vocabulary, f the width of the feed-forward network, q the width of the queries 
 set), k the width of the keys, and of the values, of all their heads; b is the micro-batch size. On one of `tp` tensor
 shards matrices, and biases of their columns, are split; norms, and biases of their sums, are whole. In a mixture of
 experts a layer is a layer of experts, unless a function says otherwise; `ModelShape.dense` is the shape of the others.
-Routed experts are in `ep` parts and never split by `tp`; the router is whole on every rank.
+Routed experts are in `ep` parts, which may be whole experts or parts of each; the router is whole on every rank.
 """
 
 from __future__ import annotations
@@ -240,12 +240,8 @@ class ModelShape(SharedSettings):
     @property
     def sharded_sizes(self) -> dict[str, int]:
         """The sizes that the tensor degree must divide, by key in job.yaml."""
-        return {
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.kv_heads,
-            "ffn_hidden_size": self.ffn_size,
-            "seq_length": self.seq_length,
-        }
+        width = {"ffn_hidden_size": self.ffn_size} if self.experts is None else {"expert_ffn": self.expert_size}
+        return {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads, **width, "seq_length": self.seq_length}
 
 
 @lru_cache(maxsize=256)

@@ -294,8 +294,6 @@ class RunConfig:
             check(f"model.{key}", getattr(self.model, key), "must not be set: no rank computes it", False)
         for key, size in self.model.sharded_sizes.items():
             check(f"model.{key}", size, f"must be a multiple of tp {self.tp}", size % self.tp == 0)
-        rule = "must be 1 with model.experts, which no tensor shards compute"
-        check("tp", self.tp, rule, self.tp == 1 or self.model.experts is None)
         factory, emulates = self.model.factory, self.emulation is not None
         check("weights", self.weights, "must be null for a model of one's own", self.weights is None or factory is None)
         rule = "must be 1 for emulation and for a model of one's own"

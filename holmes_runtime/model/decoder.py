@@ -128,7 +128,7 @@ class Block(nn.Module):
         self.attention_norm = make_norm(shape)
         self.attention = Attention(shape, tp)
         self.mlp_norm = make_norm(shape)
-        self.mlp = Mlp(shape, tp, self.keep) if shape.experts is None else Experts(shape, self.keep, balancing)
+        self.mlp = Mlp(shape, tp, self.keep) if shape.experts is None else Experts(shape, tp, self.keep, balancing)
         self.is_interrupted = tp.size > 1 or shape.experts is not None  # a compiler stops inside
 
     def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:

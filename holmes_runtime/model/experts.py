@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.model.recomputed_values import Keep
+from holmes_runtime.model.tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class ExpertMatrices(nn.Module):
 
 
 class Experts(nn.Module):
-    """The router, and the matrices of all experts. `keep` as in `Mlp`."""
+    """The router, and of all experts the tensor shard's part of their width. `keep` as in `Mlp`."""
 
-    def __init__(self, shape: ModelShape, keep: Keep, balancing: Balancing | None) -> None:
+    def __init__(self, shape: ModelShape, tp: TensorParallel, keep: Keep, balancing: Balancing | None) -> None:
         super().__init__()
         assert shape.experts is not None
         assert shape.experts_per_token is not None
         h, f = shape.hidden_size, shape.expert_size
-        self.keep, self.balancing = keep, balancing
+        self.tp, self.keep, self.balancing = tp, keep, balancing
         self.experts_per_token, self.normalized = shape.experts_per_token, shape.normalized_routing
         self.router = nn.Linear(h, shape.experts, bias=False)
         sizes = {"gate": (f, h), "up": (f, h), "down": (h, f)}
@@ -55,8 +56,9 @@ class Experts(nn.Module):
     # The rows of an expert differ in number from one micro-batch to the next: a compiler would compile for each.
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden and result: (micro_batch_size, seq_length, hidden_size)."""
-        tokens, k = hidden.flatten(0, 1), self.experts_per_token  # (tokens, hidden_size)
+        """hidden and result: (micro_batch_size, seq_length / tp, hidden_size)."""
+        whole, k = self.tp.gather(hidden), self.experts_per_token
+        tokens = whole.flatten(0, 1)  # (tokens, hidden_size): all tensor shards route all of them
         weights, chosen = self.route(tokens)
         order = chosen.flatten().argsort(stable=True)  # (tokens * k,), of the copies of tokens, by expert
         counts = chosen.flatten().bincount(minlength=self.router.out_features).tolist()
@@ -65,7 +67,7 @@ class Experts(nn.Module):
         shares = torch.split(weights.to(hidden.dtype).flatten()[order].unsqueeze(1), counts)  # (rows, 1) each
         matrices = (each.weight.unbind() for each in cast(Iterable[ExpertMatrices], self.experts.children()))
         made = torch.cat([self._expert(*each) for each in zip(copies, shares, *matrices, strict=True)])
-        return made[order.argsort()].view(-1, k, made.shape[1]).sum(1).view_as(hidden)
+        return self.tp.scatter_sum(made[order.argsort()].view(-1, k, made.shape[1]).sum(1).view_as(whole))
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights, fp32, and numbers, int64, of the experts of each of `tokens`: (tokens, experts_per_token)."""
@@ -74,13 +76,13 @@ class Experts(nn.Module):
         if self.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
         if self.balancing is not None and torch.is_grad_enabled():
-            loss = self.balancing.weight * balancing_loss(probabilities, chosen)
+            loss = self.balancing.weight / self.tp.size * balancing_loss(probabilities, chosen)  # shards are added up
             weights = _WithLoss.apply(weights, loss, self.balancing.scale)  # type: ignore[no-untyped-call]
         return weights, chosen
 
     def _expert(self, rows: Tensor, shares: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         """Return the weighed results (rows, hidden_size) of one expert; shares: (rows, 1)."""
-        made = functional.linear(rows, gate), functional.linear(rows, up)  # (rows, expert_ffn) each
+        made = functional.linear(rows, gate), functional.linear(rows, up)  # (rows, expert_ffn / tp) each
         weighed: Tensor = _WeighedSwiglu.apply(*made, shares)  # type: ignore[no-untyped-call]
         with self.keep(weighed, _weighed_swiglu, *made, shares):
             return functional.linear(weighed, down)
@@ -120,7 +122,7 @@ class _WeighedSwiglu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, shares: Tensor) -> Tensor:
-        """gate, up: (rows, expert_ffn); shares: (rows, 1)."""
+        """gate, up: (rows, expert_ffn / tp); shares: (rows, 1)."""
         ctx.save_for_backward(gate, up, shares)
         return _weighed_swiglu(gate, up, shares)
 

@@ -170,7 +170,7 @@ def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, pee
     All to all, a copy for each expert, balanced: in a forward there and back, and in a backward the gradients likewise.
     What stays on a host and what leaves it travel at once.
     """
-    if execution.ep == 1 or model.experts is None or peers is None:
+    if execution.ep == 1 or execution.splits_experts or model.experts is None or peers is None:
         return PassTimes(0.0, 0.0)
     size, outside = routed_bytes(model, execution), routed_outside_part(execution, peers)
     local_s = size * (1 - outside - 1 / execution.ep) / inside.bandwidth_bytes_per_s + inside.latency_s

@@ -25,7 +25,7 @@ from holmes_runtime.config.model_shape import (
     table_parameters,
 )
 from holmes_runtime.config.run_settings import IslandsSettings, Recompute
-from planner.cost.engines import engine_of
+from planner.cost.engines import engine_of, expert_shards
 from planner.cost.memory_margin import reserve_bytes, training_margin
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
@@ -43,7 +43,8 @@ class Execution(NamedTuple):
     `sum_bytes`, and compute `slowdown` times as long on so many ranks, see engines.py. `dp`: ranks that share a
     parameter's update. `masked`: a mask shows attention where documents end. `fused_operators`: the operators between
     matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager). `ep`: ranks that
-    share a layer's experts, ep / tp neighbouring replicas with all of their tensor shards.
+    share a layer's experts, ep / tp neighbouring replicas with all of their tensor shards. If it
+    `splits_experts`, these are tensor shards: each has a part of every expert's width, and computes the rows of all.
     """
 
     tp: int
@@ -68,6 +69,12 @@ class Execution(NamedTuple):
     whole_bytes: int = 0
     slowdown: float = 1.0
     ep: int = 1
+    splits_experts: bool = False
+
+    @property
+    def row_shards(self) -> int:
+        """The parts in which tensor shards have the rows that come for experts."""
+        return 1 if self.splits_experts else self.tp
 
     @property
     def expert_dp(self) -> int:
@@ -104,7 +111,8 @@ def make_execution(
         keeps_reduced=engine.keeps_reduced,
         whole_bytes=engine.whole_bytes(job.value_bytes, pp, -(-job.global_batch_size // (dp * micro_batch_size))),
         slowdown=1 + engine.growth * log2(tp * pp * dp),
-        ep=job.ep,
+        ep=expert_shards(job, tp),
+        splits_experts=job.is_bundled,
     )
 
 
@@ -135,7 +143,8 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
     both norms, of q, k and v and of the MLP (4 h), attention's result (q), q, k and v (q + 2 k, a Llama's after
     rotation; with `qk_norm` queries and keys before it, too, q + k), and the MLP's inside (2 f; SwiGLU 4 f). Selective
     recomputation keeps what matrices and attention make: not what norms make of their inputs (2 h less) and half of the
-    MLP's inside. f is the width of all experts of a token, and rows that came for experts are kept, too (h each).
+    MLP's inside. f is the width of all experts of a token, and rows that came for experts are kept, too (h each): by
+    shards that split experts all of them, and the gathered tokens (h).
     Full recomputation keeps the layer's input alone (h). A compiled SwiGLU keeps f less, as five compiled
     Llamas did to the byte (H200, torch 2.11). Without sequence parallelism inputs of norms and matrices are whole on
     every shard. With a mask k and v are kept once for every query head (2 q - 2 k more).
@@ -149,8 +158,11 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
     elif execution.fused_operators and execution.tp == 1 and model.family == "llama":
         inside -= f
     inside += q + model.attended_size + 2 * k + (q + k) * model.qk_norm + 2 * (q - k) * execution.masked
-    inside += round(ROUTED_SKEW * h * (model.experts_per_token or 0))
     whole, sharded = (0, inputs + inside) if execution.sequence_parallel else (inputs, inside)
+    if model.experts is not None:
+        rows = round(ROUTED_SKEW * h * (model.experts_per_token or 0))
+        is_whole = execution.splits_experts and execution.tp > 1
+        whole, sharded = (whole + rows + h, sharded) if is_whole else (whole, sharded + rows)
     if execution.recompute == "full":
         whole, sharded = (0, h) if execution.sequence_parallel else (h, 0)
     return (
@@ -220,7 +232,7 @@ def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, 
     """
     if execution.weight_shards == 1:
         return 0
-    sizes = [layer_parameters(model, execution.tp)] * 2
+    sizes = [layer_parameters(model, execution.tp, execution.ep)] * 2
     sizes += [embedding_parameters(model, execution.tp)] * is_first
     sizes += [head_parameters(model, execution.tp, is_first)] * is_last
     return sum(sorted(sizes)[-2:]) * (execution.value_bytes + GRADIENT_BYTES)

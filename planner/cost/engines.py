@@ -237,6 +237,11 @@ class FreeTrainer(TrainerSettings):
     """A trainer as fast as its engine, with every choice of the bundled runtime: the price of what an engine lacks."""
 
 
+def expert_shards(job: Job, tp: int) -> int:
+    """Return the ranks that share a layer's experts: a group of `ep`, or the bundled runtime's `tp` tensor shards."""
+    return tp if job.is_bundled and job.model.experts is not None else job.ep
+
+
 def engine_of(job: Job) -> Engine:
     """Return the engine that `job` names, as its stage of ZeRO makes it."""
     engine = ENGINES[job.engine]

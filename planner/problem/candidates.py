@@ -13,9 +13,15 @@ from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution, stage_experts
-from planner.cost.engines import engine_of
+from planner.cost.engines import engine_of, expert_shards
 from planner.cost.fill import Fill, fills
-from planner.problem.expert_groups import check_expert_groups, check_layers, no_expert_degrees, takes_experts
+from planner.problem.expert_groups import (
+    check_expert_groups,
+    check_layers,
+    has_whole_groups,
+    no_expert_degrees,
+    takes_experts,
+)
 from planner.problem.fleet import Fleet
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -69,14 +75,15 @@ class Candidate(NamedTuple):
     def rank_parameters(self, job: Job, layers: Sequence[int], pp_rank: int) -> int:
         """Return the parameters of one tensor shard of a pipeline rank; `layers` are by stage."""
         held, is_last = sum(layers[pp_rank :: self.pp]), pp_rank == self.pp - 1
-        return stage_parameters(job.model, held, pp_rank == 0, is_last, self.tp, job.ep)
+        return stage_parameters(job.model, held, pp_rank == 0, is_last, self.tp, expert_shards(job, self.tp))
 
     def weighed_parameters(self, job: Job, layers: Sequence[int], pp_rank: int, expert_part: float) -> int:
         """Return those parameters with each routed expert's counted as `expert_part` of one."""
         size = self.rank_parameters(job, layers, pp_rank)
         if job.model.experts is None:
             return size
-        experts = stage_experts(job.model, sum(layers[pp_rank :: self.pp]), pp_rank == 0, job.ep)
+        held, shards = sum(layers[pp_rank :: self.pp]), expert_shards(job, self.tp)
+        experts = stage_experts(job.model, held, pp_rank == 0, shards)
         return size - round(experts * (1 - expert_part))
 
 
@@ -338,7 +345,7 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     if fixed is not None:
         check_tensor_degree(fixed, fleet)
         return (fixed,)
-    if job.model.experts is not None:
+    if job.model.experts is not None and not job.is_bundled:
         largest = min(largest, job.ep)
     if (
         "tp" not in engine_of(job).free_degrees
@@ -349,7 +356,7 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
         return (1,)
     sizes = job.model.sharded_sizes.values()
     found = (tp for tp in range(1, largest + 1) if not any(size % tp for size in sizes))
-    return tuple(tp for tp in found if job.model.experts is None or job.ep % tp == 0)
+    return tuple(tp for tp in found if has_whole_groups(job, tp))
 
 
 def _pipeline_degrees(job: Job, num_group_slots: int) -> list[int]:

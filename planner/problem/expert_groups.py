@@ -20,7 +20,7 @@ from planner.cost.engines import ENGINES, engine_of
 def expert_degrees(job: Job, slots: Sequence[int]) -> tuple[int, ...]:
     """Return the degrees to try: the fixed one, else all divisors of the experts that fit; 1 without experts.
 
-    `slots` are by host. The bundled runtime has every expert on every rank of its stage.
+    `slots` are by host. The bundled runtime has every expert in every replica.
     """
     experts, fixed = job.model.experts, job.parallel
     if experts is None or fixed.ep is not None or job.is_bundled:
@@ -33,7 +33,12 @@ def expert_degrees(job: Job, slots: Sequence[int]) -> tuple[int, ...]:
 
 def takes_experts(job: Job, tp: int, dp: int) -> bool:
     """Return True if groups of the job's degree go with these degrees; without experts all do."""
-    return job.model.experts is None or (job.ep % tp == 0 and tp * dp % job.ep == 0)
+    return has_whole_groups(job, tp) and tp * dp % job.ep == 0
+
+
+def has_whole_groups(job: Job, tp: int) -> bool:
+    """Return True if all tensor shards of a replica are in one group; without experts, and where they are split."""
+    return job.model.experts is None or job.is_bundled or job.ep % tp == 0
 
 
 def check_layers(job: Job) -> None:
@@ -59,8 +64,13 @@ def check_layers(job: Job) -> None:
                 f"job: parallel.ep is {job.parallel.ep}, and the model has no experts", "leave parallel.ep out"
             )
         return
+    if job.is_bundled and ep > 1:
+        raise HolmesError(
+            f"job: parallel.ep is {ep} and model.experts {job.model.experts}: in the bundled runtime every replica has "
+            "all experts of its layers",
+            "leave parallel.ep out, or set trainer.engine to megatron",
+        )
     if job.is_bundled:
-        _check_bundled(job)
         return
     _check_command(job)
     if job.parallel.ep is not None and (job.model.experts % ep or ep % tp):
@@ -69,18 +79,6 @@ def check_layers(job: Job) -> None:
             "experts each, and all tensor shards of a replica are in one group of experts",
             "set parallel.ep to a divisor of model.experts and a multiple of parallel.tp",
         )
-
-
-def _check_bundled(job: Job) -> None:
-    """Raise HolmesError (wrong usage) for degrees that would split experts, or the layers around them."""
-    for key in ("ep", "tp"):
-        degree = getattr(job.parallel, key)
-        if degree is not None and degree > 1:
-            raise HolmesError(
-                f"job: parallel.{key} is {degree} and model.experts {job.model.experts}: every rank of the bundled "
-                "runtime has its layers' experts whole",
-                f"leave parallel.{key} out, or set trainer.engine to megatron",
-            )
 
 
 def _check_command(job: Job) -> None:

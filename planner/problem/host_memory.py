@@ -21,7 +21,7 @@ def host_bytes(
     model: ModelShape, execution: Execution, checkpoints: bool, num_layers: int, is_first: bool, is_last: bool
 ) -> int:
     """Return one rank's bytes of host memory; 0 where states are on the device, and it is no island's."""
-    parameters = stage_parameters(model, num_layers, is_first, is_last, execution.tp)
+    parameters = stage_parameters(model, num_layers, is_first, is_last, execution.tp, execution.ep)
     return host_state_bytes(parameters, execution, checkpoints)
 
 

@@ -16,7 +16,7 @@ from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import head_parameters, layer_parameters
 from planner.cost.collectives import PassTimes, exchange_hops, exchange_share, shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES
-from planner.cost.engines import engine_of
+from planner.cost.engines import engine_of, expert_shards
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
@@ -66,9 +66,7 @@ def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
         per_byte = ratio * sync_s_per_byte(inside, (c,), rings) / share
         hops, latency_s = exchange_hops(shards, job.device), site_latency_s(inside, (c,)) if rings else 0.0
         hops_s = (hops.gather + hops.late) * latency_s, (hops.reduce + hops.late) * latency_s
-        layers.append(
-            _traffic(job, candidate, layer_parameters(job.model, candidate.tp), per_byte, hops_s).under(layer)
-        )
+        layers.append(_traffic(job, candidate, _layer_parameters(job, candidate), per_byte, hops_s).under(layer))
         heads.append(_traffic(job, candidate, head_parameters(job.model, candidate.tp), per_byte, hops_s).under(head))
     return replace(coeffs, layer=tuple(layers), head=tuple(heads))
 
@@ -83,7 +81,11 @@ def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTra
         per_byte = exchange / candidate.tp / hardware.slot.inside.bandwidth_bytes_per_s
     else:
         per_byte = exchange / hardware.fabric_bytes_per_s if hardware.fabric_bytes_per_s else 0.0
-    return _traffic(job, candidate, layer_parameters(job.model, candidate.tp), per_byte, (0.0, 0.0))
+    return _traffic(job, candidate, _layer_parameters(job, candidate), per_byte, (0.0, 0.0))
+
+
+def _layer_parameters(job: Job, candidate: Candidate) -> int:
+    return layer_parameters(job.model, candidate.tp, expert_shards(job, candidate.tp))
 
 
 def _traffic(

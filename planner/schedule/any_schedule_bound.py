@@ -107,7 +107,7 @@ class AnyScheduleBounds:
         """Return the least seconds of a step of the candidate; it looks no further once they exceed `within_s`."""
         fastest_s, execution = self._speeds_of(candidate).layer_s[0], candidate.execution(self._job)
         stage_layers = -(-self._num_layers // candidate.pp)
-        parameters = stage_layers * layer_parameters(self._job.model, candidate.tp, self._job.ep)
+        parameters = stage_layers * layer_parameters(self._job.model, candidate.tp, execution.ep)
         after_s = min(update_s(parameters, execution, self._slot(each, candidate.num_ranks)) for each in self._classes)
         exchange_s = stage_layers * self._crossing_s(candidate)
         if self._shares_cores(candidate) or not fastest_s:

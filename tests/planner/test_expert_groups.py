@@ -14,7 +14,7 @@ from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters, stage_parameters
 from launcher.prepare.engine_arguments import engine_arguments
 from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s
-from planner.cost.counts import Execution, memory_bytes, state_bytes
+from planner.cost.counts import Execution, layer_activation_bytes, memory_bytes, state_bytes
 from planner.problem.candidates import Candidate, candidate_of
 from planner.problem.coefficients import slot_s
 from planner.problem.expert_groups import misplaced_group
@@ -128,11 +128,39 @@ def test_degrees_that_do_not_go_together_are_refused(parallel: dict[str, Any], s
         plan_for(TWO_HOSTS, job(**parallel))
 
 
-@pytest.mark.parametrize(("key", "degree"), [("ep", 2), ("tp", 2)])
-def test_the_bundled_runtime_does_not_split_experts(key: str, degree: int) -> None:
-    with pytest.raises(HolmesError, match=rf"parallel\.{key} is 2 and model\.experts 32") as refused:
-        plan_for(TWO_HOSTS, gpt_7b(model=MODEL, global_batch_size=64, parallel={key: degree}))
+def bundled(**parallel: Any) -> Job:
+    """A job of experts for the bundled runtime."""
+    return gpt_7b(model=MODEL, global_batch_size=64, parallel=parallel)
+
+
+def test_the_bundled_runtime_has_no_groups_of_experts() -> None:
+    with pytest.raises(HolmesError, match=r"parallel\.ep is 2 and model\.experts 32") as refused:
+        plan_for(TWO_HOSTS, bundled(ep=2))
     assert refused.value.exit_code == WRONG_USAGE
+
+
+def test_a_tensor_degree_that_does_not_divide_the_width_of_experts_is_refused() -> None:
+    with pytest.raises(HolmesError, match=r"parallel\.tp 8 does not divide expert_ffn 516") as refused:
+        plan_for(TWO_HOSTS, gpt_7b(model={**MODEL, "expert_ffn": 516}, global_batch_size=64, parallel={"tp": 8}))
+    assert refused.value.exit_code == WRONG_USAGE
+
+
+def test_tensor_shards_split_each_expert_and_compute_the_rows_of_all() -> None:
+    one, two = (Candidate(tp, 1, 8, 1).execution(bundled()) for tp in (1, 2))
+    assert (two.ep, two.expert_dp, one.row_shards, two.row_shards) == (2, 8, 1, 1)
+    assert expert_parallel_s(SHAPE, two, Path(100e9), Peers(8, 1e9)).forward_s == 0
+    assert expert_exchange_part(two, Peers(8, 1e9)) == 1
+    assert Candidate(2, 1, 8, 1).rank_parameters(bundled(), (6,), 0) == stage_parameters(SHAPE, 6, True, True, 2, 2)
+    # 1.1 x 4 copies of a token's 1024 values, and the gathered token, on both shards.
+    halved = replace(SHAPE, experts=None, experts_per_token=None, expert_ffn=None, ffn_hidden_size=2253)
+    rest = layer_activation_bytes(halved, two)
+    assert layer_activation_bytes(SHAPE, two) - rest == pytest.approx(2 * 1024 * (4506 + 1024), rel=1e-3)
+
+
+def test_the_closed_form_and_the_simulations_agree_where_shards_split_experts() -> None:
+    plan = plan_for(TWO_HOSTS, bundled(tp=2, pp=1))
+    assert plan.tp == 2
+    assert plan.solve.placement_s == pytest.approx(plan.prediction.step_s, rel=0.1)
 
 
 def test_layers_that_the_bundled_runtime_lacks_are_refused_by_key() -> None:
@@ -142,7 +170,7 @@ def test_layers_that_the_bundled_runtime_lacks_are_refused_by_key() -> None:
 
 
 def test_the_bundled_runtime_exchanges_the_gradients_of_all_experts() -> None:
-    plan = plan_for(TWO_HOSTS, gpt_7b(model=MODEL, global_batch_size=64, parallel={"pp": 1, "dp": 16}))
+    plan = plan_for(TWO_HOSTS, bundled(pp=1, dp=16))
     candidate = candidate_of(plan)
     assert (plan.job.ep, plan.tp) == (1, 1)
     assert candidate.execution(plan.job).expert_dp == 16

@@ -266,4 +266,8 @@ CELLS = [
     Cell(1, 2, 1, "zero-bubble", "mixtral", recompute="selective"),
     Cell(1, 2, 1, "eager", "mixtral", recompute="full"),
     Cell(1, 2, 2, "interleaved", "mixtral", chunks=2, microbatches=(2, 6)),
+    Cell(2, 1, 1, family="mixtral", micro_batch_size=2),
+    Cell(2, 1, 1, family="mixtral", recompute="full", value_type="bf16"),
+    Cell(2, 2, 1, "zero-bubble", "mixtral", recompute="selective"),
+    Cell(2, 1, 2, family="mixtral", zero=3),
 ]

@@ -14,12 +14,13 @@ from holmes_runtime.config.run_config import Stage
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.experts import Balancing, Experts, balancing_loss
 from holmes_runtime.model.recomputed_values import Keep, keeping, made_again
+from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
 
 from .launched_runs import TINY_LLAMA, TINY_MIXTRAL, make_config
 
 
 def make_experts(shape: ModelShape = TINY_MIXTRAL, keep: Keep = keeping, balancing: Balancing | None = None) -> Experts:
-    experts = Experts(shape, keep, balancing)
+    experts = Experts(shape, ALONE, keep, balancing)
     generator = torch.Generator().manual_seed(3)
     for parameter in experts.parameters():
         parameter.data.normal_(0.0, 0.5, generator=generator)
@@ -115,6 +116,13 @@ def test_the_stage_has_the_parameters_that_are_counted() -> None:
 
     assert count == stage_parameters(TINY_MIXTRAL, 3, True, True)
     assert block == layer_parameters(TINY_MIXTRAL)
+
+
+def test_tensor_shards_have_the_parameters_that_are_counted() -> None:
+    shard = DecoderStage(TINY_MIXTRAL, Stage(0, 0, 3), 7, tp=TensorParallel(None, 1, 2))
+
+    counted = layer_parameters(TINY_MIXTRAL, tp=2, ep=2)
+    assert sum(parameter.numel() for parameter in shard.blocks["1"].parameters()) == counted
 
 
 def test_matrices_of_experts_that_write_to_the_stream_start_smaller() -> None:

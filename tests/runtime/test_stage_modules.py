@@ -219,7 +219,7 @@ def test_rotation_leaves_lengths_and_makes_scores_depend_on_distance_alone() -> 
         torch.testing.assert_close(diagonal, diagonal[0].expand_as(diagonal), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_MIXTRAL])
 def test_the_parts_of_tensor_shards_make_up_the_whole(shape: ModelShape) -> None:
     whole = dict(DecoderStage(shape, WHOLE, 7).named_parameters())
     shards = [DecoderStage(shape, WHOLE, 7, tp=TensorParallel(None, rank, 2)) for rank in range(2)]
