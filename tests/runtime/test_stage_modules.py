@@ -93,7 +93,7 @@ def test_a_later_token_does_not_change_earlier_logits() -> None:
     assert difference[20] > 0
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_MIXTRAL])
 def test_each_document_of_a_sample_has_the_logits_it_has_by_itself(shape: ModelShape) -> None:
     stage, lengths = DecoderStage(shape, WHOLE, 7), (5, 1, 18, 8)
     tokens = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(1))
@@ -132,7 +132,7 @@ def test_a_document_s_gradients_do_not_depend_on_its_neighbours() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_MIXTRAL])
 @pytest.mark.parametrize("stage", [WHOLE, Stage(0, 0, 1), Stage(1, 1, 2), Stage(2, 1, 3)])
 def test_an_emulated_stage_has_as_many_parameters_as_the_real_one(shape: ModelShape, stage: Stage) -> None:
     assert elements(EmulatedStage(shape, stage, EmulationSettings(0, 0, {}))) == elements(DecoderStage(shape, stage, 7))
