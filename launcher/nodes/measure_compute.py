@@ -55,8 +55,8 @@ def trial_words(job: Job, slots: int) -> list[str]:
     keys = ("experts", *model.beyond_bundled) if model.experts is not None else model.beyond_bundled
     if keys:
         raise HolmesError(
-            f"job: model.{keys[0]}: a plain layer of the bundled runtime is measured, and it has none",
-            "leave `compute` out: the speeds of known GPUs are planned with",
+            f"job: model.{keys[0]}: calibrate measures the plain layers of the bundled runtime alone",
+            f"leave `compute` out on GPUs, whose speeds are known, or calibrate the job without model.{keys[0]}",
         )
     whole = {"device": "cuda", "vocab-size": model.vocab_size, "job-layers": model.num_layers}
     sizes = {
