@@ -80,7 +80,10 @@ class Trainer:
         self.validation = replace(self.training, tokens=corpus.validation, key=key, own=ALL_SAMPLES)
         self._batches = BatchesAhead(lambda step: self._read(self.training, step), config.steps, me.host, device)
         tp = TensorParallel(groups.tp, me.tp_rank, config.tp, self.stopwatch)
-        stages = [build_stage(config, stage, me, tp, device, draws) for stage in config.stages_of(me.pp_rank)]
+        self.loss_scale = LossScale() if config.value_type == "fp16" else None
+        stages = [
+            build_stage(config, stage, me, tp, device, draws, self._scale) for stage in config.stages_of(me.pp_rank)
+        ]
         self.zero1 = (Zero3 if config.shards_weights(me) else Zero1)(
             [stage.module for stage in stages],
             {name: part for stage in stages for name, part in stage.parts.items()},
@@ -92,7 +95,6 @@ class Trainer:
             is_copy=me.pp_rank > 0,
             offload=config.optimizer_offload,
         )
-        self.loss_scale = LossScale() if config.value_type == "fp16" else None
         self.pipeline = Pipeline(
             config,
             me,
@@ -124,13 +126,12 @@ class Trainer:
             RuntimeError: Loss or gradient norm is not finite; it names the step and the ranks that caused it. Or ranks
                 received other data in the step than was sent; it names the wire.
         """
-        scale = self.loss_scale.scale if self.loss_scale else 1.0
         rate = self.config.optimizer.rate_at(step, self.config.steps)
         self.zero1.start()
         with self.stopwatch.lap(READING):
             tokens, positions = self._batches.take(step)
         losses = self.pipeline.step(tokens, step, positions)
-        squares = self.zero1.finish(self.config.total_microbatches * scale)
+        squares = self.zero1.finish(self.config.total_microbatches * self._scale())
         wanted = [self._wants_stop, self._wants_examination, self._wanted_exchange]
         votes = torch.tensor(wanted, dtype=torch.float64)
         self._wants_examination = False
@@ -228,6 +229,10 @@ class Trainer:
         except (OSError, ValueError) as error:
             raise RuntimeError(f"host {self.me.host}: weights {weights}: {error}") from None
         self.zero1.publish()
+
+    def _scale(self) -> float:
+        """Return the factor on the gradients of losses."""
+        return self.loss_scale.scale if self.loss_scale else 1.0
 
     def _read(self, samples: Samples, step: int) -> Batch:
         """Return this replica's samples in host memory: tokens on the first and last stage, and positions.

@@ -28,7 +28,7 @@ def model_command(
     try:
         published = read_shape(folder)
     except ValueError as error:
-        hint = "name the folder of a Llama, Mistral, Qwen 2.5, Qwen 3 or GPT-2 that docs/models.md says is computed"
+        hint = "name the folder of a Llama, Mistral, Mixtral, Qwen or GPT-2 that docs/models.md says is computed"
         raise HolmesError(str(error), hint) from None
     shape = replace(published, seq_length=min(LONGEST, published.seq_length))
     has_tensors = _has_tensors(folder, published)

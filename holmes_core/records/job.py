@@ -300,8 +300,11 @@ class Job(FileRecord):
             if getattr(self, key) is None:
                 fields.pop(key, None)
         model = fields.get("model")
-        if isinstance(model, dict) and not self.model.beyond_bundled:
+        if isinstance(model, dict) and self.model.experts is None and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
+        optimizer = fields.get("optimizer")
+        if isinstance(optimizer, dict) and not self.optimizer.router_balance:
+            optimizer.pop("router_balance", None)
         parallel = fields.get("parallel")
         if isinstance(parallel, dict):
             absent = {key for key in ("ep", "cp") if getattr(self.parallel, key) is None}

@@ -7,13 +7,16 @@ from typing import Annotated
 
 from holmes_runtime.config.field_limits import Limits, Positive, SharedSettings
 
-ENGINES_OWN = ("experts", "latent_attention", "linear_attention", "attention_gate", "sliding_window")
+ENGINES_OWN = (
+    *("shared_experts", "first_dense_layers"),
+    *("latent_attention", "linear_attention", "attention_gate", "sliding_window"),
+)
 """Keys that only other engines compute."""
 LAYER_KEYS = (
     *ENGINES_OWN,
-    *("experts_per_token", "expert_ffn", "shared_experts", "first_dense_layers", "sliding_window_every"),
+    *("experts", "experts_per_token", "expert_ffn", "normalized_routing", "sliding_window_every"),
 )
-"""Those, and the keys that go with them."""
+"""Those, and the keys of experts and of what goes with them."""
 
 
 @dataclass(frozen=True)

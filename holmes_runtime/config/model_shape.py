@@ -5,7 +5,7 @@ vocabulary, f the width of the feed-forward network, q the width of the queries 
 set), k the width of the keys, and of the values, of all their heads; b is the micro-batch size. On one of `tp` tensor
 shards matrices, and biases of their columns, are split; norms, and biases of their sums, are whole. In a mixture of
 experts a layer is a layer of experts, unless a function says otherwise; `ModelShape.dense` is the shape of the others.
-Routed experts are in `ep` parts and never split by `tp`; the router is whole on every rank.
+Routed experts are in `ep` parts, which may be whole experts or parts of each; the router is whole on every rank.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ModelShape(SharedSettings):
     """A published shape, which other keys override. Example: llama-3-8b"""
     family: Family = "gpt"
     """gpt: learned positions, LayerNorm, GELU, biases. llama: rotary positions, RMSNorm, SwiGLU, grouped-query
-    attention, no biases; with the keys below also Qwen 2.5, Qwen 3 and Mistral. Example: llama"""
+    attention, no biases; with the keys below also Qwen 2.5, Qwen 3, Mistral and Mixtral. Example: llama"""
     num_layers: Annotated[int, Limits(ge=1, le=10_000)]
     """Transformer layers. Example: 8"""
     hidden_size: Annotated[int, Limits(ge=1, le=2**20)]
@@ -92,15 +92,17 @@ class ModelShape(SharedSettings):
     """A gpt's GELU is approximated by tanh, as in OpenAI's GPT-2 (`gelu_new`). Example: true"""
     tied_embeddings: bool = False
     """The head is the table of token vectors. Example: true"""
-    experts: Positive | None = None
-    """Experts of a layer, among which a router chooses for each token; not set: no mixture of experts. For
-    `trainer.engine` megatron. Example: 128"""
+    experts: Annotated[int, Limits(ge=1, le=2**14)] | None = None
+    """Experts of a layer, among which a router chooses for each token; not set: no experts. Example: 128"""
     experts_per_token: Positive | None = None
     """Experts that compute each token; required with `experts`. Example: 8"""
     expert_ffn: Positive | None = None
     """Width of an expert's feed-forward network; not set: `ffn_hidden_size`. Example: 768"""
+    normalized_routing: bool = True
+    """The weights of a token's experts are divided by their sum, as in Mixtral, and in Qwen 3 with `norm_topk_prob`.
+    Example: false"""
     shared_experts: Annotated[int, Limits(ge=0, le=1024)] = 0
-    """Experts of the same width that compute every token. Example: 1"""
+    """Experts of the same width that compute every token; for `trainer.engine` megatron. Example: 1"""
     first_dense_layers: Annotated[int, Limits(ge=0, le=10_000)] = 0
     """First layers without experts, whose feed-forward network has `ffn_hidden_size`. Example: 3"""
     latent_attention: LatentAttention | None = None
@@ -134,9 +136,9 @@ class ModelShape(SharedSettings):
         self._check_experts()
 
     def _check_experts(self) -> None:
-        for key in self.beyond_bundled:
-            check(key, getattr(self, key), "must not be set in a gpt", self.family == "llama")
         experts, chosen = self.experts, self.experts_per_token
+        for key in (*(("experts",) if experts else ()), *self.beyond_bundled):
+            check(key, getattr(self, key), "must not be set in a gpt", self.family == "llama")
         check("experts_per_token", chosen, "must be set with experts", experts is None or chosen is not None)
         check("experts_per_token", chosen, f"must be at most experts {experts}", (chosen or 0) <= (experts or 0))
         for key in ("expert_ffn", "shared_experts", "first_dense_layers"):
@@ -182,6 +184,7 @@ class ModelShape(SharedSettings):
             num_kv_heads=self.kv_heads,
             ffn_hidden_size=self.ffn_size,
             head_dim=None if self.query_size == self.hidden_size else self.head_dim,
+            expert_ffn=None if self.experts is None else self.expert_size,
         )
 
     @property
@@ -237,12 +240,8 @@ class ModelShape(SharedSettings):
     @property
     def sharded_sizes(self) -> dict[str, int]:
         """The sizes that the tensor degree must divide, by key in job.yaml."""
-        return {
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.kv_heads,
-            "ffn_hidden_size": self.ffn_size,
-            "seq_length": self.seq_length,
-        }
+        width = {"ffn_hidden_size": self.ffn_size} if self.experts is None else {"expert_ffn": self.expert_size}
+        return {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads, **width, "seq_length": self.seq_length}
 
 
 @lru_cache(maxsize=256)

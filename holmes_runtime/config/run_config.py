@@ -254,6 +254,9 @@ class RunConfig:
         check("model.vocab_size", vocab_size, rule, vocab_size >= BYTE_VALUES or not self.data.is_bytes)
         rule = "must be above 0 for an evaluation"
         check("data.validation_fraction", fraction, rule, fraction > 0 or self.evaluation is None)
+        balance = self.optimizer.router_balance
+        rule = "must be 0 for a model without experts"
+        check("optimizer.router_balance", balance, rule, not balance or self.model.experts is not None)
         documents, factory = self.data.documents, self.model.factory
         rule = "must be joined for a model of one's own, which is not told of documents"
         check("data.documents", documents, rule, documents == "joined" or factory is None)

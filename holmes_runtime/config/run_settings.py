@@ -152,7 +152,7 @@ class CheckpointSettings(SharedSettings):
 
 @dataclass(frozen=True)
 class OptimizerSettings(SharedSettings):
-    """AdamW, its learning rate over the steps, and how gradients are clipped."""
+    """AdamW, its learning rate over the steps, and the losses and limits of gradients."""
 
     learning_rate: AboveZero = 3e-4
     """Highest learning rate, reached at the end of the warm-up. Example: 3.0e-4"""
@@ -171,6 +171,9 @@ class OptimizerSettings(SharedSettings):
     grad_clip: AboveZero | None = 1.0
     """Greatest norm of all gradients together, to which larger gradients are scaled down; null: no limit.
     Example: 1.0"""
+    router_balance: NotNegative = 0.0
+    """Coefficient of the load-balancing loss of a model with experts, the mean over layers, for each micro-batch alone.
+    Example: 0.001"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,6 +19,7 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.model.decoder import DTYPES, TABLE, DecoderStage
 from holmes_runtime.model.emulated import EMULATED_TABLE, GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
+from holmes_runtime.model.experts import Balancing
 from holmes_runtime.model.head_loss import cross_entropy
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.model.tensor_part import TensorPart
@@ -42,12 +43,18 @@ class StageModule:
 
 
 def build_stage(
-    config: RunConfig, stage: Stage, me: Rank, tp: TensorParallel, device: torch.device, draws: bool = True
+    config: RunConfig,
+    stage: Stage,
+    me: Rank,
+    tp: TensorParallel,
+    device: torch.device,
+    draws: bool = True,
+    loss_scale: Callable[[], float] = lambda: 1.0,
 ) -> StageModule:
     """Return the module of `stage` for rank `me` on `device`. Raise RuntimeError if it cannot be built there.
 
     Without `draws` a GPT's or Llama's weights are zeros, for a checkpoint to be loaded into; also in a run that starts
-    from a published model.
+    from a published model. `loss_scale` returns the factor on the gradients of losses at present.
     """
     is_end = stage.index in (0, len(config.stages) - 1)
     is_tied = config.model.tied_embeddings and is_end and config.pp > 1
@@ -62,6 +69,7 @@ def build_stage(
         layers = range(stage.first_layer, stage.stop_layer)
         module = load_factory(config.model.factory, me.host)(layers, config)
         return StageModule(stage, module.to(device, DTYPES[config.value_type]), {})
+    balance = config.optimizer.router_balance / config.model.num_layers
     decoder = DecoderStage(
         config.model,
         stage,
@@ -72,6 +80,7 @@ def build_stage(
         device=device,
         draws=draws and config.weights is None,
         lazily=config.shards_weights(me),
+        balancing=Balancing(balance, loss_scale) if balance else None,
     )
     if config.compile:
         check_compiler(me.host, device)

@@ -1,8 +1,8 @@
 """GPT and Llama cut into stages: a stage builds only its own layers, and any cut or split starts from the same weights.
 
 GPT: pre-LayerNorm, learned positions, GELU, biases (Radford et al., GPT-2, 2019). Llama: RMSNorm, rotary positions,
-SwiGLU, grouped-query attention, no biases (Touvron et al., Llama 2, 2023), and what Llama 3, Qwen and Mistral add: see
-`ModelShape`. A tied head is the table of token vectors; under a pipeline the last stage holds a copy of it.
+SwiGLU, grouped-query attention, no biases (Touvron et al., Llama 2, 2023), and what Llama 3, Qwen, Mistral and Mixtral
+add: see `ModelShape`. A tied head is the table of token vectors; under a pipeline the last stage holds a copy of it.
 
 Every module is described as if it were whole; under tensor parallelism `tensor_part.py` says along which dimension a
 parameter is cut, and `tensor_parallel.py` where the pieces meet. With tp = 1 read seq / tp as seq.
@@ -23,6 +23,7 @@ from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Precision, Recompute
 from holmes_runtime.model.document_mask import document_mask
+from holmes_runtime.model.experts import Balancing, Experts
 from holmes_runtime.model.initial_weights import initial_value
 from holmes_runtime.model.recomputed_values import Keep, keeping, kept_selectively, made_again
 from holmes_runtime.model.rotary import make_rotation, rotate
@@ -117,15 +118,18 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer: attention and MLP, each behind a norm and added to its input."""
+    """One transformer layer: attention and MLP, or experts, each behind a norm and added to its input."""
 
-    def __init__(self, shape: ModelShape, tp: TensorParallel, recompute: Recompute) -> None:
+    def __init__(
+        self, shape: ModelShape, tp: TensorParallel, recompute: Recompute, balancing: Balancing | None = None
+    ) -> None:
         super().__init__()
         self.keep = made_again if recompute == "selective" else keeping
         self.attention_norm = make_norm(shape)
         self.attention = Attention(shape, tp)
         self.mlp_norm = make_norm(shape)
-        self.mlp = Mlp(shape, tp, self.keep)
+        self.mlp = Mlp(shape, tp, self.keep) if shape.experts is None else Experts(shape, tp, self.keep, balancing)
+        self.is_interrupted = tp.size > 1 or shape.experts is not None  # a compiler stops inside
 
     def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
         """hidden and result: (micro_batch_size, seq_length / tp, hidden_size)."""
@@ -139,8 +143,8 @@ class Block(nn.Module):
         return result
 
     def forward_to_compile(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        """Run `forward`; compiled code keeps what the compiler chooses, also between the collectives of a group."""
-        if self.keep is keeping or self.mlp.tp.size > 1:
+        """Run `forward`; compiled code keeps what the compiler chooses, also between the places where it stops."""
+        if self.keep is keeping or self.is_interrupted:
             return Block.forward(self, hidden, rotation, mask)
         return kept_selectively(partial(Block.forward, self), hidden, rotation, mask)
 
@@ -202,8 +206,10 @@ class DecoderStage(nn.Module):
         device: torch.device | None = None,
         draws: bool = True,
         lazily: bool = False,
+        balancing: Balancing | None = None,
     ) -> None:
-        """Without `draws` weights are zeros, for a checkpoint to be loaded into.
+        """Without `draws` weights are zeros, for a checkpoint to be loaded into. `balancing` is for the experts
+        of each layer.
 
         `lazily`: parameters take memory only when the caller gives them values by `fill`.
         """
@@ -218,7 +224,7 @@ class DecoderStage(nn.Module):
                 if shape.family == "gpt":
                     self.position_embedding = Embedding(shape.seq_length, shape.hidden_size)
             layers = range(stage.first_layer, stage.stop_layer)
-            self.blocks = nn.ModuleDict({str(layer): Block(shape, tp, recompute) for layer in layers})
+            self.blocks = nn.ModuleDict({str(layer): Block(shape, tp, recompute, balancing) for layer in layers})
             if self.is_last:
                 self.final_norm = make_norm(shape)
                 if not shape.tied_embeddings:

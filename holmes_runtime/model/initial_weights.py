@@ -25,7 +25,7 @@ def initial_value(
 ) -> Tensor:
     """Return the initial value of parameter `name`, of `shape` as a whole, fp32 on the CPU; or that `part` of it.
 
-    Biases 0, norms 1, weights normal with standard deviation 0.02, divided by sqrt(2 * num_layers) for the two
+    Biases 0, norms 1, weights normal with standard deviation 0.02, divided by sqrt(2 * num_layers) for the
     matrices that write to the residual stream (GPT-2).
     """
     part = part or TensorPart(shape, (0,) * len(shape), shape)
@@ -34,7 +34,7 @@ def initial_value(
         return torch.zeros(part.shape)
     if owner.endswith("norm"):
         return torch.ones(part.shape)
-    writes_residual = owner.endswith(("attention.projection", "mlp.down"))
+    writes_residual = owner.endswith(("attention.projection", "mlp.down", "experts.down"))
     return _draw(name, part, INIT_STD / math.sqrt(2 * num_layers) if writes_residual else INIT_STD, seed)
 
 

@@ -57,6 +57,16 @@ class TensorParallel:
         product: Tensor = _gather_linear(hidden, self, weight, None)[0]
         return product
 
+    def gather(self, stretch: Tensor) -> Tensor:
+        """Return the whole sequence (batch, seq, channels), whose gradient each rank has a part of; see `scatter_sum`.
+
+        stretch: this rank's (batch, seq / tp, channels).
+        """
+        if self.group is None:
+            return stretch
+        whole: Tensor = _gather(stretch, self)
+        return whole
+
     def scatter_sum(self, partial: Tensor) -> Tensor:
         """Add `partial` (batch, seq, channels) up over ranks. Return this rank's (batch, seq / tp, channels)."""
         if self.group is None:
@@ -146,6 +156,12 @@ def _gather_linear(part: Tensor, tp: TensorParallel, *weights_and_biases: Tensor
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]
+def _gather(stretch: Tensor, tp: TensorParallel) -> Tensor:
+    whole: Tensor = _Gather.apply(stretch, tp)  # type: ignore[no-untyped-call]
+    return whole
+
+
+@torch._disable_dynamo  # type: ignore[attr-defined]
 def _scatter_sum(partial: Tensor, tp: TensorParallel) -> Tensor:
     stretch: Tensor = _ScatterSum.apply(partial, tp)  # type: ignore[no-untyped-call]
     return stretch
@@ -184,6 +200,21 @@ class _GatherLinear(torch.autograd.Function):
         of_weights = [gradient.t() @ inputs for gradient in flat]
         of_biases = [gradient.sum(0) if has else None for gradient, has in zip(flat, ctx.has_bias, strict=True)]
         return (scattering() if scattering is not None else None, None, *of_weights, *of_biases)
+
+
+class _Gather(torch.autograd.Function):
+    """Joins stretches; the gradients that ranks have of the whole are added up, and each keeps its stretch."""
+
+    @staticmethod
+    def forward(ctx: Any, stretch: Tensor, tp: TensorParallel) -> Tensor:
+        """stretch: (batch, seq / tp, channels); result: (batch, seq, channels)."""
+        ctx.tp = tp
+        return _start_gather(stretch, tp)()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of the stretch."""
+        return _start_scatter_sum(gradients[0].contiguous(), ctx.tp)(), None
 
 
 class _ScatterSum(torch.autograd.Function):

@@ -17,6 +17,9 @@ SPLIT_DIM = {
     "mlp.up.weight": 0,
     "mlp.up.bias": 0,
     "mlp.down.weight": 1,
+    "experts.gate.weight": 1,
+    "experts.up.weight": 1,
+    "experts.down.weight": 2,
     "head.weight": 0,
 }
 """By the end of a parameter's name, the dimension tensor parallelism cuts; all others are whole on every rank."""

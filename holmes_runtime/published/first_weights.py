@@ -34,6 +34,7 @@ def _fill(values: Tensor, corner: tuple[int, ...], tensors: TensorFolder, rows: 
         if low < high:
             source = tensors.tensor(block.name)
             source = source.t() if is_transposed(block.name) else source
+            source = source.unsqueeze(0) if block.is_stacked else source
             own = slice(block.first + low - row, block.first + high - row)
             box = (own, *columns)
             values[low - begin : high - begin] = source[box]

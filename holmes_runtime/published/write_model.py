@@ -70,6 +70,8 @@ def _with_positions(
 
 def _published(rows: tuple[Rows, ...], size: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Return the published tensors that make up a weight of shape `size`, with their shapes."""
+    if rows[0].is_stacked:
+        return {block.name: size[1:] for block in rows}
     counts: dict[str, int] = {}
     for block in rows:
         counts[block.name] = counts.get(block.name, 0) + block.num_rows
@@ -83,7 +85,9 @@ def _converted(weight: Tensor, rows: tuple[Rows, ...]) -> Iterator[Tensor]:
     row = 0
     for block in rows:
         target = found[block.name].t() if is_transposed(block.name) else found[block.name]
-        if weight.dim():
+        if block.is_stacked:
+            target.copy_(weight[row])
+        elif weight.dim():
             target[block.first : block.first + block.num_rows] = weight[row : row + block.num_rows]
         else:
             target.copy_(weight)

@@ -52,10 +52,11 @@ def trial_words(job: Job, slots: int) -> list[str]:
     """Return the module of the runtime that measures a layer of `job`, with its options; a free micro-batch size is
     1."""
     model = job.model
-    if model.beyond_bundled:
+    keys = ("experts", *model.beyond_bundled) if model.experts is not None else model.beyond_bundled
+    if keys:
         raise HolmesError(
-            f"job: model.{model.beyond_bundled[0]}: a layer of the bundled runtime is measured, and it has none",
-            "leave `compute` out: the speeds of known GPUs are planned with",
+            f"job: model.{keys[0]}: calibrate measures the plain layers of the bundled runtime alone",
+            f"leave `compute` out on GPUs, whose speeds are known, or calibrate the job without model.{keys[0]}",
         )
     whole = {"device": "cuda", "vocab-size": model.vocab_size, "job-layers": model.num_layers}
     sizes = {

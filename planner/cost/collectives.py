@@ -146,11 +146,11 @@ def tensor_parallel_bytes(model: ModelShape, execution: Execution) -> int:
 def tensor_parallel_s(model: ModelShape, execution: Execution, path: Path) -> PassTimes:
     """Return the seconds one layer's tensor parallel collectives take per micro-batch over `path`. One shard: 0.
 
-    Experts are whole on a rank and take its part of a sequence: without shared ones attention alone is summed.
+    Experts that are whole on a rank take its part of a sequence: without shared ones attention alone is summed.
     """
-    alone = 0.5 if model.experts is not None and not model.shared_experts else 1.0
+    is_alone = model.experts is not None and not model.shared_experts and not execution.splits_experts
     one_s = all_reduce_s(tensor_parallel_bytes(model, execution), execution.tp, path)
-    return tensor_parallel_times(execution.recompute, alone * one_s)
+    return tensor_parallel_times(execution.recompute, one_s / 2 if is_alone else one_s)
 
 
 class Peers(NamedTuple):
@@ -181,7 +181,7 @@ def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, pee
     All to all, a copy for each expert, balanced: in a forward there and back, and in a backward the gradients likewise.
     What stays on a host and what leaves it travel at once.
     """
-    if execution.ep == 1 or model.experts is None or peers is None:
+    if execution.ep == 1 or execution.splits_experts or model.experts is None or peers is None:
         return PassTimes(0.0, 0.0)
     size, outside = routed_bytes(model, execution), routed_outside_part(execution, peers)
     local_s = size * (1 - outside - 1 / execution.ep) / inside.bandwidth_bytes_per_s + inside.latency_s

@@ -140,7 +140,8 @@ def _adapters_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
 def _experts_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:
     """Return the seconds of the grouped products of a rank's experts, on the rows that came for each, and the wait."""
     rows = execution.tokens(model) / execution.tp * execution.ep * (model.experts_per_token or 0)
-    size = rows / (model.experts or 1) * model.expert_size
+    width = model.expert_size * execution.row_shards / execution.tp
+    size = rows / (model.experts or 1) * width
     return ROUTED_WAIT_S + flops / (GROUPED_SHARE * speed.matrix_flops_per_s) * (1 + speed.half_size / size)
 
 
@@ -159,7 +160,7 @@ def _moved_values(model: ModelShape, execution: Execution) -> float:
     hidden = HIDDEN_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
     routed = ROUTED_PASSES * model.hidden_size * (model.experts_per_token or 0)
     inside = ACTIVATION_PASSES[model.family] * model.token_ffn_size
-    return execution.tokens(model) * (hidden + (inside + routed) / execution.tp)
+    return execution.tokens(model) * (hidden + inside / execution.tp + routed / execution.row_shards)
 
 
 def _made_again_s(model: ModelShape, execution: Execution, speed: Speed) -> float:

@@ -22,7 +22,7 @@ from holmes_runtime.config.model_shape import (
 )
 from holmes_runtime.config.run_settings import IslandsSettings, Recompute
 from holmes_runtime.config.trainable import QKV, Lora, Trainable
-from planner.cost.engines import engine_of
+from planner.cost.engines import engine_of, expert_shards
 from planner.cost.memory_margin import reserve_bytes, training_margin
 from planner.cost.trained import ParameterCount, backward_share, embedding_of, head_of, layers_of, stage_of
 
@@ -41,9 +41,10 @@ class Execution(NamedTuple):
     `sum_bytes`, and compute `slowdown` times as long on so many ranks, see engines.py. `dp`: ranks that share a
     parameter's update. `masked`: a mask shows attention where documents end. `fused_operators`: the operators between
     matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager). `ep`: ranks that
-    share a layer's experts, ep / tp neighbouring replicas with all of their tensor shards. `cp`: neighbouring replicas
-    that share each sequence; keys and values of all are on each of them at once where the engine `gathers_keys`.
-    `trainable` is None where all parameters are trained.
+    share a layer's experts, ep / tp neighbouring replicas with all of their tensor shards. If it
+    `splits_experts`, these are tensor shards: each has a part of every expert's width, and computes the rows of all.
+    `cp`: neighbouring replicas that share each sequence; keys and values of all are on each of them at once where the
+    engine `gathers_keys`. `trainable` is None where all parameters are trained.
     """
 
     tp: int
@@ -68,6 +69,7 @@ class Execution(NamedTuple):
     whole_bytes: int = 0
     slowdown: float = 1.0
     ep: int = 1
+    splits_experts: bool = False
     cp: int = 1
     gathers_keys: bool = False
     trainable: Trainable | None = None
@@ -75,6 +77,11 @@ class Execution(NamedTuple):
     def tokens(self, model: ModelShape) -> int:
         """Return the tokens of a micro-batch that a replica computes, all tensor shards together: b s / cp."""
         return self.micro_batch_size * model.seq_length // self.cp
+
+    @property
+    def row_shards(self) -> int:
+        """The parts in which tensor shards have the rows that come for experts."""
+        return 1 if self.splits_experts else self.tp
 
     @property
     def lora(self) -> Lora | None:
@@ -116,7 +123,8 @@ def make_execution(
         keeps_reduced=engine.keeps_reduced,
         whole_bytes=engine.whole_bytes(job.value_bytes, pp, -(-job.batch_parts // (dp * micro_batch_size))),
         slowdown=1 + engine.growth * log2(tp * pp * dp),
-        ep=job.ep,
+        ep=expert_shards(job, tp),
+        splits_experts=job.is_bundled,
         cp=job.cp,
         gathers_keys=engine.context == "gather",
         trainable=job.trainable,
@@ -150,7 +158,8 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
     both norms, of q, k and v and of the MLP (4 h), attention's result (q), q, k and v (q + 2 k, a Llama's after
     rotation; with `qk_norm` queries and keys before it, too, q + k), and the MLP's inside (2 f; SwiGLU 4 f). Selective
     recomputation keeps what matrices and attention make: not what norms make of their inputs (2 h less) and half of the
-    MLP's inside. f is the width of all experts of a token, and rows that came for experts are kept, too (h each).
+    MLP's inside. f is the width of all experts of a token, and rows that came for experts are kept, too (h each): by
+    shards that split experts all of them, and the gathered tokens (h).
     Full recomputation keeps the layer's input alone (h). A compiled SwiGLU keeps f less, as five compiled
     Llamas did to the byte (H200, torch 2.11). Without sequence parallelism inputs of norms and matrices are whole on
     every shard. With a mask k and v are kept once for every query head (2 q - 2 k more). A frozen matrix's input is
@@ -166,7 +175,6 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
     elif execution.fused_operators and execution.tp == 1 and model.family == "llama":
         inside -= f
     inside += q + model.attended_size + 2 * k + (q + k) * model.qk_norm + 2 * (q - k) * execution.masked
-    inside += round(ROUTED_SKEW * h * (model.experts_per_token or 0))
     between = 0
     if execution.lora is not None:
         between = execution.lora.rank * len(execution.lora.targets)
@@ -174,6 +182,10 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
             inputs -= h * (not execution.lora.has(*QKV)) + h * (not execution.lora.has("gate", "up"))
             inside -= f * (not execution.lora.has("down"))
     whole, sharded = (between, inputs + inside) if execution.sequence_parallel else (inputs + between, inside)
+    if model.experts is not None:
+        rows = round(ROUTED_SKEW * h * (model.experts_per_token or 0))
+        is_whole = execution.splits_experts and execution.tp > 1
+        whole, sharded = (whole + rows + h, sharded) if is_whole else (whole, sharded + rows)
     if execution.recompute == "full":
         whole, sharded = (0, h) if execution.sequence_parallel else (h, 0)
     return execution.value_bytes * execution.tokens(model) * (whole * execution.tp + sharded) // execution.tp
@@ -259,7 +271,7 @@ def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, 
     if execution.weight_shards == 1:
         return 0
     trainable, tp = execution.trainable, execution.tp
-    parts = [layers_of(model, trainable, 1, tp)] * 2
+    parts = [layers_of(model, trainable, 1, tp, execution.ep)] * 2
     parts += [embedding_of(model, trainable, tp)] * is_first
     parts += [head_of(model, trainable, tp, is_first)] * is_last
     sizes = [execution.value_bytes * part.whole + GRADIENT_BYTES * part.trained for part in parts]

@@ -35,7 +35,7 @@ def eager_bytes(model: ModelShape, execution: Execution) -> EagerBytes:
     """Return the bytes a layer moves in excess; 0 where operators are fused."""
     if execution.fused_operators:
         return EagerBytes(0.0, 0.0)
-    v, q, k, f = execution.value_bytes, model.query_size, model.kv_size, model.ffn_size
+    v, q, k, f = execution.value_bytes, model.query_size, model.kv_size, model.token_ffn_size
     forward, backward = 0, SPLIT_BACKWARD * v * (q + 2 * k)
     if model.family == "llama":
         # To fp32 and back, and without what one kernel would read and write.

@@ -249,6 +249,11 @@ class LongContextTrainer(TrainerSettings):
     engine: EngineName  # type: ignore[assignment]
 
 
+def expert_shards(job: Job, tp: int) -> int:
+    """Return the ranks that share a layer's experts: a group of `ep`, or the bundled runtime's `tp` tensor shards."""
+    return tp if job.is_bundled and job.model.experts is not None else job.ep
+
+
 def engine_of(job: Job) -> Engine:
     """Return the engine that `job` names, as its stage of ZeRO makes it."""
     engine = ENGINES[job.engine]

@@ -93,7 +93,7 @@ def _problem(plan: Plan, at: StageGroups, tokens: tuple[Chosen, ...]) -> LayerPr
     """Return the problem of a layer, where the tokens stand for all of a micro-batch of the group."""
     model = plan.job.model
     assert model.experts is not None
-    scale = plan.micro_batch_size * model.seq_length / plan.tp * plan.job.ep / len(tokens)
+    scale = plan.micro_batch_size * model.seq_length / (plan.tp * plan.job.cp) * plan.job.ep / len(tokens)
     return LayerProblem(model.experts, at.num_hosts, plan.job.ep, at.copy_s * scale, at.row_s * scale, Counter(tokens))
 
 

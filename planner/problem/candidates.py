@@ -12,14 +12,14 @@ from holmes_core.records.trainer_settings import PublishedName
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution, stage_experts
-from planner.cost.engines import engine_of
+from planner.cost.engines import engine_of, expert_shards
 from planner.cost.fill import Fill, fills
 from planner.cost.trained import stage_of
 from planner.problem.context_groups import check_context
 from planner.problem.expert_groups import check_layers, no_expert_degrees
 from planner.problem.fleet import Fleet
 from planner.problem.frozen_parameters import check_trainable
-from planner.problem.group_places import check_groups_fit, is_aligned, takes_groups
+from planner.problem.group_places import check_groups_fit, has_whole_groups, is_aligned, takes_groups
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 NO_INSTANCES = "--reduce-scatter-with-fp32-accumulation"  # Megatron-Core then asserts that there is one
@@ -73,14 +73,15 @@ class Candidate(NamedTuple):
     def rank_parameters(self, job: Job, layers: Sequence[int], pp_rank: int) -> int:
         """Return the trained parameters of one tensor shard of a pipeline rank; `layers` are by stage."""
         held, ends = sum(layers[pp_rank :: self.pp]), (pp_rank == 0, pp_rank == self.pp - 1)
-        return stage_of(job.model, job.trainable, held, ends, self.tp, job.ep).trained
+        return stage_of(job.model, job.trainable, held, ends, self.tp, expert_shards(job, self.tp)).trained
 
     def weighed_parameters(self, job: Job, layers: Sequence[int], pp_rank: int, expert_part: float) -> int:
         """Return those parameters with each routed expert's counted as `expert_part` of one."""
         size = self.rank_parameters(job, layers, pp_rank)
         if job.model.experts is None:
             return size
-        experts = stage_experts(job.model, sum(layers[pp_rank :: self.pp]), pp_rank == 0, job.ep)
+        held, shards = sum(layers[pp_rank :: self.pp]), expert_shards(job, self.tp)
+        experts = stage_experts(job.model, held, pp_rank == 0, shards)
         return size - round(experts * (1 - expert_part))
 
 
@@ -345,8 +346,6 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     if fixed is not None:
         check_tensor_degree(fixed, fleet)
         return (fixed,)
-    if job.model.experts is not None:
-        largest = min(largest, job.ep)
     if (
         "tp" not in engine_of(job).free_degrees
         or job.device == "cpu"
@@ -356,7 +355,7 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
         return (1,)
     sizes = job.model.sharded_sizes.values()
     found = (tp for tp in range(1, largest + 1) if not any(size % tp for size in sizes))
-    return tuple(tp for tp in found if job.model.experts is None or job.ep % tp == 0)
+    return tuple(tp for tp in found if has_whole_groups(job, tp))
 
 
 def _pipeline_degrees(job: Job, num_group_slots: int) -> list[int]:

@@ -18,10 +18,10 @@ from planner.problem.group_places import is_aligned
 def expert_degrees(job: Job, slots: Sequence[int]) -> tuple[int, ...]:
     """Return the degrees to try: the fixed one, else all divisors of the experts that fit; 1 without experts.
 
-    `slots` are by host.
+    `slots` are by host. The bundled runtime has every expert in every replica.
     """
     experts, fixed = job.model.experts, job.parallel
-    if experts is None or fixed.ep is not None:
+    if experts is None or fixed.ep is not None or job.is_bundled:
         return (job.ep,)
     tp, ranks = fixed.tp or 1, (fixed.tp or 1) * (job.fixed_dp or 0)
     sizes, most = set(slots) - {0}, min(experts, ranks or sum(slots))
@@ -32,6 +32,8 @@ def expert_degrees(job: Job, slots: Sequence[int]) -> tuple[int, ...]:
 def check_layers(job: Job) -> None:
     """Raise HolmesError (wrong usage) for layers or a degree of experts that the engine or the model does not have."""
     keys, ep, tp = job.model.beyond_bundled, job.ep, job.parallel.tp or 1
+    if job.model.experts is not None and not job.is_bundled:
+        keys = ("experts", *keys)
     if keys and not engine_of(job).has_experts:
         names = [name for name, engine in ENGINES.items() if engine.has_experts]
         raise HolmesError(
@@ -49,6 +51,14 @@ def check_layers(job: Job) -> None:
             raise HolmesError(
                 f"job: parallel.ep is {job.parallel.ep}, and the model has no experts", "leave parallel.ep out"
             )
+        return
+    if job.is_bundled and ep > 1:
+        raise HolmesError(
+            f"job: parallel.ep is {ep} and model.experts {job.model.experts}: in the bundled runtime every replica has "
+            "all experts of its layers",
+            "leave parallel.ep out, or set trainer.engine to megatron",
+        )
+    if job.is_bundled:
         return
     _check_command(job)
     if job.parallel.ep is not None and (job.model.experts % ep or ep % tp):

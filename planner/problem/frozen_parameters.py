@@ -16,10 +16,11 @@ def check_trainable(job: Job) -> None:
             "job: trainable with the bundled runtime: it trains all parameters",
             "leave trainable out, or set trainer.engine to the software that freezes the others",
         )
-    if model.beyond_bundled:
+    unlike = ("experts",) if model.experts is not None else model.beyond_bundled
+    if unlike:
         raise HolmesError(
-            f"job: trainable with model.{model.beyond_bundled[0]}: adapters on such layers are not counted",
-            f"leave trainable or model.{model.beyond_bundled[0]} out",
+            f"job: trainable with model.{unlike[0]}: adapters on such layers are not counted",
+            f"leave trainable or model.{unlike[0]} out",
         )
     if model.family == "gpt" and trainable.lora is not None and trainable.lora.has("gate"):
         raise HolmesError(

@@ -18,8 +18,12 @@ from holmes_core.records.plan import PlanRank
 
 def takes_groups(job: Job, tp: int, dp: int) -> bool:
     """Return True if groups of the job's degrees go with these degrees; `dp` counts all replicas."""
-    has_groups = job.model.experts is None or (job.ep % tp == 0 and tp * dp % job.ep == 0)
-    return has_groups and dp % job.cp == 0
+    return has_whole_groups(job, tp) and tp * dp % job.ep == 0 and dp % job.cp == 0
+
+
+def has_whole_groups(job: Job, tp: int) -> bool:
+    """Return True if all tensor shards of a replica are in one group; without experts, and where they are split."""
+    return job.model.experts is None or job.is_bundled or job.ep % tp == 0
 
 
 def replicas_together(job: Job, tp: int) -> int:

@@ -22,7 +22,8 @@ def host_bytes(
     model: ModelShape, execution: Execution, checkpoints: bool, num_layers: int, is_first: bool, is_last: bool
 ) -> int:
     """Return one rank's bytes of host memory; 0 where states are on the device, and it is no island's."""
-    parameters = stage_of(model, execution.trainable, num_layers, (is_first, is_last), execution.tp)
+    ends = is_first, is_last
+    parameters = stage_of(model, execution.trainable, num_layers, ends, execution.tp, execution.ep)
     return host_state_bytes(parameters.trained, execution, checkpoints)
 
 

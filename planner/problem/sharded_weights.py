@@ -15,7 +15,7 @@ from typing import NamedTuple
 from holmes_core.records.job import Job
 from planner.cost.collectives import PassTimes, exchange_hops, exchange_share, shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES
-from planner.cost.engines import engine_of
+from planner.cost.engines import engine_of, expert_shards
 from planner.cost.trained import ParameterCount, backward_share, head_of, layers_of
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients, PassBytes
@@ -98,7 +98,8 @@ def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTra
 
 def _layer_traffic(job: Job, candidate: Candidate, s_per_byte: float, hops_s: tuple[float, float]) -> WeightTraffic:
     """Return the traffic of a layer, the mean of all."""
-    traffic = _traffic(job, candidate, layers_of(job.model, job.trainable, 1, candidate.tp), s_per_byte, hops_s)
+    layer = layers_of(job.model, job.trainable, 1, candidate.tp, expert_shards(job, candidate.tp))
+    traffic = _traffic(job, candidate, layer, s_per_byte, hops_s)
     return traffic._replace(backward_share=backward_share(job.model, job.trainable))
 
 

@@ -108,7 +108,7 @@ class AnyScheduleBounds:
         fastest_s, execution = self._speeds_of(candidate).layer_s[0], candidate.execution(self._job)
         stage_layers = -(-self._num_layers // candidate.pp)
         job = self._job
-        parameters = layers_of(job.model, job.trainable, stage_layers, candidate.tp, job.ep).trained
+        parameters = layers_of(job.model, job.trainable, stage_layers, candidate.tp, execution.ep).trained
         after_s = min(update_s(parameters, execution, self._slot(each, candidate.num_ranks)) for each in self._classes)
         exchange_s = stage_layers * self._crossing_s(candidate)
         if self._shares_cores(candidate) or not fastest_s:

@@ -41,6 +41,11 @@ def test_what_is_measured_is_the_job_s_own_layer(job: Job) -> None:
     assert config.threads_per_rank == job.threads_per_slot
 
 
+def test_a_layer_of_experts_is_not_measured() -> None:
+    with pytest.raises(HolmesError, match=r"model\.experts: calibrate measures the plain layers"):
+        trial_words(gpt_7b(model={"preset": "mixtral-8x7b"}), 4)
+
+
 def write_uncalibrated_job(folder: Path, **changes: Any) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump(small_job(folder, compute={}, **changes)), encoding="utf-8")
 

@@ -52,6 +52,18 @@ def write_folder(
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(offset - cut))
 
 
+def test_a_model_of_experts_is_read_into_the_keys_of_a_job(command: Command, tmp_path: Path) -> None:
+    experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "norm_topk_prob": False}
+    (tmp_path / "config.json").write_text(
+        json.dumps({**TINY, **experts, "model_type": "qwen3_moe", "num_key_value_heads": 1})
+    )
+
+    model = yaml.safe_load(command("model", str(tmp_path)).stdout)["model"]
+
+    expected = {"experts": 3, "experts_per_token": 2, "expert_ffn": 5, "normalized_routing": False, "qk_norm": True}
+    assert {key: model.get(key) for key in expected} == expected
+
+
 def test_training_starts_from_the_tensors_of_a_folder_that_has_them(command: Command, tmp_path: Path) -> None:
     write_folder(tmp_path)
 
@@ -115,12 +127,12 @@ def test_its_lines_are_a_job_s(command: Command, tmp_path: Path) -> None:
 
 
 def test_a_model_it_does_not_know_is_wrong_usage(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmoe"}))
 
     done = command("model", str(tmp_path))
 
     assert done.code == 2
-    assert "model_type 'mixtral' is not one of" in done.stderr
+    assert "model_type 'olmoe' is not one of" in done.stderr
     assert done.stdout == ""
 
 

@@ -38,6 +38,7 @@ LLAMA = ModelShape(
 TIED = replace(GPT, tied_embeddings=True)
 QWEN = replace(LLAMA, tied_embeddings=True, qkv_bias=True, qk_norm=True, head_dim=96)
 WIDE_HEADS = replace(LLAMA, head_dim=96)
+MIXTRAL = replace(LLAMA, experts=4, experts_per_token=2, expert_ffn=448)
 
 
 @pytest.mark.parametrize("model", few_of(2, [GPT, LLAMA, TIED, QWEN]), ids=["gpt", "llama", "tied gpt", "qwen"])
@@ -67,6 +68,23 @@ def test_kept_activations_are_those_torch_saves(model: ModelShape, recompute: Re
         kept -= 4 * 2 * model.seq_length * results
     execution = cost.Execution(1, 1, micro_batch_size=2, value_bytes=4, recompute=recompute, fused_operators=False)
     assert cost.layer_activation_bytes(model, execution) == pytest.approx(kept, rel=0.03)
+
+
+def test_forward_flops_of_experts_are_those_torch_counts() -> None:
+    block, rotation = block_of(MIXTRAL, "none")
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        block(hidden_of(MIXTRAL), rotation)
+    assert counter.get_total_flops() == layer_flops(MIXTRAL, 2)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_experts_keep_no_more_than_is_counted_for_uneven_routing(recompute: Recompute) -> None:
+    """As above, and where tokens are spread evenly a tenth of the rows that came for experts less."""
+    kept = kept_bytes(MIXTRAL, recompute)
+    if recompute != "full":
+        kept -= 4 * 2 * MIXTRAL.seq_length * 2 * MIXTRAL.hidden_size
+    execution = cost.Execution(1, 1, micro_batch_size=2, value_bytes=4, recompute=recompute, fused_operators=False)
+    assert kept <= cost.layer_activation_bytes(MIXTRAL, execution) <= 1.3 * kept
 
 
 @pytest.mark.torch

@@ -151,7 +151,7 @@ def test_a_published_row_is_a_plan_with_all_that_it_fixes() -> None:
     assert quick_s(row) == pytest.approx(plan.prediction.step_s, rel=1e-3)
 
 
-@pytest.mark.parametrize("engine", ["holmes", "fsdp", "megatron-2021"])
+@pytest.mark.parametrize("engine", ["fsdp", "megatron-2021"])
 @pytest.mark.parametrize("preset", ["mixtral-8x7b", "deepseek-v3-like"])
 def test_experts_are_refused_as_wrong_usage_where_an_engine_has_none(engine: EngineName, preset: str) -> None:
     with pytest.raises(HolmesError, match=f"model.experts with engine {engine}") as refused:

@@ -11,11 +11,11 @@ import pytest
 
 from holmes_core.errors import ANSWER_IS_NO, WRONG_USAGE, HolmesError
 from holmes_core.records.job import Job
-from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters
+from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters, stage_parameters
 from launcher.prepare.engine_arguments import engine_arguments
 from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s
-from planner.cost.counts import Execution, memory_bytes, state_bytes
-from planner.problem.candidates import Candidate
+from planner.cost.counts import Execution, layer_activation_bytes, memory_bytes, state_bytes
+from planner.problem.candidates import Candidate, candidate_of
 from planner.problem.coefficients import slot_s
 from planner.problem.group_places import misplaced_group
 from planner.problem.problem import read_problem
@@ -126,6 +126,57 @@ def test_first_layers_without_experts_cost_less_and_are_not_yet_planned() -> Non
 def test_degrees_that_do_not_go_together_are_refused(parallel: dict[str, Any], said: str) -> None:
     with pytest.raises(HolmesError, match=said):
         plan_for(TWO_HOSTS, job(**parallel))
+
+
+def bundled(**parallel: Any) -> Job:
+    """A job of experts for the bundled runtime."""
+    return gpt_7b(model=MODEL, global_batch_size=64, parallel=parallel)
+
+
+def test_the_bundled_runtime_has_no_groups_of_experts() -> None:
+    with pytest.raises(HolmesError, match=r"parallel\.ep is 2 and model\.experts 32") as refused:
+        plan_for(TWO_HOSTS, bundled(ep=2))
+    assert refused.value.exit_code == WRONG_USAGE
+
+
+def test_a_tensor_degree_that_does_not_divide_the_width_of_experts_is_refused() -> None:
+    with pytest.raises(HolmesError, match=r"parallel\.tp 8 does not divide expert_ffn 516") as refused:
+        plan_for(TWO_HOSTS, gpt_7b(model={**MODEL, "expert_ffn": 516}, global_batch_size=64, parallel={"tp": 8}))
+    assert refused.value.exit_code == WRONG_USAGE
+
+
+def test_tensor_shards_split_each_expert_and_compute_the_rows_of_all() -> None:
+    one, two = (Candidate(tp, 1, 8, 1).execution(bundled()) for tp in (1, 2))
+    assert (two.ep, two.expert_dp, one.row_shards, two.row_shards) == (2, 8, 1, 1)
+    assert expert_parallel_s(SHAPE, two, Path(100e9), Peers(8, 1e9)).forward_s == 0
+    assert expert_exchange_part(two, Peers(8, 1e9)) == 1
+    assert Candidate(2, 1, 8, 1).rank_parameters(bundled(), (6,), 0) == stage_parameters(SHAPE, 6, True, True, 2, 2)
+    # 1.1 x 4 copies of a token's 1024 values, and the gathered token, on both shards.
+    halved = replace(SHAPE, experts=None, experts_per_token=None, expert_ffn=None, ffn_hidden_size=2253)
+    rest = layer_activation_bytes(halved, two)
+    assert layer_activation_bytes(SHAPE, two) - rest == pytest.approx(2 * 1024 * (4506 + 1024), rel=1e-3)
+
+
+def test_the_closed_form_and_the_simulations_agree_where_shards_split_experts() -> None:
+    plan = plan_for(TWO_HOSTS, bundled(tp=2, pp=1))
+    assert plan.tp == 2
+    assert plan.solve.placement_s == pytest.approx(plan.prediction.step_s, rel=0.1)
+
+
+def test_layers_that_the_bundled_runtime_lacks_are_refused_by_key() -> None:
+    with pytest.raises(HolmesError, match=r"model\.shared_experts with engine holmes") as refused:
+        plan_for(TWO_HOSTS, gpt_7b(model={**MODEL, "shared_experts": 1}, global_batch_size=64))
+    assert refused.value.exit_code == WRONG_USAGE
+
+
+def test_the_bundled_runtime_exchanges_the_gradients_of_all_experts() -> None:
+    plan = plan_for(TWO_HOSTS, bundled(pp=1, dp=16))
+    candidate = candidate_of(plan)
+    assert (plan.job.ep, plan.tp) == (1, 1)
+    assert candidate.execution(plan.job).expert_dp == 16
+    # A bf16 run sends 4 bytes of each gradient and 2 of each weight of its 15/16, on each of a host's 8 NICs.
+    exchanged = 15 / 16 * (4 + 2) * stage_parameters(SHAPE, 6, True, True)
+    assert max(each.sent_bytes for each in plan.prediction.traffic) == pytest.approx(exchanged, rel=0.01)
 
 
 def test_a_dense_model_has_no_expert_parallel_degree() -> None:

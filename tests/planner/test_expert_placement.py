@@ -181,8 +181,8 @@ def test_a_group_with_more_ranks_on_one_host_is_refused() -> None:
     whole = gpu_inventory([3])
     hosts = (whole.hosts[0], *(host.model_copy(update={"gpus": host.gpus[:4]}) for host in whole.hosts[1:]))
     inventory = whole.model_copy(update={"hosts": hosts})
-    with pytest.raises(HolmesError, match="8 on a1, 4 on a2, 4 on a3") as answer:
-        place_experts(inventory, plan_for(inventory, job()), trace(), TimeLeft(LONG))
+    with pytest.raises(HolmesError, match="16 of each together as they share experts") as answer:
+        plan_for(inventory, job())
     assert answer.value.exit_code == ANSWER_IS_NO
 
 

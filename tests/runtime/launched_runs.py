@@ -38,6 +38,7 @@ TINY = ModelShape(
     seq_length=32,
 )  # fmt: skip
 TINY_LLAMA = replace(TINY, family="llama", num_kv_heads=2, ffn_hidden_size=64)
+TINY_MIXTRAL = replace(TINY_LLAMA, experts=6, experts_per_token=2, expert_ffn=24)
 
 ONE_ISLAND = OuterSync(
     island=0, num_islands=1, inner_steps=4, samples_before=0, round_samples=32, codec="none", fragments=1,
@@ -135,6 +136,7 @@ def make_config(
     emulation: EmulationSettings | None = None,
     grad_clip: float | None = 1.0,
     learning_rate: float = 1e-2,
+    router_balance: float = 0.0,
     interface: str = "lo",
     documents: Documents = "joined",
     validation_fraction: float = 0.0,
@@ -204,7 +206,7 @@ def make_config(
         profile=profile,
         resume=resume,
         from_scratch=from_scratch,
-        optimizer=OptimizerSettings(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip),
+        optimizer=OptimizerSettings(learning_rate, 0.0, 0, "constant", 0.1, 0.9, 0.95, grad_clip, router_balance),
         outer_sync=outer_sync,
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),
         ranks=tuple(ranks),

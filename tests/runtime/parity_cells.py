@@ -23,6 +23,7 @@ SHAPES = {
     "tied-gpt": replace(GPT, tied_embeddings=True),
     "tied-llama": replace(LLAMA, tied_embeddings=True, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 64)),
     "qwen": replace(LLAMA, head_dim=6, qkv_bias=True, qk_norm=True, norm_eps=1e-6, tied_embeddings=True),
+    "mixtral": replace(LLAMA, experts=4, experts_per_token=2, expert_ffn=24),
 }
 STEPS = 3
 Codecs = tuple[Codec, Codec]
@@ -120,6 +121,7 @@ class Cell:
             clusters=self.clusters,
             zero=self.zero,
             tied=self.tied,
+            router_balance=0.05 if self.family == "mixtral" else 0.0,
         )
 
     def alone(self) -> Cell:
@@ -257,4 +259,15 @@ CELLS = [
     Cell(1, 2, 2, "interleaved", chunks=2, recompute="full", microbatches=(2, 6), separate=True),
     Cell(2, 2, 1, "eager", "llama", separate=True),
     Cell(1, 1, 2, value_type="bf16", separate=True),
+    Cell(1, 1, 2, family="mixtral", microbatches=(3, 5), twice=True),
+    Cell(1, 1, 2, family="mixtral", recompute="selective", value_type="fp16"),
+    Cell(1, 1, 2, family="mixtral", recompute="full", zero=3),
+    Cell(1, 1, 2, family="mixtral", recompute="selective", compiled=True),
+    Cell(1, 2, 1, "zero-bubble", "mixtral", recompute="selective"),
+    Cell(1, 2, 1, "eager", "mixtral", recompute="full"),
+    Cell(1, 2, 2, "interleaved", "mixtral", chunks=2, microbatches=(2, 6)),
+    Cell(2, 1, 1, family="mixtral", micro_batch_size=2),
+    Cell(2, 1, 1, family="mixtral", recompute="full", value_type="bf16"),
+    Cell(2, 2, 1, "zero-bubble", "mixtral", recompute="selective"),
+    Cell(2, 1, 2, family="mixtral", zero=3),
 ]

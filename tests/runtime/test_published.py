@@ -21,6 +21,7 @@ from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.rotary import make_rotation
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.node.published_files.architectures import published_config, read_shape
+from holmes_runtime.node.published_files.check_published import check_published
 from holmes_runtime.node.published_files.needed_tensors import check_tensors, needed_tensors
 from holmes_runtime.node.published_files.safetensors_header import read_header, read_headers
 from holmes_runtime.parallel.gradient_buckets import Shard
@@ -30,7 +31,7 @@ from holmes_runtime.published.safetensors_files import TensorFolder
 from holmes_runtime.published.write_model import write_model
 from tests.seeds import few_of
 
-from .launched_runs import TINY, TINY_LLAMA
+from .launched_runs import TINY, TINY_LLAMA, TINY_MIXTRAL
 
 SETTINGS = OptimizerSettings(1e-2, 0.0, 0, "constant", 0.1, 0.9, 0.95, None)
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
@@ -42,7 +43,10 @@ SHAPES = {
     "llama linear tied": replace(TINY_LLAMA, rope_scaling=RopeScaling("linear", 2.0, 1.0, 4.0, 8192), head_dim=6),
     "qwen 2.5": replace(TINY_LLAMA, qkv_bias=True, tied_embeddings=True, norm_eps=1e-6),
     "qwen 3": replace(TINY_LLAMA, qk_norm=True, head_dim=12, num_kv_heads=1),
+    "mixtral": replace(TINY_MIXTRAL, ffn_hidden_size=24),
+    "qwen 3 moe": replace(TINY_MIXTRAL, qk_norm=True, head_dim=12, normalized_routing=False),
 }
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 WINDOW = {"use_sliding_window": True, "sliding_window": 8}
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -83,6 +87,18 @@ def test_a_written_configuration_is_read_as_the_same_shape(name: str, tmp_path: 
     assert read_shape(tmp_path, TINY.seq_length) == SHAPES[name]
 
 
+@pytest.mark.parametrize("change", [{"qkv_bias": True}, {"normalized_routing": False}])
+def test_experts_that_no_published_model_computes_are_not_written(change: dict[str, bool]) -> None:
+    with pytest.raises(ValueError, match="no published model of experts"):
+        published_config(replace(TINY_MIXTRAL, **change), "fp32")  # type: ignore[arg-type]
+
+
+def test_the_width_of_a_mixtral_s_layers_without_experts_is_not_compared(tmp_path: Path) -> None:
+    publish(random_stage(TINY_MIXTRAL), tmp_path)
+
+    assert check_published(tmp_path, TINY_MIXTRAL)  # 64 here, 24 there, and no layer has it
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("tp", "cut"), few_of(1, [(1, 3), (1, 1), (2, 2)]))
 def test_each_rank_gets_its_part_of_every_weight(name: str, tp: int, cut: int, tmp_path: Path) -> None:
@@ -98,7 +114,7 @@ def test_each_rank_gets_its_part_of_every_weight(name: str, tp: int, cut: int, t
                 assert torch.equal(parameter, module.parts[parameter_name].of(weights[parameter_name]))
 
 
-@pytest.mark.parametrize("name", ["gpt", "qwen 2.5"])
+@pytest.mark.parametrize("name", ["gpt", "qwen 2.5", "mixtral"])
 def test_a_replica_reads_its_piece_alone_wherever_it_begins(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     module = random_stage(shape)
@@ -131,7 +147,18 @@ def test_what_was_written_in_16_bits_is_read_into_fp32(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "mixtral"}, "model_type 'mixtral' is not one of llama, mistral, qwen2, qwen3, gpt2"),
+        ({"model_type": "olmoe"}, "model_type 'olmoe' is not one of llama, mistral, qwen2, qwen3, gpt2"),
+        ({"model_type": "mixtral"}, "num_local_experts is None, not a whole number"),
+        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise is 0.1"),
+        ({"model_type": "mixtral", "sliding_window": 16}, "sliding_window 16 is shorter than the job's seq_length 32"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers is [0]"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+        ({"model_type": "qwen3_moe", **WINDOW, "num_experts": 8}, "sliding_window 8 is shorter"),
+        ({"model_type": "mixtral", **EXPERTS, "num_local_experts": 2**31 - 1}, "experts"),
+        (
+            {"model_type": "mixtral", **EXPERTS, "num_experts_per_tok": 9},
+            "experts_per_token: must be at most",
+        ),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),

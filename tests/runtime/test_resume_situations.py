@@ -18,7 +18,13 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.config.strict_json import decode, parse
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import CheckpointFolder
-from holmes_runtime.node.checkpoint_files.description import Counters, describe, differences
+from holmes_runtime.node.checkpoint_files.description import (
+    Counters,
+    Description,
+    changed_settings,
+    describe,
+    differences,
+)
 from holmes_runtime.node.checkpoint_files.piece_index import digest_of, index_text, read_index
 from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.train import first_weights
@@ -318,3 +324,17 @@ def test_a_shape_is_described_in_full_and_equals_one_described_before_models_had
     earlier = {key: value for key, value in shape.items() if key != "preset"}
     assert differences(earlier, shape) == []
     assert decode(ModelShape, {"preset": None, **earlier}, "shape") == config.model.in_full
+
+
+def test_a_checkpoint_saved_before_a_key_came_is_of_the_model_without_it(tmp_path: Path) -> None:
+    """Keys of the shape or the optimizer that came later are taken at their defaults; other values still differ."""
+    now = describe(make_config(), "digest", Counters(5, 5, 1.0, 0, 40))
+    written = json.loads(now.to_json())
+    for key in ("normalized_routing", "shared_experts", "experts", "first_dense_layers"):
+        del written["shape"][key]
+    del written["trained_with"]["optimizer"]["router_balance"]
+    earlier = Description.parse(json.dumps(written), tmp_path)
+    assert differences(earlier.shape, now.shape) == []
+    assert changed_settings(earlier, now) == []
+    other = describe(make_config(model=replace(TINY, num_layers=3)), "digest", now.counters)
+    assert [each.partition(":")[0] for each in differences(earlier.shape, other.shape)] == ["num_layers"]

@@ -16,7 +16,7 @@ from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.emulated import EmulatedStage
 from holmes_runtime.parallel.split_backward import backward_input, backward_weight
 
-from .launched_runs import TINY, TINY_LLAMA
+from .launched_runs import TINY, TINY_LLAMA, TINY_MIXTRAL
 
 
 class TwoOutputs(torch.autograd.Function):
@@ -74,8 +74,14 @@ def whole(module: nn.Module, hidden: Tensor, gradient: Tensor | None) -> list[Te
 @pytest.mark.parametrize("from_loss", [False, True], ids=["gradient", "loss"])
 @pytest.mark.parametrize(
     "make",
-    [branches, decoder(TINY, "none"), decoder(TINY_LLAMA, "none"), decoder(TINY_LLAMA, "selective")],
-    ids=["branches", "gpt", "llama", "recomputed"],
+    [
+        branches,
+        decoder(TINY, "none"),
+        decoder(TINY_LLAMA, "none"),
+        decoder(TINY_LLAMA, "selective"),
+        decoder(TINY_MIXTRAL, "selective"),
+    ],
+    ids=["branches", "gpt", "llama", "recomputed", "experts"],
 )
 def test_two_halves_add_what_a_whole_backward_adds(
     make: Callable[[], tuple[nn.Module, Tensor]], from_loss: bool

@@ -20,7 +20,7 @@ from holmes_runtime.model.rotary import make_rotation, rotate
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.model.tensor_part import TensorPart
 
-from .launched_runs import TINY, TINY_LLAMA
+from .launched_runs import TINY, TINY_LLAMA, TINY_MIXTRAL
 from .storages_made import StoragesMade
 
 WHOLE = Stage(0, 0, 3)
@@ -93,7 +93,7 @@ def test_a_later_token_does_not_change_earlier_logits() -> None:
     assert difference[20] > 0
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_MIXTRAL])
 def test_each_document_of_a_sample_has_the_logits_it_has_by_itself(shape: ModelShape) -> None:
     stage, lengths = DecoderStage(shape, WHOLE, 7), (5, 1, 18, 8)
     tokens = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(1))
@@ -132,7 +132,7 @@ def test_a_document_s_gradients_do_not_depend_on_its_neighbours() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_MIXTRAL])
 @pytest.mark.parametrize("stage", [WHOLE, Stage(0, 0, 1), Stage(1, 1, 2), Stage(2, 1, 3)])
 def test_an_emulated_stage_has_as_many_parameters_as_the_real_one(shape: ModelShape, stage: Stage) -> None:
     assert elements(EmulatedStage(shape, stage, EmulationSettings(0, 0, {}))) == elements(DecoderStage(shape, stage, 7))
@@ -150,7 +150,7 @@ def test_an_emulated_layer_takes_its_time_and_its_gradients_are_ones() -> None:
     assert all(p.grad is not None and torch.equal(p.grad, torch.ones_like(p)) for p in stage.parameters())
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_MIXTRAL])
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("documents", [(), (torch.arange(32).view(1, 32) % 9,)], ids=["joined", "separate"])
 def test_recomputation_changes_no_gradient(
@@ -165,7 +165,7 @@ def test_recomputation_changes_no_gradient(
     assert all(a is not None and b is not None and torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_MIXTRAL])
 def test_selective_recomputation_repeats_no_matrix_product_and_no_attention(shape: ModelShape) -> None:
     plain, again = (operators_of(DecoderStage(shape, WHOLE, 7, recompute=mode)) for mode in ("none", "selective"))
     costly = [name for name in plain if "mm" in name or "attention" in name]
@@ -219,7 +219,7 @@ def test_rotation_leaves_lengths_and_makes_scores_depend_on_distance_alone() -> 
         torch.testing.assert_close(diagonal, diagonal[0].expand_as(diagonal), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA])
+@pytest.mark.parametrize("shape", [TINY, TINY_LLAMA, TINY_MIXTRAL])
 def test_the_parts_of_tensor_shards_make_up_the_whole(shape: ModelShape) -> None:
     whole = dict(DecoderStage(shape, WHOLE, 7).named_parameters())
     shards = [DecoderStage(shape, WHOLE, 7, tp=TensorParallel(None, rank, 2)) for rank in range(2)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.comm.process_groups import RankGroups
@@ -17,6 +18,7 @@ from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.export import export
 from holmes_runtime.model.decoder import DecoderStage
+from holmes_runtime.model.experts import Balancing, balancing_loss
 from holmes_runtime.node.checkpoint_files.description import Counters
 from holmes_runtime.node.published_files.architectures import read_shape
 from holmes_runtime.parallel.zero1 import Zero1
@@ -47,6 +49,13 @@ CONFIGS: dict[str, Any] = {
     "qwen 3": transformers.Qwen3Config(**SMALL, rope_theta=1e6, head_dim=16),
     "mistral nemo": transformers.MistralConfig(**SMALL, rope_theta=1e6, head_dim=12, sliding_window=None),
     "mistral with a window": transformers.MistralConfig(**SMALL, sliding_window=32),
+    "mixtral": transformers.MixtralConfig(**SMALL, rope_theta=1e6, num_local_experts=6, num_experts_per_tok=2),
+    "qwen 3 moe": transformers.Qwen3MoeConfig(
+        **SMALL, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=True
+    ),
+    "qwen 3 moe as routed": transformers.Qwen3MoeConfig(
+        **SMALL, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=False
+    ),
     "gpt 2": transformers.GPT2Config(
         vocab_size=256, n_embd=32, n_layer=3, n_head=4, n_positions=64, activation_function="gelu"
     ),
@@ -95,6 +104,44 @@ def test_a_checkpoint_exported_loads_in_the_library_with_equal_logits(name: str,
     assert not any(said[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert (library_logits(model) - stage(TOKENS)).abs().amax() <= 1e-5
     assert read_shape(tmp_path / "out", shape.seq_length) == shape
+
+
+@pytest.mark.parametrize("chosen", [1, 3])
+def test_the_balancing_loss_of_a_layer_is_the_library_s(chosen: int) -> None:
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    logits = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    probabilities = logits.softmax(-1)
+
+    ours = balancing_loss(probabilities, probabilities.topk(chosen).indices)
+
+    torch.testing.assert_close(ours, load_balancing_loss_func((logits,), 6, chosen))
+
+
+def test_a_step_adds_the_library_s_balancing_loss_of_each_layer(tmp_path: Path) -> None:
+    """The gradients of cross entropy plus the mean over layers, which the library computes of its own model."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS["mixtral"], dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    targets = TOKENS.roll(-1, 1)
+    said = model(TOKENS, use_cache=False, output_router_logits=True)
+    losses = [torch.as_tensor(load_balancing_loss_func((logits,), 6, 2)) for logits in said.router_logits]
+    loss = functional.cross_entropy(said.logits.flatten(0, 1), targets.flatten()) + 0.3 * torch.stack(losses).mean()
+    torch.autograd.backward(loss)
+
+    shape = read_shape(tmp_path, TOKENS.shape[1])
+    balancing = Balancing(0.3 / shape.num_layers, lambda: 1.0)
+    stage = DecoderStage(shape, Stage(0, 0, shape.num_layers), 0, draws=False, balancing=balancing)
+    load_first_weights(tmp_path, shape, Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards())
+    torch.autograd.backward(functional.cross_entropy(stage(TOKENS).flatten(0, 1), targets.flatten()))
+
+    for layer in range(shape.num_layers):
+        ours, theirs = stage.get_parameter(f"blocks.{layer}.mlp.router.weight"), model.model.layers[layer].mlp.gate
+        torch.testing.assert_close(ours.grad, theirs.weight.grad, atol=1e-6, rtol=1e-4)
+        assert theirs.weight.grad.abs().max() > 1e-4
+    torch.testing.assert_close(stage.get_parameter("head.weight").grad, model.lm_head.weight.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_an_export_in_bf16_says_so(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from holmes_runtime.config.checks import check, check_counts, shown
+from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import OptimizerSettings, OuterSync, Precision
 from holmes_runtime.config.strict_json import MAX_VALUES, decode, loads
@@ -108,7 +109,7 @@ class Description:
                 FORMAT_VERSION,
                 decode(Counters, data["counters"], "counters"),
                 decode(Precision, data["value_type"], "value_type"),
-                dict(data["shape"]),
+                _with_defaults(dict(data["shape"]), ModelShape),
                 dict(data["trained_with"]),
                 decode(Origin, data["origin"], "origin"),
             )
@@ -120,6 +121,12 @@ class Description:
         said, outer = asdict(self), self.counters.outer
         said["counters"]["outer"] = None if outer is None else outer._asdict()
         return json.dumps(said, indent=1) + "\n"
+
+
+def _with_defaults(settings: dict[str, Any], kind: type[ModelShape | OptimizerSettings]) -> dict[str, Any]:
+    """Return settings of that kind with the keys that came after they were saved, at what was meant without them."""
+    later = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    return later | settings
 
 
 def whose_weights(checkpoint: Path) -> str | None:
@@ -178,6 +185,8 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def changed_settings(saved: Description, now: Description) -> list[str]:
     """Return the settings that differ from those `saved` was trained with, and the learning rate if it jumps."""
     then, today = saved.trained_with, now.trained_with
+    if isinstance(then.get("optimizer"), dict):
+        then = then | {"optimizer": _with_defaults(then["optimizer"], OptimizerSettings)}
     changed = differences(then, today)
     with contextlib.suppress(KeyError, ValueError, TypeError):  # the file may have been written by anyone
         step = saved.counters.steps

@@ -18,10 +18,13 @@ from holmes_runtime.config.run_settings import Precision
 CONFIG_FILE = "config.json"
 MAX_CONFIG_BYTES = 2**20  # published models have a few thousand
 MAX_SIZE = 2**31 - 1  # limit of any size: far more than a model has, and small enough to multiply
-LIBRARYS_WINDOW, QWEN3_HEAD_DIM = 4096, 128  # the library's defaults for missing keys
+# The library's defaults for missing keys.
+LIBRARYS_WINDOW, QWEN3_HEAD_DIM = 4096, 128
+ROPE_THETA, NORM_EPS = {"mixtral": 1e6}, {"mixtral": 1e-5}  # of others 1e4 and 1e-6
 ARCHITECTURES = {
     **{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
     **{"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"},
+    **{"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"},
 }
 TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh")  # one formula under two names
 LIBRARYS_FULL_LAYERS = 28  # the library's default for max_window_layers of a Qwen with a window
@@ -88,14 +91,32 @@ def _rotary(config: Config, seq_length: int | None) -> ModelShape:
         ffn_hidden_size=_whole(config, "intermediate_size"),
         vocab_size=_whole(config, "vocab_size"),
         seq_length=seq_length or min(longest, window or longest),
-        rope_theta=_number(rope if "rope_theta" in rope else config, "rope_theta", 10000.0),
+        rope_theta=_number(rope if "rope_theta" in rope else config, "rope_theta", ROPE_THETA.get(kind, 10000.0)),
         rope_scaling=_scaling(rope),
-        norm_eps=_number(config, "rms_norm_eps", 1e-6),
+        norm_eps=_number(config, "rms_norm_eps", NORM_EPS.get(kind, 1e-6)),
         head_dim=None if head_dim * heads == hidden else head_dim,
         qkv_bias=kind == "qwen2",
-        qk_norm=kind == "qwen3",
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        **_experts(config),
     )
+
+
+def _experts(config: Config) -> dict[str, Any]:
+    """Return the keys of experts of a llama's shape; none without experts."""
+    kind = config["model_type"]
+    if kind not in ("mixtral", "qwen3_moe"):
+        return {}
+    # Version 5 of the library writes a Qwen's number of experts under Mixtral's name.
+    number = "num_experts" if kind == "qwen3_moe" and "num_experts" in config else "num_local_experts"
+    for key, plain in (("router_jitter_noise", 0.0), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        _refuse_unless(config, key, plain)
+    return {
+        "experts": _whole(config, number),
+        "experts_per_token": _whole(config, "num_experts_per_tok"),
+        "expert_ffn": _whole(config, "intermediate_size" if kind == "mixtral" else "moe_intermediate_size"),
+        "normalized_routing": kind == "mixtral" or bool(config.get("norm_topk_prob", False)),
+    }
 
 
 def _gpt(config: Config, seq_length: int | None) -> ModelShape:
@@ -142,8 +163,8 @@ def _scaling(rope: Config) -> RopeScaling | None:
 def _window(config: Config) -> int | None:
     """Return the number of tokens that attention looks back, None if all; a Qwen's only if a layer uses the window."""
     kind, layers = config["model_type"], _whole(config, "num_hidden_layers")
-    given = config.get("sliding_window", LIBRARYS_WINDOW)
-    is_used = kind == "mistral"
+    given = config.get("sliding_window", None if kind == "mixtral" else LIBRARYS_WINDOW)
+    is_used = kind in ("mistral", "mixtral") or (kind == "qwen3_moe" and bool(config.get("use_sliding_window", False)))
     if kind in ("qwen2", "qwen3") and config.get("use_sliding_window", False):
         first = config.get("max_window_layers", LIBRARYS_FULL_LAYERS)
         kinds = config.get("layer_types") or ["sliding_attention"] * (not isinstance(first, int) or first < layers)
@@ -194,6 +215,10 @@ def published_config(
     if shape.qkv_bias and shape.qk_norm:
         raise ValueError("no published architecture has both qkv_bias and qk_norm")
     kind = "qwen2" if shape.qkv_bias else "qwen3" if shape.qk_norm else "llama"
+    if shape.experts is not None:
+        kind = "qwen3_moe" if shape.qk_norm else "mixtral"
+        if shape.qkv_bias or not (shape.qk_norm or shape.normalized_routing):
+            raise ValueError("no published model of experts has qkv_bias, or neither qk_norm nor normalized_routing")
     scaling = shape.rope_scaling
     reach = 1 if scaling is None or scaling.kind != "llama3" else round(scaling.factor * scaling.original_seq_length)
     return {
@@ -204,14 +229,26 @@ def published_config(
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_size,
-        "intermediate_size": shape.ffn_size,
+        "intermediate_size": shape.expert_size if kind == "mixtral" else shape.ffn_size,
         "max_position_embeddings": max(shape.seq_length, reach),
         "rope_theta": shape.rope_theta,
         "rope_scaling": None if scaling is None else _scaling_config(scaling),
         "rms_norm_eps": shape.norm_eps,
         "hidden_act": "silu",
         "attention_bias": False,
+        **(_experts_config(shape) if shape.experts is not None else {}),
         **common,
+    }
+
+
+def _experts_config(shape: ModelShape) -> dict[str, object]:
+    if not shape.qk_norm:
+        return {"num_local_experts": shape.experts, "num_experts_per_tok": shape.experts_per_token}
+    return {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "moe_intermediate_size": shape.expert_size,
+        "norm_topk_prob": shape.normalized_routing,
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from holmes_runtime.config.checks import shown
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.node.published_files.safetensors_header import TYPE_BYTES, StoredTensor
-from holmes_runtime.node.published_files.weight_names import BLOCKS, POSITIONS
+from holmes_runtime.node.published_files.weight_names import BLOCKS, POSITIONS, expert_name, router_name
 
 Sizes = tuple[int, ...]
 
@@ -69,7 +69,18 @@ def _llama_layer(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
     yield "self_attn.o_proj.weight", (h, q)
     for name in ("q_norm", "k_norm") if shape.qk_norm else ():
         yield f"self_attn.{name}.weight", (shape.head_size,)
-    for name, size in (("gate", (f, h)), ("up", (f, h)), ("down", (h, f))):
-        yield f"mlp.{name}_proj.weight", size
+    if shape.experts is None:
+        for name, size in (("gate", (f, h)), ("up", (f, h)), ("down", (h, f))):
+            yield f"mlp.{name}_proj.weight", size
+    else:
+        yield from _experts(shape, shape.experts)
     for name in ("input_layernorm", "post_attention_layernorm"):
         yield f"{name}.weight", (h,)
+
+
+def _experts(shape: ModelShape, experts: int) -> Iterator[tuple[str, Sizes]]:
+    h, g = shape.hidden_size, shape.expert_size
+    yield router_name(shape), (experts, h)
+    for expert in range(experts):
+        for name, size in (("gate", (g, h)), ("up", (g, h)), ("down", (h, g))):
+            yield expert_name(shape, expert, name), size

@@ -1,7 +1,8 @@
 """The tensors of a published model that hold each weight of the bundled decoder. Free of torch.
 
 A weight is rows of such tensors, one block after the other: `qkv` goes by key-value head, and takes its rows from the
-queries', the keys' and the values' tensors in turn. GPT-2 keeps its matrices transposed.
+queries', the keys' and the values' tensors in turn. GPT-2 keeps its matrices transposed. Each expert has tensors of its
+own: a row of a weight of all experts is a whole tensor.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ GPT_NAMES = {
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
 }
+EXPERT_OWNERS = {"mlp.experts.gate": "gate", "mlp.experts.up": "up", "mlp.experts.down": "down"}
 QKV = "attention.qkv"
 LLAMA_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GPT_QKV = ("attn.c_attn",) * 3
@@ -42,11 +44,27 @@ BLOCKS = {"gpt": "transformer.h", "llama": "model.layers"}
 
 
 class Rows(NamedTuple):
-    """Rows [first, first + num_rows) of the published tensor `name`, after its transposition if it is transposed."""
+    """Rows [first, first + num_rows) of the published tensor `name`, after its transposition if it is transposed.
+
+    If it `is_stacked` the whole tensor is one row of the weight.
+    """
 
     name: str
     first: int
     num_rows: int
+    is_stacked: bool = False
+
+
+def router_name(shape: ModelShape) -> str:
+    """Return the published name, in its layer, of the router: Qwen 3's with `qk_norm`, else Mixtral's."""
+    return "mlp.gate.weight" if shape.qk_norm else "block_sparse_moe.gate.weight"
+
+
+def expert_name(shape: ModelShape, expert: int, matrix: str) -> str:
+    """Return the published name, in its layer, of an expert's `matrix`: gate, up or down."""
+    if shape.qk_norm:
+        return f"mlp.experts.{expert}.{matrix}_proj.weight"
+    return f"block_sparse_moe.experts.{expert}.{ {'gate': 'w1', 'up': 'w3', 'down': 'w2'}[matrix] }.weight"
 
 
 def rows_of(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...]:
@@ -56,9 +74,14 @@ def rows_of(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...]:
     if owner.startswith("blocks."):
         _, layer, owner = owner.split(".", 2)
         prefix = f"{BLOCKS[shape.family]}.{layer}."
+    if owner == "mlp.router":
+        return (Rows(prefix + router_name(shape), 0, num_rows),)
+    if owner in EXPERT_OWNERS:
+        names = (expert_name(shape, expert, EXPERT_OWNERS[owner]) for expert in range(num_rows))
+        return tuple(Rows(prefix + name, 0, 1, is_stacked=True) for name in names)
     if owner != QKV:
-        names = GPT_NAMES if shape.family == "gpt" else LLAMA_NAMES
-        return (Rows(f"{prefix}{names[owner]}.{leaf}", 0, num_rows),)
+        owners = GPT_NAMES if shape.family == "gpt" else LLAMA_NAMES
+        return (Rows(f"{prefix}{owners[owner]}.{leaf}", 0, num_rows),)
     size, per_kv = shape.head_size, shape.num_heads // shape.kv_heads
     query, key, value = (f"{prefix}{each}.{leaf}" for each in (GPT_QKV if shape.family == "gpt" else LLAMA_QKV))
     keys_at, values_at = (shape.query_size, 2 * shape.query_size) if shape.family == "gpt" else (0, 0)
