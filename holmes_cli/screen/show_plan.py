@@ -22,7 +22,7 @@ from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, S
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.codec import Codec
 from planner.advice.across_rails import rails_sentence
-from planner.advice.assumed_speeds import assumed_speed_sentence, step_spread_s
+from planner.advice.assumed_speeds import assumed_speed_sentence, dense_layers_sentence, step_spread_s
 from planner.advice.cluster_spans import cluster_spans
 from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, shares_sentence, tasklets
 from planner.advice.left_out import left_out_sentences
@@ -155,6 +155,7 @@ def plan_sentences(plan: Plan, inventory: Inventory, engine: Sequence[str] = ())
         *rails_sentence(plan, inventory),
         *unused_fabric_sentences(plan, inventory),
         *assumed_speed_sentence(plan, inventory),
+        *dense_layers_sentence(plan),
         *_codec_sentences(plan),
         *engine,
         *_engine_sentence(plan),

@@ -168,13 +168,6 @@ class ModelShape(SharedSettings):
         """The shape of this model's layers without experts; itself where no layer has any."""
         return self if self.experts is None else _dense_shape(self)
 
-    def num_dense_first(self, num_layers: int, is_first: bool) -> int:
-        """Return how many of a stage's layers are without experts: all first ones are on the first stage.
-
-        What that has no layers for counts as layers with experts.
-        """
-        return min(self.first_dense_layers, num_layers) if is_first else 0
-
     @property
     def in_full(self) -> ModelShape:
         """The same shape with every size given, and a size of heads only where it is not the usual one."""
@@ -316,9 +309,12 @@ def head_parameters(model: ModelShape, tp: int = 1, is_first: bool = False) -> i
 def stage_parameters(
     model: ModelShape, num_layers: int, is_first: bool, is_last: bool, tp: int = 1, ep: int = 1
 ) -> int:
-    """Return the parameters of a stage of `num_layers` layers on one of `tp` shards, with 1/ep of the experts."""
+    """Return the parameters of a stage of `num_layers` layers on one of `tp` shards, with 1/ep of the experts.
+
+    The first stage has all first layers without experts that it has room for.
+    """
     ends = embedding_parameters(model, tp) * is_first + head_parameters(model, tp, is_first) * is_last
-    dense = model.num_dense_first(num_layers, is_first)
+    dense = min(model.first_dense_layers, num_layers) if is_first else 0
     layers = (num_layers - dense) * layer_parameters(model, tp, ep)
     return layers + (dense * layer_parameters(model.dense, tp) if dense else 0) + ends
 

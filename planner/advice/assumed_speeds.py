@@ -29,6 +29,15 @@ def step_spread_s(plan: Plan, inventory: Inventory) -> tuple[float, float] | Non
     return step.step_s - spread, step.step_s + spread
 
 
+def dense_layers_sentence(plan: Plan) -> tuple[str, ...]:
+    """Return a sentence on first layers without experts, whose seconds are not their own; empty where none are."""
+    number = plan.job.model.first_dense_layers
+    if not number:
+        return ()
+    layers = "layer has no experts, and is" if number == 1 else f"{number} layers have no experts, and are"
+    return (f"The first {layers} priced as though all had some: the first stage is faster than predicted.",)
+
+
 def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     """Return the sentence; empty where all speeds are published, measured or given."""
     job, compute = plan.job, plan.job.compute

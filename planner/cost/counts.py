@@ -335,7 +335,7 @@ def memory_bytes(
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
     kept_bytes = layers_in_flight * _kept_bytes(model, execution)
     return (
-        _states_bytes(parameters, execution, stage_experts(model, count, is_first, execution.ep))
+        _states_bytes(parameters, execution, count * expert_parameters(model, execution.ep))
         + kept_bytes
         + sum(in_flight) * _with_margin(mask_bytes(model, execution), execution)
         + _with_margin(_passing_bytes(model, execution, is_first, is_last), execution)
@@ -351,13 +351,6 @@ def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
         for count in (1, 2)
     )
     return two - one + _kept_bytes(model, execution)
-
-
-def stage_experts(model: ModelShape, num_layers: int, is_first: bool, ep: int) -> int:
-    """Return the parameters of routed experts on one of `ep` ranks of a stage of `num_layers` layers."""
-    if model.experts is None:
-        return 0
-    return (num_layers - model.num_dense_first(num_layers, is_first)) * expert_parameters(model, ep)
 
 
 def _states_bytes(parameters: ParameterCount, execution: Execution, experts: int) -> int:

@@ -13,7 +13,6 @@ from holmes_runtime.config.model_shape import (
     embedding_parameters,
     head_parameters,
     layer_parameters,
-    stage_parameters,
 )
 from holmes_runtime.config.trainable import Trainable, adapter_parameters
 
@@ -74,11 +73,15 @@ def stage_of(
     tp: int = 1,
     ep: int = 1,
 ) -> ParameterCount:
-    """Return the parameters of a stage; `ends` says if it is the first and the last one."""
+    """Return the parameters of a stage; `ends` says if it is the first and the last one.
+
+    First layers without experts are counted as though they had some, or as they are where that is more.
+    """
     is_first, is_last = ends
-    if trainable is None:
-        return ParameterCount(stage_parameters(model, num_layers, is_first, is_last, tp, ep))
     parts = [layers_of(model, trainable, num_layers, tp, ep)]
+    if is_first and model.first_dense_layers:
+        more = layer_parameters(model.dense, tp) - layer_parameters(model, tp, ep)
+        parts.append(ParameterCount(model.first_dense_layers * max(0, more)))
     parts += [embedding_of(model, trainable, tp)] * is_first
     parts += [head_of(model, trainable, tp, is_first)] * is_last
     return ParameterCount(sum(part.trained for part in parts), sum(part.frozen for part in parts))

@@ -133,8 +133,7 @@ def _context_flows(job: Job, execution: Execution, layout: Layout, group: PlanGr
 
 def _routed_flows(job: Job, execution: Execution, layout: Layout, rank: PlanRank, on_host: int) -> float:
     """Return the bytes a step that a rank sends to experts on other hosts, and to tokens' own ranks, and gets back."""
-    held = sum(layout.layers[stage] for stage in layout.stages_of(rank.pp_rank))
-    layers = held - job.model.num_dense_first(held, rank.pp_rank == 0)
+    layers = sum(layout.layers[stage] for stage in layout.stages_of(rank.pp_rank))
     outside = routed_outside_part(execution, Peers(on_host, None))
     times = (6 if execution.recompute == "full" else 4) * layers * layout.microbatches[rank.dp_rank]
     return routed_bytes(job.model, execution) * outside * times

@@ -9,9 +9,10 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from holmes_core.records.trainer_settings import PublishedName
+from holmes_runtime.config.model_shape import expert_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom
-from planner.cost.counts import Execution, keeps_selectively, make_execution, stage_experts
+from planner.cost.counts import Execution, keeps_selectively, make_execution
 from planner.cost.engines import engine_of, expert_shards
 from planner.cost.fill import Fill, fills
 from planner.cost.trained import stage_of
@@ -80,8 +81,7 @@ class Candidate(NamedTuple):
         size = self.rank_parameters(job, layers, pp_rank)
         if job.model.experts is None:
             return size
-        held, shards = sum(layers[pp_rank :: self.pp]), expert_shards(job, self.tp)
-        experts = stage_experts(job.model, held, pp_rank == 0, shards)
+        experts = sum(layers[pp_rank :: self.pp]) * expert_parameters(job.model, expert_shards(job, self.tp))
         return size - round(experts * (1 - expert_part))
 
 

@@ -40,12 +40,6 @@ def check_layers(job: Job) -> None:
             f"job: model.{keys[0]} with engine {job.engine}: such layers are planned for {' and '.join(names)} alone",
             f"set trainer.engine to {names[0]}, or leave model.{keys[0]} out",
         )
-    if job.model.first_dense_layers:
-        raise HolmesError(
-            f"job: model.first_dense_layers is {job.model.first_dense_layers}: layers without experts are counted, but "
-            "where they stand is not yet planned",
-            "plan with first_dense_layers 0, as though all layers had experts, or with another model",
-        )
     if job.model.experts is None:
         if job.parallel.ep is not None:
             raise HolmesError(

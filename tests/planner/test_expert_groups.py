@@ -11,10 +11,18 @@ import pytest
 
 from holmes_core.errors import ANSWER_IS_NO, WRONG_USAGE, HolmesError
 from holmes_core.records.job import Job
-from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_parameters, stage_parameters
+from holmes_runtime.config.model_shape import (
+    ModelShape,
+    embedding_parameters,
+    expert_parameters,
+    layer_parameters,
+    stage_parameters,
+)
 from launcher.prepare.engine_arguments import engine_arguments
+from planner.advice.assumed_speeds import dense_layers_sentence
 from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s
 from planner.cost.counts import Execution, layer_activation_bytes, memory_bytes, state_bytes
+from planner.cost.trained import stage_of
 from planner.problem.candidates import Candidate, candidate_of
 from planner.problem.coefficients import slot_s
 from planner.problem.group_places import misplaced_group
@@ -101,7 +109,7 @@ def test_tokens_count_among_the_bytes_of_interfaces() -> None:
     assert sent[1] - sent[0] == pytest.approx(routed - exchanged, rel=1e-3)
 
 
-def test_first_layers_without_experts_cost_less_and_are_not_yet_planned() -> None:
+def test_first_layers_without_experts_cost_less_and_are_priced_as_though_they_had_some() -> None:
     model = {**MODEL, "first_dense_layers": 2, "hidden_size": 4096, "expert_ffn": 1024}
     problem = read_problem(TWO_HOSTS, job({**model, "first_dense_layers": 0}, ep=8))
     execution, slot = Candidate(1, 1, 16, 1).execution(problem.job), problem.fleet.classes[0].hardware.slot
@@ -109,9 +117,30 @@ def test_first_layers_without_experts_cost_less_and_are_not_yet_planned() -> Non
     (expert, _), (dense, _) = (slot_s(each, slot, execution) for each in (problem.job, without))
     assert dense.both_s < expert.both_s
 
-    with pytest.raises(HolmesError, match="first_dense_layers is 2: layers without experts are counted") as refused:
-        plan_for(TWO_HOSTS, job(model, ep=8))
-    assert refused.value.exit_code == WRONG_USAGE
+    some, all_of_them = (plan_for(TWO_HOSTS, job({**model, "first_dense_layers": n}, ep=8)) for n in (2, 0))
+    assert some.prediction.step_s == all_of_them.prediction.step_s
+    (sentence,) = dense_layers_sentence(some)
+    assert sentence.startswith("The first 2 layers have no experts, and are priced as though all had some")
+    assert dense_layers_sentence(all_of_them) == ()
+
+
+def test_memory_counts_first_layers_without_experts_where_they_are_larger() -> None:
+    wide = replace(SHAPE, ffn_hidden_size=65536, first_dense_layers=2)
+    more = layer_parameters(wide.dense) - layer_parameters(wide, 1, 8)
+    assert more > 0
+    first, other = (stage_of(wide, None, 3, (is_first, False), 1, 8).trained for is_first in (True, False))
+    assert first - other == embedding_parameters(wide) + 2 * more
+    narrow = replace(wide, ffn_hidden_size=64)
+    first, other = (stage_of(narrow, None, 3, (is_first, False), 1, 8).trained for is_first in (True, False))
+    assert first - other == embedding_parameters(narrow)
+
+
+def test_the_preset_like_deepseek_v3_is_planned() -> None:
+    shape = gpt_7b(engine="megatron", model={"preset": "deepseek-v3-like"}, global_batch_size=1024)
+    fixed = shape.with_parallel(ep=64, tp=1, pp=16, micro_batch_size=1)
+    plan = plan_for(gpu_inventory([64, 64], gpu_name="NVIDIA H100 80GB HBM3", memory_bytes=None), fixed)
+    assert (plan.pp, plan.job.ep) == (16, 64)
+    assert misplaced_group(plan.job, plan.ranks) == ()
 
 
 @pytest.mark.parametrize(
