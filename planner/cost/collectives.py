@@ -15,6 +15,7 @@ from holmes_runtime.config.codec import Device
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.counts import Execution, key_value_bytes
+from planner.cost.trained import backward_share
 
 ETHERNET_MTU_BYTES = 1500
 # An exchange's share of a link among more than two ranks, since several send to one at the same time: 0.8 to 0.95 on
@@ -211,9 +212,13 @@ def context_parallel_s(
 
 
 def context_outside_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of a layer and micro-batch that a shard next to another host sends there, both passes."""
-    times = 4 if execution.recompute == "full" else 3
-    return times * (execution.cp - 1) * key_value_bytes(model, execution)
+    """Return the bytes of the mean layer and micro-batch that a shard next to another host sends there, both passes.
+
+    Frozen first layers have no backward.
+    """
+    backward = 3 if execution.recompute == "full" else 2
+    times = 1 + backward * backward_share(model, execution.trainable)
+    return round(times * (execution.cp - 1) * key_value_bytes(model, execution))
 
 
 def expert_exchange_part(execution: Execution, peers: Peers | None) -> float:

@@ -33,6 +33,12 @@ def check_trainable(job: Job) -> None:
             "layer would be trained",
             f"set trainable.frozen_layers to at most {model.num_layers - 1}",
         )
+    if trainable.frozen_layers and model.tied_embeddings:
+        raise HolmesError(
+            f"job: trainable.frozen_layers is {trainable.frozen_layers} with model.tied_embeddings: the embedding is "
+            "frozen, and the head, which is the same table, is trained",
+            "leave trainable.frozen_layers or model.tied_embeddings out",
+        )
     if trainable.frozen_layers and max(job.parallel.pp or 1, len(layers)) > 1:
         raise HolmesError(
             f"job: trainable.frozen_layers is {trainable.frozen_layers}, parallel.pp {job.parallel.pp or len(layers)}: "

@@ -11,9 +11,10 @@ import pytest
 from holmes_core.errors import ANSWER_IS_NO, WRONG_USAGE, HolmesError
 from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.trainable import Trainable
 from launcher.prepare.engine_arguments import engine_arguments, placeholders
 from planner.advice.engine_price import long_context_sentence
-from planner.cost.collectives import Path, Peers, context_parallel_s
+from planner.cost.collectives import Path, Peers, context_outside_bytes, context_parallel_s
 from planner.cost.counts import (
     Execution,
     edge_values,
@@ -174,6 +175,14 @@ def test_keys_and_values_are_counted_on_the_wire_they_cross() -> None:
     rings = 3 * 15 * size * 8 * across.microbatches[0]
     sent = [max(use.sent_bytes for use in plan.prediction.traffic) for plan in (inside, across)]
     assert sent[1] - sent[0] == pytest.approx(rings, rel=1e-6)
+
+
+def test_frozen_layers_pass_keys_and_values_on_in_a_forward_alone() -> None:
+    block = 3 * key_value_bytes(SHAPE, SHARED)
+    frozen = SHARED._replace(trainable=Trainable(frozen_layers=6))  # of 8
+    assert context_outside_bytes(SHAPE, SHARED) == 3 * block
+    assert context_outside_bytes(SHAPE, frozen) == round((1 + 2 * 2 / 8) * block)
+    assert context_outside_bytes(SHAPE, frozen._replace(recompute="full")) == round((1 + 3 * 2 / 8) * block)
 
 
 def test_experts_are_shared_by_ranks_with_parts_of_one_sequence() -> None:

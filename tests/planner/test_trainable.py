@@ -208,6 +208,10 @@ def test_no_way_to_train_adapters_comes_below_the_bound(engine: TrainerName) -> 
         (job_of("megatron", {"frozen_layers": 2}, parallel={"pp": 2}), "frozen_layers is 2, parallel.pp 2"),
         (job_of("torch", {"lora": {"rank": 4, "targets": ["gate"]}}), "a gpt has no gate"),
         (
+            job_of("megatron", {"frozen_layers": 2}, model=SMALL | {"tied_embeddings": True}),
+            "frozen_layers is 2 with model.tied_embeddings",
+        ),
+        (
             job_of(
                 "megatron",
                 model=SMALL | {"family": "llama", "experts": 8, "experts_per_token": 2},
