@@ -33,7 +33,7 @@ from planner.problem.group_places import check_placed_groups
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
-from planner.schedule.local_search import NEAR, STARTS, rank_improved
+from planner.schedule.local_search import STARTS, rank_improved
 from planner.schedule.runners_up import Contender, rank_contenders
 from planner.search.branch_and_bound import Progress, SearchResult, search
 from planner.search.certificate import Certificate, certify, form_of
@@ -49,6 +49,7 @@ from planner.tolerances import RELATIVE_TOLERANCE
 # tell how much of its traffic compute hides (docs/cost-model.md).
 WORTH_SHARDING = 1.1
 TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
+FAR = 0.3  # of a step: a start of the local search that is so much slower than a plan with other degrees is left out
 STARTS_OF_A_CHANGE = 2  # starts of the local search after the best one, where only a change is to be priced
 SEARCHING = 0.6  # of a time limit, at least; the rest, where needed, is for simulating, writing out and checking:
 SIMULATING = 0.1  # of a time limit, each cluster alone included
@@ -94,8 +95,7 @@ def make_plan(
         if plan is not None and (best is None or plan.prediction.step_s < best.prediction.step_s):
             best = plan
     if best is None:
-        tried = ", ".join(f"cp {one.cp} ep {one.ep}" for one in jobs)
-        raise HolmesError(f"no degrees of {tried} can be planned; the last: {faults[-1]}", faults[-1].hint)
+        raise faults[0]  # of the smallest degrees
     if lp is not None:
         _plan_searched(_search(inventory, best.job, None, time_limit_s), sources, order, lp)
     return _with_bound_of_all(best, searched)
@@ -113,13 +113,13 @@ def _with_bound_of_all(best: Plan, searched: Sequence[_Searched]) -> Plan:
 
 @dataclass(frozen=True)
 class _Searched:
-    """A problem, what the search found, and the time that is left to make a plan of it."""
+    """A problem, what the search found, and the seconds of its time limit that are left to make a plan of it."""
 
     inventory: Inventory
     problem: Problem
     result: SearchResult
     time_limit_s: float
-    left: TimeLeft
+    left_s: float
 
 
 def _search(inventory: Inventory, job: Job, progress: Progress | None, time_limit_s: float) -> _Searched:
@@ -131,7 +131,7 @@ def _search(inventory: Inventory, job: Job, progress: Progress | None, time_limi
     result = search(problem, left.seconds - writing_s - SIMULATING * time_limit_s, progress)
     if result.status == "time limit":
         result = with_single_clusters(problem, result, left.less(writing_s + SIMULATING * time_limit_s / 2))
-    return _Searched(inventory, problem, result, time_limit_s, left)
+    return _Searched(inventory, problem, result, time_limit_s, left.seconds)
 
 
 def _plan_searched(
@@ -141,7 +141,7 @@ def _plan_searched(
 
     `sources`: the files of the inventory and the job. Raises HolmesError as `make_plan` does.
     """
-    problem, result, left = searched.problem, searched.result, searched.left
+    problem, result, left = searched.problem, searched.result, TimeLeft(searched.left_s)
     writing_s = _writing_s(problem, searched.time_limit_s)
     if order == "usual":
         usual = write_usual(problem, result)
@@ -249,7 +249,7 @@ def _write_and_compare(
         return written.prediction if written is not None else None
 
     with BackgroundCall(work) as background:
-        contenders = contenders_of(problem, result, left, within_s=within_s * (1 + NEAR))
+        contenders = contenders_of(problem, result, left, within_s=within_s * (1 + FAR))
         written, alternatives = write_best(problem, contenders, left) if contenders else (None, ())
         usual = background.result()
     faster_s = written.prediction.step_s * (1 - RELATIVE_TOLERANCE) if written else within_s

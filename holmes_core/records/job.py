@@ -278,6 +278,16 @@ class Job(FileRecord):
         return self
 
     @model_validator(mode="after")
+    def _router_is_trained(self) -> Job:
+        """Check that the bundled runtime's router, and the loss that balances it, do something."""
+        has_router = self.model.experts is not None and self.compute.emulate is None
+        if self.is_bundled and self.optimizer.router_balance and not has_router:
+            raise ValueError(f"optimizer.router_balance is {self.optimizer.router_balance:g}, and nothing is routed")
+        if self.is_bundled and self.model.experts_per_token == 1 and self.model.normalized_routing:
+            raise ValueError("model.experts_per_token is 1, whose weight is always 1: set normalized_routing false")
+        return self
+
+    @model_validator(mode="after")
     def _text_has_a_tokenizer(self) -> Job:
         """Check what names show; preflight looks into folders."""
         if self.data is None:

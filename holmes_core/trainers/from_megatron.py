@@ -34,9 +34,7 @@ def import_megatron(command: TrainerCommand) -> ImportedJob:
     dp = None if command.num_ranks is None else command.num_ranks // ranks_a_replica
     if batch is None and micro is not None and dp is not None:
         batch = micro * dp
-    parallel = known(
-        tp=tp, pp=pp, dp=dp, cp=cp if cp > 1 else None, micro_batch_size=micro, recompute=_recompute(options)
-    )
+    parallel = known(tp=tp, pp=pp, dp=dp, cp=cp, micro_batch_size=micro, recompute=_recompute(options))
     data = {
         "model": model,
         **known(global_batch_size=batch, steps=_steps(options, batch)),

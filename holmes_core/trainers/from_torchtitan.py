@@ -141,7 +141,7 @@ def _parallel(
     if batch is None or batch < 1:
         batch = local * dp if local is not None and dp is not None else None
     micro = local if pp == 1 else options.whole(f"{_PARALLELISM}pipeline_parallel_microbatch_size") or 1
-    fixed = known(tp=tp, pp=pp, dp=dp, cp=cp if cp > 1 else None, micro_batch_size=micro, zero=3)
+    fixed = known(tp=tp, pp=pp, dp=dp, cp=cp, micro_batch_size=micro, zero=3)
     if config is not None:
         fixed["recompute"] = config.recompute
     if pp > 1:

@@ -148,6 +148,8 @@ class ModelShape(SharedSettings):
                 "must not be set without experts",
                 experts is not None or not getattr(self, key),
             )
+        rule = "must be left true without experts"
+        check("normalized_routing", self.normalized_routing, rule, experts is not None or self.normalized_routing)
         rule = f"must be less than num_layers {self.num_layers}"
         check("first_dense_layers", self.first_dense_layers, rule, self.first_dense_layers < self.num_layers)
         linear = self.linear_attention.layers if self.linear_attention else 0

@@ -64,7 +64,7 @@ def long_context_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> t
 def _differences(plan: Plan, free: WrittenPlan) -> Iterator[str]:
     """Yield what the plan does otherwise, in words."""
     candidate, mode = free.layout.candidate, free.layout.mode
-    degrees = (plan.tp, plan.pp, plan.dp), (candidate.tp, candidate.pp, candidate.dp)
+    degrees = (plan.tp, plan.pp, plan.engine_dp), (candidate.tp, candidate.pp, candidate.dp // plan.job.cp)
     if mode.schedule != plan.schedule and plan.pp > 1:
         yield f"{plan.schedule} instead of {mode.schedule}"
     if degrees[0] != degrees[1]:

@@ -55,13 +55,14 @@ def _reason(plan: Plan, group_slots: int) -> str:
         return f"job.yaml fixes pp {fixed.pp} and dp {fixed.dp}"
     total, most = sum(plan.microbatches), group_slots // plan.pp
     busiest = -(-total // plan.dp)
-    if most > plan.dp and -(-total // most) == busiest:
-        replicas = f"{most} replicas" if most == plan.dp + 1 else f"{plan.dp + 1} to {most} replicas"
+    most, now = most // plan.job.cp, plan.engine_dp
+    if most > now and -(-total // (most * plan.job.cp)) == busiest:
+        replicas = f"{most} replicas" if most == now + 1 else f"{now + 1} to {most} replicas"
         return (
             f"of {replicas} the busiest would run {busiest} micro-batches of a step's {total} as well, and no other "
             "degrees were found to be faster"
         )
-    if group_slots < (plan.dp + 1) * plan.pp:
+    if group_slots < (plan.dp + plan.job.cp) * plan.pp:
         return f"they are too few for another replica of {plan.pp} pipeline ranks, and no other degrees were faster"
     return "the search found no faster step with them"
 

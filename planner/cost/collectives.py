@@ -155,10 +155,14 @@ def tensor_parallel_s(model: ModelShape, execution: Execution, path: Path) -> Pa
 
 
 class Peers(NamedTuple):
-    """The ranks of a host, all of one stage while they exchange tokens, and each one's bytes/s to other hosts."""
+    """The ranks of a host, all of one stage while they exchange tokens, and each one's bytes/s to other hosts.
+
+    `num_ports` are the NICs that these are a share of, one for each rank where None.
+    """
 
     num_slots: int
     bytes_per_s: float | None
+    num_ports: int | None = None
 
     def on_host(self, num_ranks: int) -> int:
         """Return how many ranks of a group of so many, neighbours by number, are on the same host."""
@@ -196,19 +200,30 @@ def context_parallel_s(
     """Return the seconds in which a layer waits for keys and values of other parts of its sequences. Without cp: 0.
 
     In a ring each replica passes keys and values on while it attends to them: `core_s`, of all attention, hides that;
-    gathered, nothing hides them. The backward moves keys and values again, and their gradients, and computes twice as
-    long. Where the ring leaves a host, all of its tensor shards send at once.
+    gathered, nothing hides them. Where that leaves a host, all of its tensor shards send at once: in a ring each by one
+    NIC, gathering by all of them.
     """
     if execution.cp == 1 or peers is None:
         return PassTimes(0.0, 0.0)
-    path, shards = inside, execution.cp * execution.tp
-    if shards > peers.num_slots:
-        nics = peers.num_slots / execution.tp if execution.gathers_keys else 1
-        path = Path(nics * (peers.bytes_per_s or inside.bandwidth_bytes_per_s), inside.latency_s)
-    block_s = key_value_bytes(model, execution) / path.bandwidth_bytes_per_s + path.latency_s
+    rate = inside.bandwidth_bytes_per_s
+    if execution.cp * execution.tp > peers.num_slots and peers.bytes_per_s is not None:
+        ports = 1 if execution.gathers_keys else peers.num_ports or peers.num_slots
+        rate = min(rate, peers.num_slots * peers.bytes_per_s / max(execution.tp, ports))
+    block_s = key_value_bytes(model, execution) / rate + inside.latency_s
     hidden_s = 0.0 if execution.gathers_keys else core_s / execution.cp
     forward_s = (execution.cp - 1) * max(0.0, block_s - hidden_s)
-    return PassTimes(forward_s, forward_s * (3 if execution.recompute == "full" else 2))
+    return PassTimes(forward_s, forward_s * backward_key_passes(execution))
+
+
+def backward_key_passes(execution: Execution) -> int:
+    """Return how often a backward moves keys and values, or as many gradients: 1 to 3 times.
+
+    Around a ring both, and once more where the forward is repeated; gathered ones are kept, unless the gathering is
+    repeated. Sources: Megatron-Core's guide to context parallelism; torch's flex attention, which saves its inputs.
+    """
+    if execution.gathers_keys:
+        return 1 if execution.recompute == "none" else 2
+    return 3 if execution.recompute == "full" else 2
 
 
 def context_outside_bytes(model: ModelShape, execution: Execution) -> int:
@@ -216,8 +231,7 @@ def context_outside_bytes(model: ModelShape, execution: Execution) -> int:
 
     Frozen first layers have no backward.
     """
-    backward = 3 if execution.recompute == "full" else 2
-    times = 1 + backward * backward_share(model, execution.trainable)
+    times = 1 + backward_key_passes(execution) * backward_share(model, execution.trainable)
     return round(times * (execution.cp - 1) * key_value_bytes(model, execution))
 
 

@@ -33,6 +33,9 @@ ROUTED_PASSES = 8
 # share of one large product's rate that a grouped one has. GUESSES, chosen with the first four rows of V17 in view.
 ROUTED_WAIT_S = 8e-4
 GROUPED_SHARE = 0.9
+# Seconds of a forward in which the host launches one expert's operators in the bundled runtime's loop, and about half
+# a backward's: on a CPU with tiny matrices, where a dense layer took 0.43 ms, about an H100's `launch_s`.
+EXPERT_LAUNCH_S = 4.5e-5
 NORM_PASSES = 4  # of those through a hidden state, what selective recomputation does again
 ACTIVATION_PASSES_AGAIN = {"gpt": 2, "llama": 5}  # SiLU once more for the product's gradients: read and write
 SCORE_PASSES = 6
@@ -61,7 +64,10 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
     core_s, frozen_s = attention_core_s(model, execution, speed), matrices_s * (execution.lora is not None)
     compute_s = matrices_s + _adapters_s(model, execution, speed) + core_s
     compute_s += _memory_s(_moved_values(model, execution) * execution.value_bytes, speed)
-    fused_s = max(compute_s, speed.launch_s - collectives.forward_s)
+    launch_s = speed.launch_s
+    if launch_s and execution.splits_experts:
+        launch_s += EXPERT_LAUNCH_S * (model.experts or 0)
+    fused_s = max(compute_s, launch_s - collectives.forward_s)
     excess = eager_bytes(model, execution)
     forward_s = fused_s + _memory_s(excess.forward, speed)
     selective_s = _made_again_s(model, execution, speed) if execution.fused_attention else core_s

@@ -16,7 +16,7 @@ from planner.cost.counts import Execution, keeps_selectively, make_execution
 from planner.cost.engines import engine_of, expert_shards
 from planner.cost.fill import Fill, fills
 from planner.cost.trained import stage_of
-from planner.problem.context_groups import check_context
+from planner.problem.context_groups import check_context, takes_sequence
 from planner.problem.expert_groups import check_layers, no_expert_degrees
 from planner.problem.fleet import Fleet
 from planner.problem.frozen_parameters import check_trainable
@@ -257,7 +257,7 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
             optimizer_offload=job.parallel.optimizer_offload or False,
         )
         for tp, rooms in classes.items()
-        if all(is_aligned(number, job.cp * tp) for number in slots if job.cp > 1)
+        if takes_sequence(job, tp) and all(is_aligned(number, job.cp * tp) for number in slots if job.cp > 1)
         for pp in _pipeline_degrees(job, fleet.num_group_slots(tp))
         for fill in fills(job, pp, job.parallel.recompute or RECOMPUTE[0])[:1]
         for dp, micro_batch_size in shares.of(rooms, pp)

@@ -137,7 +137,8 @@ def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Netw
     if job.model.experts is not None or job.cp > 1:
         alone = networks.nvlink_bytes_per_s(host.name) is not None  # each GPU has links of its own
         rate = rates.fabric_bytes_per_s
-        slot = replace(slot, peers=Peers(num_slots, rate if alone or rate is None else rate / num_slots))
+        share = rate if alone or rate is None else rate / num_slots
+        slot = replace(slot, peers=Peers(num_slots, share, num_slots if alone else networks.num_ports(host.name)))
     return Hardware(
         cluster=cluster,
         num_slots=num_slots,

@@ -176,6 +176,11 @@ class Networks:
         one = port is not None and shared_port is not None and port.netdev == shared_port.netdev
         return rates(None if self._on_cpu else "Socket", inside, nic, one)
 
+    def num_ports(self, host: str) -> int:
+        """Return the NICs of the host on the network inside its cluster."""
+        fabric = self._fabric_ports.get(host)
+        return len(fabric.hcas) if fabric is not None and self.uses_rdma(host) else 1
+
     def as_measured(self, port: NetworkPort, network: str) -> float | None:
         """The rate of a port, or what was measured by it: to the best connected other cluster where all share it."""
         own = self._cluster_of[port.host].name if port.host in self._cluster_of else None

@@ -57,10 +57,12 @@ def _no_arrangement(problem: Problem, candidates: Sequence[Candidate]) -> Holmes
     """Return the error where slots or memory suffice, but not both together, in whole stages."""
     one = min(candidates, key=lambda candidate: candidate.tp * candidate.pp * candidate.dp)
     group_slots = ", ".join(f"{each.cluster} {each.num_group_slots(one.tp)}" for each in problem.fleet.classes)
+    parts = f", cp {problem.job.cp}" if problem.job.cp > 1 else ""
     together = replicas_together(problem.job, one.tp)
     kept = f", {together} of each together as they share experts or sequences" if together > 1 else ""
     return HolmesError(
-        f"no stage arrangement fits: even tp {one.tp}, pp {one.pp}, dp {one.dp} finds no {one.pp} stages of {one.dp} "
+        f"no stage arrangement fits: even tp {one.tp}, pp {one.pp}, dp {one.dp // problem.job.cp}{parts} finds no "
+        f"{one.pp} stages of {one.dp} "
         f"tensor groups with enough memory{kept} (tensor groups by kind of host: {group_slots})",
         "lower parallel.dp, parallel.pp, parallel.ep or parallel.cp in job.yaml, or leave them out",
         ANSWER_IS_NO,

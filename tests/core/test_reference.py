@@ -25,7 +25,8 @@ EXPERTS = {"experts": 8, "experts_per_token": 2}
 NEEDS: dict[str, dict[str, Any]] = {
     "model.rope_scaling": {"model": {"rope_scaling": {"kind": "llama3", "factor": 8.0}}},
     **{f"model.{key}": {"model": EXPERTS} for key in ("experts", "experts_per_token", "expert_ffn")},
-    **{f"model.{key}": {"model": EXPERTS} for key in ("shared_experts", "first_dense_layers")},
+    **{f"model.{key}": {"model": EXPERTS} for key in ("shared_experts", "first_dense_layers", "normalized_routing")},
+    "optimizer.router_balance": {"model": EXPERTS},
     "model.latent_attention": {"model": {"latent_attention": {"kv_rank": 512}}},
     "model.linear_attention": {
         "model": {

@@ -25,7 +25,7 @@ from planner.cost.counts import (
     passing_key_bytes,
     state_bytes,
 )
-from planner.problem.context_groups import context_degrees
+from planner.problem.context_groups import context_degrees, takes_sequence
 from planner.problem.group_places import misplaced_group, replicas_together
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
 from tests.planner.group_fleets import gap
@@ -51,6 +51,15 @@ def test_a_replica_keeps_its_part_of_a_sequence_and_all_of_its_states() -> None:
         assert count(SHAPE, SHARED._replace(chunked_loss=False)) == count(SHAPE, ALONE._replace(chunked_loss=False)) / 4
     assert edge_values(SHAPE, SHARED) == edge_values(SHAPE, ALONE) / 4
     assert state_bytes(1000, SHARED) == state_bytes(1000, ALONE)
+
+
+def test_gathered_keys_are_kept_for_the_backward_unless_anything_is_recomputed() -> None:
+    gathered = SHARED._replace(gathers_keys=True)
+    kept = layer_activation_bytes(SHAPE, gathered) - layer_activation_bytes(SHAPE, SHARED)
+    assert kept == 3 * key_value_bytes(SHAPE, SHARED)
+    selective = (each._replace(recompute="selective") for each in (gathered, SHARED))
+    one, other = (layer_activation_bytes(SHAPE, each) for each in selective)
+    assert one == other
 
 
 def test_keys_and_values_that_pass_are_held_next_to_their_gradients() -> None:
@@ -80,8 +89,9 @@ def test_gathered_keys_are_hidden_by_nothing_and_made_again_with_the_layer() -> 
     gathered = SHARED._replace(gathers_keys=True)
     one = context_parallel_s(SHAPE, gathered, Path(100e9), Peers(8, 1e9), 1.0)
     assert one.forward_s == pytest.approx(3 * key_value_bytes(SHAPE, SHARED) / 100e9)
+    assert one.backward_s == pytest.approx(one.forward_s)
     again = context_parallel_s(SHAPE, gathered._replace(recompute="full"), Path(100e9), Peers(8, 1e9), 1.0)
-    assert again.backward_s == pytest.approx(3 * one.forward_s)
+    assert again.backward_s == pytest.approx(2 * one.forward_s)
 
 
 def test_where_a_ring_leaves_its_host_a_shard_has_one_nic_and_a_gathering_all_that_it_can_use() -> None:
@@ -90,6 +100,10 @@ def test_where_a_ring_leaves_its_host_a_shard_has_one_nic_and_a_gathering_all_th
     assert context_parallel_s(SHAPE, wide, Path(100e9), Peers(8, 1e9), 0.0).forward_s == pytest.approx(7 * block_s)
     gathered = context_parallel_s(SHAPE, wide._replace(gathers_keys=True), Path(100e9), Peers(8, 1e9), 0.0)
     assert gathered.forward_s == pytest.approx(7 * block_s / 4)
+    one_nic, slow_links = Peers(8, 1e9, 1), Path(1e9)
+    assert context_parallel_s(SHAPE, wide, Path(100e9), one_nic, 0.0).forward_s == gathered.forward_s
+    inside = context_parallel_s(SHAPE, wide._replace(gathers_keys=True), slow_links, Peers(8, 1e9), 0.0)
+    assert inside.forward_s == pytest.approx(7 * block_s)
 
 
 @pytest.mark.parametrize(("engine", "zero"), [("megatron", 1), ("torchtitan", 3)])
@@ -128,6 +142,18 @@ def test_degrees_that_cannot_be_are_wrong_usage(
     assert refused.value.exit_code == WRONG_USAGE
 
 
+def test_parts_of_sequences_are_of_equal_length_on_all_shards() -> None:
+    odd = job("torchtitan", {**MODEL, "seq_length": 16400}, cp=8)
+    assert [takes_sequence(odd, tp) for tp in (1, 2)] == [True, False]
+    assert plan_for(TWO_HOSTS, odd).tp == 1
+
+
+def test_where_nothing_fits_the_smallest_degrees_say_why() -> None:
+    with pytest.raises(HolmesError, match=r"dp 2\) need 32 training slots") as refused:
+        plan_for(TWO_HOSTS, job(tp=8, pp=2, dp=2))
+    assert refused.value.exit_code == ANSWER_IS_NO
+
+
 def test_no_room_for_a_group_is_an_answer() -> None:
     with pytest.raises(HolmesError, match="dp 1, cp 32") as refused:
         plan_for(TWO_HOSTS, job(cp=32, tp=1, pp=1))
@@ -136,7 +162,12 @@ def test_no_room_for_a_group_is_an_answer() -> None:
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    [(["x", "{tp}"], r"without \{cp\}"), (["x", "--cp-comm-type", "a2a"], "--cp-comm-type a2a: a ring is priced")],
+    [
+        (["x", "{tp}"], r"without \{cp\}"),
+        (["x", "--cp-comm-type", "a2a"], "--cp-comm-type a2a: a ring is priced"),
+        (["x", "--cp-comm-type=a2a"], "--cp-comm-type a2a: a ring is priced"),
+        (["x", "--cp-comm-type", "p2p", "a2a", "--lr", "1"], "--cp-comm-type p2p a2a: a ring is priced"),
+    ],
 )
 def test_commands_that_would_run_otherwise_are_refused(command: list[str], said: str) -> None:
     wrong = job(cp=2).model_dump() | {"data": None, "trainer": {"engine": "megatron", "command": command}}

@@ -21,7 +21,9 @@ from holmes_runtime.config.model_shape import (
 from launcher.prepare.engine_arguments import engine_arguments
 from planner.advice.assumed_speeds import dense_layers_sentence
 from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s
+from planner.cost.compute_time import layer_s
 from planner.cost.counts import Execution, layer_activation_bytes, memory_bytes, state_bytes
+from planner.cost.gpu_speeds import Speed
 from planner.cost.trained import stage_of
 from planner.problem.candidates import Candidate, candidate_of
 from planner.problem.coefficients import slot_s
@@ -303,3 +305,12 @@ def test_plans_of_dense_models_have_no_key_of_experts() -> None:
 def test_a_dense_layer_is_the_same_with_and_without_the_layers_around_it() -> None:
     dense = replace(SHAPE, experts=None, experts_per_token=None, expert_ffn=None)
     assert SHAPE.dense == dense
+
+
+def test_the_bundled_loop_holds_a_layers_gradients_and_launches_each_expert() -> None:
+    bundled = Execution(1, 16, 1, 2, "none", splits_experts=True)
+    held, plain = (memory_bytes(SHAPE, each, (1,), (0,), False, False) for each in (bundled, PLAIN._replace(ep=1)))
+    assert held - plain == 2 * expert_parameters(SHAPE) * 4 // 3
+    speed, tiny = Speed(1e18, launch_s=1e-3), replace(SHAPE, seq_length=1)
+    assert layer_s(tiny, bundled, speed).forward_s == pytest.approx(1e-3 + 32 * 4.5e-5)
+    assert layer_s(tiny, PLAIN._replace(ep=1), speed).forward_s == pytest.approx(1e-3)

@@ -111,11 +111,14 @@ def _experts(config: Config) -> dict[str, Any]:
     number = "num_experts" if kind == "qwen3_moe" and "num_experts" in config else "num_local_experts"
     for key, plain in (("router_jitter_noise", 0.0), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         _refuse_unless(config, key, plain)
+    normalized = config.get("norm_topk_prob", kind == "mixtral")
+    if not isinstance(normalized, bool):
+        raise ValueError(f"norm_topk_prob is {shown(normalized)}, not true or false")
     return {
         "experts": _whole(config, number),
         "experts_per_token": _whole(config, "num_experts_per_tok"),
         "expert_ffn": _whole(config, "intermediate_size" if kind == "mixtral" else "moe_intermediate_size"),
-        "normalized_routing": kind == "mixtral" or bool(config.get("norm_topk_prob", False)),
+        "normalized_routing": kind == "mixtral" or normalized,
     }
 
 
