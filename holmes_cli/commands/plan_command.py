@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from holmes_cli.job_overrides import read_job
 from holmes_cli.screen.advice_record import plan_advice, with_advice
 from holmes_cli.screen.change_tables import ablation_sheet, advice_sheet, explain_sheet, mode_sheets, what_if_sheet
 from holmes_cli.screen.comparison_tables import comparison_sheets
-from holmes_cli.screen.expert_tables import expert_map, expert_sheet
+from holmes_cli.screen.expert_tables import MAP_BEGINS, expert_map, expert_sheet
 from holmes_cli.screen.plan_tables import Sheet, plan_sheets
 from holmes_cli.screen.show_plan import (
     headline,
@@ -27,11 +28,14 @@ from holmes_cli.screen.show_plan import (
 )
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
+from holmes_core.records.advice import LayerExperts
 from holmes_core.records.inventory import Inventory, refuse_sketch
 from holmes_core.records.job import Calibration, Job
+from holmes_core.records.plain_data import MAX_JSON_BYTES
 from holmes_core.records.plan import IslandsPlan, Order, Plan, SourceFile
 from holmes_core.records.record import FileRecord
-from holmes_core.records.record_file import read_file, read_signed, signed_parts, write_atomically
+from holmes_core.records.record_file import read_file, read_signed, signed_parts, write_atomically, written
+from holmes_core.records.regular_file import is_there, open_regular
 from planner.advice.ablation import parse_features
 from planner.advice.calibration import calibrate, calibrated
 from planner.advice.plan_with_advice import PlanRequest, plan_with_advice
@@ -40,6 +44,7 @@ from planner.experts.place_experts import check_routing
 from planner.experts.routing_trace import Chosen, read_trace
 from planner.layout.reprice import plan_timeline
 from planner.make_plan import TIME_LIMIT_S
+from planner.time_left import TimeLeft
 
 _FOREIGN = "{} was not made here by you: `holmes launch` will show what the plan brings along, and ask"
 
@@ -127,13 +132,14 @@ def plan_command(
         _write(output, best, signed.is_own)
         _show_mode(best, inventory_record, output, html, as_json)
         return
-    trace = _trace(routing, known_job)
+    left = TimeLeft(time_limit)
+    trace = _trace(routing, known_job, output)
     with err.status("planning") as status:
 
         def make(within_s: float) -> Plan:
             return plan(inventory_record, known_job, *sources, order, within_s, write_lp, status.update)
 
-        request = PlanRequest(inventory_record, known_job, order, changed, make, time_limit, explain, features, trace)
+        request = PlanRequest(inventory_record, known_job, order, changed, make, left.seconds, explain, features, trace)
         answer = plan_with_advice(request, status.update)
     advice = [advice_sheet(answer.plan, answer.advised)]
     asked = [what_if_sheet(answer.plan, answer.what_ifs)] if answer.what_ifs else []
@@ -143,25 +149,43 @@ def plan_command(
     asked += comparison_sheets(answer.plan, other, str(compare)) if other else []
     if html:
         _write_page(html, answer.plan, inventory_record, [*advice, *asked], answer.advised.engine)
-    _write(output, answer.plan, signed.is_own)
-    experts = output.with_name(f"{output.stem}-experts.json") if answer.experts else None
-    if experts:
-        write_atomically(experts, expert_map(answer.experts))
+    _write(output, answer.plan, signed.is_own, answer.experts)
     if as_json:
         out.file.writelines(with_advice(output, plan_advice(answer, inventory_record)))
         for sheet in asked:
             show_sheet(sheet, err)
     else:
         show_plan(answer.plan, inventory_record, [*advice, *asked], answer.advised.engine)
+        experts = _map_path(output) if answer.experts else None
         _show_files(output, html, experts, is_launched=known_job.is_launched and answer.plan.sketch is None)
 
 
-def _trace(path: Path | None, job: Job) -> tuple[tuple[Chosen, ...], ...]:
-    """Return the trace of `--routing`; none without it. Raises HolmesError where it is none of the job's model."""
+def _trace(path: Path | None, job: Job, output: Path) -> tuple[tuple[Chosen, ...], ...]:
+    """Return the trace of `--routing`; none without it. Raises HolmesError where that or the map's place is wrong."""
     if path is None:
         return ()
     check_routing(job)
+    written_map = _map_path(output)
+    if is_there(written_map) and not _is_map(written_map):
+        raise HolmesError(
+            f"{written_map}: --routing writes its map there, and this is no map that it wrote",
+            "move the file, or name the plan otherwise with -o",
+        )
     return read_trace(path, job.model)
+
+
+def _map_path(output: Path) -> Path:
+    """Return the path of the map of experts next to a plan."""
+    return output.with_name(f"{output.stem}-experts.json")
+
+
+def _is_map(path: Path) -> bool:
+    """Return True for a file that begins as every map of experts from here."""
+    try:
+        with open_regular(path, MAX_JSON_BYTES) as file:
+            return file.read(len(MAP_BEGINS)) == MAP_BEGINS.encode()
+    except OSError:
+        return False
 
 
 def _check_options(given: Mapping[str, bool]) -> None:
@@ -201,9 +225,17 @@ def _show_files(output: Path, html: Path | None, experts: Path | None = None, is
     out.print(f"\n{pages}plan: {output}{following}", markup=False, soft_wrap=True)
 
 
-def _write(output: Path, plan: Plan | IslandsPlan, is_own: bool) -> None:
-    """Write the plan, signed if all its inputs are this user's own."""
-    write_atomically(output, signed_parts(plan) if is_own else plan.json_parts(), private=True)
+def _write(output: Path, plan: Plan | IslandsPlan, is_own: bool, experts: Sequence[LayerExperts] = ()) -> None:
+    """Write the plan, signed if all its inputs are this user's own, and the map of its experts: both or neither."""
+    map_path = _map_path(output)
+    with written(map_path, expert_map(experts)) if experts else nullcontext():
+        write_atomically(output, signed_parts(plan) if is_own else plan.json_parts(), private=True)
+    if not experts and _is_map(map_path):
+        err.print(
+            f"{map_path}: the map of an earlier plan, not of this one: delete it, or plan with --routing again",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _calibrated(job: Job, calibration: Calibration) -> Job:

@@ -9,18 +9,21 @@ from holmes_cli.screen.plan_tables import Sheet
 from holmes_core.records.advice import LayerExperts, PlacedBy
 from holmes_core.units import format_seconds
 
+MAP_BEGINS = '{"physical_to_logical_map": [\n'  # of each map, which no other file begins with
+
 
 def expert_map(layers: Sequence[LayerExperts]) -> str:
     """Return the map in JSON that EPLB and SGLang name so: by layer, experts in the order of ranks, a line each."""
     rows = (json.dumps([expert for rank in layer.experts for expert in rank]) for layer in layers)
-    return '{"physical_to_logical_map": [\n' + ",\n".join(rows) + "\n]}\n"
+    return MAP_BEGINS + ",\n".join(rows) + "\n]}\n"
 
 
 def expert_sheet(layers: Sequence[LayerExperts]) -> Sheet:
     """Return copies, balance and seconds of the usual order and as placed, over all layers."""
     orders = [[layer.usual for layer in layers], [layer.placed for layer in layers]]
-    moved, gaps = sum(layer.placed != layer.usual for layer in layers), [layer.gap for layer in layers]
-    proof = f"at most {max(gaps):.1%}" if max(gaps) >= 5e-4 else "none"
+    moved, left = sum(layer.placed != layer.usual for layer in layers), sum(layer.gap is None for layer in layers)
+    gap = max((layer.gap for layer in layers if layer.gap is not None), default=0.0)
+    proof = f"at most {gap:.1%}" if gap >= 5e-4 else "none"
     rows = (
         (
             "copies of a token that leave its host",
@@ -29,7 +32,8 @@ def expert_sheet(layers: Sequence[LayerExperts]) -> Sheet:
         ("rows of the fullest rank over the mean", *map(_fullest, orders)),
         ("seconds of a micro-batch, all layers", *(format_seconds(sum(each.seconds for each in o)) for o in orders)),
         ("layers with another order", "", f"{moved} of {len(layers)}"),
-        ("gap to the best order", "", proof),
+        *([("layers left in the usual order for lack of time", "", f"{left} of {len(layers)}")] if left else []),
+        ("gap to the best order", "", "not known" if left else proof),
     )
     return Sheet("Experts by the trace", ("", "usual order", "placed"), rows)
 

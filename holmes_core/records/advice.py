@@ -67,14 +67,15 @@ class PlacedBy(Record):
 class LayerExperts(Record):
     """The experts of a layer by rank of a group, and their usual order, in which they are numbered.
 
-    `gap`: how far its seconds may be from the optimum, on the even tokens that it was chosen by, as a part of them.
+    `gap`: how far its seconds may be from the optimum, on the even tokens that choose, as a part of them; None where
+    no time was left to look for another order than the usual one.
     """
 
     layer: int
     experts: tuple[tuple[int, ...], ...]
     usual: PlacedBy
     placed: PlacedBy
-    gap: float
+    gap: float | None
 
 
 class PlanAdvice(Record):

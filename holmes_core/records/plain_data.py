@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
@@ -46,17 +47,18 @@ def parse_yaml(text: str, source: str) -> object:
     return _explained(_yaml_values, text, source)
 
 
-def parse_foreign_json(text: str, source: str) -> object:
-    """Parse JSON that another program, `source`, wrote. Raises HolmesError naming it and the fault."""
-    return _explained(lambda text: json_values(text, MAX_FOREIGN_VALUES), text, source)
+def parse_foreign_json(text: str, source: str, is_line: bool = False) -> object:
+    """Parse JSON of another program, with no key twice; `is_line`: `source` names the line. Raises HolmesError."""
+    return _explained(lambda text: json_values(text, MAX_FOREIGN_VALUES, _object), text, source, is_line)
 
 
-def _explained(read: Callable[[str], object], text: str, source: str) -> object:
+def _explained(read: Callable[[str], object], text: str, source: str, is_line: bool = False) -> object:
     """Return `read(text)`. Raises HolmesError naming `source` and the fault."""
     try:
         return read(text)
     except json.JSONDecodeError as error:
-        what = f"{source}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
+        where = "" if is_line else f": line {error.lineno}"
+        what = f"{source}{where}, column {error.colno}: not JSON: {error.msg}"
         raise HolmesError(what, "correct that line, or make the file again") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -81,15 +83,26 @@ def read_text(path: Path, most_bytes: int, make: str = "", inside: Path | None =
         raise HolmesError(f"{path}: not text: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
 
 
-def json_values(text: str, most: int = MAX_VALUES) -> Any:
+def json_values(
+    text: str, most: int = MAX_VALUES, make_object: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
     """Parse JSON. Raises only ValueError (JSONDecodeError), before much memory is spent."""
     if sum(map(text.count, (",", "[", "{"))) > most:
         raise ValueError(_too_many(most))
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=make_object)
     except RecursionError:
         raise ValueError(_too_deep()) from None
     _check(data, most)
+    return data
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these keys. Raises ValueError for a key listed twice: JSON itself would take the last."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"key {twice[:MAX_SHOWN]!r} is listed twice")
     return data
 
 

@@ -49,6 +49,13 @@ def write_atomically(path: Path, text: str | Iterable[str], private: bool = Fals
     Raises:
         HolmesError: The folder is missing or not writable.
     """
+    with written(path, text, private):
+        pass
+
+
+@contextlib.contextmanager
+def written(path: Path, text: str | Iterable[str], private: bool = False) -> Iterator[None]:
+    """Write a file as `write_atomically` does, but let readers see it only when the block is done without an error."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         opener = private_opener if private else None
@@ -56,13 +63,15 @@ def write_atomically(path: Path, text: str | Iterable[str], private: bool = Fals
             file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
+        yield
         temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise HolmesError(
             f"{path}: cannot be written: {error.strerror or error}", "choose a folder that exists and is writable"
         ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def private_opener(path: str, flags: int) -> int:

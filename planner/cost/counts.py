@@ -216,7 +216,7 @@ def gathered_bytes(model: ModelShape, execution: Execution) -> int:
 def expert_gradient_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes of gradients of one layer's experts that a backward of the bundled runtime holds at a time.
 
-    Matrices of experts are cut apart before the loop, so that all gradients are there until the last expert is done, and
+    Matrices of experts are cut apart before the loop, so that all gradients are there until the last one is done, and
     next to them one of three is put together: 4 / 3 v of the experts' parameters. Measured on CPU to 0.2 %.
     """
     if not execution.splits_experts:

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from math import ceil
 
 ExpertRanks = tuple[tuple[int, ...], ...]
 """By rank of a group, its experts, ascending; all ranks hold equally many."""
+
+ROUNDING = 1e-9  # relative: a sum of fractions may be above the whole number that it stands for
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class LayerProblem:
         return max(-(-sum(self.rows) // self.num_ranks), max(self.rows) + others)
 
     @cached_property
-    def fewest_copies(self) -> float:
+    def fewest_copies(self) -> int:
         """A bound on the copies of all tokens, one for each host that a token's experts are on.
 
         A token with j more of its experts on the host of expert e counts 1 / (1 + j) of a copy for e. Over the tokens
@@ -110,7 +113,7 @@ class LayerProblem:
             if rows:
                 whole, more = divmod(sum(sorted(row)[self.num_experts - mates :]), rows)
                 copies += (rows - more) / (1 + whole) + more / (2 + whole)
-        return max(copies, self.num_tokens)
+        return max(ceil(copies * (1 - ROUNDING)), self.num_tokens)
 
 
 def as_placement(ranks: Sequence[Sequence[int]]) -> ExpertRanks:

@@ -2,7 +2,7 @@
 
 Tokens are taken as spread evenly over the ranks of a group, as data parallel training spreads them. Even tokens of the
 trace choose the placement, odd ones judge it, so that nothing is promised of chance; where it is not better on those,
-the layer keeps the usual order.
+the layer keeps the usual order, as do the layers that no time is left for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_routing(job: Job) -> None:
     """Raise HolmesError (wrong usage) for a job whose experts have no order to choose."""
     if job.model.experts is None:
         raise HolmesError("--routing: the job's model has no experts", "leave the option out")
-    for option in ("--moe-router-num-groups", "--moe-router-group-topk"):
+    for option in ("--moe-router-num-groups", "--moe-router-group-topk", "--moe-router-topk-limited-devices"):
         if command_option(job, option) is not None:
             raise HolmesError(
                 f"--routing: trainer.command has {option}: tokens choose among groups of neighbouring experts, which "
@@ -61,7 +61,7 @@ def place_experts(
     """Return the experts of each layer by rank of a group, with the price of their usual order.
 
     Raises:
-        HolmesError: The plan has one rank a group, or a group with more ranks on one host than on another.
+        HolmesError: The plan has one rank a group, or hosts hold unlike parts of groups.
     """
     groups = _stage_groups(inventory, plan)
     found = list[LayerExperts]()
@@ -76,17 +76,14 @@ def place_experts(
 def _placed(plan: Plan, at: StageGroups, layer: int, tokens: tuple[Chosen, ...], left: TimeLeft) -> LayerExperts:
     """Return the experts of one layer."""
     chooses, judges = (_problem(plan, at, tokens[first::2]) for first in (0, 1))
-    usual = judges.usual
-    best = place_layer(chooses, left)
-    is_better = judges.seconds(best.placement) < judges.seconds(usual)
-    placement = best.placement if is_better else usual
-    return LayerExperts(
-        layer=layer,
-        experts=placement,
-        usual=_price(judges, usual),
-        placed=_price(judges, placement),
-        gap=1 - best.bound_s / best.seconds if best.seconds else 0.0,
-    )
+    placement, gap, usual = judges.usual, None, _price(judges, judges.usual)
+    if not left.is_over:
+        best = place_layer(chooses, left)
+        if judges.seconds(best.placement) < usual.seconds:
+            placement = best.placement
+        seconds = chooses.seconds(placement)
+        gap = 1 - best.bound_s / seconds if seconds else 0.0
+    return LayerExperts(layer=layer, experts=placement, usual=usual, placed=_price(judges, placement), gap=gap)
 
 
 def _problem(plan: Plan, at: StageGroups, tokens: tuple[Chosen, ...]) -> LayerProblem:
@@ -127,16 +124,23 @@ def _stage_groups(inventory: Inventory, plan: Plan) -> list[StageGroups]:
             [(host, len(list(run))) for host, run in groupby(hosts[first : first + ep])]
             for first in range(0, len(hosts), ep)
         ]
-        if len({size for group in runs for _, size in group}) > 1:
-            raise HolmesError(
-                f"--routing: a group of {ep} ranks has more of them on one host than on another: "
-                + ", ".join(f"{size} on {host}" for host, size in next(g for g in runs if len({s for _, s in g}) > 1)),
-                "leave out hosts with fewer GPUs, or leave --routing out",
-                ANSWER_IS_NO,
-            )
-        rates = [_seconds(job, costs.execution, costs.priced[host].slot, len(runs[0])) for host in set(hosts)]
-        found.append(StageGroups(len(runs[0]), max(copy for copy, _ in rates), max(row for _, row in rates)))
+        num_hosts = _hosts_of_each(runs)
+        rates = [_seconds(job, costs.execution, costs.priced[host].slot, num_hosts) for host in set(hosts)]
+        found.append(StageGroups(num_hosts, max(copy for copy, _ in rates), max(row for _, row in rates)))
     return found
+
+
+def _hosts_of_each(groups: list[list[tuple[str, int]]]) -> int:
+    """Return the hosts of each group, given by its hosts and its ranks on them. Raises HolmesError if they differ."""
+    alike = {tuple(size for _, size in group): group for group in groups}
+    if len(alike) > 1 or len({size for _, size in groups[0]}) > 1:
+        ranks = "; ".join(", ".join(f"{size} on {host}" for host, size in group) for group in [*alike.values()][:2])
+        raise HolmesError(
+            f"--routing: hosts hold unlike parts of the groups of ranks that share experts: {ranks}",
+            "leave out hosts with fewer GPUs, or leave --routing out",
+            ANSWER_IS_NO,
+        )
+    return len(groups[0])
 
 
 def _seconds(job: Job, execution: Execution, slot: Slot, num_hosts: int) -> tuple[float, float]:
@@ -145,7 +149,7 @@ def _seconds(job: Job, execution: Execution, slot: Slot, num_hosts: int) -> tupl
     Copies that tokens of a host share are sent once (Megatron-Core's dispatcher `flex`: DeepEP and HybridEP), by the
     NICs of all its ranks alike. Otherwise each row is a copy, on the NIC of its own rank.
     """
-    row_s = 0.0 if slot.speed is None else routed_row_s(job.model, execution, slot.speed)
+    row_s = routed_row_s(job.model, execution, slot.speed.slowed(execution.slowdown)) if slot.speed else 0.0
     if slot.peers is None:
         return 0.0, row_s
     times = 6 if execution.recompute == "full" else 4

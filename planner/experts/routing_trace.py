@@ -39,7 +39,7 @@ def read_trace(path: Path, model: ModelShape) -> tuple[tuple[Chosen, ...], ...]:
     layers: dict[int, tuple[Chosen, ...]] = {}
     for number, line in enumerate(_lines(path), start=1):
         source = f"{path}: line {number}"
-        trace = parse(LayerTrace, parse_foreign_json(line, source), source)
+        trace = parse(LayerTrace, parse_foreign_json(line, source, is_line=True), source)
         if trace.layer >= model.num_layers or trace.layer in layers:
             fault = "is there twice" if trace.layer in layers else f"and the model has {model.num_layers}"
             raise _not_of_model(f"{source}: layer {trace.layer} {fault}")

@@ -52,6 +52,36 @@ def test_the_map_lies_next_to_the_plan_and_the_table_says_what_it_wins(command: 
     assert "Experts by the trace" in done.stderr
 
 
+def test_another_file_in_the_place_of_the_map_is_refused(command: Command, folder: Path) -> None:
+    write_job(folder)
+    trace = (folder / "routing.jsonl").rename(folder / "plan-experts.json")
+    before = trace.read_bytes()
+    done = command("plan", "job.yaml", "--routing", trace.name)
+    assert done.code == WRONG_USAGE
+    assert "plan-experts.json" in done.stderr
+    assert trace.read_bytes() == before
+    trace.rename(folder / "routing.jsonl")
+    trace.mkdir()
+    assert command("plan", "job.yaml", "--routing", "routing.jsonl").code == WRONG_USAGE
+    assert not (folder / "plan.json").exists()
+
+
+def test_a_plan_that_cannot_be_written_leaves_no_map(command: Command, folder: Path) -> None:
+    write_job(folder)
+    (folder / "plan.json").mkdir()
+    done = command("plan", "job.yaml", "--routing", "routing.jsonl")
+    assert done.code == WRONG_USAGE
+    assert [file.name for file in folder.glob("*plan*")] == ["plan.json"]
+
+
+def test_a_map_is_replaced_and_one_of_an_earlier_plan_is_named(command: Command, folder: Path) -> None:
+    write_job(folder)
+    for routing in (True, True, False):
+        done = command("plan", "job.yaml", "--time-limit", "0", *["--routing", "routing.jsonl"] * routing)
+        assert done.code == 0, done.stderr
+        assert ("plan-experts.json: the map of an earlier plan" in done.stderr) == (not routing)
+
+
 def test_without_the_option_there_is_no_map(command: Command, folder: Path) -> None:
     write_job(folder)
     done = command("plan", "job.yaml", "--json")

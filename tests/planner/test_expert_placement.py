@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holmes_cli.screen.expert_tables import expert_sheet
 from holmes_core.errors import ANSWER_IS_NO, WRONG_USAGE, HolmesError
 from holmes_core.records.job import Job
 from planner.cost.compute_time import routed_row_s
@@ -99,6 +100,12 @@ def test_experts_that_tokens_choose_together_share_a_host() -> None:
     assert placed.seconds == placed.bound_s == 50 + 100
 
 
+def test_a_bound_of_fractions_is_no_more_than_the_whole_number_they_stand_for() -> None:
+    problem = LayerProblem(6, 2, 2, 1e-6, 0.0, {(0, 1, 2): 7, (3, 4, 5): 7})
+    assert problem.fewest_copies == 14
+    assert problem.bound_s() == problem.seconds(((0, 1, 2), (3, 4, 5)))
+
+
 def test_without_copies_that_count_the_busiest_experts_are_apart() -> None:
     problem = LayerProblem(4, 2, 2, 0.0, 1.0, {(0,): 5, (1,): 5, (2,): 1, (3,): 1})
     assert place_layer(problem, TimeLeft(LONG)).seconds == 6 < problem.seconds(problem.usual) == 10
@@ -153,7 +160,9 @@ def test_a_balanced_group_waits_as_long_as_it_is_planned_to() -> None:
     problem = read_problem(TWO_HOSTS, plan.job)
     speed = problem.fleet.classes[0].hardware.slot.speed
     assert speed is not None
-    products_s = 1024 * 4 * routed_row_s(plan.job.model, Candidate(1, 1, 16, 1).execution(problem.job), speed)
+    execution = Candidate(1, 1, 16, 1).execution(problem.job)
+    assert execution.slowdown > 1
+    products_s = 1024 * 4 * routed_row_s(plan.job.model, execution, speed.slowed(execution.slowdown))
     assert [layer.placed.fullest for layer in layers] == [1] * 6
     assert layers[0].placed.seconds == pytest.approx(exchange_s + products_s)
 
@@ -162,9 +171,21 @@ def test_an_order_that_is_not_better_on_other_tokens_is_not_taken() -> None:
     # Even tokens choose the first experts, and odd ones are balanced by the usual order only.
     chosen = ((0, 1, 2, 3), (4, 9, 14, 19)), ((0, 8, 16, 24), (2, 10, 18, 26), (4, 12, 20, 28), (6, 14, 22, 30))
     tokens = tuple(part[at % len(part)] for at in range(16) for part in chosen)
-    layer = place_experts(TWO_HOSTS, plan_for(TWO_HOSTS, FLEX), (tokens,) * 6, TimeLeft(LONG))[0]
-    assert layer.placed == layer.usual
-    assert sum(layer.experts, ()) == tuple(range(32))
+    for planned in (FLEX, job()):
+        layer = place_experts(TWO_HOSTS, plan_for(TWO_HOSTS, planned), (tokens,) * 6, TimeLeft(LONG))[0]
+        assert layer.placed == layer.usual
+        assert sum(layer.experts, ()) == tuple(range(32))
+    # The gap of the usual order: half of the even tokens come to two experts of rank 0, and would come to two ranks.
+    assert layer.gap == pytest.approx(1 / 2)
+
+
+def test_layers_that_no_time_is_left_for_keep_the_usual_order() -> None:
+    layers = place_experts(TWO_HOSTS, plan_for(TWO_HOSTS, FLEX), trace(40), TimeLeft(0.0))
+    assert [sum(layer.experts, ()) for layer in layers] == [tuple(range(32))] * 6
+    assert [(layer.placed == layer.usual, layer.gap) for layer in layers] == [(True, None)] * 6
+    rows = {row[0]: row[2] for row in expert_sheet(layers).rows}
+    assert rows["layers left in the usual order for lack of time"] == "6 of 6"
+    assert rows["gap to the best order"] == "not known"
 
 
 def test_groups_inside_hosts_send_nothing_to_others() -> None:
@@ -186,11 +207,21 @@ def test_a_group_with_more_ranks_on_one_host_is_refused() -> None:
     assert answer.value.exit_code == ANSWER_IS_NO
 
 
+def test_groups_over_unlike_numbers_of_hosts_are_refused() -> None:
+    whole = gpu_inventory([3])
+    hosts = (whole.hosts[0], *(host.model_copy(update={"gpus": host.gpus[:4]}) for host in whole.hosts[1:]))
+    inventory = whole.model_copy(update={"hosts": hosts})
+    with pytest.raises(HolmesError, match="8 on a1; 4 on a2, 4 on a3") as answer:
+        place_experts(inventory, plan_for(inventory, job(ep=8)), trace(40), TimeLeft(LONG))
+    assert answer.value.exit_code == ANSWER_IS_NO
+
+
 def test_plans_without_an_order_to_choose_are_refused() -> None:
     with pytest.raises(HolmesError, match=r"parallel\.ep 1") as answer:
         place_experts(TWO_HOSTS, plan_for(TWO_HOSTS, job(ep=1)), trace(), TimeLeft(LONG))
     assert answer.value.exit_code == ANSWER_IS_NO
-    for refused, said in ((gpt_7b(), "no experts"), (job("--moe-router-num-groups=8"), "--moe-router-num-groups")):
+    options = ("--moe-router-num-groups=8", "--moe-router-topk-limited-devices=4")
+    for refused, said in ((gpt_7b(), "no experts"), *((job(option), option.split("=")[0]) for option in options)):
         with pytest.raises(HolmesError, match=said) as wrong:
             check_routing(refused)
         assert wrong.value.exit_code == WRONG_USAGE
@@ -238,7 +269,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for text, said in (
         (b"", "no line for layer 0"),
         (b"[1]\n", "line 1: holds a list"),
-        (b"{\n", "line 1: line 1, column 2: not JSON"),
+        (b"{\n", "t.jsonl: line 1, column 2: not JSON"),
+        (b'{"layer": 9, "layer": 0, "experts": [[0, 1, 2, 3], [0, 1, 2, 3]]}\n', "line 1: key 'layer' is listed twice"),
         (b"\xff\n", "not text: byte 0"),
         (b" " * (MAX_LINE_BYTES + 1), "MiB in a line"),
         (b"[" * 100_000, "t.jsonl: line 1: "),
