@@ -52,7 +52,9 @@ DECIDED = {
         OptionRule("decided", "parallel.recompute"),
     ),
     "--recompute-activations": OptionRule("decided", "parallel.recompute", 0),
-    "--recompute-modules": OptionRule("decided", "attention's core under parallel.recompute selective", 20),
+    "--recompute-modules": OptionRule(
+        "decided", "norms, and experts' activations, under parallel.recompute selective", 20
+    ),
     "--distribute-saved-activations": OptionRule("decided", "sequence parallelism leaves nothing to distribute", 0),
     "--use-distributed-optimizer": OptionRule("decided", "always on", 0),
     "--num-distributed-optimizer-instances": OptionRule(

@@ -118,6 +118,9 @@ def _megatron(plan: Plan) -> Iterator[str]:
         yield from _megatron_experts(plan)
     if plan.recompute != "none":
         yield from ("--recompute-granularity", plan.recompute)
+    if plan.recompute == "selective":  # by default attention's core, which a fused kernel has no use for
+        experts = ("moe_act",) if plan.job.model.experts is not None else ()
+        yield from ("--recompute-modules", "layernorm", *experts)
     if plan.recompute == "full":
         yield from ("--recompute-method", "uniform", "--recompute-num-layers", "1")
 

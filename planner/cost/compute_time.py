@@ -170,12 +170,12 @@ def _moved_values(model: ModelShape, execution: Execution) -> float:
 
 
 def _made_again_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
-    """Return the seconds of one layer's selective recomputation: both norms and the activation.
+    """Return the seconds of one layer's selective recomputation: both norms and, where it is repeated, the activation.
 
     Software without a fused kernel repeats its attention core instead.
     """
     norms = NORM_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
-    inside = ACTIVATION_PASSES_AGAIN[model.family] * model.token_ffn_size
+    inside = ACTIVATION_PASSES_AGAIN[model.family] * model.token_ffn_size * execution.repeats_activation
     values = execution.tokens(model) * (norms + inside / execution.tp)
     rate = speed.memory_bytes_per_s or speed.update_bytes_per_s
     return values * execution.value_bytes / rate if rate and keeps_selectively(execution) else 0.0

@@ -70,6 +70,7 @@ class Execution(NamedTuple):
     slowdown: float = 1.0
     ep: int = 1
     splits_experts: bool = False
+    repeats_activation: bool = True
     cp: int = 1
     gathers_keys: bool = False
     trainable: Trainable | None = None
@@ -125,6 +126,7 @@ def make_execution(
         slowdown=1 + engine.growth * log2(tp * pp * dp),
         ep=expert_shards(job, tp),
         splits_experts=job.is_bundled,
+        repeats_activation=engine.repeats_activation or job.model.experts is not None,
         cp=job.cp,
         gathers_keys=engine.context == "gather",
         trainable=job.trainable,
@@ -156,30 +158,31 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
 
     Values per token, counted on the runtime's model as the storages a forward leaves behind, all sharded: inputs of
     both norms, of q, k and v and of the MLP (4 h), attention's result (q), q, k and v (q + 2 k, a Llama's after
-    rotation; with `qk_norm` queries and keys before it, too, q + k), and the MLP's inside (2 f; SwiGLU 4 f). Selective
-    recomputation keeps what matrices and attention make: not what norms make of their inputs (2 h less) and half of the
-    MLP's inside. f is the width of all experts of a token, and rows that came for experts are kept, too (h each): by
-    shards that split experts all of them, and the gathered tokens (h).
-    Full recomputation keeps the layer's input alone (h). A compiled SwiGLU keeps f less, as five compiled
-    Llamas did to the byte (H200, torch 2.11). Without sequence parallelism inputs of norms and matrices are whole on
-    every shard. With a mask k and v are kept once for every query head (2 q - 2 k more). A frozen matrix's input is
-    kept for its adapter alone, which has no dropout, or where a backward needs it anyway, as it needs attention's
-    result; adapters keep the values between their two matrices (r each), on every shard. Keys and values that were
-    gathered from other replicas are kept, too, unless anything is recomputed.
+    rotation; with `qk_norm` queries and keys before it, too, q + k), and the MLP's inside (2 f; SwiGLU 4 f).
+    Selective recomputation keeps what matrices and attention make: not what norms make of their inputs (2 h less)
+    and, if it `repeats_activation`, half of the MLP's inside. f is the width of all experts of a token, and rows that
+    came for experts are kept, too (h each): by shards that split experts all of them, and the gathered tokens (h).
+    Full recomputation keeps the layer's input alone (h). A compiled SwiGLU keeps f less, as five compiled Llamas did
+    to the byte (H200, torch 2.11). Without sequence parallelism inputs of norms and matrices are whole on every
+    shard. With a mask k and v are kept once for every query head (2 q - 2 k more). A frozen matrix's input is kept
+    for its adapter alone, which has no dropout, or where a backward needs it anyway, as it needs attention's result;
+    adapters keep the values between their two matrices (r each), on every shard. Keys and values that were gathered
+    from other replicas are kept, too, unless anything is recomputed.
     """
     h, f, q, k = model.hidden_size, model.token_ffn_size, model.query_size, model.kv_size
     if model.experts is not None:
         f += round((ROUTED_SKEW - 1) * model.routed_size)
-    inputs, inside = 4 * h, 4 * f if model.family == "llama" else 2 * f
-    if keeps_selectively(execution):
-        inputs, inside = inputs // 2, inside // 2
+    selective = keeps_selectively(execution)
+    inputs, inside = (2 if selective else 4) * h, 4 * f if model.family == "llama" else 2 * f
+    if selective and execution.repeats_activation:
+        inside //= 2
     elif execution.fused_operators and execution.tp == 1 and model.family == "llama":
         inside -= f
     inside += q + model.attended_size + 2 * k + (q + k) * model.qk_norm + 2 * (q - k) * execution.masked
     between = 0
     if execution.lora is not None:
         between = execution.lora.rank * len(execution.lora.targets)
-        if not keeps_selectively(execution):
+        if not selective:
             inputs -= h * (not execution.lora.has(*QKV)) + h * (not execution.lora.has("gate", "up"))
             inside -= f * (not execution.lora.has("down"))
     if execution.gathers_keys and execution.recompute == "none":
@@ -197,13 +200,13 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
 def recomputed_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes rebuilt at a time: with full recomputation a layer beyond its input, else an MLP's inside."""
     if keeps_selectively(execution):
-        inside = model.token_ffn_size * (2 if model.family == "llama" else 1) // execution.tp
-        return execution.value_bytes * execution.tokens(model) * inside
+        width = model.token_ffn_size * (2 if model.family == "llama" else 1)
+        width = width if execution.repeats_activation else model.hidden_size
+        return execution.value_bytes * execution.tokens(model) * width // execution.tp
     if execution.recompute != "full":
         return 0
-    return layer_activation_bytes(model, execution._replace(recompute="none")) - layer_activation_bytes(
-        model, execution
-    )
+    whole = layer_activation_bytes(model, execution._replace(recompute="none"))
+    return whole - layer_activation_bytes(model, execution)
 
 
 def gathered_bytes(model: ModelShape, execution: Execution) -> int:
@@ -219,9 +222,7 @@ def expert_gradient_bytes(model: ModelShape, execution: Execution) -> int:
     Matrices of experts are cut apart before the loop, so that all gradients are there until the last one is done, and
     next to them one of three is put together: 4 / 3 v of the experts' parameters. Measured on CPU to 0.2 %.
     """
-    if not execution.splits_experts:
-        return 0
-    return execution.value_bytes * expert_parameters(model, execution.ep) * 4 // 3
+    return execution.splits_experts * execution.value_bytes * expert_parameters(model, execution.ep) * 4 // 3
 
 
 def key_value_bytes(model: ModelShape, execution: Execution) -> int:

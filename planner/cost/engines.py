@@ -52,7 +52,8 @@ class Engine:
     the gradients. overlaps_levels: a bucket is exchanged inside clusters while another one is between them.
     shards_tied: weights are sharded with tied tables as well. has_experts: its layers may have experts, and the other
     keys of `ModelShape.beyond_bundled`. context: it has context parallelism, and keys and values go around a ring under
-    the attention, or are gathered before it. unsharded: the engine as it is without ZeRO-3, where that is another one.
+    the attention, or are gathered before it. repeats_activation: under selective recomputation, too, the one of an MLP;
+    of experts every engine may. unsharded: the engine as it is without ZeRO-3, where that is another one.
     """
 
     sequence_parallel: Literal["always", "selective", "never"] = "always"
@@ -87,6 +88,7 @@ class Engine:
     overlaps_levels: bool = True
     shards_tied: bool = False
     has_experts: bool = False
+    repeats_activation: bool = True
     context: Literal["ring", "gather"] | None = None
     unsharded: Engine | None = None
 
@@ -198,6 +200,7 @@ ENGINES: dict[EngineName, Engine] = {
         two_levels=True,
         copies_update=True,
         overlaps_levels=False,
+        repeats_activation=False,
         context="ring",
     ),
     "torchtitan": replace(FSDP, reduces="all", context="gather"),

@@ -11,12 +11,13 @@ from benchmarks.published_steps.measurements import measurements
 from benchmarks.published_steps.predict_row import plan_row, quick_s
 from holmes_core.errors import WRONG_USAGE, HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.job import EngineName, Parallel
+from holmes_core.records.job import EngineName, Job, Parallel
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
-from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.model_shape import ModelShape, stage_parameters
+from launcher.prepare.engine_arguments import engine_arguments
 from launcher.prepare.prepare import run_config_of
-from planner.cost.counts import state_bytes
+from planner.cost.counts import Execution, layer_activation_bytes, state_bytes
 from planner.cost.engines import ENGINES
 from planner.problem.candidates import Candidate
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_anew, plan_for
@@ -163,3 +164,31 @@ def test_latent_attention_without_experts_is_refused_likewise() -> None:
     model = {"family": "llama", "num_layers": 2, "hidden_size": 64, "num_heads": 2, "seq_length": 32}
     with pytest.raises(HolmesError, match=r"model\.latent_attention with engine holmes"):
         plan_for(gpu_inventory([1]), gpt_7b(model={**model, "latent_attention": {"kv_rank": 16}}))
+
+
+def test_megatron_is_told_the_modules_whose_recomputation_is_priced() -> None:
+    """Without them selective recomputation repeats attention's core, and keeps what the plan counts as let go."""
+    dense = {"preset": "llama-3-8b"}
+    for model, modules in ((dense, ("layernorm",)), ({"preset": "mixtral-8x7b"}, ("layernorm", "moe_act"))):
+        fixed = {"tp": 1, "recompute": "selective", "micro_batch_size": 1} | ({"ep": 8} if model != dense else {})
+        data = gpt_7b(engine="megatron", model=model, parallel=fixed).model_dump() | {"data": None}
+        job = Job.model_validate(data | {"trainer": {"engine": "megatron", "command": ["x"]}})
+        plan = plan_for(gpu_inventory([4, 4], memory_bytes=None), job)
+        words = engine_arguments(plan)
+        at = words.index("--recompute-modules")
+        assert words[at - 2 : at + 1 + len(modules)] == (
+            *("--recompute-granularity", "selective", "--recompute-modules"),
+            *modules,
+        )
+
+
+def test_an_mlp_of_megatron_keeps_its_inside_under_selective_recomputation() -> None:
+    shape, plain = (
+        ModelShape(num_layers=2, hidden_size=64, num_heads=4, seq_length=32, vocab_size=64),
+        Execution(1, 1, 1, 2, "none"),
+    )
+    selective = plain._replace(recompute="selective", repeats_activation=False)
+    one, other = (layer_activation_bytes(shape, each) for each in (plain, selective))
+    assert one - other == 2 * shape.seq_length * 2 * shape.hidden_size  # the norms' results alone
+    told = layer_activation_bytes(shape, selective._replace(repeats_activation=True))
+    assert other - told == 2 * shape.seq_length * shape.ffn_size
