@@ -79,14 +79,19 @@ def make_plan(
         plan = _plan_searched(_search(inventory, job, progress, time_limit_s), sources, order, lp)
         assert plan is not None  # as no step was to be beaten
         return plan
-    searched, faults = list[_Searched](), list[HolmesError]()
+    left, searched, faults = TimeLeft(time_limit_s), list[_Searched](), list[HolmesError]()
     for one in jobs:
         try:
             searched.append(_search(inventory, one, progress, time_limit_s / len(jobs)))
         except HolmesError as error:
             faults.append(error)
     best: Plan | None = None
+    before_s = left.seconds
     for each in sorted(searched, key=lambda each: each.result.found[0].objective_s):
+        now_s = left.seconds
+        if best is not None and (left.is_over or now_s < before_s - now_s):
+            break  # the last one took longer than is left
+        before_s = now_s
         try:
             plan = _plan_searched(each, sources, order, None, best.prediction.step_s if best else inf)
         except HolmesError as error:

@@ -10,9 +10,11 @@ import pytest
 
 from holmes_core.errors import ANSWER_IS_NO, WRONG_USAGE, HolmesError
 from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.trainable import Trainable
 from launcher.prepare.engine_arguments import engine_arguments, placeholders
+from planner import make_plan
 from planner.advice.engine_price import long_context_sentence
 from planner.cost.collectives import Path, Peers, context_outside_bytes, context_parallel_s
 from planner.cost.counts import (
@@ -27,7 +29,7 @@ from planner.cost.counts import (
 )
 from planner.problem.context_groups import context_degrees, takes_sequence
 from planner.problem.group_places import misplaced_group, replicas_together
-from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
+from tests.planner.fleets import gpt_7b, gpu_inventory, plan_anew, plan_for
 from tests.planner.group_fleets import gap
 from tests.seeds import seeds
 
@@ -116,6 +118,20 @@ def test_a_free_degree_is_the_fastest_of_all(engine: str, zero: int) -> None:
     assert free.engine_dp * free.job.cp * free.tp * free.pp <= 16
     assert sum(free.microbatches) * free.micro_batch_size == 16 * free.job.cp
     assert misplaced_group(free.job, free.ranks) == ()
+
+
+def test_degrees_for_which_no_time_is_left_are_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked_out, write = list[int](), make_plan._write
+
+    def counted(*parts: Any) -> Plan:
+        worked_out.append(parts[0].job.cp)
+        return write(*parts)
+
+    monkeypatch.setattr(make_plan, "_write", counted)
+    plan = plan_anew(TWO_HOSTS, job(), time_limit_s=0.0)
+    assert worked_out == [plan.job.cp]
+    plan_anew(TWO_HOSTS, job())
+    assert len(worked_out) > 2
 
 
 def test_short_sequences_and_engines_without_it_have_none() -> None:
