@@ -219,7 +219,8 @@ def contenders_of(
     """
     candidates, early = [each for _, each in result.ranked], EarlyBounds(problem)
     if result.found[0].placement.candidate.weight_shards > 1:
-        candidates += [shared for each in result.misfits for shared in early.with_shared_weights(each)]
+        plain = [*candidates, *result.misfits]
+        candidates += dict.fromkeys(shared for each in plain for shared in early.with_shared_weights(each))
         return rank_improved(problem, result.found, candidates, left, most_starts, within_s)
     contenders = rank_improved(problem, result.found, candidates, left, most_starts, within_s)
     worth_s = (contenders[0].mode.step_s if contenders else within_s) / WORTH_SHARDING

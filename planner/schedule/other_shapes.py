@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import permutations
+from itertools import combinations, permutations, product
 from math import inf
 from operator import itemgetter
 
@@ -29,6 +29,7 @@ MAX_STAGES = 1024  # of the candidates that are placed, in all
 MAX_PACES = 16  # that are looked at for a few that hold a placement: on unlike GPUs the first ones seldom do
 MAX_STRADDLING = 16  # candidates
 MAX_CLUSTERS = 3  # that are tried in every order
+MAX_COPIED = 100  # placements of one candidate with copies of its weights
 MAX_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
 
 
@@ -55,9 +56,10 @@ def other_placements(
             yield from _in_blocks(problem, candidate)
             for each in (candidate, *with_instances(problem.job, candidate, len(problem.fleet.cluster_names))):
                 yield from _whole_replicas(problem, each)
-        if straddles and candidate.weight_shards == 1:
+        if straddles:
             straddled += 1
-            yield from straddling_placements(problem, candidate)
+            ways = straddling_placements if candidate.weight_shards == 1 else copied_placements
+            yield from ways(problem, candidate)
 
 
 def _in_turns(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -119,6 +121,29 @@ def straddling_placements(problem: Problem, candidate: Candidate) -> Iterator[Pr
             continue
         rooms = zip(cut, sites, coeffs.capacity, strict=True)
         if all(held <= room[c] for held, row, room in rooms for c in row):
+            yield PricedPlacement(inf, Placement(candidate, cut, sites, shares))
+
+
+def copied_placements(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:
+    """Yield placements with an even cut whose stages have a copy of their weights in each of several clusters.
+
+    Each stage in clusters of its own, in every way that has room in one class of each. They have no closed form.
+    """
+    coeffs, size = problem.coefficients(candidate), candidate.weight_shards
+    cut, shares = usual_cut(problem.job, candidate.pp), even_shares(coeffs.total_microbatches, candidate.dp)
+    clusters = coeffs.cluster
+    rows = [
+        tuple(c for c in chosen for _ in range(size))
+        for chosen in combinations(range(len(clusters)), candidate.copies)
+        if len({clusters[c] for c in chosen}) == candidate.copies
+    ]
+    if candidate.copies == 1 or len(rows) ** candidate.pp > MAX_COPIED:
+        return
+    for sites in product(rows, repeat=candidate.pp):
+        taken = Counter(c for row in sites for c in row)
+        rooms = zip(cut, sites, coeffs.capacity, strict=True)
+        fits = all(held <= room[c] for held, row, room in rooms for c in set(row))
+        if fits and all(count <= coeffs.group_slots[c] for c, count in taken.items()):
             yield PricedPlacement(inf, Placement(candidate, cut, sites, shares))
 
 
