@@ -84,8 +84,9 @@ def check_same(folder: Path, by_ssh: BySsh, said: str) -> None:
     for where, size in by_ssh.traffic.items():
         if where[1] != "lo":
             assert size > 50_000
-            # TCP acknowledges as it sees fit: up to 2 % of what is received counts as sent.
-            assert traffic[where] == pytest.approx(size, rel=0.05), where
+            # TCP acknowledges as it sees fit, each packet on a busy machine: 66 bytes for 1,514 received, or for fewer
+            # in so little traffic. Other interfaces would carry nothing.
+            assert traffic[where] == pytest.approx(size, rel=0.1), where
 
 
 def test_torchrun_on_every_node(site: Site, by_ssh: BySsh, tmp_path: Path) -> None:
