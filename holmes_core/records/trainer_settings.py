@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Literal, get_args
 
 from pydantic import model_validator
@@ -72,6 +73,14 @@ class TrainerSettings(Record):
     def placeholders(self) -> set[str]:
         """Return the settings of the plan that the command holds by name."""
         return {name for word in self.command for name in PLACEHOLDER.findall(word)}
+
+    def values(self, option: str) -> tuple[str, ...] | None:
+        """Return the values that the command gives an option, wherever it stands; None where the command lacks it."""
+        words = [part for word in self.command for part in (word.split("=", 1) if word.startswith("--") else (word,))]
+        places = [at for at, word in enumerate(words) if word == option]
+        if not places:
+            return None
+        return tuple(value for at in places for value in takewhile(lambda word: word[:2] != "--", words[at + 1 :]))
 
     @property
     def takes_options(self) -> bool:

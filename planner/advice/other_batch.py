@@ -63,5 +63,4 @@ def _even_batches(inventory: Inventory, plan: Plan) -> Iterator[tuple[int, int]]
 def _at_degrees(plan: Plan, dp: int, batch: int) -> Job:
     """Return the plan's job with that batch, its degrees fixed to the plan's, and `dp`."""
     degrees = {"tp": plan.tp, "pp": plan.pp, "dp": dp, "micro_batch_size": plan.micro_batch_size}
-    parallel = plan.job.parallel.model_copy(update=degrees)
-    return plan.job.model_copy(update={"global_batch_size": batch, "parallel": parallel})
+    return plan.job.with_parallel(**degrees).model_copy(update={"global_batch_size": batch})

@@ -57,10 +57,6 @@ def _in_short(problem: Problem, written: WrittenPlan, plan: Plan) -> PlannedStep
     )
 
 
-def _fixing(plan: Plan, **keys: int) -> Job:
-    return plan.job.model_copy(update={"parallel": plan.job.parallel.model_copy(update=keys)})
-
-
 def _under(inventory: Inventory, plan: Plan, job: Job, question: str, left: TimeLeft) -> PlanAnswer:
     """Return the answer that the plan of `job` gives: it does not fit, or is slower, and why."""
     try:
@@ -103,7 +99,7 @@ def _other_degrees(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator
             possible = batch % value == 0 if key == "micro_batch_size" else key == "tp" or value <= layers
             if left.is_over or not possible:
                 continue
-            job, question = _fixing(plan, **{key: value}), f"why not {key} {value}?"
+            job, question = plan.job.with_parallel(**{key: value}), f"why not {key} {value}?"
             needed = prod(getattr(job.parallel, degree) or 1 for degree in ("tp", "pp", "dp"))
             if needed > (room := fleet.num_group_slots(1)):
                 yield PlanAnswer(
@@ -123,7 +119,7 @@ def _idle(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnsw
     ways = [(pp * (slots // pp), -pp) for pp in range(1, 2 * plan.pp + 1) if pp <= plan.job.model.num_layers]
     most, pp = max(way for way in ways)
     if most > used and fixed.pp is None and fixed.dp is None:
-        job = _fixing(plan, tp=plan.tp, pp=-pp, dp=most // (-pp * plan.job.cp))
+        job = plan.job.with_parallel(tp=plan.tp, pp=-pp, dp=most // (-pp * plan.job.cp))
         yield _under(inventory, plan, job, f"and with {most * plan.tp} ranks, not {used * plan.tp}?", left)
 
 

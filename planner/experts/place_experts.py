@@ -25,7 +25,6 @@ from planner.experts.place_layer import place_layer
 from planner.experts.routing_trace import Chosen
 from planner.layout.layout_costs import LayoutCosts
 from planner.layout.reprice import layout_of
-from planner.problem.expert_groups import command_option
 from planner.problem.problem import read_problem
 from planner.time_left import TimeLeft
 
@@ -47,7 +46,7 @@ def check_routing(job: Job) -> None:
     if job.model.experts is None:
         raise HolmesError("--routing: the job's model has no experts", "leave the option out")
     for option in ("--moe-router-num-groups", "--moe-router-group-topk", "--moe-router-topk-limited-devices"):
-        if command_option(job, option) is not None:
+        if job.trainer is not None and job.trainer.values(option) is not None:
             raise HolmesError(
                 f"--routing: trainer.command has {option}: tokens choose among groups of neighbouring experts, which "
                 "another order would change",
@@ -156,7 +155,7 @@ def _seconds(job: Job, execution: Execution, slot: Slot, num_hosts: int) -> tupl
     size = execution.value_bytes * job.model.hidden_size * times
     rate = ALL_TO_ALL_SHARE * (slot.peers.bytes_per_s or slot.inside.bandwidth_bytes_per_s)
     outside_s = size * (1 - 1 / num_hosts) / rate
-    if command_option(job, "--moe-token-dispatcher-type") == "flex":
+    if job.trainer is not None and (job.trainer.values("--moe-token-dispatcher-type") or ())[-1:] == ("flex",):
         return outside_s * num_hosts / job.ep, row_s
     inside_s = size * (1 / num_hosts - 1 / job.ep) / slot.inside.bandwidth_bytes_per_s
     return 0.0, row_s + max(outside_s, inside_s)

@@ -134,7 +134,7 @@ def write_usual(problem: Problem, result: SearchResult) -> WrittenPlan | None:
         return None
     job = problem.job
     plain = job.parallel.schedule or ("interleaved" if (job.parallel.chunks or 1) > 1 else "1f1b")
-    as_usual = job.model_copy(update={"parallel": job.parallel.model_copy(update={"schedule": plain})})
+    as_usual = job.with_parallel(schedule=plain)
     candidate = found.placement.candidate
     mode = choose_schedule(as_usual, problem.coefficients(candidate), found.placement)
     if mode is None:

@@ -6,9 +6,6 @@ counts them as replicas, of a batch of such parts; they are neighbours by number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import takewhile
-
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from planner.cost.engines import ENGINES, engine_of
@@ -43,7 +40,7 @@ def check_context(job: Job) -> None:
             "early and a late one, so that all attend equally",
             f"set model.seq_length to a multiple of {2 * cp}, or another parallel.cp",
         )
-    kinds = _values(trainer.command if trainer is not None else (), "--cp-comm-type")
+    kinds = (trainer.values("--cp-comm-type") or ()) if trainer is not None else ()
     if set(kinds) - {"p2p"}:
         raise HolmesError(
             f"job: parallel.cp is {cp}, and trainer.command has --cp-comm-type {' '.join(kinds)}: a ring is priced",
@@ -60,11 +57,3 @@ def takes_sequence(job: Job, tp: int) -> bool:
     """Return True if a sequence splits into parts of equal length over groups and their tensor shards."""
     shards = tp if engine_of(job).sequence_parallel != "never" else 1
     return job.cp == 1 or job.model.seq_length % (2 * job.cp * shards) == 0
-
-
-def _values(command: Sequence[str], option: str) -> list[str]:
-    """Return the values that a command gives an option, up to the next one."""
-    words = [part for word in command for part in (word.split("=", 1) if word.startswith("--") else (word,))]
-    if option not in words:
-        return []
-    return list(takewhile(lambda word: not word.startswith("--"), words[words.index(option) + 1 :]))

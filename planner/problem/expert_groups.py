@@ -7,7 +7,6 @@ of RANK where `--expert-tensor-parallel-size` is 1 (parallel_state.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
@@ -63,19 +62,13 @@ def check_layers(job: Job) -> None:
         )
 
 
-def command_option(job: Job, option: str) -> str | None:
-    """Return the value that the trainer's command gives an option; None where it gives none."""
-    command = job.trainer.command if job.trainer is not None else ()
-    return dict(pairwise(word for each in command for word in each.split("=", 1))).get(option)
-
-
 def _check_command(job: Job) -> None:
     """Raise HolmesError (wrong usage) for a command that would run other groups or another dispatcher than planned."""
     trainer = job.trainer
     if trainer is None or not trainer.command:
         return
     options = "--moe-token-dispatcher-type", "--expert-tensor-parallel-size"
-    dispatcher, size = (command_option(job, option) for option in options)
+    dispatcher, size = (next(reversed(trainer.values(option) or ()), None) for option in options)
     if dispatcher == "allgather":
         raise HolmesError(
             "job: trainer.command has --moe-token-dispatcher-type allgather, and experts are priced with alltoall",

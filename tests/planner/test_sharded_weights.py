@@ -258,7 +258,7 @@ def test_weights_shared_over_a_wire_are_gathered_over_it(trainable: dict[str, An
 
 @pytest.mark.parametrize("engine", ["torch", "accelerate"])
 def test_gradients_that_are_reduced_once_are_priced_once_as_written_out(engine: TrainerName) -> None:
-    """Of accelerate a step as written out counted a reduction in every micro-batch: here nearly twice its seconds."""
+    """A written-out step of accelerate counted a reduction in every micro-batch: here nearly twice its seconds."""
     job = trainer_job(engine, model=LARGE, global_batch_size=32, parallel={"zero": 3})
     one_cluster = gpu_inventory([2], gpus_per_host=2, kinds=("Ethernet",))
     by_classes_s, written_s = sharded_step_s(job, one_cluster, (0, 0, 0, 0))

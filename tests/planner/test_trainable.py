@@ -37,7 +37,7 @@ def lora(*targets: Matrix, rank: int = 2) -> Trainable:
 
 
 def job_of(engine: TrainerName, trainable: dict[str, Any] | None = LORA, **changes: Any) -> Job:
-    """A model of 1.9 billion parameters, of which those are trained."""
+    """A model of 1.9 billion parameters with `trainable` as given."""
     return trainer_job(engine, **{"model": SMALL, "global_batch_size": 32, "trainable": trainable} | changes)
 
 
