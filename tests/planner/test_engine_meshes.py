@@ -134,6 +134,9 @@ def rearranged(ranks: Any, pattern: str, **sizes: int) -> Any:
 def check_megatron(plan: Plan, hooked: Hooked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that Megatron-Core makes the plan's groups; of several optimizer instances those inside and between."""
     state = pytest.importorskip("megatron.core.parallel_state")
+    if not state.HAVE_EINOPS:  # which it asks for groups of several optimizer instances alone
+        monkeypatch.setattr(state, "HAVE_EINOPS", True)
+        monkeypatch.setattr(state, "einops", types.SimpleNamespace(rearrange=rearranged), raising=False)
     options = types.SimpleNamespace(Options=lambda **_: types.SimpleNamespace(config=types.SimpleNamespace()))
     monkeypatch.setattr(hooked.dist, "ProcessGroupNCCL", options, raising=False)
     words = engine_arguments(plan)
@@ -176,10 +179,6 @@ def test_megatron_core_makes_the_groups_of_several_optimizer_instances(
     small = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "seq_length": 512, "vocab_size": 32000}
     plan = plan_for(fleet, trainer_job("megatron", model=small, global_batch_size=96, parallel=fixed))
     assert plan.optimizer_instances == count
-    state = pytest.importorskip("megatron.core.parallel_state")
-    if not state.HAVE_EINOPS:  # which it asks for these groups alone
-        monkeypatch.setattr(state, "HAVE_EINOPS", True)
-        monkeypatch.setattr(state, "einops", types.SimpleNamespace(rearrange=rearranged), raising=False)
     check_megatron(plan, hooked, monkeypatch)
     assert {group.network for group in plan.groups if group.axis == "dp_across"} == {"shared"}
     assert {group.network for group in plan.groups if group.axis == "dp"} == {*"abc"[:count]}
