@@ -129,8 +129,8 @@ class Trainer:
         rate = self.config.optimizer.rate_at(step, self.config.steps)
         self.zero1.start()
         with self.stopwatch.lap(READING):
-            tokens, positions = self._batches.take(step)
-        losses = self.pipeline.step(tokens, step, positions)
+            batch = self._batches.take(step)
+        losses = self.pipeline.step(batch, step)
         squares = self.zero1.finish(self.config.total_microbatches * self._scale())
         wanted = [self._wants_stop, self._wants_examination, self._wanted_exchange]
         votes = torch.tensor(wanted, dtype=torch.float64)
@@ -192,8 +192,8 @@ class Trainer:
         losses: list[Tensor] = []
         with self.stopwatch.lap("evaluation"):
             for batch in range(num_batches):
-                tokens, positions = self._read(self.validation, batch).on(self.device)
-                losses += self.pipeline.evaluate(tokens, self.config.microbatches[self.me.dp_rank], batch, positions)
+                own = self._read(self.validation, batch).on(self.device)
+                losses += self.pipeline.evaluate(own, self.config.microbatches[self.me.dp_rank], batch)
         if not self.pipeline.is_last:
             return None
         total = self._sum_of(losses)
@@ -235,7 +235,7 @@ class Trainer:
         return self.loss_scale.scale if self.loss_scale else 1.0
 
     def _read(self, samples: Samples, step: int) -> Batch:
-        """Return this replica's samples in host memory: tokens on the first and last stage, and positions.
+        """Return this replica's samples in host memory: tokens on the first and last stage, positions, and weight.
 
         Positions are read only if documents are separate. Every stage then reads them itself, so that none are sent. A
         rehearsal does not use them.
@@ -245,6 +245,7 @@ class Trainer:
         return Batch(
             samples.batch(step, numbers) if self.pipeline.is_first or self.pipeline.is_last else None,
             samples.positions(step, numbers) if needs_positions else None,
+            samples.target_weight(step) if self.pipeline.is_last and self.config.emulation is None else 1.0,
         )
 
     def _sum_of(self, losses: list[Tensor]) -> Tensor:

@@ -51,13 +51,16 @@ def load_corpus(
 
 def _load(data: DataSettings, seq_length: int, vocab_size: int, expected_tokenizer: str | None) -> Corpus:
     bad_lines = BadLines(data.skip_bad_lines)
-    files = [check_source(Path(source.path), data, expected_tokenizer) for source in data.sources]
+    files = [check_source(Path(source.path), data, expected_tokenizer, seq_length) for source in data.sources]
     opened = [_open_files(of_source, data, vocab_size, bad_lines) for of_source in files]
     training, validation = [], []
     for source, parts in zip(data.sources, opened, strict=True):
         tokens = Tokens(parts)
-        boundary = len(tokens) - int(len(tokens) * data.validation_fraction)
-        training.append(tokens.section(0, boundary))
+        boundary = end = len(tokens) - int(len(tokens) * data.validation_fraction)
+        if tokens.packed_length is not None:
+            boundary -= boundary % seq_length
+            end = boundary + 1  # the last target of a packed sequence is the next one's first token
+        training.append(tokens.section(0, end))
         validation.append(tokens.section(boundary, len(tokens)))
         sections = {"training": training[-1], "validation": validation[-1]}
         for name in sections if data.validation_fraction > 0 else ["training"]:
@@ -111,4 +114,5 @@ def _tokenized(path: Path, data: DataSettings, bad_lines: BadLines) -> TokenPart
 
 def _token_part(name: Path, index: TokenFile, data: DataSettings) -> TokenPart:
     documents = DocumentStarts(index) if data.documents == "separate" else ()
-    return TokenPart(str(name), FileBytes(index.path), index.token_type, documents, index.largest_token)
+    stored = FileBytes(index.path)
+    return TokenPart(str(name), stored, index.token_type, documents, index.largest_token, index.packed_length)

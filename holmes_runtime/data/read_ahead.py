@@ -15,18 +15,26 @@ READING = "reading"  # the lap in which a step waits for its batch
 
 
 class Batch(NamedTuple):
-    """A rank's samples of a step, int64: tokens (samples, seq_length + 1) and positions (samples, seq_length)."""
+    """A rank's samples of a step, int64: tokens (samples, seq_length + 1) and positions (samples, seq_length).
+
+    `weight` is the factor on the mean loss of each micro-batch's targets: see `Samples.target_weight`.
+    """
 
     tokens: Tensor | None
     positions: Tensor | None
+    weight: float = 1.0
 
     def pinned(self) -> Batch:
         """Return the same in memory that a GPU can copy from by itself."""
-        return Batch(*(None if values is None else values.pin_memory() for values in self))
+        return self._with(lambda values: values.pin_memory())
 
     def on(self, device: torch.device) -> Batch:
         """Return the same on `device`."""
-        return Batch(*(None if values is None else to_device(values, device) for values in self))
+        return self._with(lambda values: to_device(values, device))
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        tokens, positions = (None if values is None else change(values) for values in self[:2])
+        return self._replace(tokens=tokens, positions=positions)
 
 
 class BatchesAhead:

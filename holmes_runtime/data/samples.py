@@ -15,7 +15,7 @@ from torch import Tensor
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.blend import Blend
 from holmes_runtime.data.permutation import permuted
-from holmes_runtime.data.tokens import Tokens
+from holmes_runtime.data.tokens import Tokens, as_read
 
 
 class OwnSamples(NamedTuple):
@@ -58,12 +58,13 @@ class Samples:
     def batch(self, step: int, numbers: Sequence[int]) -> Tensor:
         """Return the samples `numbers` of the global batch of `step`: int64 tokens (len(numbers), seq_length + 1).
 
-        Raises ValueError, naming file, sample and offset, for a token the vocabulary does not have, and OSError for a
-        file that has changed.
+        Tokens of packed examples that are only read are below zero: see `as_read`. Raises ValueError, naming file,
+        sample and offset, for a token the vocabulary does not have, and OSError for a file that has changed.
         """
         found = [self._sample(step, number) for number in numbers]
         batch = torch.stack([tokens.read(start, start + self.seq_length + 1) for tokens, start in found])
-        outside = ((batch < 0) | (batch >= self.vocab_size)).nonzero()
+        is_packed = torch.tensor([[tokens.packed_length is not None] for tokens, _ in found])
+        outside = (((batch < 0) & ~is_packed) | (as_read(batch) >= self.vocab_size)).nonzero()
         if len(outside):
             row, column = outside[0].tolist()
             tokens, start = found[row]
@@ -81,6 +82,17 @@ class Samples:
         """
         found = [self._sample(step, number) for number in numbers]
         return torch.stack([tokens.positions(start, start + self.seq_length) for tokens, start in found])
+
+    def target_weight(self, step: int) -> float:
+        """Return the targets of the global batch of `step` over those of them that are predicted.
+
+        The mean loss of all targets, of which those only read have none, times it is the mean of the predicted.
+        """
+        if all(tokens.packed_length is None for tokens in self.tokens):
+            return 1.0
+        found = (self._sample(step, number) for number in range(self.batch_size))
+        counts = [int((tokens.read(start + 1, start + self.seq_length + 1) >= 0).sum()) for tokens, start in found]
+        return self.batch_size * self.seq_length / max(1, sum(counts))
 
     def _sample(self, step: int, number: int) -> tuple[Tokens, int]:
         """Return the tokens that sample `number` of `step` is from, and its first."""

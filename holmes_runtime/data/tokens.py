@@ -25,13 +25,17 @@ TORCH_TYPES = {
 
 @dataclass(frozen=True)
 class TokenPart:
-    """The tokens of one file. `documents`: the first token of each, ascending, if the file has them."""
+    """The tokens of one file. `documents`: the first token of each, ascending, if the file has them.
+
+    `packed_length` as in TokenFile: tokens that are only read are then below zero, see `as_read`.
+    """
 
     name: str
     stored: StoredBytes
     token_type: str
     documents: Sequence[int] = ()
     largest_token: int | None = None  # None if not all tokens have been checked
+    packed_length: int | None = None
 
     def __len__(self) -> int:
         return self.stored.size // TYPE_BYTES[self.token_type]
@@ -51,6 +55,11 @@ class TokenPart:
             yield first
 
 
+def as_read(tokens: Tensor) -> Tensor:
+    """Return `tokens` as a model reads them: where one is only read, and not predicted, its complement stands in it."""
+    return torch.where(tokens < 0, ~tokens, tokens)
+
+
 class Tokens:
     """Tokens [start, stop) of several files, one after the other; places below count from `start`."""
 
@@ -61,6 +70,11 @@ class Tokens:
 
     def __len__(self) -> int:
         return self._stop - self._start
+
+    @property
+    def packed_length(self) -> int | None:
+        """The tokens of a sequence of packed examples; None if these are not packed."""
+        return self._parts[0].packed_length if self._parts else None
 
     def section(self, start: int, stop: int) -> Tokens:
         """Return tokens [start, stop) of these, on their own."""

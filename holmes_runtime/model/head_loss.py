@@ -21,11 +21,12 @@ from holmes_runtime.model.tensor_parallel import TensorParallel, timed_group
 def cross_entropy(logits: Tensor, targets: Tensor, vocab_size: int, tp: TensorParallel, overwrites: bool) -> Tensor:
     """Return the mean loss, an fp32 scalar, of logits (batch, seq, own vocabulary) against int64 targets (batch, seq).
 
+    A target below zero is not predicted: its loss is 0, and the mean counts it.
     If it `overwrites`, the backward writes the gradient over the logits, so they must not be used after it.
     """
     first = tp.part(vocab_size).start
     loss: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        logits.flatten(0, 1), targets.flatten() - first, tp, overwrites
+        logits.flatten(0, 1), targets.flatten() - first, targets.flatten() >= 0, tp, overwrites
     )
     return loss
 
@@ -34,9 +35,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """Keeps the logits as they came and the logarithm of each token's sum of exponentials."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, tp: TensorParallel, overwrites: bool) -> Tensor:
-        """logits: (tokens, own vocabulary); targets: (tokens,), counted from the first own entry. A scalar."""
-        is_own = (targets >= 0) & (targets < logits.shape[1])
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, predicted: Tensor, tp: TensorParallel, overwrites: bool
+    ) -> Tensor:
+        """logits: (tokens, own vocabulary); targets: (tokens,), counted from the first own entry. A scalar.
+
+        predicted: (tokens,), of booleans.
+        """
+        is_own = predicted & (targets >= 0) & (targets < logits.shape[1])
         columns = targets.masked_fill(~is_own, 0)
         losses = torch.cat(
             [functional.cross_entropy(chunk.float(), own, reduction="none") for chunk, own in _chunks(logits, columns)]
@@ -46,21 +52,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if tp.group is not None:
             log_sums, picked = _over_shards(log_sums, picked.masked_fill(~is_own, 0.0), tp)
             losses = log_sums - picked
-        ctx.save_for_backward(logits, columns, is_own, log_sums)
+        ctx.save_for_backward(logits, columns, is_own, log_sums, predicted)
         ctx.overwrites = overwrites
-        return losses.mean()
+        return losses.where(predicted, 0.0).mean()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         """Return (probability - one at the target) / tokens: (tokens, own vocabulary), of the type of the logits."""
-        logits, columns, is_own, log_sums = ctx.saved_tensors
+        logits, columns, is_own, log_sums, predicted = ctx.saved_tensors
         result = logits if ctx.overwrites else torch.empty_like(logits)
-        scale = gradients[0] / len(logits)
-        for chunk, to, own, hits, log_sum in _chunks(logits, result, columns, is_own.float(), log_sums):
+        scales = gradients[0] / len(logits) * predicted
+        for chunk, to, own, hits, log_sum, scale in _chunks(logits, result, columns, is_own.float(), log_sums, scales):
             gradient = torch.sub(chunk, log_sum.unsqueeze(1)).exp_()  # fp32, as the sums are
             gradient.scatter_add_(1, own.unsqueeze(1), -hits.unsqueeze(1))
-            to.copy_(gradient.mul_(scale))
-        return result, None, None, None
+            to.copy_(gradient.mul_(scale.unsqueeze(1)))
+        return result, None, None, None, None
 
 
 def _over_shards(log_sums: Tensor, picked: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,8 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import action_name
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import Action, ActionKind, gradients_arrived, receive_positions
+from holmes_runtime.data.read_ahead import Batch
+from holmes_runtime.data.tokens import as_read
 from holmes_runtime.model.build_stage import LossFunction, StageModule
 from holmes_runtime.parallel.edge_messages import EdgeMessages, Receiving, wait_for
 from holmes_runtime.parallel.loss_scale import LossScale
@@ -75,6 +77,7 @@ class Pipeline:
             )
             for stage in stages
         }
+        self._weight = 1.0  # of the mean loss of targets, in the batch under way
         self._num_fed = sum(index > 0 for index in self._stages)  # stages that get activations
         self._messages = EdgeMessages(config, me, groups, device)
         self._receives: dict[Action, Receiving] = {}  # under way, by the action that needs them
@@ -93,16 +96,17 @@ class Pipeline:
         self._expected = Counter(map(_direction, chain.from_iterable(self._starts.values())))
         self._arrived = gradients_arrived(schedule, self._me.pp_rank)
 
-    def step(self, tokens: Tensor | None, step: int, positions: Tensor | None = None) -> list[Tensor]:
+    def step(self, batch: Batch, step: int) -> list[Tensor]:
         """Run forward and backward of every micro-batch, adding to `.grad`. Return losses, scalars, on the last rank.
 
-        tokens: int64 (samples of the replica, seq_length + 1), needed on the first and the last rank. Other ranks
-        return an empty list. positions: in documents, int64 (samples of the replica, seq_length), on all ranks where
-        documents are separate. Gradients are sums over micro-batches, not means.
+        The batch is the replica's: its tokens are needed on the first and the last rank, its positions on all ranks
+        where documents are separate. Other ranks return an empty list. Gradients are sums over micro-batches, not
+        means.
         """
         self._messages.begin(step, self._expected)
+        tokens, self._weight = batch.tokens, batch.weight
         microbatches = [None] * self._num_microbatches if tokens is None else tokens.chunk(self._num_microbatches)
-        beside = beside_inputs(positions, self._num_microbatches)
+        beside = beside_inputs(batch.positions, self._num_microbatches)
         for stage in self._stages.values():
             stage.extremes.clear()
         losses: list[Tensor] = []
@@ -120,7 +124,7 @@ class Pipeline:
 
     def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss whose gradients 16-bit floats can hold."""
-        loss = self._loss_function(outputs, targets)
+        loss = self._loss_function(outputs, targets) * self._weight
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
     def _receive(self, action: Action) -> Tensor | None:
@@ -154,7 +158,7 @@ class Pipeline:
         inputs = self._receive(action)
         if inputs is None:
             assert microbatch is not None
-            inputs = microbatch[:, :-1].contiguous()
+            inputs = as_read(microbatch[:, :-1])
         for backward in self._arrived.get(action, []):
             self._finish_send(backward)
         targets = microbatch[:, 1:].contiguous() if microbatch is not None and action.stage == self._last else None
@@ -199,20 +203,18 @@ class Pipeline:
         return min(bad, default=None)
 
     @torch.no_grad()
-    def evaluate(
-        self, tokens: Tensor | None, num_microbatches: int, batch: int, positions: Tensor | None = None
-    ) -> list[Tensor]:
-        """Return the losses of `num_microbatches` micro-batches, scalars, on the last rank; no gradients.
+    def evaluate(self, batch: Batch, num_microbatches: int, number: int) -> list[Tensor]:
+        """Return the losses of the `num_microbatches` micro-batches of `batch`, scalars, on the last rank.
 
-        Messages are rounded by `batch`, so that an evaluation repeated is the same.
-
-        tokens: int64 (num_microbatches * micro_batch_size, seq_length + 1), and positions, as for `step`.
+        There are no gradients. Messages are rounded by `number`, the batch's, so that an evaluation repeated is the
+        same. The batch is as for `step`.
         """
-        self._messages.begin(batch, {Direction.EVALUATION: num_microbatches * self._num_fed})
+        self._messages.begin(number, {Direction.EVALUATION: num_microbatches * self._num_fed})
+        tokens, self._weight = batch.tokens, batch.weight
         losses: list[Tensor] = []
         sent: list[Transfer] = []
         microbatches = [None] * num_microbatches if tokens is None else tokens.chunk(num_microbatches)
-        more = beside_inputs(positions, num_microbatches)
+        more = beside_inputs(batch.positions, num_microbatches)
         # As many at a time as keep all ranks busy; sent tensors are released when those after them have been sent.
         for start in range(0, num_microbatches, len(self._ranks)):
             sends: list[Transfer] = []
@@ -237,14 +239,14 @@ class Pipeline:
         module = self._modules[chunk]
         if self.is_first and chunk == 0:
             assert microbatch is not None
-            hidden = module(microbatch[:, :-1], *more)
+            hidden = module(as_read(microbatch[:, :-1]), *more)
         else:
             received = self._messages.receive(Direction.EVALUATION)
             received.wait()
             hidden = module(received.values(), *more)
         if self.is_last and chunk == len(self._modules) - 1:
             assert microbatch is not None
-            losses.append(self._loss_function(hidden, microbatch[:, 1:]))
+            losses.append(self._loss_function(hidden, microbatch[:, 1:]) * self._weight)
         else:
             sends.append(self._messages.send(Direction.EVALUATION, list(self._stages)[chunk], number, hidden))
 

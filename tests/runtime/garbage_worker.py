@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore, _create_fake_
 from holmes_runtime.comm import process_groups
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.data.read_ahead import Batch
 from holmes_runtime.trainer import Trainer
 
 from .launched_runs import TINY, make_config
@@ -69,7 +70,7 @@ def take_step(trainer: Trainer) -> None:
     """Forward and backward of all micro-batches."""
     trainer.zero1.start()
     tokens = trainer.training.batch(0, trainer.config.sample_numbers(0))
-    trainer.pipeline.step(tokens, 0)
+    trainer.pipeline.step(Batch(tokens, None), 0)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ class Cell:
     `twice`: it is run twice, to see whether bits differ. `codecs`: those of activations and of gradients on edges;
     from the second step on `later`, if there is one, and then eager also has one more micro-batch in flight.
     `clusters` names that of each rank with a letter, where data parallelism is hierarchical. `separate`: attention
-    stays inside documents, the lines of a .jsonl beside the text. `tied` are the ranks that own the same piece of a
+    stays inside documents, the lines of a .jsonl beside the text; with `examples`, packed ones, of which some tokens
+    are only read. `tied` are the ranks that own the same piece of a
     tied table, where they are not the ends of one replica.
     """
 
@@ -59,6 +60,7 @@ class Cell:
     later: Codecs | None = None
     clusters: str = ""
     separate: bool = False
+    examples: bool = False
     zero: Zero = 1
     tied: tuple[tuple[int, int], ...] | None = None
     offload: bool = False
@@ -74,21 +76,17 @@ class Cell:
             parts.append(f"chunks{self.chunks}")
         if self.microbatches:
             parts.append("x".join(map(str, self.microbatches)))
-        if self.compiled:
-            parts.append("compiled")
         if self.is_packed:
             parts.append("+".join(self.codecs))
         if self.later is not None:
             parts.append("later-" + "+".join(self.later))
         if self.clusters:
             parts.append(self.clusters)
-        if self.separate:
-            parts.append("documents")
         if self.zero > 1:
             parts.append(f"zero{self.zero}")
-        if self.offload:
-            parts.append("offload")
-        return "-".join(parts)
+        marks = {"compiled": self.compiled, "documents": self.separate, "examples": self.examples}
+        marks["offload"] = self.offload
+        return "-".join((*parts, *(name for name, is_on in marks.items() if is_on)))
 
     @property
     def is_packed(self) -> bool:
@@ -101,8 +99,8 @@ class Cell:
         extra: Sequence[int] = [1 + is_later] * (self.pp - 1) if self.schedule == "eager" else ()
         forward, backward = self.later if is_later and self.later is not None else self.codecs
         return make_config(
-            corpus.parent / "text.jsonl" if self.separate else corpus,
-            documents="separate" if self.separate else "joined",
+            corpus.parent / ("examples.bin" if self.examples else "text.jsonl" if self.separate else corpus.name),
+            documents="separate" if self.separate or self.examples else "joined",
             cuts=UNEVEN_CUTS.get(self.pp * self.chunks, (0, self.num_layers)),
             shards=layout(self.tp, self.pp, self.dp),
             model=replace(SHAPES[self.family], num_layers=self.num_layers),
@@ -259,6 +257,11 @@ CELLS = [
     Cell(1, 2, 2, "interleaved", chunks=2, recompute="full", microbatches=(2, 6), separate=True),
     Cell(2, 2, 1, "eager", "llama", separate=True),
     Cell(1, 1, 2, value_type="bf16", separate=True),
+    Cell(1, 1, 2, family="llama", microbatches=(3, 5), micro_batch_size=2, examples=True),
+    Cell(1, 1, 2, value_type="fp16", examples=True),
+    Cell(1, 2, 1, "zero-bubble", "llama", recompute="selective", examples=True),
+    Cell(2, 1, 1, examples=True),
+    Cell(2, 2, 1, "interleaved", "llama", chunks=2, examples=True),
     Cell(1, 1, 2, family="mixtral", microbatches=(3, 5), twice=True),
     Cell(1, 1, 2, family="mixtral", recompute="selective", value_type="fp16"),
     Cell(1, 1, 2, family="mixtral", recompute="full", zero=3),

@@ -52,8 +52,8 @@ def run(
             gradients = [
                 (shard.name, shard.part, shard.start, shard.stop, shard.state_gradient.clone()) for shard in shards
             ]
-    tokens, positions = trainer._read(trainer.training, 0)
-    evaluated = trainer.pipeline.evaluate(tokens, config.microbatches[trainer.me.dp_rank], 0, positions)
+    batch = trainer._read(trainer.training, 0)
+    evaluated = trainer.pipeline.evaluate(batch, config.microbatches[trainer.me.dp_rank], 0)
     return {
         "losses": [result.loss for result in results],
         "norms": [-1.0 if result.skipped else result.grad_norm for result in results],

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.config.run_settings import DataSettings, DataSource, Documents
+from holmes_runtime.data.blend import Blend
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.same_corpus import HostCorpus, describe_difference
+from holmes_runtime.data.samples import Samples
 from holmes_runtime.node.data_files.stored_bytes import FileBytes
-from holmes_runtime.node.data_files.token_file import LARGEST, TokenFileWriter, index_path
+from holmes_runtime.node.data_files.token_file import NOTE, TokenFileWriter, index_path
 
 HOW: tuple[Documents, Documents] = ("joined", "separate")
 
@@ -225,7 +227,7 @@ def test_the_largest_token_of_our_files_and_of_text_is_known_before_the_first_st
 
 def test_a_foreign_index_does_not_say_the_largest_token(tmp_path: Path) -> None:
     write_tokens(tmp_path / "t.bin", [1, 2, 300], token_type="uint16")
-    os.truncate(index_path(tmp_path / "t.bin"), index_path(tmp_path / "t.bin").stat().st_size - LARGEST.size)
+    os.truncate(index_path(tmp_path / "t.bin"), index_path(tmp_path / "t.bin").stat().st_size - NOTE.size)
 
     assert load_corpus(data(tmp_path), "a1", 1, 300).num_tokens == 3
 
@@ -257,7 +259,7 @@ def test_an_index_cut_under_a_run_is_an_error_that_names_it(tmp_path: Path) -> N
 def test_a_mark_that_no_sequence_has_is_named(tmp_path: Path) -> None:
     write_tokens(tmp_path / "t.bin", range(9), range(9))
     index = bytearray((tmp_path / "t.idx").read_bytes())
-    index[-LARGEST.size - 16] = 9
+    index[-NOTE.size - 16] = 9
     (tmp_path / "t.idx").write_bytes(index)
     (tokens,) = load_corpus(blend(tmp_path / "t.bin", documents="separate"), "a1", 8, 256).training
 
@@ -278,3 +280,72 @@ def test_a_file_is_closed_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
     del stored
 
     assert open_files() == before
+
+
+def packed(path: Path, num_sequences: int, length: int = 4) -> Path:
+    """Sequences of `length` tokens, of which all but the second half of the last is only read."""
+    with TokenFileWriter(path, "int32", packed_length=length) as writer:
+        for number in range(num_sequences):
+            last = number == num_sequences - 1
+            writer.add([value if last and value >= length // 2 else ~value for value in range(length)])
+            writer.end_document()
+        writer.add([~0])
+    return path
+
+
+def test_validation_begins_with_a_packed_sequence(tmp_path: Path) -> None:
+    settings = blend(packed(tmp_path / "t.bin", 10), documents="separate", validation_fraction=0.25)
+
+    corpus = load_corpus(settings, "a1", 4, 256)
+
+    assert (len(corpus.training[0]), len(corpus.validation[0])) == (7 * 4 + 1, 3 * 4 + 1)
+    assert corpus.validation[0].read(8, 13).tolist() == [~0, ~1, 2, 3, ~0]
+
+
+@pytest.mark.parametrize(
+    ("seq_length", "documents", "reason"),
+    [
+        (
+            8,
+            "separate",
+            r"packed in sequences of 4 tokens, and model\.seq_length is 8: set it to 4, or .* --seq-length 8",
+        ),
+        (4, "joined", "set `documents: separate` in `data`"),
+    ],
+)
+def test_packed_examples_are_read_as_they_were_packed(
+    tmp_path: Path, seq_length: int, documents: Documents, reason: str
+) -> None:
+    settings = blend(packed(tmp_path / "t.bin", 10), documents=documents)
+
+    with pytest.raises(ValueError, match=rf"host a1: .*t\.bin .*{reason}"):
+        load_corpus(settings, "a1", seq_length, 256)
+
+
+def test_a_folder_joins_no_packed_examples(tmp_path: Path) -> None:
+    for name in ("a.bin", "b.bin"):
+        packed(tmp_path / name, 3)
+    settings = replace(blend(tmp_path, documents="separate"), pattern="*.bin")
+
+    with pytest.raises(ValueError, match="name each file as a source of a blend"):
+        load_corpus(settings, "a1", 4, 256)
+
+
+def test_a_negative_token_of_an_ordinary_file_is_refused(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "t.bin", "int32") as writer:
+        writer.add([1, 2, -3, 4, 5])
+    corpus = load_corpus(data(tmp_path), "a1", 4, 256)
+
+    with pytest.raises(ValueError, match="has token -3 at offset 2"):
+        Samples(corpus.training, Blend((1.0,)), "7", 4, 256, 1).batch(0, [0])
+
+
+def test_the_weight_of_targets_is_of_the_global_batch(tmp_path: Path) -> None:
+    """Of 20 targets in five sequences two are predicted; of an ordinary source all are."""
+    tuned, plain = packed(tmp_path / "t.bin", 5), tmp_path / "p.bin"
+    write_tokens(plain, range(41))
+    both = load_corpus(blend(tuned, plain, documents="separate"), "a1", 4, 256).training
+
+    assert Samples(both[:1], Blend((1.0,)), "7", 4, 256, 5).target_weight(3) == 20 / 2
+    assert Samples(both[1:], Blend((1.0,)), "7", 4, 256, 5).target_weight(3) == 1.0
+    assert Samples(both, Blend((0.5, 0.5)), "7", 4, 256, 10).target_weight(0) == 40 / (2 + 20)

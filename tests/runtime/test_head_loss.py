@@ -42,6 +42,22 @@ def test_loss_and_gradient_are_those_of_all_logits_at_once(dtype: torch.dtype, o
     assert (gradient.data_ptr() == logits.data_ptr()) is overwrites
 
 
+@pytest.mark.parametrize("overwrites", [True, False])
+def test_a_target_below_zero_has_neither_loss_nor_gradient(overwrites: bool) -> None:
+    logits = torch.randn(2, 6, 50, requires_grad=True)
+    targets = torch.randint(50, (2, 6))
+    targets[0, 1:4], targets[1, 5] = ~targets[0, 1:4], -1
+    expected = functional.cross_entropy(logits.flatten(0, 1), targets.flatten().clamp(min=-1), ignore_index=-1)
+    (expected_gradient,) = torch.autograd.grad(expected, logits)
+
+    loss = cross_entropy(logits, targets, 50, ALONE, overwrites) * (12 / 8)  # of 12 targets, 8 are predicted
+    (gradient,) = torch.autograd.grad(loss, logits)
+
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
+    assert gradient[0, 1:4].eq(0).all()
+
+
 class LargestResult(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The bytes of the largest tensor that is made, views apart; with a `dtype`, of those of that type."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from functools import cache
@@ -20,9 +21,10 @@ import pytest
 
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from holmes_runtime.config.schedule import ScheduleName
+from holmes_runtime.node.data_files.token_file import TokenFileWriter
 
 from .launched_runs import REPOSITORY
-from .parity_cells import CELLS, Cell
+from .parity_cells import CELLS, GPT, Cell
 
 # Minutes where many share the processors; alone, a world size takes about half a minute.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
@@ -43,6 +45,7 @@ def compared(world_size: int, folder: Path) -> dict[str, Any]:
     (place / "text.txt").write_bytes(bytes(range(32, 127)) * 20)
     texts = (bytes(range(48, 48 + length)).decode() for length in (3, 1, 7, 12, 2, 40, 5))
     (place / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts) * 25)
+    write_examples(place / "examples.bin")
     command = [sys.executable, "-m", "tests.runtime.parity_worker", str(world_size), str(place)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -51,6 +54,20 @@ def compared(world_size: int, folder: Path) -> dict[str, Any]:
     found = place / "parity.json"
     cells: dict[str, Any] = json.loads(found.read_text()) if found.exists() else {}
     return cells | {"stderr": done.stderr[-3000:]}
+
+
+def write_examples(path: Path) -> None:
+    """Examples of 3 to 13 tokens in sequences of 16; of half of them few tokens are to be predicted, or none."""
+    drawn = random.Random(1)
+    with TokenFileWriter(path, "int32", packed_length=GPT.seq_length) as writer:
+        for _ in range(50):
+            first = drawn.randint(3, 13)
+            for length in (first, GPT.seq_length - first):
+                known = drawn.choice((1, 2, length - 1, length))
+                tokens = [32 + (known + place) % 95 for place in range(length)]
+                writer.add([~token if place < known else token for place, token in enumerate(tokens)])
+                writer.end_document()
+        writer.add([~0])
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)

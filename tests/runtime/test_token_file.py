@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.node.data_files.token_file import (
-    LARGEST,
     LONGEST_SEQUENCE,
+    NOTE,
     DocumentStarts,
     TokenFile,
     TokenFileWriter,
@@ -51,8 +51,32 @@ def test_a_document_longer_than_the_longest_sequence_takes_several(tmp_path: Pat
 
     index = (tmp_path / "t.idx").read_bytes()
     assert struct.unpack_from("<QQ3i", index, 18) == (3, 2, 3, 3, 1)
-    assert struct.unpack_from("<2q", index, len(index) - LARGEST.size - 16) == (0, 3)
+    assert struct.unpack_from("<2q", index, len(index) - NOTE.size - 16) == (0, 3)
     assert read_index(tmp_path / "t.bin").num_tokens == 7
+
+
+def write_packed(path: Path, num_tokens: int) -> None:
+    with TokenFileWriter(path, "int32", packed_length=4) as writer:
+        writer.add([~900, 5, *[~0] * (num_tokens - 2)])
+
+
+def test_packed_examples_have_their_length_in_the_index(tmp_path: Path) -> None:
+    write_packed(tmp_path / "t.bin", 9)
+
+    found = read_index(tmp_path / "t.bin")
+
+    assert found == TokenFile(tmp_path / "t.bin", "int32", 9, 1, 2, largest_token=900, packed_length=4)
+    assert (tmp_path / "t.bin").read_bytes()[:8] == struct.pack("<2i", ~900, 5)
+
+
+@pytest.mark.parametrize("length", [0, -4, 3, 2**62])
+def test_a_length_in_which_nothing_is_packed_is_refused(tmp_path: Path, length: int) -> None:
+    write_packed(tmp_path / "t.bin", 9)
+    index = (tmp_path / "t.idx").read_bytes()
+    (tmp_path / "t.idx").write_bytes(index[:-8] + struct.pack("<q", length))
+
+    with pytest.raises(ValueError, match=rf"t\.idx: 9 tokens are not packed in sequences of {length}$"):
+        read_index(tmp_path / "t.bin")
 
 
 def test_an_error_while_writing_leaves_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.documents import has_documents, read_documents
 from holmes_runtime.node.data_files.file_kind import check_text
 from holmes_runtime.node.data_files.text import source_files
-from holmes_runtime.node.data_files.token_file import read_index
+from holmes_runtime.node.data_files.token_file import TokenFile, read_index
 
 
 def wrong_inputs(run_config: str) -> tuple[str, ...]:
@@ -21,7 +21,7 @@ def wrong_inputs(run_config: str) -> tuple[str, ...]:
     config, reasons = RunConfig.from_json(run_config).with_home_folder(), []
     for source in config.data.sources:
         try:
-            check_source(Path(source.path), config.data, config.expected_tokenizer)
+            check_source(Path(source.path), config.data, config.expected_tokenizer, config.model.seq_length)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, ModuleNotFoundError) as error:
@@ -29,8 +29,12 @@ def wrong_inputs(run_config: str) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def check_source(path: Path, data: DataSettings, expected_tokenizer: str | None = None) -> list[Path]:
-    """Return the files of the source at `path`. Text is refused without a tokenizer where one is expected.
+def check_source(
+    path: Path, data: DataSettings, expected_tokenizer: str | None = None, seq_length: int | None = None
+) -> list[Path]:
+    """Return the files of the source at `path`.
+
+    Text is refused without a tokenizer where one is expected, and packed examples that are of no such `seq_length`.
 
     Raises:
         ValueError: a file does not hold what its name says.
@@ -47,9 +51,30 @@ def check_source(path: Path, data: DataSettings, expected_tokenizer: str | None 
         )
     for file in files:
         if file.suffix == ".bin":
-            read_index(file)
+            _check_packing(read_index(file), len(files), data, seq_length)
         elif has_documents(file):
             next(read_documents(file, BadLines(data.skip_bad_lines)), None)
         elif not data.bytes:
             check_text(file, len(files))
     return files
+
+
+def _check_packing(tokens: TokenFile, num_files: int, data: DataSettings, seq_length: int | None) -> None:
+    """Raise ValueError if the packed examples of a file would be read in other sequences, or attend to one another."""
+    if tokens.packed_length is None:
+        return
+    if seq_length not in (None, tokens.packed_length):
+        raise ValueError(
+            f"{tokens.path} has examples packed in sequences of {tokens.packed_length} tokens, and model.seq_length is "
+            f"{seq_length}: set it to {tokens.packed_length}, or run `holmes data` again with --seq-length {seq_length}"
+        )
+    if data.documents != "separate":
+        raise ValueError(
+            f"{tokens.path} has examples packed in sequences, each of which would attend to those before it: set "
+            "`documents: separate` in `data`"
+        )
+    if num_files > 1:
+        raise ValueError(
+            f"{tokens.path} has packed examples, which other files cannot follow: name each file as a source of a "
+            "blend, or run `holmes data` once on the text of all"
+        )

@@ -3,7 +3,8 @@
 Free of torch. The index, little endian: magic, uint64 version 1, uint8 code of the token type, uint64 number of
 sequences n, uint64 number of document marks m, int32[n] tokens of each sequence, int64[n] first byte of each in the
 .bin, int64[m] marks: document i is the sequences [mark i, mark i + 1). An index that Holmes wrote goes on, where others
-stop reading, with the largest of all tokens: LARGEST_MAGIC, int64.
+stop reading, with the largest of all tokens: LARGEST_MAGIC, int64. Of packed examples there follows the length of their
+sequences: PACKED_MAGIC, int64. A token of theirs that is only read, not predicted, stands as its bitwise complement.
 Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 """
 
@@ -23,7 +24,8 @@ from holmes_runtime.node.data_files.stored_bytes import FileBytes
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<QBQQ")  # version, code of the token type, sequences, document marks
 LARGEST_MAGIC = b"HOLMESMX"
-LARGEST = struct.Struct("<8sq")
+PACKED_MAGIC = b"HOLMESPK"
+NOTE = struct.Struct("<8sq")  # one of these two, and its number
 TYPE_CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
 TYPE_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2}
 ARRAY_TYPES = {"uint8": "B", "uint16": "H", "int32": "i"}  # the types written, with their codes in Python's `array`
@@ -33,7 +35,10 @@ LONGEST_SEQUENCE = 2**31 - 1  # its length is an int32
 
 @dataclass(frozen=True)
 class TokenFile:
-    """The description of a token file by its index; `largest_token` is None if the index lacks it."""
+    """The description of a token file by its index; `largest_token` is None if the index lacks it.
+
+    `packed_length` is the tokens of a sequence of packed examples; None where the file has none.
+    """
 
     path: Path
     token_type: str
@@ -41,6 +46,7 @@ class TokenFile:
     num_sequences: int
     num_marks: int
     largest_token: int | None
+    packed_length: int | None = None
 
     @property
     def first_pointer(self) -> int:
@@ -127,12 +133,24 @@ def read_index(path: Path) -> TokenFile:
             (last_byte,) = struct.unpack("<q", file.read(8))
             num_tokens = last_byte // TYPE_BYTES[TYPE_CODES[code]] + last_length
         file.seek(least_bytes)
-        rest = file.read(LARGEST.size)
-    largest = LARGEST.unpack(rest)[1] if rest.startswith(LARGEST_MAGIC) and len(rest) == LARGEST.size else None
+        largest, packed_length = _note(file, LARGEST_MAGIC), _note(file, PACKED_MAGIC)
     expected_bytes, found_bytes = num_tokens * TYPE_BYTES[TYPE_CODES[code]], path.stat().st_size
     if found_bytes != expected_bytes:
         raise ValueError(f"{path} has {found_bytes} bytes, its index {index} says {expected_bytes}")
-    return TokenFile(path, TYPE_CODES[code], num_tokens, sequences, marks, largest)
+    if packed_length is not None and (packed_length < 1 or num_tokens % packed_length != 1 % packed_length):
+        raise ValueError(f"{index}: {num_tokens} tokens are not packed in sequences of {packed_length}")
+    return TokenFile(path, TYPE_CODES[code], num_tokens, sequences, marks, largest, packed_length)
+
+
+def _note(file: BinaryIO, magic: bytes) -> int | None:
+    """Return the number of the next note of an index; None if it is another one, or there is none."""
+    start = file.tell()
+    rest = file.read(NOTE.size)
+    if len(rest) == NOTE.size and rest.startswith(magic):
+        number: int = NOTE.unpack(rest)[1]
+        return number
+    file.seek(start)
+    return None
 
 
 class TokenFileWriter:
@@ -141,8 +159,15 @@ class TokenFileWriter:
     Until then the tokens are in a temporary file in the same folder, which an error or an interruption removes.
     """
 
-    def __init__(self, path: Path, token_type: str, longest_sequence: int = LONGEST_SEQUENCE) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        token_type: str,
+        longest_sequence: int = LONGEST_SEQUENCE,
+        packed_length: int | None = None,
+    ) -> None:
+        """`packed_length` is the tokens of a sequence of packed examples, whose type is int32."""
+        self._path, self._packed_length = path, packed_length
         self._longest_sequence = longest_sequence
         self._token_type = token_type
         self._temporary = [target.with_name(f".{target.name}.{os.getpid()}") for target in (path, index_path(path))]
@@ -159,7 +184,7 @@ class TokenFileWriter:
         """Append tokens to the current document. Raise OverflowError for one that the type cannot hold."""
         data = array(ARRAY_TYPES[self._token_type], tokens)
         self._file.write(data.tobytes())
-        self.largest_token = max(self.largest_token, max(data, default=-1))
+        self.largest_token = max(self.largest_token, max(data, default=-1), ~min(data, default=0))
         self.num_tokens += len(data)
         self._open_length += len(data)
 
@@ -203,7 +228,9 @@ class TokenFileWriter:
             position += length * TYPE_BYTES[self._token_type]
         pointers.tofile(file)
         self._marks.tofile(file)
-        file.write(LARGEST.pack(LARGEST_MAGIC, self.largest_token))
+        file.write(NOTE.pack(LARGEST_MAGIC, self.largest_token))
+        if self._packed_length is not None:
+            file.write(NOTE.pack(PACKED_MAGIC, self._packed_length))
 
 
 def _flush(file: BinaryIO) -> None:
