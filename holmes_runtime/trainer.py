@@ -22,11 +22,12 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import Corpus
 from holmes_runtime.data.host_copies import HostCopy, to_device
-from holmes_runtime.data.read_ahead import READING, Batch, BatchesAhead
+from holmes_runtime.data.read_ahead import READING, BatchesAhead
 from holmes_runtime.data.samples import ALL_SAMPLES, Samples, make_samples
 from holmes_runtime.model.build_stage import build_stage, loss_function
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.node.checkpoint_files.description import Counters, OuterCounters
+from holmes_runtime.parallel.batch import Batch
 from holmes_runtime.parallel.loss_scale import LossScale
 from holmes_runtime.parallel.not_finite import first_makers, in_words, last_makers
 from holmes_runtime.parallel.pipeline import Pipeline
@@ -192,7 +193,7 @@ class Trainer:
         losses: list[Tensor] = []
         with self.stopwatch.lap("evaluation"):
             for batch in range(num_batches):
-                own = self._read(self.validation, batch).on(self.device)
+                own = self._read(self.validation, batch).with_tensors(lambda values: to_device(values, self.device))
                 losses += self.pipeline.evaluate(own, self.config.microbatches[self.me.dp_rank], batch)
         if not self.pipeline.is_last:
             return None

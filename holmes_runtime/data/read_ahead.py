@@ -4,37 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from holmes_runtime.data.host_copies import to_device
+from holmes_runtime.parallel.batch import Batch
 
 READING = "reading"  # the lap in which a step waits for its batch
-
-
-class Batch(NamedTuple):
-    """A rank's samples of a step, int64: tokens (samples, seq_length + 1) and positions (samples, seq_length).
-
-    `weight` is the factor on the mean loss of each micro-batch's targets: see `Samples.target_weight`.
-    """
-
-    tokens: Tensor | None
-    positions: Tensor | None
-    weight: float = 1.0
-
-    def pinned(self) -> Batch:
-        """Return the same in memory that a GPU can copy from by itself."""
-        return self._with(lambda values: values.pin_memory())
-
-    def on(self, device: torch.device) -> Batch:
-        """Return the same on `device`."""
-        return self._with(lambda values: to_device(values, device))
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        tokens, positions = (None if values is None else change(values) for values in self[:2])
-        return self._replace(tokens=tokens, positions=positions)
 
 
 class BatchesAhead:
@@ -54,7 +30,7 @@ class BatchesAhead:
         batch = self._ahead.pop(step, None) or self._start(step)
         self._ahead = {step + 1: self._start(step + 1)} if step + 1 < self._num_steps else {}
         try:
-            return batch.result().on(self._device)
+            return batch.result().with_tensors(lambda values: to_device(values, self._device))
         except (OSError, ValueError) as error:
             raise RuntimeError(f"step {step}, host {self._host}: {error}") from error
 
@@ -65,5 +41,5 @@ class BatchesAhead:
         batch = self._read(step)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread, which else would open the first GPU
-            batch = batch.pinned()
+            batch = batch.with_tensors(lambda values: values.pin_memory())
         return batch

@@ -15,7 +15,8 @@ from torch import Tensor
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.blend import Blend
 from holmes_runtime.data.permutation import permuted
-from holmes_runtime.data.tokens import Tokens, as_read
+from holmes_runtime.data.tokens import Tokens
+from holmes_runtime.parallel.batch import as_read
 
 
 class OwnSamples(NamedTuple):

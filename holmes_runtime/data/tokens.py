@@ -55,11 +55,6 @@ class TokenPart:
             yield first
 
 
-def as_read(tokens: Tensor) -> Tensor:
-    """Return `tokens` as a model reads them: where one is only read, and not predicted, its complement stands in it."""
-    return torch.where(tokens < 0, ~tokens, tokens)
-
-
 class Tokens:
     """Tokens [start, stop) of several files, one after the other; places below count from `start`."""
 

@@ -18,9 +18,8 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.rank_metrics import action_name
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import Action, ActionKind, gradients_arrived, receive_positions
-from holmes_runtime.data.read_ahead import Batch
-from holmes_runtime.data.tokens import as_read
 from holmes_runtime.model.build_stage import LossFunction, StageModule
+from holmes_runtime.parallel.batch import Batch, as_read
 from holmes_runtime.parallel.edge_messages import EdgeMessages, Receiving, wait_for
 from holmes_runtime.parallel.loss_scale import LossScale
 from holmes_runtime.parallel.stage_run import GradientAdded, StageRun

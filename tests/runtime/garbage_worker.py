@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore, _create_fake_
 from holmes_runtime.comm import process_groups
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.data.read_ahead import Batch
+from holmes_runtime.parallel.batch import Batch
 from holmes_runtime.trainer import Trainer
 
 from .launched_runs import TINY, make_config

@@ -11,7 +11,8 @@ import torch
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.data.read_ahead import Batch, BatchesAhead
+from holmes_runtime.data.read_ahead import BatchesAhead
+from holmes_runtime.parallel.batch import Batch
 from holmes_runtime.trainer import Trainer
 
 from .launched_runs import make_config
