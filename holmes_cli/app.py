@@ -43,7 +43,7 @@ COMMANDS = {
     "trust": "Show the keys that hosts offer, ask, and add them to the known hosts. A changed key is never replaced.",
     "model": "Print what job.yaml says of a published model: its shape, and that training starts from its weights.",
     "job": "Print the keys of job.yaml, or explain one: its type, default, meaning and an example.",
-    "data": "Turn text into a Megatron-compatible token file, which nodes train on without the tokenizer.",
+    "data": "Turn text, or examples to fine-tune on, into a token file, which nodes train on without the tokenizer.",
     "checkpoint": "Show, check or gather what a run has saved, on one disk or on several hosts' own.",
 }
 HIDDEN = {"control"}

@@ -67,7 +67,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
             "gpu_holders",
             "api",
         ),
-        *("islands", "control_command", "demo", "commands", "app"),
+        *("tuning", "islands", "control_command", "demo", "commands", "app"),
     ),
 }
 """Of each package its rooms: folders or modules that import only those before them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,9 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from holmes_cli.screen.terminal import err, out
+from holmes_cli.tuning.chat_template import ChatTemplate, open_template
+from holmes_cli.tuning.examples import ExampleReader, holds_examples
+from holmes_cli.tuning.write_examples import stretches, write_examples
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.node.data_files.bad_lines import BadLines
@@ -16,55 +21,158 @@ from holmes_runtime.node.data_files.check_inputs import check_source
 from holmes_runtime.node.data_files.text import Tokenizer, open_tokenizer, source_files, tokenized
 from holmes_runtime.node.data_files.token_file import TokenFileWriter, index_path, token_type_of
 
+SHOWN_TEXT = 800  # characters of a stretch of an example
+
 
 def data_command(
     source: Annotated[
         Path,
-        typer.Argument(help="Text, .jsonl, .jsonl.gz, .jsonl.zst (the field `text`) or .parquet: a file or folder."),
+        typer.Argument(
+            help="Text, .jsonl, .jsonl.gz, .jsonl.zst (the field `text`, or examples: `prompt` and `completion`, or "
+            "`messages`) or .parquet: a file or folder."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The token file; its .idx is written beside it.")],
     pattern: Annotated[str, typer.Option("--pattern", help="Which files of a folder.")] = "*",
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="A JSON file of the `tokenizers` library; else bytes.")
     ] = None,
+    seq_length: Annotated[
+        int | None, typer.Option("--seq-length", min=2, help="Of examples: the model's seq_length, to pack them in.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option("--chat-template", help="A Jinja file for `messages`; else the tokenizer's own.")
+    ] = None,
     skip_bad_lines: Annotated[
         int, typer.Option("--skip-bad-lines", min=0, help="Lines or rows without text that may be left out, in all.")
     ] = 0,
 ) -> None:
-    """Turn text into a Megatron-compatible token file, which nodes train on without the tokenizer."""
-    files = _sources(source, pattern, skip_bad_lines)
+    """Turn text, or examples to fine-tune on, into a token file, which nodes train on without the tokenizer."""
+    files, bad_lines = _files(source, pattern), BadLines(skip_bad_lines)
     _check_output(output)
+    with _named_errors(output):
+        has_examples = holds_examples(files[0], BadLines(skip_bad_lines))
     tokenizers = {suffix: _open(suffix, tokenizer) for suffix in {file.suffix for file in files}}
     vocab_size = max(opened.vocab_size for opened in tokenizers.values())
-    writer, bad_lines = TokenFileWriter(output, token_type_of(vocab_size)), BadLines(skip_bad_lines)
-    try:
-        _write(files, tokenizers, writer, bad_lines)
-    except (ModuleNotFoundError, ValueError) as error:
-        raise HolmesError(str(error), "correct the text, or leave the file out with --pattern") from None
-    except OSError as error:
-        raise HolmesError(f"cannot write {output}: {error}", "nothing was left behind", ANSWER_IS_NO) from None
-    out.print(f"tokens: {output} ({writer.num_tokens:,} tokens, {writer.num_documents:,} documents)", soft_wrap=True)
+    if has_examples:
+        if seq_length is None:
+            raise HolmesError(f"{files[0]} has examples, which are packed", "add --seq-length, the model's seq_length")
+        template = open_template(chat_template, tokenizer)
+        section = _pack(files, tokenizers[files[0].suffix], template, seq_length, output, bad_lines)
+    else:
+        for name, value in (("--seq-length", seq_length), ("--chat-template", chat_template)):
+            if value is not None:
+                raise HolmesError(f"{name} is for examples, and {files[0]} has text", f"leave {name} out")
+        section = _join(source, pattern, files, tokenizers, output, token_type_of(vocab_size), bad_lines)
     if bad_lines.count:
         err.print(bad_lines.sentence, markup=False, soft_wrap=True)
-    next_step = (
-        f"in job.yaml, `data: {{path: {output.absolute()}}}` and `vocab_size: {vocab_size}` (or more) in `model`"
-    )
+    next_step = f"in job.yaml, {section} and `vocab_size: {vocab_size}` (or more) in `model`"
     out.print(f"next: {next_step}", markup=False, soft_wrap=True)
 
 
-def _sources(source: Path, pattern: str, skip_bad_lines: int) -> list[Path]:
-    """Return the source files. Raises HolmesError if one is not text of the kind its name says."""
+def _files(source: Path, pattern: str) -> list[Path]:
+    """Return the source files. Raises HolmesError if there are none, or they are tokens already."""
     try:
-        for file in source_files(source, pattern):
-            if file.suffix == ".bin":
-                raise HolmesError(
-                    f"{file} has tokens, not text", "train on it as it is: `data: {path: ...}` in job.yaml"
-                )
-        return check_source(source, DataSettings(str(source), pattern, skip_bad_lines=skip_bad_lines))
+        files = source_files(source, pattern)
     except FileNotFoundError as error:
         raise HolmesError(str(error), "give a file, or a folder and a --pattern that matches its text") from None
+    except (OSError, ValueError) as error:
+        raise HolmesError(str(error), "name text, or leave the file out with --pattern") from None
+    for file in files:
+        if file.suffix == ".bin":
+            raise HolmesError(f"{file} has tokens, not text", "train on it as it is: `data: {path: ...}` in job.yaml")
+    return files
+
+
+def _join(
+    source: Path,
+    pattern: str,
+    files: list[Path],
+    tokenizers: dict[str, Tokenizer],
+    output: Path,
+    token_type: str,
+    bad_lines: BadLines,
+) -> str:
+    """Write the documents of `files` one after the other. Return the part of job.yaml that reads them."""
+    try:
+        check_source(source, DataSettings(str(source), pattern, skip_bad_lines=bad_lines.limit))
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise HolmesError(str(error), "name text, or leave the file out with --pattern") from None
+    writer = TokenFileWriter(output, token_type)
+    with _named_errors(output), _progress(files) as progress, writer:
+        for file in files:
+            for piece, parts in tokenized(file, tokenizers[file.suffix], bad_lines):
+                for part in parts:
+                    writer.add(part)
+                if piece.ends_document:
+                    writer.end_document()
+                progress(piece.source_bytes)
+    out.print(f"tokens: {output} ({writer.num_tokens:,} tokens, {writer.num_documents:,} documents)", soft_wrap=True)
+    return f"`data: {{path: {output.absolute()}}}`"
+
+
+def _pack(
+    files: list[Path],
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    length: int,
+    output: Path,
+    bad_lines: BadLines,
+) -> str:
+    """Write the examples of `files`, packed. Show the first ones, and return the part of job.yaml that reads them."""
+    reader = ExampleReader(tokenizer, template, length, bad_lines)
+    writer = TokenFileWriter(output, "int32", packed_length=length)
+    with _named_errors(output), _progress(files) as progress, writer:
+        written = write_examples(files, reader, writer, length, tokenizer.end_of_document or 0, progress)
+        if not written.examples:
+            raise ValueError(f"{files[0]} has no example")
+    for number, example in enumerate(written.shown, start=1):
+        out.print(f"example {number}, {len(example):,} tokens", markup=False)
+        for is_predicted, text in stretches(example, tokenizer):
+            label = "  predicted  " if is_predicted else "  read       "
+            lines = _shortened(text).removesuffix("\n").replace("\n", "\\n\n             ")
+            end = "\\n" if text.endswith("\n") else ""
+            out.print(f"{label}{lines}{end}", markup=False, highlight=False, soft_wrap=True)
+    filled = written.tokens / (written.sequences * length)
+    out.print(
+        f"tokens: {output} ({written.examples:,} examples in {written.sequences:,} sequences of {length:,}, "
+        f"{filled:.1%} full; {written.predicted:,} tokens are predicted)",
+        soft_wrap=True,
+    )
+    if reader.split:
+        err.print(
+            f"{reader.split:,} conversations became an example for each answer: the chat template writes answers "
+            "otherwise once others follow",
+            soft_wrap=True,
+        )
+    return f"`data: {{path: {output.absolute()}, documents: separate}}`, `seq_length: {length}`"
+
+
+def _shortened(text: str) -> str:
+    """Return the two ends of a long text."""
+    half = SHOWN_TEXT // 2
+    return text if len(text) <= SHOWN_TEXT else f"{text[:half]} [{len(text) - 2 * half:,} characters] {text[-half:]}"
+
+
+@contextmanager
+def _named_errors(output: Path) -> Iterator[None]:
+    """Raise what goes wrong with files as HolmesError."""
+    try:
+        yield
+    except (ModuleNotFoundError, ValueError) as error:
+        hint = "correct the text, leave the file out with --pattern, or allow such lines with --skip-bad-lines"
+        raise HolmesError(str(error), hint) from None
+    except OSError as error:
+        raise HolmesError(f"cannot write {output}: {error}", "nothing was left behind", ANSWER_IS_NO) from None
+
+
+@contextmanager
+def _progress(files: list[Path]) -> Iterator[Callable[[int], None]]:
+    """Show the bytes of `files` that were read; the function that is given adds some."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
+        task = progress.add_task("tokenizing", total=sum(file.stat().st_size for file in files))
+        yield lambda source_bytes: progress.advance(task, source_bytes)
 
 
 def _check_output(output: Path) -> None:
@@ -86,17 +194,3 @@ def _open(suffix: str, tokenizer: Path | None) -> Tokenizer:
         raise HolmesError(str(error), "`pip install tokenizers`, here only: nodes need no tokenizer") from None
     except ValueError as error:
         raise HolmesError(str(error), "name a tokenizer.json of the `tokenizers` library") from None
-
-
-def _write(files: list[Path], tokenizers: dict[str, Tokenizer], writer: TokenFileWriter, bad_lines: BadLines) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress, writer:
-        task = progress.add_task("tokenizing", total=sum(file.stat().st_size for file in files))
-        for file in files:
-            tokenizer = tokenizers[file.suffix]
-            for piece, parts in tokenized(file, tokenizer, bad_lines):
-                for part in parts:
-                    writer.add(part)
-                if piece.ends_document:
-                    writer.end_document()
-                progress.advance(task, piece.source_bytes)

@@ -29,7 +29,7 @@ from holmes_runtime.config.run_settings import (
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.config.trainable import Trainable
 
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow")
 BYTES_VOCABULARY = 4096
 """The largest vocabulary of bytes with some extra tokens; published tokenizers have several times as many."""
 EngineName = Literal["holmes"] | TrainerName | PublishedName

@@ -67,8 +67,8 @@ class _PathOrBlend:
 class DataSettings(SharedSettings):
     """Text or tokens to train on, at the same path on every host: a file, or a folder and a file pattern.
 
-    Read as: .bin with its .idx in the same folder (Megatron tokens), .jsonl, .jsonl.gz and .jsonl.zst (the field
-    "text"), .parquet (the column "text"), else raw text.
+    Read as: .bin with its .idx in the same folder (Megatron tokens, or examples that `holmes data` packed), .jsonl,
+    .jsonl.gz and .jsonl.zst (the field "text"), .parquet and .arrow (the column "text"), else raw text.
     """
 
     path: Annotated[RootedPath | tuple[DataSource, ...], _PathOrBlend()]

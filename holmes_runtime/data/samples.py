@@ -85,9 +85,9 @@ class Samples:
         return torch.stack([tokens.positions(start, start + self.seq_length) for tokens, start in found])
 
     def target_weight(self, step: int) -> float:
-        """Return the targets of the global batch of `step` over those of them that are predicted.
+        """Return the number of targets in the global batch of `step` over the number of predicted ones.
 
-        The mean loss of all targets, of which those only read have none, times it is the mean of the predicted.
+        It turns a mean over all targets, in which the others have no loss, into the mean over predicted ones.
         """
         if all(tokens.packed_length is None for tokens in self.tokens):
             return 1.0

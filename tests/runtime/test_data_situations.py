@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a.txt.gz": (lambda path: path.write_bytes(gzip.compress(b"text")), "is gzip, not text.*gunzip"),
     "a.jsonl": (lambda path: path.write_bytes(gzip.compress(LINES)), r"is gzip, not text: .*\.jsonl\.gz"),
     "a.zst": (as_bytes(b"\x28\xb5\x2f\xfd\x04\x00\x19\x00\x00abc"), "is Zstandard, not text"),
-    "a.arrow": (as_bytes(b"ARROW1\x00\x00" + bytes(64)), "is Arrow, not text"),
+    "part.arrow.txt": (as_bytes(b"ARROW1\x00\x00" + bytes(64)), "is Arrow, not text"),
     "a.feather": (as_bytes(b"FEA1" + bytes(64)), "is Feather, not text"),
     "a.npy": (as_bytes(b"\x93NUMPY\x01\x00" + bytes(64)), "is a NumPy array, not text"),
     "a.npz": (archive, "is a ZIP archive"),

@@ -1,4 +1,5 @@
-"""The documents of a file that names them: lines of JSON, which may be compressed, and rows of Parquet. Free of torch.
+"""The documents of a file that names them: lines of JSON, which may be compressed, and rows of Parquet or
+Arrow. Free of torch.
 
 Packages outside the standard library are imported where a file needs them. However small a compressed file is, at most
 one line of its content is in memory.
@@ -11,22 +12,23 @@ import importlib
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.file_kind import check_format
 
-GZIP_LINES, ZSTD_LINES, PARQUET = ".jsonl.gz", ".jsonl.zst", ".parquet"
-SUFFIXES = (".jsonl", GZIP_LINES, ZSTD_LINES, PARQUET)
+GZIP_LINES, ZSTD_LINES, PARQUET, ARROW = ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow"
+SUFFIXES = (".jsonl", GZIP_LINES, ZSTD_LINES, PARQUET, ARROW)
 MAX_LINE_BYTES = 2**28  # a document of a whole encyclopaedia; a line without an end is no document
 PACKED_BYTES = 2**12  # decompressed at once: even of zeros they make no more than 2**27 bytes
 MAX_WINDOW_BYTES = 2**27  # of memory that a Zstandard frame may ask for, the limit of its own command-line tool
-ROWS = 256  # of Parquet at a time
+ROWS = 256  # at a time
 Document = tuple[bytes, int]
 """The UTF-8 text of a document, and the bytes of its file that were read for it."""
+Converted = TypeVar("Converted")
 
 
 def has_documents(path: Path) -> bool:
@@ -35,21 +37,33 @@ def has_documents(path: Path) -> bool:
 
 
 def read_documents(path: Path, bad_lines: BadLines) -> Iterator[Document]:
-    """Yield the documents of file `path`, skipping lines and rows without text up to the limit of `bad_lines`.
+    """Yield the documents of file `path`: the field or column "text". Raises as `read_records` does."""
+    return read_records(path, bad_lines, ("text",), _text_field)
+
+
+def read_records(
+    path: Path, bad_lines: BadLines, columns: Sequence[str], convert: Callable[[Mapping[str, object]], Converted]
+) -> Iterator[tuple[Converted, int]]:
+    """Yield what `convert` makes of each line or row of `path`, and the bytes of the file that were read for it.
+
+    Lines for which it raises ValueError are skipped, up to the limit of `bad_lines`. Of rows, `columns` are read, and
+    one of them must be there.
 
     Raises:
-        ValueError: one line or row too many has no text, or the file is not what its name says; both are named.
+        ValueError: one line or row too many is skipped, or the file has other content than its name says; it is named.
         ModuleNotFoundError: a Python package that reads such files is not here.
         OSError: the file cannot be read.
     """
-    if path.name.endswith(PARQUET):
-        return _rows(path, bad_lines)
+    if path.name.endswith((PARQUET, ARROW)):
+        return _rows(path, bad_lines, columns, convert)
     if path.suffix == ".jsonl":
         check_format(path)
-    return _lines(path, bad_lines)
+    return _lines(path, bad_lines, convert)
 
 
-def _lines(path: Path, bad_lines: BadLines) -> Iterator[Document]:
+def _lines(
+    path: Path, bad_lines: BadLines, convert: Callable[[Mapping[str, object]], Converted]
+) -> Iterator[tuple[Converted, int]]:
     with open(path, "rb") as raw:
         lines, number, before = _decompressed(path, raw), 0, 0
         while line := _next_line(path, lines, number + 1):
@@ -58,11 +72,11 @@ def _lines(path: Path, bad_lines: BadLines) -> Iterator[Document]:
                 read_bytes = len(line) if lines is raw else raw.tell() - before
                 before += read_bytes
                 try:
-                    text = _text_field(line)
+                    converted = convert(_record(line))
                 except ValueError as error:
                     bad_lines.skip(f"{path}, line {number}: {error}")
                 else:
-                    yield text, read_bytes
+                    yield converted, read_bytes
 
 
 def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
@@ -129,39 +143,79 @@ def _next_line(path: Path, lines: BinaryIO, number: int) -> bytes:
     return line
 
 
-def _text_field(line: bytes) -> bytes:
-    """Return the text of a line. Raise ValueError if it has none."""
+def _record(line: bytes) -> Mapping[str, object]:
+    """Return the fields of a line. Raise ValueError if it has none."""
     try:
         record = json.loads(line)
-        text = record["text"] if isinstance(record, dict) else None
-        if isinstance(text, str):
-            return text.encode("utf-8")
-        reason = f'the field "text" is {text!r}, not a string' if isinstance(record, dict) else "it is no object"
-    except KeyError:
-        reason = f'it has no field "text", only {sorted(record)}'
     except RecursionError:
-        reason = "it is nested too deeply"
-    except ValueError as error:  # no JSON, no UTF-8, or half of a surrogate pair
-        reason = str(error)
-    raise ValueError(reason)
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(record, dict):
+        raise ValueError("it is no object")
+    return record
 
 
-def _rows(path: Path, bad_lines: BadLines) -> Iterator[Document]:
+def _text_field(record: Mapping[str, object]) -> bytes:
+    """Return the text of a line or row. Raise ValueError if it has none."""
+    if "text" not in record:
+        hint = "; `holmes data` makes tokens of examples" if {"messages", "completion"} & record.keys() else ""
+        raise ValueError(f'it has no field "text", only {sorted(record)}{hint}')
+    if not isinstance(record["text"], str):
+        raise ValueError(f'the field "text" is {record["text"]!r}, not a string')
+    return record["text"].encode("utf-8")
+
+
+def _rows(
+    path: Path, bad_lines: BadLines, columns: Sequence[str], convert: Callable[[Mapping[str, object]], Converted]
+) -> Iterator[tuple[Converted, int]]:
+    open_rows = _arrow_rows if path.name.endswith(ARROW) else _parquet_rows
+    number = 0
+    for records, source_bytes in open_rows(path, columns):
+        for record in records:
+            number += 1
+            try:
+                converted = convert(record)
+            except ValueError as error:
+                bad_lines.skip(f"{path}, row {number}: {error}")
+            else:
+                yield converted, source_bytes // len(records)
+
+
+def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[list[dict[str, object]], int]]:
+    """Yield rows with the present ones of `columns`, some at a time, and the bytes that they take in the file."""
     package: Any = _package(path, "pyarrow.parquet")
     try:
         file = package.ParquetFile(path)
     except ValueError as error:
         raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
-    if "text" not in file.schema_arrow.names:
-        raise ValueError(f'{path} has no column "text", only {file.schema_arrow.names}')
-    share, number = path.stat().st_size // max(1, file.metadata.num_rows), 0
-    for batch in file.iter_batches(batch_size=ROWS, columns=["text"]):
-        for text in batch.column(0).to_pylist():
-            number += 1
-            if isinstance(text, str):
-                yield text.encode("utf-8"), share
-            else:
-                bad_lines.skip(f'{path}, row {number}: the column "text" is {text!r}, not a string')
+    there = _present(path, columns, file.schema_arrow.names)
+    share = path.stat().st_size / max(1, file.metadata.num_rows)
+    for batch in file.iter_batches(batch_size=ROWS, columns=there):
+        yield batch.to_pylist(), int(share * batch.num_rows)
+
+
+def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[list[dict[str, object]], int]]:
+    """Yield rows as `_parquet_rows` does, of a table that the `datasets` library saved: a stream of batches."""
+    package: Any = _package(path, "pyarrow")
+    streams: Any = _package(path, "pyarrow.ipc")
+    with package.memory_map(str(path)) as file:
+        try:
+            stream = streams.open_stream(file)
+            there = _present(path, columns, stream.schema.names)
+            before = 0
+            for batch in stream:
+                for start in range(0, batch.num_rows, ROWS):
+                    records = batch.slice(start, ROWS).select(there).to_pylist()
+                    yield records, file.tell() - before
+                    before = file.tell()
+        except package.ArrowInvalid as error:
+            raise ValueError(f"{path} is not a whole Arrow stream: {error}") from None
+
+
+def _present(path: Path, columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    there = [name for name in columns if name in names]
+    if not there:
+        raise ValueError(f"{path} has no column {' or '.join(columns)}, only {names}")
+    return there
 
 
 def _package(path: Path, name: str) -> ModuleType:

@@ -49,6 +49,10 @@ class Tokenizer(Protocol):
         """Return the tokens of each piece."""
         ...
 
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of `tokens`, special ones included."""
+        ...
+
 
 class ByteTokenizer:
     """The tokenizer whose tokens are bytes."""
@@ -62,6 +66,10 @@ class ByteTokenizer:
     def encode(self, pieces: list[bytes]) -> list[Iterable[int]]:
         """Return the bytes themselves."""
         return list(pieces)
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of these bytes; bytes that are not UTF-8 stand as U+FFFD."""
+        return bytes(tokens).decode("utf-8", errors="replace")
 
 
 class FileTokenizer:
@@ -85,6 +93,10 @@ class FileTokenizer:
         """Return the tokens of each piece, without the tokens that a tokenizer adds around a whole text."""
         texts = [piece.decode("utf-8") for piece in pieces]
         return [found.ids for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of `tokens`, special ones included."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
 
 def source_files(path: Path, pattern: str) -> list[Path]:

@@ -1,0 +1,1 @@
+"""Examples for fine-tuning: prompts and conversations, as tokens packed in sequences."""

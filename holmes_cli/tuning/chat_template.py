@@ -1,0 +1,179 @@
+"""A model's chat template, which writes the messages of a conversation as the text that the model was trained on.
+
+Templates are Jinja, of a model that anyone may have published: they run in Jinja's sandbox, and cannot reach Python.
+They find functions, `generation` blocks and the names of tokens as the transformers library gives them. Source: its
+page "Chat templates", huggingface.co/docs/transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from holmes_cli.tuning.bounded_work import bounded_work
+from holmes_core.errors import HolmesError
+from holmes_runtime.config.bounded_file import open_bounded, read_json_object
+
+CONFIG_FILE, TEMPLATE_FILE = "tokenizer_config.json", "chat_template.jinja"  # in the folder of a tokenizer
+MAX_CONFIG_BYTES = 2**24  # of tokenizer_config.json, which may list thousands of added tokens
+MAX_TEMPLATE_BYTES = 2**20  # the longest published ones have some tens of kB
+MAX_MEMORY_BYTES, MAX_CPU_S = 2**30, 2.0  # for one conversation, which usually takes milliseconds
+TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+Message = Mapping[str, object]
+"""`role`, `content`, and other keys that a template may know."""
+
+
+class ChatTemplate:
+    """A template, compiled. `place` names its file in errors."""
+
+    def __init__(self, text: str, place: str, tokens: Mapping[str, str]) -> None:
+        """`tokens` have the texts of special tokens, such as `eos_token`.
+
+        Raises:
+            HolmesError: The text is no template.
+        """
+        self.place, self._tokens = place, tokens
+        try:
+            with self._bounded():
+                self._template = _Sandbox().from_string(text)
+        except TemplateSyntaxError as error:
+            raise self._refusal(str(error), error.lineno) from None
+        except (TemplateError, RecursionError, ArithmeticError, TypeError) as error:
+            raise self._refusal(f"{type(error).__name__}: {error}", 1) from None
+
+    def text(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        """Return the conversation as text; with a generation prompt, up to where the assistant's next message begins.
+
+        Raises:
+            ValueError: The template does not take these messages.
+            HolmesError: It asks for something that the sandbox does not give.
+        """
+        own = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
+        try:
+            with self._bounded():
+                return self._template.render(own, **self._tokens)
+        except HolmesError:
+            raise
+        except Exception as error:  # a template may call any method of a message's values
+            raise ValueError(f"{self.place}, line {_line(error)}: {type(error).__name__}: {error}") from None
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """Raise HolmesError where the template reaches for Python, or for too much memory or time."""
+        try:
+            with bounded_work(MAX_MEMORY_BYTES, MAX_CPU_S):
+                yield
+        except SecurityError as error:
+            raise self._refusal(str(error), _line(error)) from None
+        except MemoryError:
+            raise self._refusal(f"it takes more than {MAX_MEMORY_BYTES >> 30} GiB of memory", 1) from None
+        except TimeoutError as error:
+            raise self._refusal(f"it takes more than {MAX_CPU_S:.0f} s for one conversation", _line(error)) from None
+
+    def _refusal(self, reason: str, line: int) -> HolmesError:
+        return HolmesError(
+            f"{self.place}, line {line}: {reason}", "correct the chat template, or give another with --chat-template"
+        )
+
+
+def open_template(template: Path | None, tokenizer: Path | None) -> ChatTemplate | None:
+    """Return the template in file `template`, else that of the folder of `tokenizer`; None if there is none.
+
+    Raises:
+        HolmesError: The file cannot be read, or is no template.
+    """
+    try:
+        config = _config(tokenizer)
+        beside = None if tokenizer is None else tokenizer.with_name(TEMPLATE_FILE)
+        file = template or (beside if beside is not None and beside.is_file() else None)
+        if file is not None:
+            text: object = _read(file)
+            place = str(file)
+        else:
+            text, place = _default(config.get("chat_template")), f"{tokenizer}: chat_template of {CONFIG_FILE}"
+    except (OSError, ValueError) as error:
+        raise HolmesError(f"chat template: {error}", "name a Jinja file of 1 MiB at most in UTF-8") from None
+    if not isinstance(text, str):
+        return None
+    named = {name: _token_text(config.get(name)) for name in TOKENS}
+    return ChatTemplate(text, place, {name: token for name, token in named.items() if token is not None})
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja as chat templates expect it."""
+
+    intercepted_binops = frozenset(["**"])  # one power of numbers may take hours, and nothing interrupts it
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols])
+        self.filters["tojson"] = _to_json
+        self.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+
+    def call_binop(self, _: Any, operator: str, left: Any, right: Any) -> Any:
+        """Refuse the operators that are intercepted."""
+        raise SecurityError(f"{left!r} {operator} {right!r}: a chat template takes no powers of numbers")
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %}` around an assistant's text, which is the text alone."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the content of the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _line(error: BaseException) -> int:
+    """Return the line of the template in which `error` was raised; 1 if that is not known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno or 1 for frame in reversed(frames) if frame.filename == "<template>"), 1)
+
+
+def _config(tokenizer: Path | None) -> dict[str, Any]:
+    try:
+        return {} if tokenizer is None else read_json_object(tokenizer.with_name(CONFIG_FILE), MAX_CONFIG_BYTES)
+    except FileNotFoundError:
+        return {}
+
+
+def _read(file: Path) -> str:
+    with open_bounded(file, MAX_TEMPLATE_BYTES) as opened:
+        try:
+            return opened.read(MAX_TEMPLATE_BYTES + 1).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not UTF-8 text: {error}") from None
+
+
+def _default(template: object) -> object:
+    """Return a configuration's template; of several, the one named `default`."""
+    if isinstance(template, list):
+        named = (each for each in template if isinstance(each, dict) and each.get("name") == "default")
+        return next(named, {}).get("template")
+    return template
+
+
+def _token_text(token: object) -> str | None:
+    """Return the text of a special token, as the transformers library writes it: a string, or an object with one."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

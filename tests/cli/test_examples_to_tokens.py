@@ -1,0 +1,252 @@
+"""`holmes data` on examples to fine-tune on: packed, with what is predicted and what is only read."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holmes_cli.tuning.sequence_packing import packed
+from holmes_runtime.config.run_settings import DataSettings
+from holmes_runtime.data.corpus import load_corpus
+from holmes_runtime.node.data_files.token_file import DocumentStarts, read_index
+from tests.cli.conftest import Command
+
+CHATML = """{% for message in messages %}<|{{ message.role }}|>
+{% generation %}{{ message.content }}{% endgeneration %}</s>
+{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+REASONS = """{% for message in messages %}<{{ message.role }}>{{ "hm, " if loop.last and message.role == "assistant" }}
+{{- message.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+def say(*texts: str) -> dict[str, object]:
+    """A conversation that the user begins."""
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]}
+
+
+def write_lines(path: Path, *records: object) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def examples(path: Path) -> list[tuple[str, str]]:
+    """The examples of a packed file of bytes, without padding: text, and with `_` for what is only read."""
+    index = read_index(path)
+    assert index.packed_length is not None
+    corpus = load_corpus(DataSettings(str(path), documents="separate"), "here", index.packed_length, 256)
+    tokens = corpus.training[0].read(0, index.num_tokens).tolist()
+    starts = [*DocumentStarts(index), index.num_tokens]
+    found = []
+    for start, stop in pairwise(starts):
+        example = tokens[start:stop]
+        text = bytes(max(token, ~token) for token in example).decode()
+        if text.strip("\0"):
+            found.append((text, "".join(chr(token) if token >= 0 else "_" for token in example)))
+    return found
+
+
+def test_a_completion_and_its_end_are_predicted_and_the_prompt_is_read(command: Command, tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", {"prompt": "1+1=", "completion": "2"}, {"prompt": "", "completion": "yes"})
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "16")
+
+    assert done.code == 0, done.stderr
+    # Nothing comes before the first token of an example, so that it is not predicted.
+    assert examples(tmp_path / "out.bin") == [("1+1=2\0", "____2\0"), ("yes\0", "_es\0")]
+    assert "2 examples in 1 sequences of 16, 62.5% full; 5 tokens are predicted" in done.stdout
+    assert "documents: separate}`, `seq_length: 16`" in done.stdout
+    assert "  read       1+1=\n  predicted  2\\x00\n" in done.stdout
+
+
+def test_the_messages_of_the_assistant_are_predicted(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    write_lines(tmp_path / "a.jsonl", say("hi", "ho", "so", ""))
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "100", "--chat-template", "chat.jinja")
+
+    assert done.code == 0, done.stderr
+    ((text, predicted),) = examples(tmp_path / "out.bin")
+    assert text == "<|user|>\nhi</s>\n<|assistant|>\nho</s>\n<|user|>\nso</s>\n<|assistant|>\n</s>\n"
+    assert predicted.replace("_", "") == "ho</s>\n</s>\n"
+    assert predicted[text.index("ho") :].startswith("ho</s>\n_")
+
+
+def test_a_conversation_whose_answers_change_later_becomes_an_example_for_each(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "chat.jinja").write_text(REASONS)
+    write_lines(tmp_path / "a.jsonl", say("hi", "ho", "so", "la"))
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "80", "--chat-template", "chat.jinja")
+
+    assert done.code == 0, done.stderr
+    assert [text for text, _ in examples(tmp_path / "out.bin")] == [
+        "<user>hi</s><assistant>hm, ho</s>",
+        "<user>hi</s><assistant>ho</s><user>so</s><assistant>hm, la</s>",
+    ]
+    assert [predicted.replace("_", "") for _, predicted in examples(tmp_path / "out.bin")] == [
+        "hm, ho</s>",
+        "hm, la</s>",
+    ]
+    assert "1 conversations became an example for each answer" in done.stderr
+
+
+def test_messages_may_be_split_in_prompt_and_completion(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    prompt, completion = say("a", "b", "c")["messages"], [{"role": "assistant", "content": "d"}]
+    write_lines(tmp_path / "a.jsonl", {"prompt": prompt, "completion": completion})
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "100", "--chat-template", "chat.jinja")
+
+    assert done.code == 0, done.stderr
+    ((_, predicted),) = examples(tmp_path / "out.bin")
+    assert predicted.replace("_", "") == "d</s>\n"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_examples_are_packed_whole_and_none_is_lost(seed: int) -> None:
+    drawn = random.Random(seed)
+    lengths = [drawn.choice((1, 7, 50, 64, drawn.randint(1, 64))) for _ in range(500)]
+    given = [range(length) for length in lengths]
+
+    sequences = list(packed(given, 64))
+
+    assert sorted(len(example) for sequence in sequences for example in sequence) == sorted(lengths)
+    assert all(sum(map(len, sequence)) <= 64 for sequence in sequences)
+    fewest = max(sum(lengths) / 64, sum(length > 32 for length in lengths))
+    assert len(sequences) <= 1.03 * fewest + 1
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+CHAT_LINE = json.dumps(say("hi", "ho")).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "template", "said"),
+    [
+        (CHAT_LINE, "a\n{{ ''.__class__.__mro__ }}", "chat.jinja, line 2: access to attribute '__class__'"),
+        (CHAT_LINE, "{{ messages.append(1) }}", "chat.jinja, line 1: access to attribute 'append'"),
+        (CHAT_LINE, "{{ cycler.__init__.__globals__ }}", "chat.jinja, line 1: access to attribute '__init__'"),
+        (CHAT_LINE, "{% include '/etc/passwd' %}", "a.jsonl, line 1: chat.jinja, line 1: TypeError: no loader"),
+        (CHAT_LINE, "a\n\n{% for m in messages %}", "chat.jinja, line 3: Unexpected end of template"),
+        (CHAT_LINE, "{{ 9 ** 9 ** 9 }}", "chat.jinja, line 1: 9 ** 9: a chat template takes no powers"),
+        (CHAT_LINE, "{{ 'a' * 9999999999 }}", "chat.jinja, line 1: it takes more than 1 GiB of memory"),
+        (CHAT_LINE, ENDLESS, "chat.jinja, line 1: it takes more than 2 s for one conversation"),
+        (CHAT_LINE, "a\n{{ raise_exception('no') }}", "a.jsonl, line 1: chat.jinja, line 2: TemplateError: no"),
+        (CHAT_LINE, "{{ messages[0].content }}{{ add_generation_prompt }}", "chat.jinja: message 2 does not follow"),
+        (CHAT_LINE, "\ufffd" * 2**19, "chat template: "),
+        (CHAT_LINE, "", "there is nothing to predict in it"),
+        (b'{"messages": [{"role": "user", "content": "hi"}]}\n', CHATML, "line 1: no message is the assistant's"),
+        (b'{"messages": "hi"}\n', CHATML, "a.jsonl, line 1: the field \"messages\" is 'hi', not a list of messages"),
+        (b'{"messages": [{"role": "user"}]}\n', CHATML, 'message 1 of "messages" has no role and content'),
+        (b'{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n', CHATML, "line 2: it has neither messages nor"),
+        (b'{"prompt": "a", "completion": "b"}\n{"prompt": "\xff"}\n', CHATML, "line 2: 'utf-8' codec can't decode"),
+        (b'{"prompt": "\\ud800", "completion": "b"}\n', CHATML, "line 1: 'utf-8' codec can't encode"),
+        (b'{"prompt": "a", "completion": "' + b"b" * 2**20 + b'"}\n', CHATML, "it has 1,048,578 tokens"),
+        (b'{"prompt": "a", "completion": "b"}\n{"prompt": ' + b"[" * 5000, CHATML, "line 2: it is nested too deeply"),
+    ],
+)  # fmt: skip
+def test_hostile_examples_are_refused_with_file_and_line(
+    command: Command, tmp_path: Path, lines: bytes, template: str, said: str
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    (tmp_path / "chat.jinja").write_text(template)
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "64", "--chat-template", "chat.jinja")
+
+    assert done.code == 2
+    assert said in " ".join(done.stderr.split())
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["pairs.jsonl"], "pairs.jsonl has examples, which are packed"),
+        (["a.txt", "--seq-length", "8"], "--seq-length is for examples, and a.txt has text"),
+        (["a.txt", "--chat-template", "a.txt"], "--chat-template is for examples, and a.txt has text"),
+        (["chats.jsonl", "--seq-length", "8"], "chats.jsonl, line 1: it has messages, and the tokenizer has no chat"),
+        (["chats.jsonl", "--seq-length", "8", "--chat-template", "none.jinja"], "chat template: "),
+        (["pairs.jsonl", "--seq-length", "3"], "pairs.jsonl, line 1: it has 4 tokens, and a sequence --seq-length 3"),
+    ],
+)
+def test_options_that_do_not_go_with_the_source_are_refused(
+    command: Command, tmp_path: Path, options: list[str], said: str
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    write_lines(tmp_path / "chats.jsonl", say("hi", "ho"))
+    write_lines(tmp_path / "pairs.jsonl", {"prompt": "ab", "completion": "c"})
+
+    done = command("data", *options, "-o", "out.bin")
+
+    assert done.code == 2
+    assert said in " ".join(done.stderr.split())
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_examples_that_do_not_fit_are_left_out_where_the_command_line_allows_it(
+    command: Command, tmp_path: Path
+) -> None:
+    write_lines(tmp_path / "a.jsonl", *({"prompt": "a", "completion": "b" * size} for size in (1, 20, 2)))
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "8", "--skip-bad-lines", "1")
+
+    assert done.code == 0, done.stderr
+    assert [text for text, _ in examples(tmp_path / "out.bin")] == ["ab\0", "abb\0"]
+    assert "1 bad lines" in done.stderr
+
+
+def test_a_tokenizers_folder_gives_the_chat_template_and_the_special_tokens(command: Command, tmp_path: Path) -> None:
+    tokenizers: Any = pytest.importorskip("tokenizers")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    words = ["<s>", "</s>", "<user>", "<assistant>", "hi", "ho", "?"]
+    model = tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="?")
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(words[:4])
+    made.save(str(folder / "tokenizer.json"))
+    template = (
+        "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": template}]
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_lines(tmp_path / "a.jsonl", say("hi", "ho"))
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "8", "--tokenizer", "model/tokenizer.json")
+
+    assert done.code == 0, done.stderr
+    corpus = load_corpus(DataSettings(str(tmp_path / "out.bin"), documents="separate"), "here", 8, 7)
+    assert corpus.training[0].read(0, 9).tolist() == [~0, ~2, ~4, ~3, 5, 1, ~1, ~1, ~1]
+    (folder / "chat_template.jinja").write_text(template.replace("bos_token", "eos_token"))  # goes before the other
+    assert (
+        command("data", "a.jsonl", "-o", "b.bin", "--seq-length", "8", "--tokenizer", "model/tokenizer.json").code == 0
+    )
+    corpus = load_corpus(DataSettings(str(tmp_path / "b.bin"), documents="separate"), "here", 8, 7)
+    assert corpus.training[0].read(0, 2).tolist() == [~1, ~2]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_rows_are_examples_too(command: Command, tmp_path: Path, name: str) -> None:
+    pyarrow: Any = importlib.import_module("pyarrow")
+    table = pyarrow.table({"id": [1, 2], "prompt": ["1+1=", "2+2="], "completion": ["2", "4"]})
+    if name.endswith(".parquet"):
+        importlib.import_module("pyarrow.parquet").write_table(table, tmp_path / name)
+    else:
+        with importlib.import_module("pyarrow.ipc").new_stream(str(tmp_path / name), table.schema) as stream:
+            stream.write_table(table)
+
+    done = command("data", name, "-o", "out.bin", "--seq-length", "16")
+
+    assert done.code == 0, done.stderr
+    assert examples(tmp_path / "out.bin") == [("1+1=2\0", "____2\0"), ("2+2=4\0", "____4\0")]
