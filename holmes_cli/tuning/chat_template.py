@@ -52,14 +52,16 @@ class ChatTemplate:
         except (TemplateError, RecursionError, ArithmeticError, TypeError) as error:
             raise self._refusal(f"{type(error).__name__}: {error}", 1) from None
 
-    def text(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+    def text(self, messages: Sequence[Message], tools: object = None, add_generation_prompt: bool = False) -> str:
         """Return the conversation as text; with a generation prompt, up to where the assistant's next message begins.
+
+        `tools` are the functions that the assistant may call, as a record has them.
 
         Raises:
             ValueError: The template does not take these messages.
             HolmesError: It asks for something that the sandbox does not give.
         """
-        own = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
+        own = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None}
         try:
             with self._bounded():
                 return self._template.render(own, **self._tokens)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holmes_cli.tuning.chat_template import ChatTemplate, Message
+from holmes_core.errors import HolmesError
 from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.documents import has_documents, read_records
 from holmes_runtime.node.data_files.text import Tokenizer
 
-COLUMNS = ("messages", "prompt", "completion")
+COLUMNS = ("messages", "prompt", "completion", "tools")
 WRITER = "assistant"  # the role of the messages that a model writes
 
 
@@ -96,7 +97,7 @@ class ExampleReader:
         if messages is not None:
             conversation = _messages("messages", messages)
             turns = [place for place, message in enumerate(conversation) if message["role"] == WRITER]
-            return self._conversation(conversation, turns)
+            return self._conversation(conversation, turns, record.get("tools"))
         prompt, completion = record.get("prompt"), record.get("completion")
         if isinstance(prompt, str) and isinstance(completion, str):
             return [Example((Stretch(prompt, False), Stretch(completion, True)), is_framed=True)]
@@ -104,9 +105,9 @@ class ExampleReader:
             raise ValueError(f"it has neither messages nor prompt and completion, only {sorted(record)}")
         before, written = _messages("prompt", prompt), _messages("completion", completion)
         turns = [len(before) + place for place, message in enumerate(written) if message["role"] == WRITER]
-        return self._conversation([*before, *written], turns)
+        return self._conversation([*before, *written], turns, record.get("tools"))
 
-    def _conversation(self, messages: Sequence[Message], turns: Sequence[int]) -> list[Example]:
+    def _conversation(self, messages: Sequence[Message], turns: Sequence[int], tools: object) -> list[Example]:
         """Return the conversation as one example, in which the messages at `turns` are predicted.
 
         Some templates write an answer otherwise once others follow it, such as without its reasoning. The conversation
@@ -116,15 +117,21 @@ class ExampleReader:
             raise ValueError("it has messages, and the tokenizer has no chat template: give one with --chat-template")
         if not turns:
             raise ValueError(f"no message is the {WRITER}'s: there is nothing to predict")
-        prompts = [self._template.text(messages[:turn], add_generation_prompt=True) for turn in turns]
-        answered = [self._template.text(messages[: turn + 1]) for turn in turns]
+        prompts = [self._template.text(messages[:turn], tools, add_generation_prompt=True) for turn in turns]
+        answered = [self._template.text(messages[: turn + 1], tools) for turn in turns]
         for turn, before, after in zip(turns, prompts, answered, strict=True):
             if not after.startswith(before):
                 raise ValueError(
                     f"{self._template.place}: message {turn + 1} does not follow what it writes before an answer, "
                     f"{before[-40:]!r}"
                 )
-        whole = self._template.text(messages)
+            content = messages[turn]["content"]
+            if isinstance(content, str) and content.strip() and after.endswith(content.rstrip()):
+                raise HolmesError(
+                    f"{self._template.place}: nothing follows an answer, {after[-40:]!r}: a model learns no end",
+                    "let the template write the token that ends an answer, also after the last message",
+                )
+        whole = self._template.text(messages, tools)
         borders = [border for pair in zip(prompts, answered, strict=True) for border in pair]
         if all(whole.startswith(border) for border in borders) and borders == sorted(borders, key=len):
             places = [0, *map(len, borders), len(whole)]

@@ -97,6 +97,16 @@ def test_a_conversation_whose_answers_change_later_becomes_an_example_for_each(
     assert "1 conversations became an example for each answer" in done.stderr
 
 
+def test_a_template_is_given_the_tools_of_a_conversation(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("{{ tools | map(attribute='name') | join(',') }}:" + CHATML)
+    write_lines(tmp_path / "a.jsonl", {**say("hi", "ho"), "tools": [{"name": "add"}, {"name": "sub"}]})
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "100", "--chat-template", "chat.jinja")
+
+    assert done.code == 0, done.stderr
+    assert [text[:12] for text, _ in examples(tmp_path / "out.bin")] == ["add,sub:<|us"]
+
+
 def test_messages_may_be_split_in_prompt_and_completion(command: Command, tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text(CHATML)
     prompt, completion = say("a", "b", "c")["messages"], [{"role": "assistant", "content": "d"}]
@@ -140,6 +150,7 @@ CHAT_LINE = json.dumps(say("hi", "ho")).encode() + b"\n"
         (CHAT_LINE, ENDLESS, "chat.jinja, line 1: it takes more than 2 s for one conversation"),
         (CHAT_LINE, "a\n{{ raise_exception('no') }}", "a.jsonl, line 1: chat.jinja, line 2: TemplateError: no"),
         (CHAT_LINE, "{{ messages[0].content }}{{ add_generation_prompt }}", "chat.jinja: message 2 does not follow"),
+        (CHAT_LINE, CHATML.replace("</s>\n", ""), "chat.jinja: nothing follows an answer, '<|user|>\\nhi<|assistant|>"),
         (CHAT_LINE, "\ufffd" * 2**19, "chat template: "),
         (CHAT_LINE, "", "there is nothing to predict in it"),
         (b'{"messages": [{"role": "user", "content": "hi"}]}\n', CHATML, "line 1: no message is the assistant's"),
