@@ -42,7 +42,7 @@ class Execution(NamedTuple):
     parameter's update. `masked`: a mask shows attention where documents end. `fused_operators`: the operators between
     matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager). `ep`: ranks that
     share a layer's experts, ep / tp neighbouring replicas with all of their tensor shards. If it
-    `splits_experts`, these are tensor shards: each has a part of every expert's width, and computes the rows of all.
+    `splits_experts`, tensor shards have a part of each expert's width, and compute all rows of their replica's experts.
     `cp`: neighbouring replicas that share each sequence; keys and values of all are on each of them at once where the
     engine `gathers_keys`. `trainable` is None where all parameters are trained.
     """
