@@ -179,7 +179,7 @@ def routed_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def expert_holders(execution: Execution) -> int:
-    """Return the ranks of a group among which tokens travel to experts: where tensor shards split those, its replicas."""
+    """Return the ranks of a group among which tokens travel to experts: where shards split those, its replicas."""
     return max(1, execution.ep // execution.tp) if execution.splits_experts else execution.ep
 
 
