@@ -125,7 +125,9 @@ class RankGrid:
             rule = f"must be {clusters[0]}, where other ranks with experts of the same layers are"
             check(f"ranks[{index}].cluster", me.cluster, rule, len(clusters) == 1)
             parts = {self.expert_part(self.rank(number)) for number in self.shards(me)}
-            rule = "must have its tensor shards in one order with those of its neighbours, which share its experts"
+            rule = (
+                "must have its tensor shards in the order in which its neighbours, which share its experts, have theirs"
+            )
             check(f"ranks[{index}]", me.rank, rule, len(parts) == 1)
 
     def _check_clusters(self) -> None:

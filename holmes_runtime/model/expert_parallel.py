@@ -24,7 +24,7 @@ from holmes_runtime.comm.stopwatch import Stopwatch
 class ExpertParallel:
     """This replica's part in its group of `size`; with `group` None it has all experts.
 
-    The group's collectives hold up the computation as those of tensor parallelism do: both are lap "tp" of `stopwatch`.
+    The group's collectives hold up the computation as tensor parallelism's do: both are lap "tp" of `stopwatch`.
     """
 
     group: ProcessGroup | None = None
@@ -75,7 +75,7 @@ class ExpertRows:
         return came[self.order]
 
     def back(self, made: Tensor) -> Tensor:
-        """Return the results (sum of sent, ..) of the rows sent; made: those of the rows that came."""
+        """Return the results (sum of sent, ..) of the rows sent, from `made` (sum of received, ..) of the rows that came."""
         rows = made[self.order.argsort()]
         results: Tensor = _AllToAll.apply(rows, self.ep, self.received, self.sent)  # type: ignore[no-untyped-call]
         return results

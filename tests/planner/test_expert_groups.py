@@ -32,6 +32,8 @@ from planner.problem.coefficients import slot_s
 from planner.problem.group_places import misplaced_group
 from planner.problem.problem import read_problem
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
+from tests.planner.group_fleets import drawn_bundled_fleet, gap
+from tests.seeds import seeds
 
 MODEL = {
     **{"family": "llama", "num_layers": 6, "hidden_size": 1024, "num_heads": 16, "seq_length": 1024},
@@ -217,6 +219,13 @@ def test_bytes_of_tokens_and_of_experts_gradients_are_counted_on_their_own_group
     assert [each.sent_bytes for each in plan.prediction.traffic] == pytest.approx(
         [8 * routed + exchanged] * 2, rel=1e-3
     )
+
+
+@pytest.mark.parametrize("seed", seeds(100, few=4, more=40))
+def test_plans_of_shared_experts_are_as_fast_as_the_fastest_placement_by_brute_force(seed: int) -> None:
+    found = gap(seed, drawn_bundled_fleet)
+    assert found is not None
+    assert found < 0.01  # of 48 fleets the farthest, where one more schedule than for others is to be chosen
 
 
 def test_a_free_degree_is_searched_for_the_bundled_runtime() -> None:
