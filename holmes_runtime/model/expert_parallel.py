@@ -75,7 +75,7 @@ class ExpertRows:
         return came[self.order]
 
     def back(self, made: Tensor) -> Tensor:
-        """Return the results (sum of sent, ..) of the rows sent, from `made` (sum of received, ..) of the rows that came."""
+        """Return the results (sum of sent, ..) of the rows sent; made: (sum of received, ..), of the rows that came."""
         rows = made[self.order.argsort()]
         results: Tensor = _AllToAll.apply(rows, self.ep, self.received, self.sent)  # type: ignore[no-untyped-call]
         return results
