@@ -306,8 +306,9 @@ class RunConfig:
     def _check_experts(self) -> None:
         if self.ep == 1:
             return
-        rule = "must be 1 for a model without experts, and in an emulated run"
-        check("ep", self.ep, rule, self.model.experts is not None and self.emulation is None)
+        rule = "must be 1 without model.experts, with model.factory, in an emulated run, and with outer_sync"
+        is_plain = self.emulation is None and self.outer_sync is None
+        check("ep", self.ep, rule, self.model.experts is not None and self.model.factory is None and is_plain)
         size = self.grid.expert_replicas
         rule = f"must be a multiple of the {size} replicas that share a layer's experts"
         check("model.experts", self.model.experts, rule, (self.model.experts or 0) % size == 0)

@@ -42,11 +42,12 @@ class ExpertParallel:
         incoming = torch.empty_like(counts)  # (replicas * own experts,), by the replica that sends them
         with self.lap():
             dist.all_to_all_single(incoming, counts, group=self.group)
-        by_replica = torch.stack([counts.view(self.size, -1).sum(1), incoming.view(self.size, -1).sum(1)])
-        sent, received = by_replica.tolist()
-        experts = torch.arange(len(incoming), device=counts.device) % (len(incoming) // self.size)
+        outgoing, came = counts.view(self.size, -1), incoming.view(self.size, -1)
+        sizes = torch.cat([outgoing.sum(1), came.sum(1), came.sum(0)]).tolist()  # the host waits for the device once
+        sent, received, own = sizes[: self.size], sizes[self.size : 2 * self.size], sizes[2 * self.size :]
+        experts = torch.arange(len(own), device=counts.device).repeat(self.size)
         order = experts.repeat_interleave(incoming, output_size=sum(received)).argsort(stable=True)
-        return ExpertRows(self, sent, received, order, incoming.view(self.size, -1).sum(0).tolist())
+        return ExpertRows(self, sent, received, order, own)
 
     def lap(self) -> Any:
         """Return the context in which the stopwatch runs."""

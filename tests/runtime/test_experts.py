@@ -151,7 +151,7 @@ def test_parts_of_experts_start_as_parts_of_the_whole(size: int) -> None:
     ("change", "said"),
     [
         ({"ep": 3}, r"ep: must be 1, or a multiple of tp 1 that divides dp \* tp = 2"),
-        ({"model": TINY_LLAMA}, "ep: must be 1 for a model without experts"),
+        ({"model": TINY_LLAMA}, "ep: must be 1 without model.experts"),
         ({"model": replace(TINY_MIXTRAL, experts=7)}, "model.experts: must be a multiple of the 2 replicas"),
         ({"microbatches": (3, 5)}, "microbatches: must be equal for replicas 0 to 1"),
         ({"clusters": "ab"}, r"ranks\[0\].cluster: must be a, where"),
