@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holmes_cli.replan import Replanner
 from holmes_core.errors import ANSWER_IS_NO, WRONG_USAGE, HolmesError
 from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import (
@@ -226,6 +227,13 @@ def test_plans_of_shared_experts_are_as_fast_as_the_fastest_placement_by_brute_f
     found = gap(seed, drawn_bundled_fleet)
     assert found is not None
     assert found < 0.01  # of 48 fleets the farthest, where one more schedule than for others is to be chosen
+
+
+def test_a_run_goes_on_without_a_host_under_another_degree_of_experts() -> None:
+    first = plan_for(TWO_HOSTS, bundled(ep=16, tp=1, pp=1))
+    second = Replanner(TWO_HOSTS).without(first, (first.nodes[1].host,))
+    assert len(second.nodes) == 1
+    assert second.job.ep <= 8
 
 
 def test_a_free_degree_is_searched_for_the_bundled_runtime() -> None:
