@@ -91,7 +91,7 @@ def test_experts_keep_no_more_than_is_counted_for_uneven_routing(recompute: Reco
 
 
 def test_states_of_shared_experts_take_the_bytes_that_are_counted() -> None:
-    """As the buckets of a rank hold them, but for padding; the part of the sums twice, as it comes and as it is kept."""
+    """As the buckets of a rank hold them, but for padding; its part of the sums twice, as it comes and as it stays."""
     sizes = {}
     for ep in (1, 2):
         module = DecoderStage(MIXTRAL, Stage(0, 0, MIXTRAL.num_layers), 7, ep=ExpertParallel(None, 0, ep))
