@@ -25,6 +25,7 @@ from holmes_runtime.data.host_copies import HostCopy, to_device
 from holmes_runtime.data.read_ahead import READING, BatchesAhead
 from holmes_runtime.data.samples import ALL_SAMPLES, Samples, make_samples
 from holmes_runtime.model.build_stage import build_stage, loss_function
+from holmes_runtime.model.expert_parallel import ExpertParallel
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.node.checkpoint_files.description import Counters, OuterCounters
 from holmes_runtime.parallel.batch import Batch
@@ -81,9 +82,10 @@ class Trainer:
         self.validation = replace(self.training, tokens=corpus.validation, key=key, own=ALL_SAMPLES)
         self._batches = BatchesAhead(lambda step: self._read(self.training, step), config.steps, me.host, device)
         tp = TensorParallel(groups.tp, me.tp_rank, config.tp, self.stopwatch)
+        ep = ExpertParallel(groups.ep, config.grid.expert_part(me), config.grid.expert_replicas, self.stopwatch)
         self.loss_scale = LossScale() if config.value_type == "fp16" else None
         stages = [
-            build_stage(config, stage, me, tp, device, draws, self._scale) for stage in config.stages_of(me.pp_rank)
+            build_stage(config, stage, me, tp, device, draws, self._scale, ep) for stage in config.stages_of(me.pp_rank)
         ]
         self.zero1 = (Zero3 if config.shards_weights(me) else Zero1)(
             [stage.module for stage in stages],

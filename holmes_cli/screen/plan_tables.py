@@ -17,6 +17,9 @@ BAR_WIDTH = 24
 AXES: dict[Axis, str] = {
     "dp": "dp",
     "dp_across": "dp across",
+    "ep": "experts",
+    "expert_dp": "dp of experts",
+    "expert_dp_across": "dp of experts across",
     "tied": "tied table",
     "pp_forward": "forward",
     "pp_backward": "backward",

@@ -223,7 +223,7 @@ class Job(FileRecord):
         """The parts of sequences in a step: each sequence is in cp parts, and a replica computes whole parts."""
         return self.global_batch_size * self.cp
 
-    def with_parallel(self, **keys: int | ScheduleName) -> Job:
+    def with_parallel(self, **keys: int | ScheduleName | None) -> Job:
         """Return the same job with other values of `parallel`."""
         return self.model_copy(update={"parallel": self.parallel.model_copy(update=keys)})
 

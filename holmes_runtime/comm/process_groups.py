@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from holmes_runtime.comm.group_opening import BACKEND, GroupOpening, opening_order, register_backend
 from holmes_runtime.comm.record_exchange import refuse_pickles
-from holmes_runtime.comm.replica_exchange import LevelDigests
+from holmes_runtime.comm.replica_exchange import LevelDigests, ReplicaExchange
 from holmes_runtime.comm.travel_digests import GroupDigests, Pending, TravelDigests
 from holmes_runtime.config.rank_grid import Axis, group_key
 from holmes_runtime.config.run_config import RunConfig
@@ -32,14 +32,19 @@ class RankGroups:
     """The process groups of one rank; None where it is the only shard or replica, or has no such neighbour.
 
     `dp` joins the replicas of its cluster or, in flat data parallelism, all; `dp_across` the ones of different
-    clusters. `tied` joins a rank of the first stage and one of the last, which hold copies. Activations come over
-    `forward_in` and leave over `forward_out`; gradients come over `backward_in` and leave over `backward_out`.
+    clusters. `ep` joins the replicas that share the experts of a layer; `expert_dp` and `expert_dp_across` join those
+    with the same experts, as `dp` and `dp_across` do. `tied` joins a rank of the first stage and one of the last, which
+    hold copies. Activations come over `forward_in` and leave over `forward_out`; gradients come over `backward_in` and
+    leave over `backward_out`.
     `digests` count the traffic of the groups; None if digests are not compared.
     """
 
     tp: ProcessGroup | None = None
     dp: ProcessGroup | None = None
     dp_across: ProcessGroup | None = None
+    ep: ProcessGroup | None = None
+    expert_dp: ProcessGroup | None = None
+    expert_dp_across: ProcessGroup | None = None
     tied: ProcessGroup | None = None
     forward_in: ProcessGroup | None = None
     forward_out: ProcessGroup | None = None
@@ -61,11 +66,12 @@ class RankGroups:
         copies = None if self.digests is None else self.digests.weights.get(name)
         return gathering if copies is None else copies.watch(gathering)
 
-    def replica_digests(self) -> tuple[LevelDigests, ...]:
-        """Return the digests of each group in `replicas`."""
-        names = [name for name in ("dp", "dp_across") if getattr(self, name) is not None]
+    def exchange(self, axes: Sequence[Axis]) -> ReplicaExchange:
+        """Return the exchange over the groups of `axes`, of those that there are."""
+        levels = {name: group for name in axes if (group := getattr(self, name)) is not None}
         weights = {} if self.digests is None else self.digests.weights
-        return tuple(LevelDigests(self.messages_of(name), weights.get(name)) for name in names)
+        digests = [LevelDigests(self.messages_of(name), weights.get(name)) for name in levels]
+        return ReplicaExchange(tuple(levels.values()), digests)
 
 
 def check_interfaces(config: RunConfig, rank: int) -> None:
@@ -135,11 +141,14 @@ def open_groups(
         return None if ranks is None else opened[group_key(axis, ranks)]
 
     before, after = config.grid.edge_before(me), config.grid.edge_after(me)
-    exchanges = config.grid.exchanges(me)
+    exchanges = {**config.grid.exchanges(me), **config.grid.expert_exchanges(me)}
     return RankGroups(
         tp=of("tp", config.grid.shards(me) if config.tp > 1 else None),
         dp=of("dp", exchanges.get("dp")),
         dp_across=of("dp_across", exchanges.get("dp_across")),
+        ep=of("ep", config.grid.expert_peers(me) if config.grid.expert_replicas > 1 else None),
+        expert_dp=of("expert_dp", exchanges.get("expert_dp")),
+        expert_dp_across=of("expert_dp_across", exchanges.get("expert_dp_across")),
         tied=of("tied", config.grid.tied(me)),
         forward_in=of("pp_forward", before),
         forward_out=of("pp_forward", after),

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from holmes_runtime.config.messages import CHANGED
-from holmes_runtime.config.rank_grid import Axis, Group, Rank, group_key
+from holmes_runtime.config.rank_grid import EXPERT_AXES, REPLICA_AXES, Axis, Group, Rank, group_key
 from holmes_runtime.config.run_config import RunConfig
 
 ROW = 1024  # words of 8 bytes, added up first: a digest does not see two words of one row change places
@@ -165,9 +165,9 @@ class TravelDigests:
         named = {group.key: group for group in config.groups}
         grid = config.grid
         exchanges, before, after = grid.exchanges(me), grid.edge_before(me), grid.edge_after(me)
+        exchanges |= grid.expert_exchanges(me)  # tokens on their way to experts stay in a cluster
         joined: dict[str, tuple[Axis, tuple[int, ...] | None]] = {
-            "dp": ("dp", exchanges.get("dp")),
-            "dp_across": ("dp_across", exchanges.get("dp_across")),
+            **{axis: (axis, exchanges.get(axis)) for axis in (*REPLICA_AXES, *EXPERT_AXES)},
             "tied": ("tied", grid.tied(me)),
             "forward_in": ("pp_forward", before),
             "forward_out": ("pp_forward", after),
@@ -182,7 +182,7 @@ class TravelDigests:
             group, is_across = named[group_key(axis, ranks)].name, _spans(config, ranks, "cluster")
             if is_across:
                 self.messages[name] = GroupDigests(self, group, ranks, me.rank)
-            if axis in ("dp", "dp_across"):
+            if axis in REPLICA_AXES or axis in EXPERT_AXES:
                 key = DigestKey("weights", group, tuple(sorted(ranks)))
                 self.weights[name] = CopyDigests(self, key, 1 if is_across else INSIDE_EVERY_STEPS)
         everyone = tuple(range(config.world_size))

@@ -15,13 +15,16 @@ from typing import Literal
 from holmes_runtime.config.checks import check
 from holmes_runtime.config.codec import Codec
 
-Axis = Literal["tp", "dp", "dp_across", "tied", "pp_forward", "pp_backward"]
+Axis = Literal["tp", "dp", "dp_across", "ep", "expert_dp", "expert_dp_across", "tied", "pp_forward", "pp_backward"]
 DataParallel = Literal["flat", "hierarchical"]
 """Gradients are summed over all replicas at once, or inside clusters and then across them."""
 NetName = Literal["IB", "Socket", "AWS Libfabric", "Libfabric"]
 """NCCL's names of networks: its own transports ("IB" covers RoCE), and the two names that aws-ofi-nccl has had."""
 GroupKey = tuple[Axis, tuple[int, ...]]
 EDGE_AXES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
+REPLICA_AXES: tuple[Axis, ...] = ("dp", "dp_across")
+EXPERT_AXES: tuple[Axis, ...] = ("expert_dp", "expert_dp_across")
+"""The same among replicas that have the same experts: gradients of experts are summed, their weights gathered."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,13 @@ class Group:
     """One process group: `interfaces[i]` is the network interface of `ranks[i]`.
 
     axis `tp` holds the shards of one stage's layers. `dp` holds the replicas of one shard, in hierarchical data
-    parallelism only the replicas in one cluster, and `dp_across` one replica of each cluster. `tied` holds the two
-    ranks that update copies of one shard of the token table. `pp_forward` and `pp_backward` hold the two ranks of one
-    pipeline edge, the rank of the earlier stage first, for activations and for gradients. `net_name` is NCCL's network
-    module, read on device "cuda" only; None lets NCCL choose. Gloo opens `streams` connections to each other member,
-    and a message of an edge travels on all of them. `codec` packs the messages on an edge; all other groups send values
-    as they are.
+    parallelism only the replicas in one cluster, and `dp_across` one replica of each cluster. `ep` holds one shard of
+    the replicas that share a stage's experts, which send tokens to one another; `expert_dp` and `expert_dp_across` are
+    `dp` and `dp_across` among the replicas that have the same experts. `tied` holds the two ranks that update copies of
+    one shard of the token table. `pp_forward` and `pp_backward` hold the two ranks of one pipeline edge, the rank of
+    the earlier stage first, for activations and for gradients. `net_name` is NCCL's network module, read on device
+    "cuda" only; None lets NCCL choose. Gloo opens `streams` connections to each other member, and a message of an edge
+    travels on all of them. `codec` packs the messages on an edge; all other groups send values as they are.
     """
 
     name: str
@@ -87,7 +91,8 @@ class RankGrid:
 
     The pipeline `is_ring` where a rank holds several stages: the last rank then sends on to the first. Hierarchical
     data parallelism needs the same number of a stage's replicas in each of its clusters. Where the model `is_tied`,
-    first and last pipeline rank both hold the table of tokens.
+    first and last pipeline rank both hold the table of tokens. `ep` ranks of a stage share its experts: ep / tp
+    neighbouring replicas, all in one cluster, with all of their tensor shards; 1 where each replica has all experts.
     """
 
     pp: int
@@ -97,6 +102,7 @@ class RankGrid:
     is_tied: bool
     data_parallel: DataParallel
     ranks: tuple[Rank, ...]
+    ep: int = 1
 
     def __post_init__(self) -> None:
         numbers, size = sorted(rank.rank for rank in self.ranks), self.pp * self.dp * self.tp
@@ -107,12 +113,27 @@ class RankGrid:
         for position, found in enumerate(coordinates):
             inside = all(0 <= at < size for at, size in zip(found, sizes, strict=True))
             check(f"ranks[{position}]", found, rule, inside and held[found] == 1)
+        self._check_expert_groups()
         if self.data_parallel == "hierarchical":
             self._check_clusters()
 
+    def _check_expert_groups(self) -> None:
+        rule = f"must be 1, or a multiple of tp {self.tp} that divides dp * tp = {self.dp * self.tp}"
+        check("ep", self.ep, rule, self.ep == 1 or (self.ep % self.tp == 0 and self.dp * self.tp % self.ep == 0))
+        for index, me in enumerate(self.ranks if self.expert_replicas > 1 else ()):
+            clusters = sorted({self.rank(number).cluster for number in self.expert_peers(me)})
+            rule = f"must be {clusters[0]}, where other ranks with experts of the same layers are"
+            check(f"ranks[{index}].cluster", me.cluster, rule, len(clusters) == 1)
+            parts = {self.expert_part(self.rank(number)) for number in self.shards(me)}
+            rule = (
+                "must have its tensor shards in the order in which its neighbours, which share its experts, have theirs"
+            )
+            check(f"ranks[{index}]", me.rank, rule, len(parts) == 1)
+
     def _check_clusters(self) -> None:
         for pp_rank, tp_rank in product(range(self.pp), range(self.tp)):
-            sizes = {name: len(ranks) for name, ranks in self._by_cluster(self.at(pp_rank, 0, tp_rank)).items()}
+            clusters = self._by_cluster(self.replicas(self.at(pp_rank, 0, tp_rank)))
+            sizes = {name: len(ranks) for name, ranks in clusters.items()}
             held = ", ".join(f"{size} in {name}" for name, size in sizes.items())
             rule = f"must be flat unless each cluster has as many replicas; of pipeline rank {pp_rank} there are {held}"
             check("data_parallel", self.data_parallel, rule, len(set(sizes.values())) == 1)
@@ -143,10 +164,10 @@ class RankGrid:
         """Return the global ranks that hold the same part of the model as `me`."""
         return tuple(self.at(me.pp_rank, dp_rank, me.tp_rank).rank for dp_rank in range(self.dp))
 
-    def _by_cluster(self, me: Rank) -> dict[str, tuple[int, ...]]:
-        """Return the replicas of `me` by cluster, in the order of ranks, as torch numbers the members of a group."""
+    def _by_cluster(self, replicas: Iterable[int]) -> dict[str, tuple[int, ...]]:
+        """Return `replicas` by cluster, in the order of ranks, as torch numbers the members of a group."""
         found: dict[str, list[int]] = {}
-        for number in sorted(self.replicas(me)):
+        for number in sorted(replicas):
             found.setdefault(self.rank(number).cluster, []).append(number)
         return {cluster: tuple(numbers) for cluster, numbers in found.items()}
 
@@ -155,13 +176,42 @@ class RankGrid:
 
         Flat: all replicas. Hierarchical: the replicas in its cluster, then the one at its position in each cluster.
         """
-        exchanges: dict[Axis, tuple[int, ...]] = {"dp": self.replicas(me)}
+        return self._levels(me, self.replicas(me), REPLICA_AXES)
+
+    @property
+    def expert_replicas(self) -> int:
+        """The number of neighbouring replicas that share a stage's experts."""
+        return max(1, self.ep // self.tp)
+
+    def expert_peers(self, me: Rank) -> tuple[int, ...]:
+        """Return the global ranks among which the experts of the layers of `me` are shared out, in that order.
+
+        It is the order of ranks, as torch numbers the members of a group.
+        """
+        size = self.expert_replicas
+        first = me.dp_rank // size * size
+        return tuple(sorted(self.at(me.pp_rank, dp_rank, me.tp_rank).rank for dp_rank in range(first, first + size)))
+
+    def expert_part(self, me: Rank) -> int:
+        """Return the position of the part of the experts that `me` has."""
+        return self.expert_peers(me).index(me.rank)
+
+    def expert_exchanges(self, me: Rank) -> dict[Axis, tuple[int, ...]]:
+        """Return `exchanges` of the replicas with the experts of `me`; empty where each replica has all of them."""
+        if self.expert_replicas == 1:
+            return {}
+        part = self.expert_part(me)
+        alike = tuple(number for number in self.replicas(me) if self.expert_part(self.rank(number)) == part)
+        return self._levels(me, alike, EXPERT_AXES)
+
+    def _levels(self, me: Rank, replicas: tuple[int, ...], axes: tuple[Axis, ...]) -> dict[Axis, tuple[int, ...]]:
+        """Return by axis the ranks that `me` adds up with: all `replicas`, or inside its cluster and then across."""
+        levels = [replicas]
         if self.data_parallel == "hierarchical":
-            clusters = self._by_cluster(me)
-            inside = clusters[me.cluster]
-            position = inside.index(me.rank)
-            exchanges = {"dp": inside, "dp_across": tuple(ranks[position] for ranks in clusters.values())}
-        return {axis: ranks for axis, ranks in exchanges.items() if len(ranks) > 1}
+            clusters = self._by_cluster(replicas)
+            position = clusters[me.cluster].index(me.rank)
+            levels = [clusters[me.cluster], tuple(ranks[position] for ranks in clusters.values())]
+        return {axis: ranks for axis, ranks in zip(axes, levels, strict=False) if len(ranks) > 1}
 
     def position(self, me: Rank) -> int:
         """Return the position of `me` among its replicas: the index of its shard of gradients and optimizer states."""
@@ -212,8 +262,8 @@ class RankGrid:
         missing = self._needed_groups()
         for position, group in enumerate(groups):
             rule = (
-                "must be the shards or the replicas of one stage, two copies of one piece of a tied table, or two "
-                "neighbouring stages of one replica, "
+                "must be the shards or the replicas of one stage, replicas with the same or with all of its experts, "
+                "two copies of one piece of a tied table, or two neighbouring stages of one replica, "
                 f"the earlier first, in one group only ({group.axis}, data parallelism {self.data_parallel})"
             )
             check(f"groups[{position}].ranks", group.ranks, rule, group.key in missing)
@@ -226,7 +276,10 @@ class RankGrid:
         for me in self.ranks:
             if self.tp > 1:
                 needed.add(group_key("tp", self.shards(me)))
-            needed.update(group_key(axis, ranks) for axis, ranks in self.exchanges(me).items())
+            exchanges = {**self.exchanges(me), **self.expert_exchanges(me)}
+            needed.update(group_key(axis, ranks) for axis, ranks in exchanges.items())
+            if self.expert_replicas > 1:
+                needed.add(group_key("ep", self.expert_peers(me)))
             tied = self.tied(me)
             if tied is not None:
                 needed.add(group_key("tied", tied))

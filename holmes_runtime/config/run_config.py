@@ -55,7 +55,8 @@ class RunConfig:
 
     `microbatches[i]` are the micro-batches of replica i per step; `chunks` the stages that a pipeline rank holds;
     `extra_in_flight` one number an edge for the schedule "eager", else empty. With "hierarchical" `data_parallel`,
-    gradients are summed inside clusters first and only then across. `zero` is the stage of ZeRO: 1 shards optimizer
+    gradients are summed inside clusters first and only then across. `ep` ranks of a stage share its experts: ep / tp
+    neighbouring replicas, each with as many of them. `zero` is the stage of ZeRO: 1 shards optimizer
     states over replicas, 3 also weights and gradients over the ranks of one group on axis dp. With `optimizer_offload`,
     for stage 1 only, masters and moments are in host memory, where the CPU updates them. `value_type` is the precision
     of weights, activations and messages between stages; masters, moments and gradient sums are fp32.
@@ -81,6 +82,7 @@ class RunConfig:
     pp: int
     dp: int
     tp: int = 1
+    ep: int = 1
     data_parallel: DataParallel = "flat"
     zero: Zero = 1
     schedule: ScheduleName
@@ -115,12 +117,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         rule = f"must be {SCHEMA_VERSION}"
         check("schema_version", self.schema_version, rule, self.schema_version == SCHEMA_VERSION)
-        check_positive(self, "steps", "global_batch_size", "micro_batch_size", "pp", "dp", "tp", "chunks")
+        check_positive(self, "steps", "global_batch_size", "micro_batch_size", "pp", "dp", "tp", "ep", "chunks")
         check_positive(self, "timeout_s", "threads_per_rank")
         self._check_settings()
         self._check_batch()
         self._check_schedule()
         self._check_shards()
+        self._check_experts()
         self._check_stages()
         self.grid.check_groups(self.groups)
         self._check_zero()
@@ -229,7 +232,7 @@ class RunConfig:
     def grid(self) -> RankGrid:
         """The ranks by their coordinates. Raises ValueError if they do not fill the grid."""
         is_tied = self.model.tied_embeddings
-        return RankGrid(self.pp, self.dp, self.tp, self.chunks > 1, is_tied, self.data_parallel, self.ranks)
+        return RankGrid(self.pp, self.dp, self.tp, self.chunks > 1, is_tied, self.data_parallel, self.ranks, self.ep)
 
     def shards_weights(self, me: Rank) -> bool:
         """Return True if `me` keeps only a shard of its layers' weights, which needs a group on axis dp."""
@@ -299,6 +302,22 @@ class RunConfig:
         rule = "must be 1 for emulation and for a model of one's own"
         check("tp", self.tp, rule, self.tp == 1 or (factory is None and not emulates))
         check("model.factory", factory, "must be null in an emulated run", factory is None or not emulates)
+
+    def _check_experts(self) -> None:
+        if self.ep == 1:
+            return
+        rule = "must be 1 without model.experts, with model.factory, in an emulated run, and with outer_sync"
+        is_plain = self.emulation is None and self.outer_sync is None
+        check("ep", self.ep, rule, self.model.experts is not None and self.model.factory is None and is_plain)
+        size = self.grid.expert_replicas
+        rule = f"must be a multiple of the {size} replicas that share a layer's experts"
+        check("model.experts", self.model.experts, rule, (self.model.experts or 0) % size == 0)
+        for first in range(0, self.dp, size):
+            counts = self.microbatches[first : first + size]
+            rule = f"must be equal for replicas {first} to {first + size - 1}, which share the experts of a layer"
+            check("microbatches", self.microbatches, rule, len(set(counts)) == 1)
+        rule = f"must be at most tp {self.tp} under zero 3, which shards all weights over all replicas"
+        check("ep", self.ep, rule, self.zero == 1 or size == 1)
 
     def _check_zero(self) -> None:
         if self.zero == 1:

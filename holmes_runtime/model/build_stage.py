@@ -19,6 +19,7 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.model.decoder import DTYPES, TABLE, DecoderStage
 from holmes_runtime.model.emulated import EMULATED_TABLE, GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
+from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.experts import Balancing
 from holmes_runtime.model.head_loss import cross_entropy
 from holmes_runtime.model.tensor_parallel import TensorParallel
@@ -50,6 +51,7 @@ def build_stage(
     device: torch.device,
     draws: bool = True,
     loss_scale: Callable[[], float] = lambda: 1.0,
+    ep: ExpertParallel = ALL_EXPERTS,
 ) -> StageModule:
     """Return the module of `stage` for rank `me` on `device`. Raise RuntimeError if it cannot be built there.
 
@@ -81,6 +83,7 @@ def build_stage(
         draws=draws and config.weights is None,
         lazily=config.shards_weights(me),
         balancing=Balancing(balance, loss_scale) if balance else None,
+        ep=ep,
     )
     if config.compile:
         check_compiler(me.host, device)

@@ -23,6 +23,7 @@ from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Precision, Recompute
 from holmes_runtime.model.document_mask import document_mask
+from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.experts import Balancing, Experts
 from holmes_runtime.model.initial_weights import initial_value
 from holmes_runtime.model.recomputed_values import Keep, keeping, kept_selectively, made_again
@@ -121,14 +122,19 @@ class Block(nn.Module):
     """One transformer layer: attention and MLP, or experts, each behind a norm and added to its input."""
 
     def __init__(
-        self, shape: ModelShape, tp: TensorParallel, recompute: Recompute, balancing: Balancing | None = None
+        self,
+        shape: ModelShape,
+        tp: TensorParallel,
+        recompute: Recompute,
+        balancing: Balancing | None = None,
+        ep: ExpertParallel = ALL_EXPERTS,
     ) -> None:
         super().__init__()
         self.keep = made_again if recompute == "selective" else keeping
         self.attention_norm = make_norm(shape)
         self.attention = Attention(shape, tp)
         self.mlp_norm = make_norm(shape)
-        self.mlp = Mlp(shape, tp, self.keep) if shape.experts is None else Experts(shape, tp, self.keep, balancing)
+        self.mlp = Mlp(shape, tp, self.keep) if shape.experts is None else Experts(shape, tp, self.keep, balancing, ep)
         self.is_interrupted = tp.size > 1 or shape.experts is not None  # a compiler stops inside
 
     def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
@@ -207,9 +213,10 @@ class DecoderStage(nn.Module):
         draws: bool = True,
         lazily: bool = False,
         balancing: Balancing | None = None,
+        ep: ExpertParallel = ALL_EXPERTS,
     ) -> None:
         """Without `draws` weights are zeros, for a checkpoint to be loaded into. `balancing` is for the experts
-        of each layer.
+        of each layer, which the replicas of `ep` share.
 
         `lazily`: parameters take memory only when the caller gives them values by `fill`.
         """
@@ -224,7 +231,7 @@ class DecoderStage(nn.Module):
                 if shape.family == "gpt":
                     self.position_embedding = Embedding(shape.seq_length, shape.hidden_size)
             layers = range(stage.first_layer, stage.stop_layer)
-            self.blocks = nn.ModuleDict({str(layer): Block(shape, tp, recompute, balancing) for layer in layers})
+            self.blocks = nn.ModuleDict({str(layer): Block(shape, tp, recompute, balancing, ep) for layer in layers})
             if self.is_last:
                 self.final_norm = make_norm(shape)
                 if not shape.tied_embeddings:
@@ -232,7 +239,8 @@ class DecoderStage(nn.Module):
                 elif not self.is_first:
                     self.token_embedding = TokenEmbedding(shape, tp)
         self.rotation = make_rotation(shape, device) if shape.family == "llama" else None
-        self.parts = {name: part_of(name, tuple(parameter.shape), tp) for name, parameter in self.named_parameters()}
+        named = self.named_parameters()
+        self.parts = {name: part_of(name, tuple(parameter.shape), tp, ep) for name, parameter in named}
         for name, part in self.parts.items():
             owner, _, leaf = name.rpartition(".")
             empty = torch.empty(part.shape, dtype=DTYPES[value_type], device=device)

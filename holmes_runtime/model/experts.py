@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.recomputed_values import Keep
 from holmes_runtime.model.tensor_parallel import TensorParallel
 
@@ -40,14 +41,24 @@ class ExpertMatrices(nn.Module):
 
 
 class Experts(nn.Module):
-    """The router, and of all experts the tensor shard's part of their width. `keep` as in `Mlp`."""
+    """The router, and of the replica's experts the tensor shard's part of their width. `keep` as in `Mlp`.
 
-    def __init__(self, shape: ModelShape, tp: TensorParallel, keep: Keep, balancing: Balancing | None) -> None:
+    The replicas of `ep` share the experts, and meet here in every micro-batch.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        tp: TensorParallel,
+        keep: Keep,
+        balancing: Balancing | None,
+        ep: ExpertParallel = ALL_EXPERTS,
+    ) -> None:
         super().__init__()
         assert shape.experts is not None
         assert shape.experts_per_token is not None
         h, f = shape.hidden_size, shape.expert_size
-        self.tp, self.keep, self.balancing = tp, keep, balancing
+        self.tp, self.ep, self.keep, self.balancing = tp, ep, keep, balancing
         self.experts_per_token, self.normalized = shape.experts_per_token, shape.normalized_routing
         self.router = nn.Linear(h, shape.experts, bias=False)
         sizes = {"gate": (f, h), "up": (f, h), "down": (h, f)}
@@ -61,13 +72,25 @@ class Experts(nn.Module):
         tokens = whole.flatten(0, 1)  # (tokens, hidden_size): all tensor shards route all of them
         weights, chosen = self.route(tokens)
         order = chosen.flatten().argsort(stable=True)  # (tokens * k,), of the copies of tokens, by expert
-        counts = chosen.flatten().bincount(minlength=self.router.out_features).tolist()
+        counts = chosen.flatten().bincount(minlength=self.router.out_features)
         # Copies are gathered from copies, not from tokens: the gradients of a token's are then added in one order.
-        copies = torch.split(tokens.repeat_interleave(k, 0)[order], counts)
-        shares = torch.split(weights.to(hidden.dtype).flatten()[order].unsqueeze(1), counts)  # (rows, 1) each
-        matrices = (each.weight.unbind() for each in cast(Iterable[ExpertMatrices], self.experts.children()))
-        made = torch.cat([self._expert(*each) for each in zip(copies, shares, *matrices, strict=True)])
+        copies = tokens.repeat_interleave(k, 0)[order]
+        shares = weights.to(hidden.dtype).flatten()[order].unsqueeze(1)  # (tokens * k, 1)
+        if self.ep.group is None:
+            made = self._compute(copies, shares, counts.tolist())
+        else:
+            rows = self.ep.travel(counts)
+            made = rows.back(self._compute(rows.to_experts(copies), rows.to_experts(shares), rows.counts))
         return self.tp.scatter_sum(made[order.argsort()].view(-1, k, made.shape[1]).sum(1).view_as(whole))
+
+    def _compute(self, copies: Tensor, shares: Tensor, counts: list[int]) -> Tensor:
+        """Return the weighed results of `copies` (rows, hidden_size) and `shares` (rows, 1), `counts` of each expert.
+
+        Rows are in the order of experts.
+        """
+        matrices = (each.weight.unbind() for each in cast(Iterable[ExpertMatrices], self.experts.children()))
+        split = torch.split(copies, counts), torch.split(shares, counts)
+        return torch.cat([self._expert(*each) for each in zip(*split, *matrices, strict=True)])
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights, fp32, and numbers, int64, of the experts of each of `tokens`: (tokens, experts_per_token)."""

@@ -51,12 +51,14 @@ def _draw(name: str, part: TensorPart, std: float, seed: int) -> Tensor:
         first, stop = block * BLOCK, min((block + 1) * BLOCK, length)
         low, high = max(first, own.start), min(stop, own.stop)
         place, generator = drawn.narrow(dim, low - own.start, high - low), _generator(seed, name, block)
-        if (low, high) == (first, stop) and place.is_contiguous():  # else torch would draw others, or one by one
+        shape = (*part.global_shape[:dim], stop - first, *part.global_shape[dim + 1 :])
+        if place.shape == shape and place.is_contiguous():  # else torch would draw others, or one by one
             place.normal_(0.0, std, generator=generator)
             return
-        shape = (*part.global_shape[:dim], stop - first, *part.global_shape[dim + 1 :])
-        values = torch.empty(shape).normal_(0.0, std, generator=generator)
-        place.copy_(values.narrow(dim, low - first, high - low))
+        values = torch.empty(shape).normal_(0.0, std, generator=generator).narrow(dim, low - first, high - low)
+        if dim > 0:  # of the experts drawn, this rank's
+            values = values.narrow(0, part.offset[0], part.shape[0])
+        place.copy_(values)
 
     blocks = range(own.start // BLOCK, -(-own.stop // BLOCK))
     if len(blocks) == 1:

@@ -1,4 +1,4 @@
-"""The part of a parameter that a rank holds under tensor parallelism."""
+"""The part of a parameter that a rank holds under tensor and expert parallelism."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.tensor_parallel import TensorParallel
 
 SPLIT_DIM = {
@@ -23,6 +24,8 @@ SPLIT_DIM = {
     "head.weight": 0,
 }
 """By the end of a parameter's name, the dimension tensor parallelism cuts; all others are whole on every rank."""
+EXPERT_MATRICES = tuple(name for name in SPLIT_DIM if name.startswith("experts."))
+"""The ends of the names of parameters that have one matrix for each expert, in dimension 0."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,24 @@ class TensorPart:
         return whole[tuple(slice(start, start + size) for start, size in zip(self.offset, self.shape, strict=True))]
 
 
-def part_of(name: str, global_shape: tuple[int, ...], tp: TensorParallel) -> TensorPart:
-    """Return the part of parameter `name` that this rank of `tp` holds."""
+def part_of(
+    name: str, global_shape: tuple[int, ...], tp: TensorParallel, ep: ExpertParallel = ALL_EXPERTS
+) -> TensorPart:
+    """Return the part of parameter `name` that this rank of `tp` and `ep` holds."""
     offset, shape = [0] * len(global_shape), list(global_shape)
     split = split_dim(name)
     if split is not None:
         own = tp.part(global_shape[split])
         offset[split], shape[split] = own.start, len(own)
+    if has_experts(name):
+        experts = ep.part(global_shape[0])
+        offset[0], shape[0] = experts.start, len(experts)
     return TensorPart(global_shape, tuple(offset), tuple(shape))
+
+
+def has_experts(name: str) -> bool:
+    """Return True if parameter `name` has one matrix for each expert of a layer."""
+    return name.endswith(EXPERT_MATRICES)
 
 
 def split_dim(name: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,8 @@ class Bucket:
     Elements are padded to dp parts of whole PART_BYTES; `own` is this rank's part. master, exp_avg, exp_avg_sq and
     gradient are fp32 (elements / dp,); in fp32 master is a view of weights. With a `host` part the first three are in
     host memory. The gradients of a bucket `partial_over_tp` are to be added up over tensor shards too. `awaited` counts
-    the gradients of micro-batches that are still to come; `reduced` and `gathering` wait for operations under way.
+    the gradients of micro-batches that are still to come. If it `has_experts`, its dp are the ranks with the same
+    experts alone; `reduced` and `gathering` wait for operations under way.
     """
 
     names: list[str]
@@ -59,6 +61,7 @@ class Bucket:
     exp_avg_sq: Tensor
     gradient: Tensor
     partial_over_tp: bool
+    has_experts: bool = False
     host: HostPart | None = None
     awaited: int = 0
     reduced: Callable[[], Tensor] | None = None
@@ -87,6 +90,14 @@ class Bucket:
             first = stop
 
 
+class ExpertBuckets(NamedTuple):
+    """The parameters `names` of experts; `dp` ranks have the same, and this one updates the part at `position`."""
+
+    names: Container[str]
+    dp: int
+    position: int
+
+
 def make_buckets(
     stages: Sequence[Sequence[dict[str, nn.Parameter]]],
     partial: Container[str],
@@ -95,6 +106,7 @@ def make_buckets(
     full_bytes: int | None,
     alone: str | None = None,
     memory: HostMemory | None = None,
+    experts: ExpertBuckets | None = None,
 ) -> list[Bucket]:
     """Return all buckets of a rank, in the order in which they leave: a backward makes the last gradients first.
 
@@ -102,7 +114,8 @@ def make_buckets(
     long before the other's. The parameters of `partial`, whole on every tensor shard, have seen a stretch of the
     sequence only; in buckets of their own, after the others, they are added up over shards as well. The parameter
     `alone` has a bucket to itself. This rank's part of the `dp` parts of a bucket is at `position`. A bucket is full at
-    `full_bytes` of gradients, by default at a size that suits the model. With `memory` the states are there.
+    `full_bytes` of gradients, by default at a size that suits the model. With `memory` the states are there. The
+    parameters of `experts` have buckets of their own between the others, each where its last gradient comes.
     """
     numbers = sum(parameter.numel() for layers in stages for named in layers for parameter in named.values())
     full_bytes = full_bytes or bucket_bytes(numbers)
@@ -113,12 +126,28 @@ def make_buckets(
                 {name: named[name] for name in reversed(named) if (name in partial) is is_partial}
                 for named in layers[::-1]
             ]
-            buckets += [make_bucket(cut, dp, position, is_partial, memory) for cut in _cut(chosen, full_bytes, alone)]
+            if experts is None:
+                buckets += [
+                    make_bucket(cut, dp, position, is_partial, memory) for cut in _cut(chosen, full_bytes, alone)
+                ]
+                continue
+            turn = {name: number for number, name in enumerate(name for named in chosen for name in named)}
+            found = []
+            for among, has_experts in ((dp, position), False), (experts[1:], True):
+                halves = [{n: p for n, p in named.items() if (n in experts.names) is has_experts} for named in chosen]
+                cuts = _cut(halves, full_bytes, alone)
+                found += [make_bucket(cut, *among, is_partial, memory, has_experts) for cut in cuts]
+            buckets += sorted(found, key=lambda bucket: turn[bucket.names[-1]])
     return buckets
 
 
 def make_bucket(
-    named: Mapping[str, nn.Parameter], dp: int, position: int, partial_over_tp: bool, memory: HostMemory | None = None
+    named: Mapping[str, nn.Parameter],
+    dp: int,
+    position: int,
+    partial_over_tp: bool,
+    memory: HostMemory | None = None,
+    has_experts: bool = False,
 ) -> Bucket:
     """Return a bucket that holds the weights of the parameters, and whose gradients are their `.grad`."""
     parameters = list(named.values())
@@ -149,6 +178,7 @@ def make_bucket(
         exp_avg_sq=torch.zeros_like(master),
         gradient=gradients if dp == 1 else torch.zeros_like(gradients[own]),
         partial_over_tp=partial_over_tp,
+        has_experts=has_experts,
         host=host,
     )
 

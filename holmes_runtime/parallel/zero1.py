@@ -19,9 +19,10 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.replica_exchange import ReplicaExchange
 from holmes_runtime.comm.shard_exchange import start_sum_of_two
 from holmes_runtime.comm.stopwatch import Stopwatch, named_range
+from holmes_runtime.config.rank_grid import EXPERT_AXES, REPLICA_AXES
 from holmes_runtime.config.run_settings import OptimizerSettings
-from holmes_runtime.model.tensor_part import TensorPart
-from holmes_runtime.parallel.gradient_buckets import Bucket, Shard, make_buckets
+from holmes_runtime.model.tensor_part import TensorPart, has_experts
+from holmes_runtime.parallel.gradient_buckets import Bucket, ExpertBuckets, Shard, make_buckets
 from holmes_runtime.parallel.host_states import HostMemory
 
 ADAM_EPS = 1e-8  # Kingma and Ba, 2015
@@ -58,7 +59,9 @@ class Zero1:
         named = _name_parameters(modules)
         all_parts = {name: parts.get(name) or _whole(parameter) for name, parameter in named.items()}
         partial = {name for name, part in all_parts.items() if groups.tp is not None and part.is_whole}
-        self._replicas = ReplicaExchange(groups.replicas, groups.replica_digests())
+        self._replicas = groups.exchange(REPLICA_AXES)
+        # The replicas with the same experts, where others have other experts of the same layers.
+        self._expert_replicas = groups.exchange(EXPERT_AXES) if groups.ep is not None else self._replicas
         memory = HostMemory(next(iter(named.values())).device) if offload else None
         self.tied = tied
         self._buckets = self._make_buckets(modules, named, partial, bucket_bytes, memory)
@@ -90,7 +93,11 @@ class Zero1:
         """Return all buckets, in the order in which their gradients come."""
         replicas, names = self._replicas, {parameter: name for name, parameter in named.items()}
         stages = [[{names[each]: each for each in parameters} for _, parameters in units(module)] for module in modules]
-        return make_buckets(stages, partial, replicas.size, replicas.position, bucket_bytes, self.tied, memory)
+        apart = None
+        if self._groups.ep is not None:
+            experts = self._expert_replicas
+            apart = ExpertBuckets({name for name in named if has_experts(name)}, experts.size, experts.position)
+        return make_buckets(stages, partial, replicas.size, replicas.position, bucket_bytes, self.tied, memory, apart)
 
     def _hook(self, modules: Sequence[nn.Module]) -> None:
         """Make every module wait for its weights."""
@@ -126,8 +133,12 @@ class Zero1:
         with named_range("reduce-scatter gradients"):
             if bucket.partial_over_tp:
                 dist.all_reduce(bucket.gradients, group=self._groups.tp)
-            if self._replicas.size > 1:
-                bucket.reduced = self._replicas.start_reduce_scatter(bucket.gradients)
+            replicas = self._exchange_of(bucket)
+            if replicas.size > 1:
+                bucket.reduced = replicas.start_reduce_scatter(bucket.gradients)
+
+    def _exchange_of(self, bucket: Bucket) -> ReplicaExchange:
+        return self._expert_replicas if bucket.has_experts else self._replicas
 
     def finish(self, divisor: float) -> Tensor:
         """Wait for this rank's parts of the gradients, divide them, and return the sum of their squares.
@@ -247,8 +258,9 @@ class Zero1:
                 bucket.host.publish(part)
             elif part.data_ptr() != bucket.master.data_ptr():
                 part.copy_(bucket.master)
-            if self._replicas.size > 1:
-                bucket.gathering = self._replicas.start_all_gather(bucket.weights)
+            replicas = self._exchange_of(bucket)
+            if replicas.size > 1:
+                bucket.gathering = replicas.start_all_gather(bucket.weights)
 
     def wait(self) -> None:
         """Wait until all weights are there."""

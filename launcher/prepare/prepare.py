@@ -140,6 +140,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
         return RunConfig(
             **same,
             run_id=run_id,
+            ep=job.ep,
             lossiest_codec=job.wire.edges,
             value_type=job.value_type,
             compile=job.compiles,

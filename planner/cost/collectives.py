@@ -170,9 +170,17 @@ class Peers(NamedTuple):
 
 
 def routed_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of the copies of a rank's tokens for their experts, its own included: v b s k h / (t cp)."""
+    """Return the bytes of the copies of a rank's tokens for their experts, its own included: v b s k h / (t cp).
+
+    Tensor shards that split experts each send the copies of all tokens of their replica, t times as many.
+    """
     copies = model.experts_per_token or 0
-    return tensor_parallel_bytes(model, execution) * copies // execution.tp
+    return tensor_parallel_bytes(model, execution) * copies // execution.row_shards
+
+
+def expert_holders(execution: Execution) -> int:
+    """Return the ranks of a group among which tokens travel to experts: where shards split those, its replicas."""
+    return max(1, execution.ep // execution.tp) if execution.splits_experts else execution.ep
 
 
 def routed_outside_part(execution: Execution, peers: Peers) -> float:
@@ -186,10 +194,10 @@ def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, pee
     All to all, a copy for each expert, balanced: in a forward there and back, and in a backward the gradients likewise.
     What stays on a host and what leaves it travel at once.
     """
-    if execution.ep == 1 or execution.splits_experts or model.experts is None or peers is None:
+    if expert_holders(execution) == 1 or model.experts is None or peers is None:
         return PassTimes(0.0, 0.0)
     size, outside = routed_bytes(model, execution), routed_outside_part(execution, peers)
-    local_s = size * (1 - outside - 1 / execution.ep) / inside.bandwidth_bytes_per_s + inside.latency_s
+    local_s = size * (1 - outside - 1 / expert_holders(execution)) / inside.bandwidth_bytes_per_s + inside.latency_s
     rate = peers.bytes_per_s or inside.bandwidth_bytes_per_s
     return tensor_parallel_times(execution.recompute, max(local_s, size * outside / (ALL_TO_ALL_SHARE * rate)))
 

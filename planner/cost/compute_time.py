@@ -14,7 +14,7 @@ from holmes_runtime.config.model_shape import (
     routed_flops,
 )
 from holmes_runtime.config.trainable import matrix_size
-from planner.cost.collectives import PassTimes
+from planner.cost.collectives import PassTimes, expert_holders
 from planner.cost.counts import GRADIENT_BYTES, Execution, keeps_selectively
 from planner.cost.eager import eager_bytes
 from planner.cost.gpu_speeds import Speed
@@ -66,7 +66,7 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
     compute_s += _memory_s(_moved_values(model, execution) * execution.value_bytes, speed)
     launch_s = speed.launch_s
     if launch_s and execution.splits_experts:
-        launch_s += EXPERT_LAUNCH_S * (model.experts or 0)
+        launch_s += EXPERT_LAUNCH_S * (model.experts or 0) / expert_holders(execution)
     fused_s = max(compute_s, launch_s - collectives.forward_s)
     excess = eager_bytes(model, execution)
     forward_s = fused_s + _memory_s(excess.forward, speed)

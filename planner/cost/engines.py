@@ -253,13 +253,18 @@ class LongContextTrainer(TrainerSettings):
 
 
 def expert_shards(job: Job, tp: int) -> int:
-    """Return the ranks that share a layer's experts: a group of `ep`, or the bundled runtime's `tp` tensor shards."""
-    return tp if job.is_bundled and job.model.experts is not None else job.ep
+    """Return the ranks that share a layer's experts: a group of `ep`; in the bundled runtime `tp` shards at least."""
+    return max(tp, job.ep) if job.is_bundled and job.model.experts is not None else job.ep
 
 
 def engine_of(job: Job) -> Engine:
-    """Return the engine that `job` names, as its stage of ZeRO makes it."""
+    """Return the engine that `job` names, as its stage of ZeRO makes it.
+
+    The bundled runtime's replicas that share experts run equally many micro-batches, and have whole weights.
+    """
     engine = ENGINES[job.engine]
+    if job.is_bundled and job.ep > 1:
+        engine = replace(engine, unequal_replicas=False, shards_weights=False)
     if engine.unsharded is not None and job.zero != 3:
         engine = engine.unsharded
     if isinstance(job.trainer, LongContextTrainer):

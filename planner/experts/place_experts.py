@@ -114,6 +114,12 @@ def _stage_groups(inventory: Inventory, plan: Plan) -> list[StageGroups]:
             "set parallel.ep in job.yaml, or leave --routing out",
             ANSWER_IS_NO,
         )
+    if job.is_bundled:
+        raise HolmesError(
+            "--routing: the plan is for the bundled trainer, which has no order of experts but their own",
+            "leave --routing out",
+            ANSWER_IS_NO,
+        )
     problem = read_problem(inventory, job)
     costs = LayoutCosts(problem, layout_of(problem, plan))
     found = list[StageGroups]()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from holmes_core.records.job import Job
 from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import gradient_order
+from holmes_runtime.config.rank_grid import EXPERT_AXES, REPLICA_AXES
 from holmes_runtime.config.schedule import ActionKind, make_schedule
 from planner.cost.collectives import (
     Peers,
@@ -19,6 +20,7 @@ from planner.cost.collectives import (
 from planner.cost.counts import Execution, edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.layout.layout import Layout
+from planner.problem.groups import expert_ranks
 from planner.schedule.buckets import part_parameters
 
 
@@ -63,8 +65,10 @@ Flows = Sequence[tuple[int, int, float]]
 
 
 def _flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> Flows:
-    if group.axis in ("dp", "dp_across"):
+    if group.axis in (*REPLICA_AXES, *EXPERT_AXES):
         return _sync_flows(job, execution, layout, group)
+    if group.axis == "ep":
+        return _token_flows(job, execution, layout, group)
     if group.axis == "tied":
         return _tied_flows(tied_bytes(job.model, execution), layout, group)
     return _edge_flows(edge_bytes(job.model, execution, layout.codec_of(group)), layout, group)
@@ -96,6 +100,10 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     hosts = [layout.ranks[rank].host for rank in group.ranks]
     on_host = max(Counter(hosts).values()) * layout.candidate.tp
     parameters = layout.exchanged_parameters(job, first.pp_rank, on_host)
+    if expert_ranks(job) > layout.candidate.tp:  # experts have groups of their own
+        parameters = layout.candidate.weighed_parameters(job, layout.layers, first.pp_rank, 0.0)
+        if group.axis in EXPERT_AXES:
+            parameters = layout.candidate.rank_parameters(job, layout.layers, first.pp_rank) - parameters
     num_microbatches, engine = layout.microbatches[first.dp_rank], engine_of(job)
     gathered_parameters = parameters
     if group.axis == "dp" and layout.candidate.weight_shards > 1:
@@ -112,7 +120,7 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     gathered = shard_exchange_bytes(gathered_bytes * gathered_parameters, n)
     if job.device == "cuda":
         reduced = shard_exchange_bytes(reduced_bytes * parameters, n)
-        routed = _routed_flows(job, execution, layout, first, on_host) if job.ep > 1 else 0.0
+        routed = _routed_flows(job, execution, layout, first, on_host) if job.ep > expert_ranks(job) else 0.0
         alike = [(i, i, routed) for i in range(n)] if routed else []
         shared = _context_flows(job, execution, layout, group) if group.axis == "dp" else ()
         return [*((i, j, gathered + reduced) for i, j in ring), *alike, *shared]
@@ -129,6 +137,14 @@ def _context_flows(job: Job, execution: Execution, layout: Layout, group: PlanGr
     rings = [range(first, first + job.cp) for first in range(0, len(members), job.cp)]
     pairs = [(i, ring[(at + 1) % job.cp]) for ring in rings for at, i in enumerate(ring)]
     return [(i, j, size) for i, j in pairs if members[i].host != members[j].host]
+
+
+def _token_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> Flows:
+    """Return the rows that replicas send to experts on other hosts, and back; each gets as many."""
+    members = [layout.ranks[rank] for rank in group.ranks]
+    hosts = Counter(rank.host for rank in members)
+    sizes = [_routed_flows(job, execution, layout, rank, hosts[rank.host] * execution.tp) for rank in members]
+    return [(i, i, size) for i, size in enumerate(sizes) if size]
 
 
 def _routed_flows(job: Job, execution: Execution, layout: Layout, rank: PlanRank, on_host: int) -> float:

@@ -19,7 +19,7 @@ from planner.cost.packing import allowed_codecs
 from planner.layout.engine_mesh import mesh_faults
 from planner.problem.candidates import candidate_of
 from planner.problem.fleet import slots_of
-from planner.problem.groups import demanded_groups
+from planner.problem.groups import demanded_groups, expert_ranks
 from planner.problem.host_memory import host_bytes_by_rank, usable_host_bytes
 from planner.problem.near_cores import cpu_ranges, first_shared
 from planner.problem.networks import shared_network
@@ -195,7 +195,8 @@ def _ranks_by_host(plan: Plan) -> Counter[str]:
 
 def check_groups(plan: Plan) -> list[str]:
     """The groups are those the coordinates demand, each once, with its members in order."""
-    shape = plan.ranks, plan.chunks, plan.data_parallel, plan.job.model.tied_embeddings
+    is_tied, ep = plan.job.model.tied_embeddings, expert_ranks(plan.job)
+    shape = plan.ranks, plan.chunks, plan.data_parallel, is_tied, ep
     pairs = zip_longest(demanded_groups(*shape), plan.groups)
     if all(
         wanted is not None

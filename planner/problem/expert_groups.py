@@ -1,7 +1,8 @@
 """Groups of ranks that share the experts of a layer: their possible sizes; group_places.py has their places.
 
 A group is ep / tp replicas, neighbours by number, with all of their tensor shards. Megatron-Core makes the same groups
-of RANK where `--expert-tensor-parallel-size` is 1 (parallel_state.py).
+of RANK where `--expert-tensor-parallel-size` is 1 (parallel_state.py). In the bundled runtime tensor shards split the
+width of their replica's experts.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from planner.problem.group_places import is_aligned
 def expert_degrees(job: Job, slots: Sequence[int]) -> tuple[int, ...]:
     """Return the degrees to try: the fixed one, else all divisors of the experts that fit; 1 without experts.
 
-    `slots` are by host. The bundled runtime has every expert in every replica.
+    `slots` are by host. In the bundled runtime 1 is all experts in every replica, however many tensor shards it has.
     """
     experts, fixed = job.model.experts, job.parallel
-    if experts is None or fixed.ep is not None or job.is_bundled:
+    if experts is None or fixed.ep is not None or (job.is_bundled and _without_groups(job) is not None):
         return (job.ep,)
     tp, ranks = fixed.tp or 1, (fixed.tp or 1) * (job.fixed_dp or 0)
     sizes, most = set(slots) - {0}, min(experts, ranks or sum(slots))
     found = (ep for ep in range(tp, most + 1, tp) if experts % ep == 0 and ranks % ep == 0)
+    if job.is_bundled:
+        return (1, *(ep for ep in found if ep > tp and all(is_aligned(size, ep) for size in sizes)))
     return tuple(ep for ep in found if all(is_aligned(size, ep) for size in sizes)) or (tp,)
 
 
@@ -45,13 +48,13 @@ def check_layers(job: Job) -> None:
                 f"job: parallel.ep is {job.parallel.ep}, and the model has no experts", "leave parallel.ep out"
             )
         return
-    if job.is_bundled and ep > 1:
+    obstacle = _without_groups(job) if job.is_bundled and ep > 1 else None
+    if obstacle is not None:
         raise HolmesError(
-            f"job: parallel.ep is {ep} and model.experts {job.model.experts}: in the bundled runtime every replica has "
-            "all experts of its layers",
-            "leave parallel.ep out, or set trainer.engine to megatron",
+            f"job: parallel.ep is {ep} with {obstacle}: there every replica has all experts of its layers",
+            f"leave parallel.ep out, or {obstacle.partition(' ')[0]}",
         )
-    if job.is_bundled:
+    if job.is_bundled and ep == 1:
         return
     _check_command(job)
     if job.parallel.ep is not None and (job.model.experts % ep or ep % tp):
@@ -60,6 +63,17 @@ def check_layers(job: Job) -> None:
             "experts each, and all tensor shards of a replica are in one group of experts",
             "set parallel.ep to a divisor of model.experts and a multiple of parallel.tp",
         )
+
+
+def _without_groups(job: Job) -> str | None:
+    """Return the key for which replicas of the bundled runtime cannot share experts, with its value; None without."""
+    found = {
+        "parallel.zero 3": job.zero == 3,
+        "compute.emulate set": job.compute.emulate is not None,
+        "islands set": job.islands is not None,
+        f"model.factory {job.model.factory}": job.model.factory is not None,
+    }
+    return next((key for key, is_set in found.items() if is_set), None)
 
 
 def _check_command(job: Job) -> None:

@@ -22,8 +22,8 @@ def takes_groups(job: Job, tp: int, dp: int) -> bool:
 
 
 def has_whole_groups(job: Job, tp: int) -> bool:
-    """Return True if all tensor shards of a replica are in one group; without experts, and where they are split."""
-    return job.model.experts is None or job.is_bundled or job.ep % tp == 0
+    """Return True if all tensor shards of a replica are in one group; without experts, and where shards split all."""
+    return job.model.experts is None or (job.is_bundled and job.ep == 1) or job.ep % tp == 0
 
 
 def replicas_together(job: Job, tp: int) -> int:
@@ -74,7 +74,7 @@ def misplaced_group(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]
     if job.ep == job.cp == 1:
         return ()
     stages: dict[int, list[PlanRank]] = {}
-    for rank in sorted(ranks, key=lambda rank: rank.rank):
+    for rank in sorted(ranks, key=lambda rank: (rank.dp_rank, rank.tp_rank) if job.is_bundled else (rank.rank, 0)):
         stages.setdefault(rank.pp_rank, []).append(rank)
     tp = 1 + max(rank.tp_rank for rank in ranks)
     for held in stages.values():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
+from holmes_core.records.job import Job
 from holmes_core.records.plan import PlanGroup, PlanRank
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, DataParallel, Rank, RankGrid
 from planner.cost.collectives import times_as_long
@@ -29,15 +30,16 @@ def make_groups(
     chunks: int = 1,
     data_parallel: DataParallel = "flat",
     is_tied: bool = False,
+    ep: int = 1,
 ) -> tuple[PlanGroup, ...]:
     """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp,
-    then the pairs of a model that `is_tied`.
+    then the pairs of a model that `is_tied`, then groups of `ep` ranks that share experts and ranks with the same.
 
     Groups of the same axis send at once: a group's share of a NIC, and of trunks and uplinks of clusters, is the least
     that a member gets. Replicas that exchange more have a trunk for themselves in the end: `parameters` says how much,
     by pipeline rank.
     """
-    demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied))
+    demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied, ep))
     size_of = {member.name: _exchanged(member, ranks, parameters) for member in demanded}
     alike = Counter((member.axis, member.hosts) for member in demanded)
     routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
@@ -79,8 +81,17 @@ def _exchanged(group: DemandedGroup, ranks: Sequence[PlanRank], parameters: Sequ
     return parameters[ranks[group.ranks[0]].pp_rank] if group.axis in ("dp", "dp_across") else 1.0
 
 
+def expert_ranks(job: Job) -> int:
+    """Return the ranks of a group of experts for which a plan has process groups: other trainers make their own."""
+    return job.ep if job.is_bundled else 1
+
+
 def demanded_groups(
-    ranks: Sequence[PlanRank], chunks: int = 1, data_parallel: DataParallel = "flat", is_tied: bool = False
+    ranks: Sequence[PlanRank],
+    chunks: int = 1,
+    data_parallel: DataParallel = "flat",
+    is_tied: bool = False,
+    ep: int = 1,
 ) -> Iterator[DemandedGroup]:
     """Yield the groups the coordinates of `ranks` demand, in plan order.
 
@@ -107,16 +118,28 @@ def demanded_groups(
             for replica in range(dp):
                 shards = [at[stage, replica, shard] for shard in range(tp)]
                 yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
-    if is_tied:
-        yield from _tied(ranks, (pp, dp, tp), chunks > 1, data_parallel)
+    if is_tied or ep > tp:
+        plain = (Rank(each.rank, each.host, each.cluster, each.pp_rank, each.dp_rank, each.tp_rank) for each in ranks)
+        grid = RankGrid(pp, dp, tp, chunks > 1, is_tied, data_parallel, tuple(plain), ep)
+        yield from _tied(grid)
+        yield from _experts(grid)
 
 
-def _tied(
-    ranks: Sequence[PlanRank], degrees: tuple[int, int, int], is_ring: bool, data_parallel: DataParallel
-) -> Iterator[DemandedGroup]:
+def _experts(grid: RankGrid) -> Iterator[DemandedGroup]:
+    """Yield the replicas that share experts, and those that have the same, by stage and shard."""
+    found: dict[tuple[Axis, tuple[int, ...]], str] = {}
+    for me in sorted(grid.ranks, key=lambda each: (each.pp_rank, each.tp_rank, each.dp_rank)):
+        where = f"stage{me.pp_rank}" + (f"/shard{me.tp_rank}" if grid.tp > 1 else "")
+        if grid.expert_replicas > 1:
+            found.setdefault(("ep", grid.expert_peers(me)), f"ep/{where}/replica{me.dp_rank}")
+        for axis, members in grid.expert_exchanges(me).items():
+            found.setdefault((axis, members), f"{axis}/{where}/replica{me.dp_rank}")
+    for (axis, members), name in found.items():
+        yield DemandedGroup(name, axis, members, tuple(grid.rank(each).host for each in members))
+
+
+def _tied(grid: RankGrid) -> Iterator[DemandedGroup]:
     """Pairs of ranks that hold the same piece of a tied table, on the first stage and on the last."""
-    plain = (Rank(each.rank, each.host, each.cluster, each.pp_rank, each.dp_rank, each.tp_rank) for each in ranks)
-    grid = RankGrid(*degrees, is_ring, True, data_parallel, tuple(plain))
     for me in grid.ranks:
         pair = grid.tied(me)
         if pair is not None and me.pp_rank == 0:

@@ -1,13 +1,14 @@
 """Small fleets and jobs whose ranks share experts or sequences, and their fastest placement by brute force.
 
-`python -m tests.planner.group_fleets FIRST END` compares the plans of drawn fleets with it.
+`python -m tests.planner.group_fleets FIRST END [bundled]` compares the plans of drawn fleets with it.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from itertools import product
 
 from holmes_core.errors import HolmesError
@@ -23,6 +24,16 @@ from tests.planner.fleets import A100, GIB, gpt_7b, gpu_inventory, plan_anew
 
 H100 = "NVIDIA H100 80GB HBM3"
 MAX_PP = 3
+
+
+def drawn_bundled_fleet(seed: int) -> tuple[Inventory, Job]:
+    """Return such clusters, and a job of experts for the bundled runtime."""
+    inventory, job = drawn_fleet(seed)
+    draw = random.Random(f"bundled {seed}")
+    model = asdict(job.model)
+    model |= {"seq_length": 4096, "experts": draw.choice((8, 16)), "experts_per_token": 2, "expert_ffn": 1024}
+    parallel = {"ep": draw.choice((2, 4)), "tp": draw.choice((1, 2, None))}
+    return inventory, gpt_7b(model=model, global_batch_size=job.global_batch_size, parallel=parallel)
 
 
 def drawn_fleet(seed: int) -> tuple[Inventory, Job]:
@@ -115,9 +126,9 @@ def _keeps_groups(problem: Problem, candidate: Candidate, row: tuple[int, ...]) 
     return set(held.values()) == {candidate.dp // candidate.copies}
 
 
-def gap(seed: int) -> float | None:
+def gap(seed: int, drawn: Callable[[int], tuple[Inventory, Job]] = drawn_fleet) -> float | None:
     """Return how much slower the plan of a drawn fleet is than the fastest placement; None where neither exists."""
-    inventory, job = drawn_fleet(seed)
+    inventory, job = drawn(seed)
     try:
         problem = read_problem(inventory, job)
         step_s = plan_anew(inventory, job).prediction.step_s
@@ -127,7 +138,8 @@ def gap(seed: int) -> float | None:
 
 
 if __name__ == "__main__":
-    gaps = {seed: gap(seed) for seed in range(int(sys.argv[1]), int(sys.argv[2]))}
+    draw = drawn_bundled_fleet if sys.argv[3:] == ["bundled"] else drawn_fleet
+    gaps = {seed: gap(seed, draw) for seed in range(int(sys.argv[1]), int(sys.argv[2]))}
     known = {seed: each for seed, each in gaps.items() if each is not None}
     for seed, each in sorted(known.items(), key=lambda item: -item[1]):
         print(f"fleet {seed}: {each:.3%}")

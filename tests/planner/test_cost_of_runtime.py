@@ -13,12 +13,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from holmes_runtime.config.model_shape import ModelShape, layer_flops, stage_parameters
+from holmes_runtime.config.model_shape import ModelShape, expert_parameters, layer_flops, stage_parameters
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Recompute
 from holmes_runtime.model.decoder import Block, DecoderStage
+from holmes_runtime.model.expert_parallel import ExpertParallel
 from holmes_runtime.model.rotary import make_rotation
 from holmes_runtime.model.tensor_parallel import ALONE
+from holmes_runtime.model.tensor_part import has_experts
+from holmes_runtime.parallel.gradient_buckets import ExpertBuckets, make_buckets
 from planner.cost import counts as cost
 from tests.runtime.storages_made import StoragesMade
 from tests.seeds import few_of
@@ -85,6 +88,25 @@ def test_experts_keep_no_more_than_is_counted_for_uneven_routing(recompute: Reco
         kept -= 4 * 2 * MIXTRAL.seq_length * 2 * MIXTRAL.hidden_size
     execution = cost.Execution(1, 1, micro_batch_size=2, value_bytes=4, recompute=recompute, fused_operators=False)
     assert kept <= cost.layer_activation_bytes(MIXTRAL, execution) <= 1.3 * kept
+
+
+def test_states_of_shared_experts_take_the_bytes_that_are_counted() -> None:
+    """As the buckets of a rank hold them, but for padding; its part of the sums twice, as it comes and as it stays."""
+    sizes = {}
+    for ep in (1, 2):
+        module = DecoderStage(MIXTRAL, Stage(0, 0, MIXTRAL.num_layers), 7, ep=ExpertParallel(None, 0, ep))
+        names = {name for name, _ in module.named_parameters() if has_experts(name)}
+        layers = [dict(module.named_parameters())]
+        held = make_buckets([layers], (), 2, 0, None, experts=ExpertBuckets(names, 2 // ep, 0) if ep > 1 else None)
+        sizes[ep] = sum(
+            sum(each.nbytes for each in (bucket.gradients, bucket.weights, bucket.exp_avg, bucket.exp_avg_sq))
+            + (2 * bucket.gradient.nbytes if bucket.gradient is not bucket.gradients else 0)
+            for bucket in held
+        )
+    one, two = (cost.Execution(1, 2, 1, 4, "none", ep=ep, splits_experts=True) for ep in (1, 2))
+    experts = [MIXTRAL.num_layers * expert_parameters(MIXTRAL, ep) for ep in (1, 2)]
+    whole = cost.state_bytes(experts[0], one), cost.state_bytes(experts[1], two._replace(dp=two.expert_dp))
+    assert sizes[1] - sizes[2] == pytest.approx(whole[0] - whole[1], rel=0.02)
 
 
 @pytest.mark.torch

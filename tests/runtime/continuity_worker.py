@@ -24,7 +24,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings, EvaluationSettings
 
 from .forked_ranks import run
-from .launched_runs import make_config, write_corpus
+from .launched_runs import TINY_MIXTRAL, make_config, write_corpus
 
 STOPPED_AFTER, STEPS = 3, 6
 # Plans to go on with: keyword arguments of `make_config`.
@@ -49,6 +49,16 @@ PLANS: dict[str, dict[str, Any]] = {
     "eager": {"pipelines": ((0, 1),), "cuts": (0, 1, 3), "schedule": "eager", "extra_in_flight": (1,)},
     "zero-bubble": {"pipelines": ((0, 1),), "cuts": (0, 2, 3), "schedule": "zero-bubble"},
     "interleaved": {"pipelines": ((0, 1),), "cuts": (0, 1, 2, 3, 4), "schedule": "interleaved", "chunks": 2},
+}
+FOUR = tuple((rank,) for rank in range(4))
+# The same for a model of four experts a layer.
+EXPERT_PLANS: dict[str, dict[str, Any]] = {
+    "all experts each": PLANS["two replicas"],
+    "two share experts": {"pipelines": ((0,), (1,)), "cuts": (0, 3), "ep": 2},
+    "four share experts": {"pipelines": FOUR, "cuts": (0, 3), "ep": 4},
+    "two clusters that share experts": {"pipelines": FOUR, "cuts": (0, 3), "ep": 2, "clusters": "aabb"},
+    "two shards that share experts": {"shards": (((0,), (2,)), ((1,), (3,))), "cuts": (0, 3), "ep": 4},
+    "two stages that share experts": PLANS["two stages of two replicas"] | {"ep": 2},
 }
 
 
@@ -81,7 +91,7 @@ class Worker:
         self.run(f"{kind} stopped", self.plan(STOPPED_AFTER, saved, False, **stopped, **shared))
         for name in names:
             here = self.copy(saved.name, f"{kind}-{name}")
-            self.run(f"{kind} {name}", self.plan(STEPS, here, True, **PLANS[name], **shared))
+            self.run(f"{kind} {name}", self.plan(STEPS, here, True, **{**PLANS, **EXPERT_PLANS}[name], **shared))
 
     def all(self) -> None:
         """Every run."""
@@ -97,6 +107,9 @@ class Worker:
         self.re_plan("sharded", PLANS[sharded], [sharded, *others])
         self.re_plan("bf16", PLANS["same cut"], ["same cut", "other cut"], value_type="bf16")
         self.re_plan("fp16", PLANS["same cut"], ["same cut"], value_type="fp16")
+        mixtral = replace(TINY_MIXTRAL, experts=4)
+        for kind in ("two share experts", "all experts each"):
+            self.re_plan(kind, EXPERT_PLANS[kind], list(EXPERT_PLANS), model=mixtral)
         saved = self.copy("saved-fp32", "refused")
         self.run("not resumed", self.plan(STEPS, saved, False))
         other = replace(make_config().model, hidden_size=64)

@@ -66,11 +66,12 @@ def make_groups(
     codecs: Mapping[Axis, Codec] = NO_CODECS,
     clusters: Sequence[str] = (),
     tied: Sequence[tuple[int, int]] = (),
+    sharing: int = 1,
 ) -> tuple[Group, ...]:
     """Every group of a run whose replica d of tensor shard t is the pipeline `shards[t][d]`, all on one interface.
 
     `codecs` are those of the edges' axes. With `clusters`, one a rank, data parallelism is hierarchical. `tied` are the
-    ranks that hold copies of one piece of a table.
+    ranks that hold copies of one piece of a table. So many neighbouring replicas are `sharing` experts.
     """
 
     def group(name: str, axis: Axis, ranks: Sequence[int]) -> Group:
@@ -83,6 +84,7 @@ def make_groups(
         if len(pipelines) > 1:
             for stage, ranks in enumerate(zip(*pipelines, strict=True)):
                 found = exchanges(ranks, clusters)
+                found |= expert_groups(ranks, clusters, sharing) if sharing > 1 else {}
                 groups += [group(f"{name}-{stage}{mark}", axis, members) for name, (axis, members) in found.items()]
         for replica, pipeline in enumerate(pipelines):
             ring = [*pipeline, pipeline[0]] if chunks > 1 and len(pipeline) > 1 else pipeline
@@ -107,13 +109,24 @@ def write_corpus(folder: Path) -> Path:
 def exchanges(ranks: Sequence[int], clusters: Sequence[str]) -> dict[str, tuple[Axis, Sequence[int]]]:
     """The groups of the replicas `ranks` of one stage, by name; all in one without `clusters`."""
     if not clusters:
-        return {"dp": ("dp", ranks)}
+        return {"dp": ("dp", ranks)} if len(ranks) > 1 else {}
     names = dict.fromkeys(clusters[rank] for rank in ranks)
     inside = {name: [rank for rank in sorted(ranks) if clusters[rank] == name] for name in names}
     found: dict[str, tuple[Axis, Sequence[int]]] = {f"dp-{name}": ("dp", members) for name, members in inside.items()}
     for position, members in enumerate(zip(*inside.values(), strict=True)):
         found[f"dp-across-{position}"] = ("dp_across", members)
     return {name: (axis, members) for name, (axis, members) in found.items() if len(members) > 1}
+
+
+def expert_groups(ranks: Sequence[int], clusters: Sequence[str], sharing: int) -> dict[str, tuple[Axis, Sequence[int]]]:
+    """The groups of the replicas `ranks` of one stage, of which `sharing` neighbours share experts, by name."""
+    found: dict[str, tuple[Axis, Sequence[int]]] = {
+        f"ep-{first}": ("ep", ranks[first : first + sharing]) for first in range(0, len(ranks), sharing)
+    }
+    for part in range(sharing):
+        for name, (axis, members) in exchanges(ranks[part::sharing], clusters).items():
+            found[f"experts-{part}-{name}"] = "expert_dp" if axis == "dp" else "expert_dp_across", members
+    return found
 
 
 def make_config(
@@ -155,6 +168,7 @@ def make_config(
     weights: str | None = None,
     expected_tokenizer: str | None = None,
     outer_sync: OuterSync | None = None,
+    ep: int = 1,
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
 
@@ -185,6 +199,7 @@ def make_config(
         pp=len(shards[0][0]),
         dp=dp,
         tp=len(shards),
+        ep=ep,
         data_parallel="hierarchical" if clusters else "flat",
         zero=zero,
         schedule=schedule,
@@ -210,7 +225,7 @@ def make_config(
         outer_sync=outer_sync,
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),
         ranks=tuple(ranks),
-        groups=make_groups(shards, interface, chunks, codecs, clusters, tied),
+        groups=make_groups(shards, interface, chunks, codecs, clusters, tied, max(1, ep // len(shards))),
         expectation=expectation,
         timeout_s=60.0,
         threads_per_rank=1,

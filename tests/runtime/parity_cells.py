@@ -24,6 +24,7 @@ SHAPES = {
     "tied-llama": replace(LLAMA, tied_embeddings=True, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 64)),
     "qwen": replace(LLAMA, head_dim=6, qkv_bias=True, qk_norm=True, norm_eps=1e-6, tied_embeddings=True),
     "mixtral": replace(LLAMA, experts=4, experts_per_token=2, expert_ffn=24),
+    "tied-mixtral": replace(LLAMA, experts=4, experts_per_token=2, expert_ffn=24, tied_embeddings=True),
 }
 STEPS = 3
 Codecs = tuple[Codec, Codec]
@@ -65,6 +66,7 @@ class Cell:
     tied: tuple[tuple[int, int], ...] | None = None
     offload: bool = False
     num_layers: int = 5
+    ep: int = 1
 
     @property
     def world_size(self) -> int:
@@ -85,7 +87,7 @@ class Cell:
         if self.zero > 1:
             parts.append(f"zero{self.zero}")
         marks = {"compiled": self.compiled, "documents": self.separate, "examples": self.examples}
-        marks["offload"] = self.offload
+        marks |= {"offload": self.offload, f"ep{self.ep}": self.ep > 1}
         return "-".join((*parts, *(name for name, is_on in marks.items() if is_on)))
 
     @property
@@ -119,7 +121,8 @@ class Cell:
             clusters=self.clusters,
             zero=self.zero,
             tied=self.tied,
-            router_balance=0.05 if self.family == "mixtral" else 0.0,
+            ep=self.ep,
+            router_balance=0.05 if "mixtral" in self.family else 0.0,
         )
 
     def alone(self) -> Cell:
@@ -127,7 +130,7 @@ class Cell:
         total = (sum(self.microbatches or (8,)),)
         one = replace(self, tp=1, pp=1, dp=1, schedule="1f1b", chunks=1, microbatches=total)
         one = replace(one, recompute="none", compiled=False, codecs=("none", "none"), later=None)
-        return replace(one, clusters="", zero=1, tied=(), offload=False)
+        return replace(one, clusters="", zero=1, tied=(), offload=False, ep=1)
 
 
 def _all_schedules(tp: int, pp: int, dp: int, families: Sequence[str], microbatches: tuple[int, ...]) -> list[Cell]:
@@ -273,4 +276,23 @@ CELLS = [
     Cell(2, 1, 1, family="mixtral", recompute="full", value_type="bf16"),
     Cell(2, 2, 1, "zero-bubble", "mixtral", recompute="selective"),
     Cell(2, 1, 2, family="mixtral", zero=3),
+    Cell(1, 1, 2, family="mixtral", ep=2, twice=True),
+    Cell(1, 1, 2, family="mixtral", recompute="full", micro_batch_size=2, ep=2),
+    Cell(1, 1, 2, family="mixtral", recompute="selective", offload=True, ep=2),
+    Cell(1, 1, 2, family="mixtral", recompute="selective", compiled=True, value_type="bf16", ep=2),
+    Cell(1, 1, 2, family="mixtral", recompute="full", value_type="fp16", ep=2),
+    Cell(1, 1, 4, family="mixtral", ep=4),
+    Cell(1, 1, 4, family="mixtral", recompute="full", ep=2, microbatches=(1, 1, 3, 3), twice=True),
+    Cell(1, 1, 4, family="mixtral", ep=2, clusters="aabb", twice=True),
+    Cell(1, 2, 2, family="mixtral", ep=2),
+    Cell(1, 2, 2, "gpipe", "mixtral", "full", ep=2),
+    Cell(1, 2, 2, "eager", "tied-mixtral", "selective", ep=2),
+    Cell(1, 2, 2, "interleaved", "mixtral", chunks=2, ep=2),
+    Cell(1, 2, 2, "zero-bubble", "mixtral", "selective", ep=2),
+    Cell(2, 1, 2, family="mixtral", ep=2),
+    Cell(2, 1, 2, family="mixtral", recompute="full", ep=4, offload=True),
+    Cell(2, 1, 2, family="mixtral", ep=4, value_type="bf16"),
+    Cell(2, 2, 2, "zero-bubble", "mixtral", "selective", ep=4, clusters="aaaaaaaa"),
+    Cell(1, 1, 8, family="mixtral", ep=2, clusters="aaaabbbb"),
+    Cell(2, 1, 4, family="mixtral", ep=4, clusters="aaaabbbb"),
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .continuity_worker import PLANS, STOPPED_AFTER
+from .continuity_worker import EXPERT_PLANS, PLANS, STOPPED_AFTER
 from .launched_runs import REPOSITORY
 
 WORKER_LIMIT_S = 900  # two minutes on two idle cores
@@ -54,6 +54,7 @@ def resumed(runs: dict[str, Any], kind: str, name: str) -> tuple[list[float], li
         *(("fp16", "same cut"), ("across", "two clusters of two replicas")),
         ("sharded", "sharded in two clusters"),
         *(("fp32", "states in host memory"), ("offloaded", "states in host memory")),
+        *((name, name) for name in ("two share experts", "all experts each")),
     ],
 )
 def test_the_loss_after_a_resume_with_the_same_sums_is_bit_equal(runs: dict[str, Any], kind: str, name: str) -> None:
@@ -69,6 +70,7 @@ def test_the_loss_after_a_resume_with_the_same_sums_is_bit_equal(runs: dict[str,
         *(("deep", "interleaved"), ("across", "one process"), ("across", "two stages of two replicas")),
         ("offloaded", "two replicas"),
         *(("sharded", "one process"), ("sharded", "two stages of two replicas"), ("sharded", "two sharded replicas")),
+        *((kind, name) for kind in ("two share experts", "all experts each") for name in EXPERT_PLANS),
     ],
 )
 def test_the_loss_after_a_resume_under_another_plan_goes_on(runs: dict[str, Any], kind: str, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional
 from holmes_runtime.config.model_shape import ModelShape, layer_parameters, stage_parameters
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.model.decoder import DecoderStage
+from holmes_runtime.model.expert_parallel import ExpertParallel
 from holmes_runtime.model.experts import Balancing, Experts, balancing_loss
 from holmes_runtime.model.recomputed_values import Keep, keeping, made_again
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
@@ -123,6 +125,43 @@ def test_tensor_shards_have_the_parameters_that_are_counted() -> None:
 
     counted = layer_parameters(TINY_MIXTRAL, tp=2, ep=2)
     assert sum(parameter.numel() for parameter in shard.blocks["1"].parameters()) == counted
+
+
+def test_replicas_that_share_experts_have_the_parameters_that_are_counted() -> None:
+    ep, tp = ExpertParallel(None, 1, 3), TensorParallel(None, 1, 2)
+    part = DecoderStage(TINY_MIXTRAL, Stage(0, 0, 3), 7, tp=tp, ep=ep)
+
+    counted = layer_parameters(TINY_MIXTRAL, tp=2, ep=6)
+    assert sum(parameter.numel() for parameter in part.blocks["1"].parameters()) == counted
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_parts_of_experts_start_as_parts_of_the_whole(size: int) -> None:
+    whole = DecoderStage(TINY_MIXTRAL, Stage(0, 0, 3), 7)
+    for rank in range(size):
+        part = DecoderStage(
+            TINY_MIXTRAL, Stage(0, 0, 3), 7, tp=TensorParallel(None, 1, 2), ep=ExpertParallel(None, rank, size)
+        )
+        for name, parameter in part.named_parameters():
+            assert torch.equal(parameter, part.parts[name].of(whole.get_parameter(name))), name
+    assert part.parts["blocks.1.mlp.experts.down.weight"].offset == (6 - 6 // size, 0, 12)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ep": 3}, r"ep: must be 1, or a multiple of tp 1 that divides dp \* tp = 2"),
+        ({"model": TINY_LLAMA}, "ep: must be 1 without model.experts"),
+        ({"model": replace(TINY_MIXTRAL, experts=7)}, "model.experts: must be a multiple of the 2 replicas"),
+        ({"microbatches": (3, 5)}, "microbatches: must be equal for replicas 0 to 1"),
+        ({"clusters": "ab"}, r"ranks\[0\].cluster: must be a, where"),
+        ({"zero": 3}, "ep: must be at most tp 1 under zero 3"),
+    ],
+)
+def test_replicas_that_cannot_share_experts_are_refused(change: dict[str, Any], said: str) -> None:
+    arguments = {"pipelines": ((0,), (1,)), "model": TINY_MIXTRAL, "ep": 2, **change}
+    with pytest.raises(ValueError, match=said):
+        make_config(**arguments)
 
 
 def test_matrices_of_experts_that_write_to_the_stream_start_smaller() -> None:

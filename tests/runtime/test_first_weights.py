@@ -11,7 +11,7 @@ from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_settings import CheckpointSettings, Zero
 
 from .forked_ranks import launch_forked
-from .launched_runs import TINY_LLAMA, layout, make_config
+from .launched_runs import TINY_LLAMA, TINY_MIXTRAL, layout, make_config
 from .test_published import publish, random_stage
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
@@ -27,7 +27,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def losses_of(
-    folder: Path, tp: int, pp: int, dp: int, weights: bool = True, shape: ModelShape = SHAPE, zero: Zero = 1
+    folder: Path,
+    tp: int,
+    pp: int,
+    dp: int,
+    weights: bool = True,
+    shape: ModelShape = SHAPE,
+    zero: Zero = 1,
+    ep: int = 1,
 ) -> list[float]:
     cuts = (0, 4) if pp == 1 else (0, 3, 4)
     config = make_config(
@@ -39,8 +46,9 @@ def losses_of(
         learning_rate=1e-3,
         weights=str(folder / "published") if weights else None,
         zero=zero,
+        ep=ep,
     )
-    run = launch_forked(config, folder / f"{tp}{pp}{dp}{weights}{zero}")
+    run = launch_forked(config, folder / f"{tp}{pp}{dp}{weights}{zero}{ep}")
     assert run.exit_code == 0, run.stderr[-2000:]
     return run.losses()
 
@@ -60,6 +68,16 @@ def test_a_run_of_sharded_weights_starts_from_published_ones(folder: Path) -> No
     alone = losses_of(folder, 1, 1, 1, shape=shape)
 
     assert losses_of(folder, 1, 1, 2, shape=shape, zero=3) == pytest.approx(alone, abs=1e-6)
+
+
+def test_replicas_that_share_experts_start_from_published_ones(folder: Path) -> None:
+    shape = replace(TINY_MIXTRAL, num_layers=4)
+    publish(random_stage(shape), folder / "published")
+
+    alone = losses_of(folder, 1, 1, 1, shape=shape)
+
+    assert losses_of(folder, 1, 1, 2, shape=shape, ep=2) == pytest.approx(alone, abs=1e-6)
+    assert losses_of(folder, 2, 1, 2, shape=shape, ep=4) == pytest.approx(alone, abs=1e-6)
 
 
 def test_a_run_that_resumes_needs_the_folder_no_more(folder: Path) -> None:

@@ -25,11 +25,11 @@ from holmes_runtime.comm.travel_digests import (
     row_sums,
     wires_in_words,
 )
-from holmes_runtime.config.rank_grid import Group
+from holmes_runtime.config.rank_grid import EXPERT_AXES, REPLICA_AXES, Group
 from holmes_runtime.config.run_config import RunConfig
 from tests.seeds import few_of
 
-from .launched_runs import layout, make_config
+from .launched_runs import TINY, TINY_MIXTRAL, layout, make_config
 
 CPU = torch.device("cpu")
 DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.float64)
@@ -96,7 +96,7 @@ class Ranks:
         group = draw.choice([each for each in self.config.groups if self.crosses(each)])
         names = {
             "dp": ("dp", "dp"),
-            "dp_across": ("dp_across", "dp_across"),
+            **{axis: (axis, axis) for axis in ("dp_across", "expert_dp", "expert_dp_across")},
             "pp_forward": ("forward_out", "forward_in"),
             "pp_backward": ("backward_out", "backward_in"),
         }[group.axis]
@@ -119,7 +119,7 @@ class Ranks:
 
     def copies(self, draw: random.Random, change: Callable[[Tensor], Tensor] | None = None) -> tuple[int, ...]:
         """Weights gathered in some group of replicas; those who have another copy."""
-        group = draw.choice([each for each in self.config.groups if each.axis in ("dp", "dp_across")])
+        group = draw.choice([each for each in self.config.groups if each.axis in (*REPLICA_AXES, *EXPERT_AXES)])
         values, odd = values_of(draw), draw.choice(group.ranks)
         for rank in group.ranks:
             copy = change(values) if change and rank == odd else values
@@ -130,11 +130,14 @@ class Ranks:
 def a_run(draw: random.Random) -> RunConfig:
     """Some ranks, each on a host of its own."""
     tp, pp, dp = draw.choice([(1, 1, 2), (1, 2, 1), (1, 2, 2), (1, 3, 2), (2, 2, 2), (1, 1, 4), (1, 2, 4)])
+    ep = draw.choice((1, 2)) if dp == 4 else 1
     config = make_config(
         shards=layout(tp, pp, dp),
         cuts=(*range(pp), 3),
+        model=TINY_MIXTRAL if ep > 1 else TINY,
         microbatches=(1,) * dp,
         clusters="aabb" * pp if dp == 4 else "",
+        ep=ep,
     )
     if dp == 4:
         return config
