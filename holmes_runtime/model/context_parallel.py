@@ -91,6 +91,8 @@ class ContextParallel:
         # On GPUs the fused kernel that takes masks does not take groups of heads.
         repeats = query.shape[2] // key.shape[2] if masks is not None and masks.show_documents else 1
         whole = _GatherKeys.apply(key, value, self, repeats)  # type: ignore[no-untyped-call]
+        if not gathers_again:
+            query = query.contiguous()  # a GPT's is a view of its keys and values as well, which would be kept
         chunks = query.transpose(1, 2).chunk(2, 2)
         early, late = (None, None) if masks is None else masks[:2]
         with _gathered_again(whole[0], key, value, self, repeats) if gathers_again else nullcontext():

@@ -141,6 +141,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             **same,
             run_id=run_id,
             lossiest_codec=job.wire.edges,
+            cp=job.cp,
             value_type=job.value_type,
             compile=job.compiles,
             model=replace(job.model, factory=model_file(job)),

@@ -191,7 +191,7 @@ FSDP_SCRIPT = replace(
     FSDP, reduces="all", schedules=("1f1b",), degrees=("tp",), free_degrees=(), shards_tied=True, unsharded=DDP
 )
 ENGINES: dict[EngineName, Engine] = {
-    "holmes": Engine(shards_weights=True),
+    "holmes": Engine(shards_weights=True, context="gather"),
     # Megatron-LM of 2026: 1F1B or interleaved, and any cut by its layout. With several instances of its
     # optimizer one stream reduces a bucket inside an instance, then between instances, and then takes the next bucket.
     "megatron": replace(
@@ -266,4 +266,13 @@ def engine_of(job: Job) -> Engine:
         engine = replace(engine, context="ring")
     if isinstance(job.trainer, FreeTrainer):
         engine = replace(engine, **{name: getattr(ENGINES["holmes"], name) for name in CHOICES})
+    if job.is_bundled and not may_share_sequences(job):
+        engine = replace(engine, context=None)
+    if job.is_bundled and job.cp > 1:  # replicas that share sequences run equally many
+        engine = replace(engine, unequal_replicas=False)
     return engine
+
+
+def may_share_sequences(job: Job) -> bool:
+    """Return True if ranks of the bundled runtime may have parts of a sequence: of its own GPT or Llama, in one run."""
+    return job.model.factory is None and job.compute.emulate is None and job.islands is None

@@ -65,6 +65,8 @@ Flows = Sequence[tuple[int, int, float]]
 def _flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> Flows:
     if group.axis in ("dp", "dp_across"):
         return _sync_flows(job, execution, layout, group)
+    if group.axis == "cp":
+        return _context_flows(job, execution, layout, group)
     if group.axis == "tied":
         return _tied_flows(tied_bytes(job.model, execution), layout, group)
     return _edge_flows(edge_bytes(job.model, execution, layout.codec_of(group)), layout, group)
@@ -114,7 +116,7 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
         reduced = shard_exchange_bytes(reduced_bytes * parameters, n)
         routed = _routed_flows(job, execution, layout, first, on_host) if job.ep > 1 else 0.0
         alike = [(i, i, routed) for i in range(n)] if routed else []
-        shared = _context_flows(job, execution, layout, group) if group.axis == "dp" else ()
+        shared = _context_flows(job, execution, layout, group) if group.axis == "dp" and not job.is_bundled else ()
         return [*((i, j, gathered + reduced) for i, j in ring), *alike, *shared]
     members, part = Counter(hosts), reduced_bytes * parameters / n
     # A member stands for its receivers: its own interface gets back the bytes that they send.

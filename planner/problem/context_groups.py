@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
-from planner.cost.engines import ENGINES, engine_of
+from planner.cost.engines import ENGINES, engine_of, may_share_sequences
 
 LONG_TOKENS = 16_384  # of a sequence, from which on a free degree is looked for
 MIN_PART_TOKENS = 4096  # of a part; shorter ones keep a GPU no busier. GUESS
@@ -28,6 +28,14 @@ def check_context(job: Job) -> None:
     cp, tokens, trainer = job.cp, job.model.seq_length, job.trainer
     if cp == 1:
         return
+    if job.is_bundled and not may_share_sequences(job):
+        what = "compute.emulate" if job.compute.emulate is not None else "islands"
+        what = "model.factory" if job.model.factory is not None else what
+        raise HolmesError(
+            f"job: parallel.cp is {cp}, with {what}: the bundled runtime shares sequences only where one run trains "
+            "its own GPT or Llama",
+            f"leave parallel.cp or {what} out",
+        )
     if engine_of(job).context is None:
         names = [name for name, engine in ENGINES.items() if engine.context is not None]
         raise HolmesError(
@@ -51,6 +59,11 @@ def check_context(job: Job) -> None:
             f"job: parallel.cp is {cp}, and trainer.command places the plan's settings itself, without {{cp}}",
             "put {cp} where its context parallel size is, or leave parallel.cp out",
         )
+
+
+def sequence_groups(job: Job) -> int:
+    """Return how many replicas are in a plan's groups on axis cp; 1 where the engine makes such groups itself."""
+    return job.cp if job.is_bundled else 1
 
 
 def takes_sequence(job: Job, tp: int) -> bool:

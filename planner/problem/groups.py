@@ -29,15 +29,16 @@ def make_groups(
     chunks: int = 1,
     data_parallel: DataParallel = "flat",
     is_tied: bool = False,
+    cp: int = 1,
 ) -> tuple[PlanGroup, ...]:
     """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp,
-    then the pairs of a model that `is_tied`.
+    then groups of `cp` replicas that share sequences, then the pairs of a model that `is_tied`.
 
     Groups of the same axis send at once: a group's share of a NIC, and of trunks and uplinks of clusters, is the least
     that a member gets. Replicas that exchange more have a trunk for themselves in the end: `parameters` says how much,
     by pipeline rank.
     """
-    demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied))
+    demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied, cp))
     size_of = {member.name: _exchanged(member, ranks, parameters) for member in demanded}
     alike = Counter((member.axis, member.hosts) for member in demanded)
     routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
@@ -80,7 +81,11 @@ def _exchanged(group: DemandedGroup, ranks: Sequence[PlanRank], parameters: Sequ
 
 
 def demanded_groups(
-    ranks: Sequence[PlanRank], chunks: int = 1, data_parallel: DataParallel = "flat", is_tied: bool = False
+    ranks: Sequence[PlanRank],
+    chunks: int = 1,
+    data_parallel: DataParallel = "flat",
+    is_tied: bool = False,
+    cp: int = 1,
 ) -> Iterator[DemandedGroup]:
     """Yield the groups the coordinates of `ranks` demand, in plan order.
 
@@ -102,11 +107,12 @@ def demanded_groups(
         ranks_and_hosts = (first, second), (first_host, second_host)
         yield DemandedGroup(f"{name}/forward{suffix}", "pp_forward", *ranks_and_hosts)
         yield DemandedGroup(f"{name}/backward{suffix}", "pp_backward", *ranks_and_hosts)
-    if tp > 1:
-        for stage in range(pp):
-            for replica in range(dp):
-                shards = [at[stage, replica, shard] for shard in range(tp)]
-                yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
+    for stage, replica in product(range(pp), range(dp if tp > 1 else 0)):
+        shards = [at[stage, replica, shard] for shard in range(tp)]
+        yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
+    for stage, first, (shard, suffix) in product(range(pp), range(0, dp if cp > 1 else 0, cp), enumerate(suffixes)):
+        sharing = [by_coordinates[stage, first + part, shard] for part in range(cp)]
+        yield _demanded(f"cp/stage{stage}/sequences{first // cp}{suffix}", "cp", sharing)
     if is_tied:
         yield from _tied(ranks, (pp, dp, tp), chunks > 1, data_parallel)
 

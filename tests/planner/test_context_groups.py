@@ -239,9 +239,9 @@ def test_experts_are_shared_by_ranks_with_parts_of_one_sequence() -> None:
     assert misplaced_group(plan.job, plan.ranks) == ()
 
 
-@pytest.mark.parametrize("engine", ["holmes", "deepspeed"])
+@pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
 def test_long_sequences_of_engines_without_it_have_their_price_said(engine: str) -> None:
-    asked = gpt_7b(model=MODEL, global_batch_size=16, **({} if engine == "holmes" else {"engine": engine}))
+    asked = gpt_7b(model=MODEL, global_batch_size=16, engine=engine)
     (sentence,) = long_context_sentence(TWO_HOSTS, plan_for(TWO_HOSTS, asked), 600.0)
     assert sentence.startswith(f"Sequences of 131,072 tokens: {engine} has no context parallelism")
     assert ", +" in sentence
