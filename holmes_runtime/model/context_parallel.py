@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import ProcessGroup
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
 from holmes_runtime.comm.stopwatch import Stopwatch
@@ -112,8 +111,11 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> T
 
     query: (batch, heads, chunk, head_size); key, value: (batch, keys, kv heads, head_size).
     """
-    key, value = key.transpose(1, 2), value.transpose(1, 2)
-    seen: Any = causal_lower_right(query.shape[2], key.shape[2]) if mask is None else mask
+    key, value, seen = key.transpose(1, 2), value.transpose(1, 2), mask
+    if seen is None:
+        from torch.nn.attention.bias import causal_lower_right  # imports the compiler, so only where it is used
+
+        seen = causal_lower_right(query.shape[2], key.shape[2])
     mixed = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=seen, enable_gqa=query.shape[1] > key.shape[1]
     )

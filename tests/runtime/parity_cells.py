@@ -292,7 +292,6 @@ CELLS = [
     Cell(2, 1, 1, family="qwen", cp=2, recompute="selective", separate=True),
     Cell(2, 1, 1, cp=2, value_type="bf16"),
     Cell(1, 2, 1, "zero-bubble", "tied-llama", cp=2, recompute="selective", separate=True),
-    Cell(1, 2, 1, family="llama", cp=2, codecs=("int8", "int8")),
     Cell(1, 2, 2, family="tied-gpt", cp=2, microbatches=(3, 5), clusters="aabbaabb"),
     Cell(2, 2, 1, "interleaved", "llama", cp=2, chunks=2, recompute="full"),
 ]
