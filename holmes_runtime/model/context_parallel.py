@@ -37,8 +37,8 @@ class Masks(NamedTuple):
 class ContextParallel:
     """This rank's part of every sequence; `group` None, one rank, has all of it.
 
-    `parts` are the parts of the group's ranks, in their order in the group. The group's collectives, which hold up the
-    computation, are lap "cp" of `stopwatch`.
+    `parts` are the parts of the group's ranks, in their order in the group. The group's collectives hold up the
+    computation as those of tensor shards do, and are counted with them, as lap "tp" of `stopwatch`.
     """
 
     group: ProcessGroup | None = None
@@ -124,7 +124,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> T
 
 @contextmanager
 def _timed(cp: ContextParallel) -> Iterator[None]:
-    with cp.stopwatch.lap("cp") if cp.stopwatch is not None else nullcontext():
+    with cp.stopwatch.lap("tp") if cp.stopwatch is not None else nullcontext():
         yield
 
 
