@@ -41,7 +41,7 @@ def counters_increase(before: Mapping[str, ByteCounters], after: Mapping[str, By
 class WaitSeconds(NamedTuple):
     """Seconds waited by axis; `sync` is waiting for the slowest rank when the gradient norm is summed.
 
-    `tp` are all waits for collectives inside layers, those for keys and values of other parts of a sequence, too.
+    `tp` are all waits for collectives inside layers, also for keys and values of other parts of a sequence.
     In hierarchical data parallelism, waiting for gradients and weights in transit counts once, as `dp`.
     """
 

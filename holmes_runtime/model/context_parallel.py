@@ -38,7 +38,7 @@ class ContextParallel:
     """This rank's part of every sequence; `group` None, one rank, has all of it.
 
     `parts` are the parts of the group's ranks, in their order in the group. The group's collectives hold up the
-    computation as those of tensor shards do, and are counted with them, as lap "tp" of `stopwatch`.
+    computation as tensor shards' do, and are counted with them, as lap "tp" of `stopwatch`.
     """
 
     group: ProcessGroup | None = None
@@ -149,7 +149,7 @@ def _gather_whole(key: Tensor, value: Tensor, cp: ContextParallel, repeats: int)
 
 
 def _scatter_sum(gradients: Sequence[Tensor], cp: ContextParallel, repeats: int) -> tuple[Tensor, Tensor]:
-    """Add gradients of gathered keys and values up over the parts. Return those of this part's key and value.
+    """Add gradients of gathered keys and values up over the parts. Return the sums for this part's key and value.
 
     gradients: of the keys and the values up to the end of the early chunk, then of the late one.
     """
@@ -193,7 +193,7 @@ class _GatherKeys(torch.autograd.Function):
         return *_scatter_sum(gradients, ctx.cp, ctx.repeats), None, None
 
 
-class _View(NamedTuple):
+class _KeptPart(NamedTuple):
     """A part of the storage of gathered keys and values."""
 
     again: _Again
@@ -229,13 +229,13 @@ def _gathered_again(
     address, own = gathered.untyped_storage().data_ptr(), (key.detach(), value.detach())
     again = _Again(lambda: _gather_whole(*own, cp, repeats))
 
-    def pack(saved: Tensor) -> Tensor | _View:
+    def pack(saved: Tensor) -> Tensor | _KeptPart:
         if saved.untyped_storage().data_ptr() != address:
             return saved
         again.uses += 1
-        return _View(again, saved.shape, saved.stride(), int(saved.storage_offset()))
+        return _KeptPart(again, saved.shape, saved.stride(), int(saved.storage_offset()))
 
-    def unpack(packed: Tensor | _View) -> Tensor:
+    def unpack(packed: Tensor | _KeptPart) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
         with torch.no_grad():

@@ -247,9 +247,7 @@ class FreeTrainer(TrainerSettings):
 
 
 class LongContextTrainer(TrainerSettings):
-    """A trainer as fast as its engine, which may be the bundled one, with context parallelism by a ring."""
-
-    engine: EngineName  # type: ignore[assignment]
+    """A trainer as fast as its engine, with context parallelism by a ring."""
 
 
 def expert_shards(job: Job, tp: int) -> int:
