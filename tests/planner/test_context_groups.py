@@ -280,8 +280,8 @@ def test_the_bundled_trainer_shares_long_sequences_where_that_is_fastest() -> No
     ("changes", "named"),
     [
         ({"model": {**MODEL, "factory": "own.py:build"}}, "model.factory"),
-        ({"compute": {"emulate": {"layer_s": 0.1, "flops_per_s": 1e9}}}, "compute.emulate"),
-        ({"islands": {"inner_steps": 2}}, "islands"),
+        ({"compute": {"emulate": {"forward_s_per_layer": 0.1, "backward_s_per_layer": 0.2}}}, "compute.emulate"),
+        ({"islands": {"inner_steps": 10}}, "islands"),
     ],
 )
 def test_the_bundled_trainer_shares_sequences_of_its_own_models_in_one_run_alone(

@@ -139,5 +139,5 @@ def test_a_message_of_more_values_than_any_has_is_refused_before_they_are_made()
 
 
 def test_waits_are_counted_by_axis() -> None:
-    with_dp = {"dp_across", "tied"}  # waited for together with "dp"
-    assert WaitSeconds._fields == (*(axis for axis in get_args(Axis) if axis not in with_dp), "sync")
+    with_another = {"dp_across", "tied", "cp"}  # waited for together with "dp", and with "tp"
+    assert WaitSeconds._fields == (*(axis for axis in get_args(Axis) if axis not in with_another), "sync")
