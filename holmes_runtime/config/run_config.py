@@ -289,8 +289,8 @@ class RunConfig:
         check("microbatches", counts, f"must be equal for each {cp} replicas that share sequences", equal)
         length, pieces = self.model.seq_length, 2 * cp * self.tp
         check("model.seq_length", length, f"must be a multiple of 2 cp tp = {pieces}", length % pieces == 0)
-        rule = "must be 1 for emulation and for a model of one's own"
-        check("cp", cp, rule, self.model.factory is None and self.emulation is None)
+        is_plain = self.model.factory is None and self.emulation is None and self.outer_sync is None
+        check("cp", cp, "must be 1 for emulation, for islands and for a model of one's own", is_plain)
 
     def _check_schedule(self) -> None:
         check("chunks", self.chunks, "must be 1 without a pipeline", self.chunks == 1 or self.pp > 1)

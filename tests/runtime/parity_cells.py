@@ -294,4 +294,5 @@ CELLS = [
     Cell(1, 2, 1, "zero-bubble", "tied-llama", cp=2, recompute="selective", separate=True),
     Cell(1, 2, 2, family="tied-gpt", cp=2, microbatches=(3, 5), clusters="aabbaabb"),
     Cell(2, 2, 1, "interleaved", "llama", cp=2, chunks=2, recompute="full"),
+    Cell(2, 2, 1, "zero-bubble", "llama", cp=2, recompute="selective"),
 ]

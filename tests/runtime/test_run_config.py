@@ -214,6 +214,7 @@ def test_interleaving_needs_the_edge_that_closes_the_ring() -> None:
         ),
         ({"shards": layout(2, 1, 1), "emulation": EmulationSettings(0, 0, {})}, r"^tp: must be 1 for emulation"),
         ({**SHARED, "emulation": EmulationSettings(0, 0, {})}, r"^cp: must be 1 for emulation"),
+        ({**SHARED, "outer_sync": ONE_ISLAND, "steps": 8}, r"^cp: must be 1 for emulation, for islands"),
         ({**SHARED, "model": replace(TINY, factory="own.py:build")}, r"^cp: must be 1 .* a model of one's own, got 2"),
         ({**SHARED, "model": replace(TINY, seq_length=30)}, r"^model\.seq_length: must be a multiple of 2 cp tp = 4"),
         ({**SHARED, "microbatches": (3, 5, 4, 4)}, r"^microbatches: must be equal for each 2 replicas that share"),
