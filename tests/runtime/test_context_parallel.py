@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
@@ -21,28 +24,51 @@ from tests.planner.test_cost_of_runtime import GPT, LLAMA, QWEN
 from tests.runtime.storages_made import StoragesMade
 
 
-@pytest.fixture
-def group() -> Iterator[dist.ProcessGroup]:
-    """A group of which this is the first of two ranks; what the other would send is whatever lies in memory."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
+@contextmanager
+def first_of(size: int) -> Iterator[ContextParallel]:
+    """The first part of so many; what the others would send is whatever lies in memory."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    yield ContextParallel(dist.group.WORLD, 0, tuple(range(size)))
     dist.destroy_process_group()
+
+
+class Gathers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """How often something is gathered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.count += "allgather" in str(operator)
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("recompute", "times"), [("none", 1), ("selective", 2), ("full", 2)])
+def test_keys_are_gathered_once_more_where_anything_is_recomputed(recompute: Recompute, times: int) -> None:
+    with first_of(4) as cp, Gathers() as gathers:
+        stage = DecoderStage(LLAMA, Stage(0, 1, 2), seed=0, cp=cp, recompute=recompute)
+        hidden = torch.zeros(2, LLAMA.seq_length // 4, LLAMA.hidden_size, requires_grad=True)
+        stage(hidden).sum().backward()
+    assert gathers.count == times
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("in_documents", [False, True])
 def test_a_layer_keeps_what_is_counted_of_its_part_and_of_gathered_keys(
-    group: dist.ProcessGroup, model: ModelShape, recompute: Recompute, in_documents: bool
+    model: ModelShape, recompute: Recompute, in_documents: bool
 ) -> None:
     """Within 3 %, as without context parallelism."""
-    stage = DecoderStage(model, Stage(0, 1, 2), seed=0, cp=ContextParallel(group, 0, (0, 1)), recompute=recompute)
     hidden = torch.randn(2, model.seq_length // 2, model.hidden_size, requires_grad=True)
     positions = torch.arange(model.seq_length).repeat(2, 1) if in_documents else None
     made = StoragesMade()
-    with made:
-        output = stage(hidden, positions)
+    with first_of(2) as cp:
+        stage = DecoderStage(model, Stage(0, 1, 2), seed=0, cp=cp, recompute=recompute)
+        with made:
+            output = stage(hidden, positions)
     kept = hidden.nbytes + made.alive_bytes() - output.nbytes
     if model.family == "llama" and recompute != "full":  # RMSNorm's CPU kernel keeps its results as well
         results = 2 * model.hidden_size + (model.query_size + model.kv_size) * model.qk_norm
