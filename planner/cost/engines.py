@@ -264,13 +264,6 @@ def engine_of(job: Job) -> Engine:
         engine = replace(engine, context="ring")
     if isinstance(job.trainer, FreeTrainer):
         engine = replace(engine, **{name: getattr(ENGINES["holmes"], name) for name in CHOICES})
-    if job.is_bundled and not may_share_sequences(job):
-        engine = replace(engine, context=None)
     if job.is_bundled and job.cp > 1:  # replicas that share sequences run equally many
         engine = replace(engine, unequal_replicas=False)
     return engine
-
-
-def may_share_sequences(job: Job) -> bool:
-    """Return True if ranks of the bundled runtime may have parts of a sequence: of its own GPT or Llama, in one run."""
-    return job.model.factory is None and job.compute.emulate is None and job.islands is None
