@@ -24,7 +24,7 @@ def context_degrees(job: Job) -> tuple[int, ...]:
 
 
 def _whole_for(job: Job) -> str | None:
-    """Return the key for which the bundled runtime leaves sequences whole: it shares those of its own models alone."""
+    """Return the key for which the bundled runtime leaves sequences whole; its own models may share them."""
     keys = {
         "model.factory": job.model.factory is not None,
         "compute.emulate": job.compute.emulate is not None,
