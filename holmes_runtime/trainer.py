@@ -25,6 +25,7 @@ from holmes_runtime.data.host_copies import HostCopy, to_device
 from holmes_runtime.data.read_ahead import READING, BatchesAhead
 from holmes_runtime.data.samples import ALL_SAMPLES, Samples, make_samples
 from holmes_runtime.model.build_stage import build_stage, loss_function
+from holmes_runtime.model.context_parallel import ContextParallel
 from holmes_runtime.model.expert_parallel import ExpertParallel
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.node.checkpoint_files.description import Counters, OuterCounters
@@ -82,10 +83,12 @@ class Trainer:
         self.validation = replace(self.training, tokens=corpus.validation, key=key, own=ALL_SAMPLES)
         self._batches = BatchesAhead(lambda step: self._read(self.training, step), config.steps, me.host, device)
         tp = TensorParallel(groups.tp, me.tp_rank, config.tp, self.stopwatch)
+        cp = context_parallel(config, me, groups, self.stopwatch)
         ep = ExpertParallel(groups.ep, config.grid.expert_part(me), config.grid.expert_replicas, self.stopwatch)
         self.loss_scale = LossScale() if config.value_type == "fp16" else None
         stages = [
-            build_stage(config, stage, me, tp, device, draws, self._scale, ep) for stage in config.stages_of(me.pp_rank)
+            build_stage(config, stage, me, tp, device, draws, self._scale, cp, ep)
+            for stage in config.stages_of(me.pp_rank)
         ]
         self.zero1 = (Zero3 if config.shards_weights(me) else Zero1)(
             [stage.module for stage in stages],
@@ -103,6 +106,7 @@ class Trainer:
             me,
             stages,
             loss_function(config, tp),
+            cp,
             groups,
             device,
             self.zero1.gradient_added,
@@ -297,3 +301,10 @@ class Trainer:
             HostCopy(self._sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self.device))).wait()
         where = in_words(makers or [self.me], self.config.dp)
         raise RuntimeError(f"step {step}, {where}: {what}")
+
+
+def context_parallel(config: RunConfig, me: Rank, groups: RankGroups, stopwatch: Stopwatch) -> ContextParallel:
+    """Return the part of every sequence that `me` computes."""
+    ranks = sorted(config.grid.sequence(me))  # as torch numbers the members of a group
+    parts = tuple(config.grid.rank(rank).dp_rank % config.cp for rank in ranks)
+    return ContextParallel(groups.cp, me.dp_rank % config.cp, parts, stopwatch)

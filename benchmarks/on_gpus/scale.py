@@ -54,6 +54,7 @@ TWO: Mapping[str, Job] = {
     "pp2-interleaved": {"pp": 2, "schedule": "interleaved", "chunks": 2},
     "pp2-zero-bubble": {"pp": 2, "schedule": "zero-bubble"},
     "tp2": {"tp": 2},
+    "cp2": {"cp": 2},
     "dp2": {"dp": 2},
     "dp2-zero3": {"dp": 2, "zero": 3},
 }
@@ -61,6 +62,7 @@ EIGHT: Mapping[str, Job] = {
     "dp8": {"dp": 8},
     "tp8": {"tp": 8},
     "tp2-pp2-dp2": {"tp": 2, "pp": 2, "dp": 2},
+    "tp2-pp2-cp2": {"tp": 2, "pp": 2, "cp": 2},
     "pp4-interleaved-dp2": {"pp": 4, "dp": 2, "schedule": "interleaved", "chunks": 2},
     "pp8-zero-bubble": {"pp": 8, "schedule": "zero-bubble"},
     "dp8-zero3": {"dp": 8, "zero": 3},

@@ -24,6 +24,7 @@ AXES: dict[Axis, str] = {
     "pp_forward": "forward",
     "pp_backward": "backward",
     "tp": "tp",
+    "cp": "cp",
 }
 
 

@@ -31,15 +31,16 @@ CPU = torch.device("cpu")
 class RankGroups:
     """The process groups of one rank; None where it is the only shard or replica, or has no such neighbour.
 
-    `dp` joins the replicas of its cluster or, in flat data parallelism, all; `dp_across` the ones of different
-    clusters. `ep` joins the replicas that share the experts of a layer; `expert_dp` and `expert_dp_across` join those
-    with the same experts, as `dp` and `dp_across` do. `tied` joins a rank of the first stage and one of the last, which
-    hold copies. Activations come over `forward_in` and leave over `forward_out`; gradients come over `backward_in` and
-    leave over `backward_out`.
-    `digests` count the traffic of the groups; None if digests are not compared.
+    `cp` joins the replicas that share its sequences. `dp` joins the replicas of its cluster or, in flat data
+    parallelism, all; `dp_across` the ones of different clusters. `ep` joins the replicas that share the experts of a
+    layer; `expert_dp` and `expert_dp_across` join those with the same experts, as `dp` and `dp_across` do. `tied` joins
+    a rank of the first stage and one of the last, which hold copies. Activations come over `forward_in` and leave over
+    `forward_out`; gradients come over `backward_in` and leave over `backward_out`. `digests` count the traffic of the
+    groups; None if digests are not compared.
     """
 
     tp: ProcessGroup | None = None
+    cp: ProcessGroup | None = None
     dp: ProcessGroup | None = None
     dp_across: ProcessGroup | None = None
     ep: ProcessGroup | None = None
@@ -144,6 +145,7 @@ def open_groups(
     exchanges = {**config.grid.exchanges(me), **config.grid.expert_exchanges(me)}
     return RankGroups(
         tp=of("tp", config.grid.shards(me) if config.tp > 1 else None),
+        cp=of("cp", config.grid.sequence(me) if config.cp > 1 else None),
         dp=of("dp", exchanges.get("dp")),
         dp_across=of("dp_across", exchanges.get("dp_across")),
         ep=of("ep", config.grid.expert_peers(me) if config.grid.expert_replicas > 1 else None),

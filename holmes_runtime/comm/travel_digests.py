@@ -152,7 +152,8 @@ class TravelDigests:
     """All digests of one rank, by the names of its `RankGroups`.
 
     `messages` are between clusters, `weights` are gathered between hosts, `sums` are the same on every rank. They
-    `are_compared` if the run has several hosts.
+    `are_compared` if the run has several hosts. Groups that meet inside layers, on axes tp and cp, each lie in one
+    cluster, and their traffic is not counted.
     """
 
     def __init__(self, config: RunConfig, me: Rank) -> None:

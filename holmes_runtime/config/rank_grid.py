@@ -15,7 +15,9 @@ from typing import Literal
 from holmes_runtime.config.checks import check
 from holmes_runtime.config.codec import Codec
 
-Axis = Literal["tp", "dp", "dp_across", "ep", "expert_dp", "expert_dp_across", "tied", "pp_forward", "pp_backward"]
+Axis = Literal[
+    "tp", "cp", "dp", "dp_across", "ep", "expert_dp", "expert_dp_across", "tied", "pp_forward", "pp_backward"
+]
 DataParallel = Literal["flat", "hierarchical"]
 """Gradients are summed over all replicas at once, or inside clusters and then across them."""
 NetName = Literal["IB", "Socket", "AWS Libfabric", "Libfabric"]
@@ -43,14 +45,15 @@ class Rank:
 class Group:
     """One process group: `interfaces[i]` is the network interface of `ranks[i]`.
 
-    axis `tp` holds the shards of one stage's layers. `dp` holds the replicas of one shard, in hierarchical data
-    parallelism only the replicas in one cluster, and `dp_across` one replica of each cluster. `ep` holds one shard of
-    the replicas that share a stage's experts, which send tokens to one another; `expert_dp` and `expert_dp_across` are
-    `dp` and `dp_across` among the replicas that have the same experts. `tied` holds the two ranks that update copies of
-    one shard of the token table. `pp_forward` and `pp_backward` hold the two ranks of one pipeline edge, the rank of
-    the earlier stage first, for activations and for gradients. `net_name` is NCCL's network module, read on device
-    "cuda" only; None lets NCCL choose. Gloo opens `streams` connections to each other member, and a message of an edge
-    travels on all of them. `codec` packs the messages on an edge; all other groups send values as they are.
+    axis `tp` holds the shards of one stage's layers. `cp` holds the replicas of one shard that share each sequence.
+    `dp` holds the replicas of one shard, in hierarchical data parallelism only the replicas in one cluster, and
+    `dp_across` one replica of each cluster. `ep` holds one shard of the replicas that share a stage's experts, which
+    send tokens to one another; `expert_dp` and `expert_dp_across` are `dp` and `dp_across` among the replicas that have
+    the same experts. `tied` holds the two ranks that update copies of one shard of the token table. `pp_forward` and
+    `pp_backward` hold the two ranks of one pipeline edge, the rank of the earlier stage first, for activations and for
+    gradients. `net_name` is NCCL's network module, read on device "cuda" only; None lets NCCL choose. Gloo opens
+    `streams` connections to each other member, and a message of an edge travels on all of them. `codec` packs the
+    messages on an edge; all other groups send values as they are.
     """
 
     name: str
@@ -91,8 +94,9 @@ class RankGrid:
 
     The pipeline `is_ring` where a rank holds several stages: the last rank then sends on to the first. Hierarchical
     data parallelism needs the same number of a stage's replicas in each of its clusters. Where the model `is_tied`,
-    first and last pipeline rank both hold the table of tokens. `ep` ranks of a stage share its experts: ep / tp
-    neighbouring replicas, all in one cluster, with all of their tensor shards; 1 where each replica has all experts.
+    first and last pipeline rank both hold the table of tokens. Neighbouring replicas, `cp` at a time, share each
+    sequence: replica i has part i % cp. `ep` ranks of a stage share its experts: ep / tp neighbouring replicas, all in
+    one cluster, with all of their tensor shards; 1 where each replica has all experts.
     """
 
     pp: int
@@ -102,9 +106,11 @@ class RankGrid:
     is_tied: bool
     data_parallel: DataParallel
     ranks: tuple[Rank, ...]
+    cp: int = 1
     ep: int = 1
 
     def __post_init__(self) -> None:
+        check("cp", self.cp, f"must be a divisor of dp {self.dp}", self.cp > 0 and self.dp % self.cp == 0)
         numbers, size = sorted(rank.rank for rank in self.ranks), self.pp * self.dp * self.tp
         check("ranks", numbers, f"must be 0..{size - 1}, each once", numbers == list(range(size)))
         coordinates = [(rank.pp_rank, rank.dp_rank, rank.tp_rank) for rank in self.ranks]
@@ -243,6 +249,11 @@ class RankGrid:
         """Return the global ranks that share the layers of `me`."""
         return tuple(self.at(me.pp_rank, me.dp_rank, tp_rank).rank for tp_rank in range(self.tp))
 
+    def sequence(self, me: Rank) -> tuple[int, ...]:
+        """Return the global ranks that have parts of the sequences of `me`, first part first."""
+        first = me.dp_rank - me.dp_rank % self.cp
+        return tuple(self.at(me.pp_rank, first + part, me.tp_rank).rank for part in range(self.cp))
+
     def edge_before(self, me: Rank) -> tuple[int, int] | None:
         """Return the ranks (earlier stage, `me`) of the edge that brings activations; None on a chain's first rank."""
         if self.pp == 1 or (me.pp_rank == 0 and not self.is_ring):
@@ -262,8 +273,9 @@ class RankGrid:
         missing = self._needed_groups()
         for position, group in enumerate(groups):
             rule = (
-                "must be the shards or the replicas of one stage, replicas with the same or with all of its experts, "
-                "two copies of one piece of a tied table, or two neighbouring stages of one replica, "
+                "must be the shards or the replicas of one stage, replicas that share a sequence, replicas with the "
+                "same or with all of its experts, two copies of one piece of a tied table, or two neighbouring stages "
+                "of one replica, "
                 f"the earlier first, in one group only ({group.axis}, data parallelism {self.data_parallel})"
             )
             check(f"groups[{position}].ranks", group.ranks, rule, group.key in missing)
@@ -276,6 +288,8 @@ class RankGrid:
         for me in self.ranks:
             if self.tp > 1:
                 needed.add(group_key("tp", self.shards(me)))
+            if self.cp > 1:
+                needed.add(group_key("cp", self.sequence(me)))
             exchanges = {**self.exchanges(me), **self.expert_exchanges(me)}
             needed.update(group_key(axis, ranks) for axis, ranks in exchanges.items())
             if self.expert_replicas > 1:

@@ -41,8 +41,9 @@ def counters_increase(before: Mapping[str, ByteCounters], after: Mapping[str, By
 class WaitSeconds(NamedTuple):
     """Seconds waited by axis; `sync` is waiting for the slowest rank when the gradient norm is summed.
 
-    In hierarchical data parallelism, waiting for gradients and weights in transit counts once, as `dp`. Waiting for
-    tokens on their way to experts and back counts as `tp`.
+    `tp` are all waits for collectives inside layers, also for keys and values of other parts of a sequence, and for
+    tokens on their way to experts and back. In hierarchical data parallelism, waiting for gradients and weights in
+    transit counts once, as `dp`.
     """
 
     tp: float

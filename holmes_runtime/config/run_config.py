@@ -53,10 +53,11 @@ class RunConfig:
 
     Defaults are of what a run may do without. `from_json` takes none of them: each key must be in the file.
 
-    `microbatches[i]` are the micro-batches of replica i per step; `chunks` the stages that a pipeline rank holds;
-    `extra_in_flight` one number an edge for the schedule "eager", else empty. With "hierarchical" `data_parallel`,
-    gradients are summed inside clusters first and only then across. `ep` ranks of a stage share its experts: ep / tp
-    neighbouring replicas, each with as many of them. `zero` is the stage of ZeRO: 1 shards optimizer
+    `microbatches[i]` are the micro-batches of replica i per step. `cp` neighbouring replicas share each sequence, of
+    which replica i has part i % cp, and run micro-batches of the same samples. `chunks` are the stages that a pipeline
+    rank holds; `extra_in_flight` is one number an edge for the schedule "eager", else empty. With "hierarchical"
+    `data_parallel`, gradients are summed inside clusters first and only then across. `ep` ranks of a stage share its
+    experts: ep / tp neighbouring replicas, each with as many of them. `zero` is the stage of ZeRO: 1 shards optimizer
     states over replicas, 3 also weights and gradients over the ranks of one group on axis dp. With `optimizer_offload`,
     for stage 1 only, masters and moments are in host memory, where the CPU updates them. `value_type` is the precision
     of weights, activations and messages between stages; masters, moments and gradient sums are fp32.
@@ -82,6 +83,7 @@ class RunConfig:
     pp: int
     dp: int
     tp: int = 1
+    cp: int = 1
     ep: int = 1
     data_parallel: DataParallel = "flat"
     zero: Zero = 1
@@ -117,10 +119,11 @@ class RunConfig:
     def __post_init__(self) -> None:
         rule = f"must be {SCHEMA_VERSION}"
         check("schema_version", self.schema_version, rule, self.schema_version == SCHEMA_VERSION)
-        check_positive(self, "steps", "global_batch_size", "micro_batch_size", "pp", "dp", "tp", "ep", "chunks")
+        check_positive(self, "steps", "global_batch_size", "micro_batch_size", "pp", "dp", "tp", "cp", "ep", "chunks")
         check_positive(self, "timeout_s", "threads_per_rank")
         self._check_settings()
         self._check_batch()
+        self._check_context()
         self._check_schedule()
         self._check_shards()
         self._check_experts()
@@ -167,13 +170,13 @@ class RunConfig:
 
     @property
     def total_microbatches(self) -> int:
-        """The micro-batches of all replicas per step."""
+        """The micro-batches of all replicas per step, each one of parts where several replicas share sequences."""
         return sum(self.microbatches)
 
     @property
     def message_shape(self) -> tuple[int, int, int]:
-        """The shape of a message on a pipeline edge: (micro_batch_size, seq_length / tp, hidden_size)."""
-        return self.micro_batch_size, self.model.seq_length // self.tp, self.model.hidden_size
+        """The shape of a message on a pipeline edge: (micro_batch_size, seq_length / (tp cp), hidden_size)."""
+        return self.micro_batch_size, self.model.seq_length // (self.tp * self.cp), self.model.hidden_size
 
     def message_bytes(self, codec: Codec) -> int:
         """Return the bytes of one message on a pipeline edge, packed by `codec`."""
@@ -232,7 +235,8 @@ class RunConfig:
     def grid(self) -> RankGrid:
         """The ranks by their coordinates. Raises ValueError if they do not fill the grid."""
         is_tied = self.model.tied_embeddings
-        return RankGrid(self.pp, self.dp, self.tp, self.chunks > 1, is_tied, self.data_parallel, self.ranks, self.ep)
+        shape = self.pp, self.dp, self.tp, self.chunks > 1, is_tied, self.data_parallel
+        return RankGrid(*shape, self.ranks, self.cp, self.ep)
 
     def shards_weights(self, me: Rank) -> bool:
         """Return True if `me` keeps only a shard of its layers' weights, which needs a group on axis dp."""
@@ -240,8 +244,9 @@ class RunConfig:
 
     def sample_numbers(self, dp_rank: int) -> range:
         """Return the numbers of the global batch's samples that replica `dp_rank` trains on."""
-        bounds = [self.micro_batch_size * sum(self.microbatches[:replica]) for replica in (dp_rank, dp_rank + 1)]
-        return range(*bounds)
+        first = dp_rank - dp_rank % self.cp  # of the replicas that share these samples
+        start = self.micro_batch_size * sum(self.microbatches[:first]) // self.cp
+        return range(start, start + self.micro_batch_size * self.microbatches[dp_rank])
 
     def stages_of(self, pp_rank: int) -> tuple[Stage, ...]:
         """Return the stages that pipeline rank `pp_rank` holds, first layers first."""
@@ -271,11 +276,24 @@ class RunConfig:
         check("resume_step", self.resume_step, "must be null unless it resumes", self.resume or not self.resume_step)
 
     def _check_batch(self) -> None:
-        counts, samples = self.microbatches, self.total_microbatches * self.micro_batch_size
+        counts, samples = self.microbatches, self.total_microbatches * self.micro_batch_size / self.cp
         rule = f"must be {self.dp} positive numbers, one for each of dp"
         check("microbatches", counts, rule, len(counts) == self.dp and min(counts) > 0)
-        rule = f"must be micro_batch_size * sum(microbatches) = {samples}"
+        shared = " / cp" if self.cp > 1 else ""
+        rule = f"must be micro_batch_size * sum(microbatches){shared} = {samples:g}"
         check("global_batch_size", self.global_batch_size, rule, self.global_batch_size == samples)
+
+    def _check_context(self) -> None:
+        if self.cp == 1:
+            return
+        cp, counts = self.cp, self.microbatches
+        check("cp", cp, f"must be a divisor of dp {self.dp}", self.dp % cp == 0)
+        equal = all(len(set(counts[first : first + cp])) == 1 for first in range(0, self.dp, cp))
+        check("microbatches", counts, f"must be equal for each {cp} replicas that share sequences", equal)
+        length, pieces = self.model.seq_length, 2 * cp * self.tp
+        check("model.seq_length", length, f"must be a multiple of 2 cp tp = {pieces}", length % pieces == 0)
+        is_plain = self.model.factory is None and self.emulation is None and self.outer_sync is None
+        check("cp", cp, "must be 1 for emulation, for islands and for a model of one's own", is_plain)
 
     def _check_schedule(self) -> None:
         check("chunks", self.chunks, "must be 1 without a pipeline", self.chunks == 1 or self.pp > 1)

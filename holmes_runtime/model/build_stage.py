@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from holmes_runtime.config.model_shape import CODE_FOLDER
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
+from holmes_runtime.model.context_parallel import WHOLE, ContextParallel
 from holmes_runtime.model.decoder import DTYPES, TABLE, DecoderStage
 from holmes_runtime.model.emulated import EMULATED_TABLE, GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
 from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
@@ -51,6 +52,7 @@ def build_stage(
     device: torch.device,
     draws: bool = True,
     loss_scale: Callable[[], float] = lambda: 1.0,
+    cp: ContextParallel = WHOLE,
     ep: ExpertParallel = ALL_EXPERTS,
 ) -> StageModule:
     """Return the module of `stage` for rank `me` on `device`. Raise RuntimeError if it cannot be built there.
@@ -77,6 +79,7 @@ def build_stage(
         stage,
         config.seed,
         tp=tp,
+        cp=cp,
         recompute=config.recompute,
         value_type=config.value_type,
         device=device,

@@ -5,12 +5,13 @@ SwiGLU, grouped-query attention, no biases (Touvron et al., Llama 2, 2023), and 
 add: see `ModelShape`. A tied head is the table of token vectors; under a pipeline the last stage holds a copy of it.
 
 Every module is described as if it were whole; under tensor parallelism `tensor_part.py` says along which dimension a
-parameter is cut, and `tensor_parallel.py` where the pieces meet. With tp = 1 read seq / tp as seq.
+parameter is cut, and `tensor_parallel.py` where the pieces meet. With tp = 1 read seq / tp as seq. Where
+several ranks share a sequence, seq is this rank's part of it: `context_parallel.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import cast
 
@@ -22,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Precision, Recompute
+from holmes_runtime.model.context_parallel import WHOLE, ContextParallel, Masks
 from holmes_runtime.model.document_mask import document_mask
 from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.experts import Balancing, Experts
@@ -42,9 +44,12 @@ class Attention(nn.Module):
     range of whole heads.
     """
 
-    def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
+    def __init__(
+        self, shape: ModelShape, tp: TensorParallel, cp: ContextParallel = WHOLE, gathers_again: bool = False
+    ) -> None:
+        """`gathers_again`: keys and values of other parts of a sequence are not kept for the backward."""
         super().__init__()
-        self.tp, self.head_size = tp, shape.head_size
+        self.tp, self.cp, self.gathers_again, self.head_size = tp, cp, gathers_again, shape.head_size
         self.queries_per_kv = shape.num_heads // shape.kv_heads
         rows = (shape.num_heads + 2 * shape.kv_heads) * shape.head_size
         is_gpt = shape.family == "gpt"
@@ -53,7 +58,7 @@ class Attention(nn.Module):
         self.key_norm = nn.RMSNorm(shape.head_size, eps=shape.norm_eps) if shape.qk_norm else None
         self.projection = nn.Linear(shape.query_size, shape.hidden_size, bias=is_gpt)
 
-    def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | Masks | None = None) -> Tensor:
         """Attend within each sample, or, with the mask of `document_mask`, within each document.
 
         hidden and result: (micro_batch_size, seq_length / tp, hidden_size); rotation: see `make_rotation`. It turns by
@@ -70,7 +75,11 @@ class Attention(nn.Module):
         if rotation is not None:
             # The backward of a rotation needs no head as it was: with a copy of the values, `grouped` is let go.
             query, key, value = rotate(query, rotation), rotate(key, rotation), value.contiguous()
-        return _add_up(self.projection, self._mix(query, key, value, mask), self.tp)
+        if not isinstance(mask, Masks) and self.cp.size == 1:
+            return _add_up(self.projection, [self._mix(query, key, value, mask)], self.tp)
+        assert not isinstance(mask, Tensor)
+        mixed = self.cp.attend(query, key, value, mask, self.gathers_again)
+        return _add_up(self.projection, mixed, self.tp)
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention's core: (micro_batch_size, seq_length, query_size / tp), heads one after the other."""
@@ -115,7 +124,7 @@ class Mlp(nn.Module):
             with self.keep(gated, functional.silu, made[0]):
                 inner = gated * made[1]
         with self.keep(inner, self.make, *made):
-            return _add_up(self.down, inner, self.tp)
+            return _add_up(self.down, [inner], self.tp)
 
 
 class Block(nn.Module):
@@ -127,17 +136,18 @@ class Block(nn.Module):
         tp: TensorParallel,
         recompute: Recompute,
         balancing: Balancing | None = None,
+        cp: ContextParallel = WHOLE,
         ep: ExpertParallel = ALL_EXPERTS,
     ) -> None:
         super().__init__()
         self.keep = made_again if recompute == "selective" else keeping
         self.attention_norm = make_norm(shape)
-        self.attention = Attention(shape, tp)
+        self.attention = Attention(shape, tp, cp, gathers_again=recompute == "selective")
         self.mlp_norm = make_norm(shape)
         self.mlp = Mlp(shape, tp, self.keep) if shape.experts is None else Experts(shape, tp, self.keep, balancing, ep)
-        self.is_interrupted = tp.size > 1 or shape.experts is not None  # a compiler stops inside
+        self.is_interrupted = tp.size > 1 or cp.size > 1 or shape.experts is not None  # a compiler stops inside
 
-    def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | Masks | None = None) -> Tensor:
         """hidden and result: (micro_batch_size, seq_length / tp, hidden_size)."""
         normed = self.attention_norm(hidden)
         with self.keep(normed, self.attention_norm, hidden):
@@ -148,10 +158,11 @@ class Block(nn.Module):
             result: Tensor = hidden + self.mlp(normed)
         return result
 
-    def forward_to_compile(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | None = None) -> Tensor:
+    def forward_to_compile(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | Masks | None = None) -> Tensor:
         """Run `forward`; compiled code keeps what the compiler chooses, also between the places where it stops."""
         if self.keep is keeping or self.is_interrupted:
             return Block.forward(self, hidden, rotation, mask)
+        assert not isinstance(mask, Masks)
         return kept_selectively(partial(Block.forward, self), hidden, rotation, mask)
 
 
@@ -207,6 +218,7 @@ class DecoderStage(nn.Module):
         seed: int,
         *,
         tp: TensorParallel = ALONE,
+        cp: ContextParallel = WHOLE,
         recompute: Recompute = "none",
         value_type: Precision = "fp32",
         device: torch.device | None = None,
@@ -222,7 +234,7 @@ class DecoderStage(nn.Module):
         """
         super().__init__()
         self.seed, self.draws = seed, draws
-        self.shape, self.tp, self.recompute = shape, tp, recompute == "full"
+        self.shape, self.tp, self.cp, self.recompute = shape, tp, cp, recompute == "full"
         self.is_first = stage.first_layer == 0
         self.is_last = stage.stop_layer == shape.num_layers
         with torch.device("meta"):
@@ -231,14 +243,17 @@ class DecoderStage(nn.Module):
                 if shape.family == "gpt":
                     self.position_embedding = Embedding(shape.seq_length, shape.hidden_size)
             layers = range(stage.first_layer, stage.stop_layer)
-            self.blocks = nn.ModuleDict({str(layer): Block(shape, tp, recompute, balancing, ep) for layer in layers})
+            self.blocks = nn.ModuleDict(
+                {str(layer): Block(shape, tp, recompute, balancing, cp, ep) for layer in layers}
+            )
             if self.is_last:
                 self.final_norm = make_norm(shape)
                 if not shape.tied_embeddings:
                     self.head = Head(shape, tp)
                 elif not self.is_first:
                     self.token_embedding = TokenEmbedding(shape, tp)
-        self.rotation = make_rotation(shape, device) if shape.family == "llama" else None
+        self.rotation = cp.take(make_rotation(shape, device)) if shape.family == "llama" else None
+        self.causal_masks = cp.causal_masks(shape.seq_length, DTYPES[value_type], device)
         named = self.named_parameters()
         self.parts = {name: part_of(name, tuple(parameter.shape), tp, ep) for name, parameter in named}
         for name, part in self.parts.items():
@@ -269,11 +284,14 @@ class DecoderStage(nn.Module):
         """Return logits (micro_batch_size, seq_length, vocab_size / tp) on the last stage, else hidden states.
 
         inputs: int64 tokens (micro_batch_size, seq_length) on the first stage, else hidden states (micro_batch_size,
-        seq_length / tp, hidden_size). positions: where documents are separate, each token's position in its own, int64
-        (micro_batch_size, seq_length).
+        seq_length / tp, hidden_size). positions: where documents are separate, the position of each token of a whole
+        sequence in its own, int64 (micro_batch_size, seq_length).
         """
         hidden = self._embed(inputs, positions) if self.is_first else inputs
-        mask = None if positions is None else document_mask(positions, hidden.dtype)
+        mask: Tensor | Masks | None = self.causal_masks
+        if positions is not None:
+            make = document_mask if self.cp.size == 1 else self.cp.document_masks
+            mask = make(positions, hidden.dtype)
         for block in self.blocks.values():
             if self.recompute:
                 hidden = checkpoint(block, hidden, self.rotation, mask, use_reentrant=False, preserve_rng_state=False)
@@ -291,8 +309,9 @@ class DecoderStage(nn.Module):
         hidden: Tensor = self.token_embedding(tokens)
         if self.shape.family == "gpt":
             own = self.tp.part(tokens.shape[1])
-            places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
-            hidden = hidden + self.position_embedding(places[..., own.start : own.stop])
+            whole = torch.arange(self.shape.seq_length, device=tokens.device).unsqueeze(0)
+            places = self.cp.take(whole if positions is None else positions)
+            hidden = hidden + self.position_embedding(places[:, own.start : own.stop])
         return hidden
 
 
@@ -307,10 +326,17 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def _add_up(linear: nn.Linear, inputs: Tensor, tp: TensorParallel) -> Tensor:
-    """Apply `linear` whose columns are split: add partial results up and only then, once, the bias."""
+def _add_up(linear: nn.Linear, inputs: Sequence[Tensor], tp: TensorParallel) -> Tensor:
+    """Apply `linear` whose columns are split: add partial results up and only then, once, the bias.
+
+    `inputs` are chunks of a sequence, each multiplied by itself, so that no copy of all of them is kept.
+    """
     if tp.size == 1:
-        result: Tensor = linear(inputs)
-        return result
-    summed = tp.scatter_sum(functional.linear(inputs, linear.weight))
+        return _joined([linear(chunk) for chunk in inputs])
+    summed = tp.scatter_sum(_joined([functional.linear(chunk, linear.weight) for chunk in inputs]))
     return summed if linear.bias is None else summed + linear.bias
+
+
+def _joined(chunks: Sequence[Tensor]) -> Tensor:
+    """Return chunks of a sequence as one: (batch, seq, channels)."""
+    return chunks[0] if len(chunks) == 1 else torch.cat(list(chunks), 1)

@@ -19,6 +19,7 @@ from holmes_runtime.config.rank_metrics import action_name
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import Action, ActionKind, gradients_arrived, receive_positions
 from holmes_runtime.model.build_stage import LossFunction, StageModule
+from holmes_runtime.model.context_parallel import ContextParallel
 from holmes_runtime.parallel.batch import Batch, as_read
 from holmes_runtime.parallel.edge_messages import EdgeMessages, Receiving, wait_for
 from holmes_runtime.parallel.loss_scale import LossScale
@@ -51,6 +52,7 @@ class Pipeline:
         me: Rank,
         stages: Sequence[StageModule],
         loss_function: LossFunction,
+        cp: ContextParallel,
         groups: RankGroups,
         device: torch.device,
         gradient_added: GradientAdded,
@@ -65,7 +67,7 @@ class Pipeline:
         self.is_last = me.pp_rank == config.pp - 1
         self._stopwatch = stopwatch
         self._ranks = config.grid.pipeline(me.dp_rank, me.tp_rank)
-        self._me, self._groups = me, groups
+        self._me, self._groups, self._cp = me, groups, cp
         self._modules = [stage.module for stage in stages]
         self._loss_function, self._loss_scale = loss_function, loss_scale
         self._num_microbatches = config.microbatches[me.dp_rank]
@@ -157,10 +159,10 @@ class Pipeline:
         inputs = self._receive(action)
         if inputs is None:
             assert microbatch is not None
-            inputs = as_read(microbatch[:, :-1])
+            inputs = self._inputs(microbatch)
         for backward in self._arrived.get(action, []):
             self._finish_send(backward)
-        targets = microbatch[:, 1:].contiguous() if microbatch is not None and action.stage == self._last else None
+        targets = self._targets(microbatch) if microbatch is not None and action.stage == self._last else None
         with (
             self._stopwatch.lap("forward"),
             named_range(action_name(action.kind.value, action.microbatch, action.stage)),
@@ -170,6 +172,14 @@ class Pipeline:
             losses.append(output)
         else:
             self._sends[action] = self._messages.send(Direction.FORWARD, action.stage, action.microbatch, output)
+
+    def _inputs(self, microbatch: Tensor) -> Tensor:
+        """Return the tokens of this part of its sequences: (micro_batch_size, seq_length / cp)."""
+        return as_read(self._cp.take(microbatch[:, :-1]))
+
+    def _targets(self, microbatch: Tensor) -> Tensor:
+        """Return the token after each of `_inputs`."""
+        return self._cp.take(microbatch[:, 1:]).contiguous()
 
     def _backward(self, action: Action) -> None:
         """Run a backward or a half of one; its gradient proves that the activations sent for it have arrived."""
@@ -238,14 +248,14 @@ class Pipeline:
         module = self._modules[chunk]
         if self.is_first and chunk == 0:
             assert microbatch is not None
-            hidden = module(as_read(microbatch[:, :-1]), *more)
+            hidden = module(self._inputs(microbatch), *more)
         else:
             received = self._messages.receive(Direction.EVALUATION)
             received.wait()
             hidden = module(received.values(), *more)
         if self.is_last and chunk == len(self._modules) - 1:
             assert microbatch is not None
-            losses.append(self._loss_function(hidden, microbatch[:, 1:]) * self._weight)
+            losses.append(self._loss_function(hidden, self._targets(microbatch)) * self._weight)
         else:
             sends.append(self._messages.send(Direction.EVALUATION, list(self._stages)[chunk], number, hidden))
 

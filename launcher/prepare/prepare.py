@@ -142,6 +142,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             run_id=run_id,
             ep=job.ep,
             lossiest_codec=job.wire.edges,
+            cp=job.cp,
             value_type=job.value_type,
             compile=job.compiles,
             model=replace(job.model, factory=model_file(job)),

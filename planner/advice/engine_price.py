@@ -42,9 +42,10 @@ def engine_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[s
 
 def long_context_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[str, ...]:
     """Return a sentence on long sequences that the engine of `plan` does not share among ranks, and what that costs."""
-    name, tokens, left = plan.job.engine, plan.job.model.seq_length, TimeLeft(limit_s)
-    if tokens < LONG_TOKENS or engine_of(plan.job).context is not None:
+    trainer, tokens, left = plan.job.trainer, plan.job.model.seq_length, TimeLeft(limit_s)
+    if trainer is None or tokens < LONG_TOKENS or engine_of(plan.job).context is not None:
         return ()
+    name = trainer.engine
     sharing = plan.job.model_copy(update={"trainer": LongContextTrainer(engine=name)})
     said = f"Sequences of {tokens:,} tokens: {name} has no context parallelism, and a rank computes whole ones"
     best_s, best = plan.prediction.step_s / WORTH, 1

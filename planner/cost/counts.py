@@ -177,15 +177,15 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
         inside //= 2
     elif execution.fused_operators and execution.tp == 1 and model.family == "llama":
         inside -= f
-    inside += q + model.attended_size + 2 * k + (q + k) * model.qk_norm + 2 * (q - k) * execution.masked
+    gathered = execution.cp if execution.gathers_keys else 1
+    attended = k if gathered > 1 and execution.recompute != "none" else (q if execution.masked else k) * gathered
+    inside += q + model.attended_size + 2 * attended + (q + k) * model.qk_norm
     between = 0
     if execution.lora is not None:
         between = execution.lora.rank * len(execution.lora.targets)
         if not selective:
             inputs -= h * (not execution.lora.has(*QKV)) + h * (not execution.lora.has("gate", "up"))
             inside -= f * (not execution.lora.has("down"))
-    if execution.gathers_keys and execution.recompute == "none":
-        inside += 2 * k * (execution.cp - 1)
     whole, sharded = (between, inputs + inside) if execution.sequence_parallel else (inputs + between, inside)
     if model.experts is not None:
         rows = round(ROUTED_SKEW * h * (model.experts_per_token or 0))
@@ -235,17 +235,16 @@ def passing_key_bytes(model: ModelShape, execution: Execution) -> int:
 
     From a ring of cp, one replica's while the next one's arrive; gathered, all of them. 0 where no sequence is shared.
     """
-    replicas = execution.cp if execution.gathers_keys else 2
-    return 2 * replicas * key_value_bytes(model, execution) if execution.cp > 1 else 0
+    held = 2 * (execution.cp if execution.gathers_keys else 2) * key_value_bytes(model, execution) * (execution.cp > 1)
+    return held * model.query_size // model.kv_size if execution.masked else held  # repeated for each query head
 
 
 def keeps_selectively(execution: Execution) -> bool:
     """Return True if cheap values are made again.
 
-    They are not where a compiler meets the collectives of tensor shards, between which it chooses itself. Nor are
-    they in software without a fused kernel, which repeats its attention core instead.
+    Not where a compiler meets collectives in a layer, nor without a fused kernel, where the core is repeated instead.
     """
-    is_told = execution.tp == 1 or not execution.fused_operators
+    is_told = execution.tp * execution.cp == 1 or not execution.fused_operators
     return execution.recompute == "selective" and execution.fused_attention and is_told
 
 
@@ -329,8 +328,9 @@ def logit_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def mask_bytes(model: ModelShape, execution: Execution) -> int:
-    """Bytes of the mask that all layers of a stage share for one micro-batch: v b s^2 / cp, on every shard."""
-    return execution.masked * execution.value_bytes * execution.tokens(model) * model.seq_length
+    """Bytes of a micro-batch's mask, which a stage's layers share: v b s^2; with cp > 1 (2 cp + 1) / 4 cp^2 of that."""
+    whole, cp = execution.masked * execution.value_bytes * execution.tokens(model) * model.seq_length, execution.cp
+    return whole * (2 * cp + 1) // (4 * cp) if cp > 1 else whole
 
 
 def memory_bytes(

@@ -191,7 +191,7 @@ FSDP_SCRIPT = replace(
     FSDP, reduces="all", schedules=("1f1b",), degrees=("tp",), free_degrees=(), shards_tied=True, unsharded=DDP
 )
 ENGINES: dict[EngineName, Engine] = {
-    "holmes": Engine(shards_weights=True),
+    "holmes": Engine(shards_weights=True, context="gather"),
     # Megatron-LM of 2026: 1F1B or interleaved, and any cut by its layout. With several instances of its
     # optimizer one stream reduces a bucket inside an instance, then between instances, and then takes the next bucket.
     "megatron": replace(
@@ -247,9 +247,7 @@ class FreeTrainer(TrainerSettings):
 
 
 class LongContextTrainer(TrainerSettings):
-    """A trainer as fast as its engine, which may be the bundled one, with context parallelism by a ring."""
-
-    engine: EngineName  # type: ignore[assignment]
+    """A trainer as fast as its engine, with context parallelism by a ring."""
 
 
 def expert_shards(job: Job, tp: int) -> int:
@@ -271,4 +269,6 @@ def engine_of(job: Job) -> Engine:
         engine = replace(engine, context="ring")
     if isinstance(job.trainer, FreeTrainer):
         engine = replace(engine, **{name: getattr(ENGINES["holmes"], name) for name in CHOICES})
+    if job.is_bundled and job.cp > 1:  # replicas that share sequences run equally many
+        engine = replace(engine, unequal_replicas=False)
     return engine

@@ -12,6 +12,7 @@ from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.rank_grid import Axis, DataParallel
 from planner.cost.collectives import Peers, expert_exchange_part
 from planner.problem.candidates import Candidate
+from planner.problem.context_groups import sequence_groups
 from planner.problem.exchange_rates import are_even
 from planner.problem.groups import expert_ranks, make_groups
 from planner.problem.problem import Problem
@@ -88,7 +89,7 @@ def lay_out(
     """The layout of `ranks`, with the groups they need on the problem's networks; messages travel as they are."""
     job = problem.job
     parameters = [candidate.rank_parameters(job, mode.layers, rank) for rank in range(candidate.pp)]
-    shape = mode.chunks, data_parallel, job.model.tied_embeddings, expert_ranks(job)
+    shape = mode.chunks, data_parallel, job.model.tied_embeddings, sequence_groups(job), expert_ranks(job)
     groups = make_groups(problem.networks, ranks, parameters, *shape)
     return Layout(candidate, mode, ranks, groups, microbatches, data_parallel=data_parallel)
 

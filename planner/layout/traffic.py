@@ -69,6 +69,8 @@ def _flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> 
         return _sync_flows(job, execution, layout, group)
     if group.axis == "ep":
         return _token_flows(job, execution, layout, group)
+    if group.axis == "cp":
+        return _context_flows(job, execution, layout, group)
     if group.axis == "tied":
         return _tied_flows(tied_bytes(job.model, execution), layout, group)
     return _edge_flows(edge_bytes(job.model, execution, layout.codec_of(group)), layout, group)
@@ -122,7 +124,7 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
         reduced = shard_exchange_bytes(reduced_bytes * parameters, n)
         routed = _routed_flows(job, execution, layout, first, on_host) if job.ep > expert_ranks(job) else 0.0
         alike = [(i, i, routed) for i in range(n)] if routed else []
-        shared = _context_flows(job, execution, layout, group) if group.axis == "dp" else ()
+        shared = _context_flows(job, execution, layout, group) if group.axis == "dp" and not job.is_bundled else ()
         return [*((i, j, gathered + reduced) for i, j in ring), *alike, *shared]
     members, part = Counter(hosts), reduced_bytes * parameters / n
     # A member stands for its receivers: its own interface gets back the bytes that they send.

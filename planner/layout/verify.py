@@ -18,6 +18,7 @@ from planner.cost.fill import fill_of
 from planner.cost.packing import allowed_codecs
 from planner.layout.engine_mesh import mesh_faults
 from planner.problem.candidates import candidate_of
+from planner.problem.context_groups import sequence_groups
 from planner.problem.fleet import slots_of
 from planner.problem.groups import demanded_groups, expert_ranks
 from planner.problem.host_memory import host_bytes_by_rank, usable_host_bytes
@@ -195,8 +196,8 @@ def _ranks_by_host(plan: Plan) -> Counter[str]:
 
 def check_groups(plan: Plan) -> list[str]:
     """The groups are those the coordinates demand, each once, with its members in order."""
-    is_tied, ep = plan.job.model.tied_embeddings, expert_ranks(plan.job)
-    shape = plan.ranks, plan.chunks, plan.data_parallel, is_tied, ep
+    is_tied, shared = plan.job.model.tied_embeddings, (sequence_groups(plan.job), expert_ranks(plan.job))
+    shape = plan.ranks, plan.chunks, plan.data_parallel, is_tied, *shared
     pairs = zip_longest(demanded_groups(*shape), plan.groups)
     if all(
         wanted is not None

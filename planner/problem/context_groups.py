@@ -17,10 +17,20 @@ MIN_PART_TOKENS = 4096  # of a part; shorter ones keep a GPU no busier. GUESS
 def context_degrees(job: Job) -> tuple[int, ...]:
     """Return the degrees to try: the fixed one, else powers of two for long sequences; 1 where an engine has none."""
     tokens = job.model.seq_length
-    if job.parallel.cp is not None or engine_of(job).context is None or tokens < LONG_TOKENS:
+    if job.parallel.cp is not None or tokens < LONG_TOKENS or engine_of(job).context is None or _whole_for(job):
         return (job.cp,)
     powers = (2**n for n in range((tokens // MIN_PART_TOKENS).bit_length()))
     return tuple(cp for cp in powers if cp == 1 or tokens % (2 * cp) == 0)
+
+
+def _whole_for(job: Job) -> str | None:
+    """Return the key for which the bundled runtime leaves sequences whole; its own models may share them."""
+    keys = {
+        "model.factory": job.model.factory is not None,
+        "compute.emulate": job.compute.emulate is not None,
+        "islands": job.islands is not None,
+    }
+    return next((key for key, is_set in keys.items() if is_set), None) if job.is_bundled else None
 
 
 def check_context(job: Job) -> None:
@@ -28,11 +38,18 @@ def check_context(job: Job) -> None:
     cp, tokens, trainer = job.cp, job.model.seq_length, job.trainer
     if cp == 1:
         return
+    what = _whole_for(job)
+    if what is not None:
+        raise HolmesError(
+            f"job: parallel.cp is {cp}, with {what}: the bundled runtime shares sequences only where one run trains "
+            "its own GPT or Llama",
+            f"leave parallel.cp or {what} out",
+        )
     if engine_of(job).context is None:
-        names = [name for name, engine in ENGINES.items() if engine.context is not None]
+        names = [name for name, engine in ENGINES.items() if engine.context is not None and name != "holmes"]
         raise HolmesError(
             f"job: parallel.cp is {cp}, and engine {job.engine} is not known to have context parallelism",
-            f"set trainer.engine to {' or '.join(names)}, or leave parallel.cp out",
+            f"leave trainer or parallel.cp out, or set trainer.engine to {' or '.join(names)}",
         )
     if tokens % (2 * cp):
         raise HolmesError(
@@ -51,6 +68,11 @@ def check_context(job: Job) -> None:
             f"job: parallel.cp is {cp}, and trainer.command places the plan's settings itself, without {{cp}}",
             "put {cp} where its context parallel size is, or leave parallel.cp out",
         )
+
+
+def sequence_groups(job: Job) -> int:
+    """Return how many replicas are in a plan's groups on axis cp; 1 where the engine makes such groups itself."""
+    return job.cp if job.is_bundled else 1
 
 
 def takes_sequence(job: Job, tp: int) -> bool:

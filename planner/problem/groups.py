@@ -30,16 +30,18 @@ def make_groups(
     chunks: int = 1,
     data_parallel: DataParallel = "flat",
     is_tied: bool = False,
+    cp: int = 1,
     ep: int = 1,
 ) -> tuple[PlanGroup, ...]:
     """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp,
-    then the pairs of a model that `is_tied`, then groups of `ep` ranks that share experts and ranks with the same.
+    then groups of `cp` replicas that share sequences, then the pairs of a model that `is_tied`, then groups of `ep`
+    ranks that share experts and ranks with the same.
 
     Groups of the same axis send at once: a group's share of a NIC, and of trunks and uplinks of clusters, is the least
     that a member gets. Replicas that exchange more have a trunk for themselves in the end: `parameters` says how much,
     by pipeline rank.
     """
-    demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied, ep))
+    demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied, cp, ep))
     size_of = {member.name: _exchanged(member, ranks, parameters) for member in demanded}
     alike = Counter((member.axis, member.hosts) for member in demanded)
     routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
@@ -91,6 +93,7 @@ def demanded_groups(
     chunks: int = 1,
     data_parallel: DataParallel = "flat",
     is_tied: bool = False,
+    cp: int = 1,
     ep: int = 1,
 ) -> Iterator[DemandedGroup]:
     """Yield the groups the coordinates of `ranks` demand, in plan order.
@@ -113,14 +116,15 @@ def demanded_groups(
         ranks_and_hosts = (first, second), (first_host, second_host)
         yield DemandedGroup(f"{name}/forward{suffix}", "pp_forward", *ranks_and_hosts)
         yield DemandedGroup(f"{name}/backward{suffix}", "pp_backward", *ranks_and_hosts)
-    if tp > 1:
-        for stage in range(pp):
-            for replica in range(dp):
-                shards = [at[stage, replica, shard] for shard in range(tp)]
-                yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
+    for stage, replica in product(range(pp), range(dp if tp > 1 else 0)):
+        shards = [at[stage, replica, shard] for shard in range(tp)]
+        yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
+    for stage, first, (shard, suffix) in product(range(pp), range(0, dp if cp > 1 else 0, cp), enumerate(suffixes)):
+        sharing = [by_coordinates[stage, first + part, shard] for part in range(cp)]
+        yield _demanded(f"cp/stage{stage}/sequences{first // cp}{suffix}", "cp", sharing)
     if is_tied or ep > tp:
         plain = (Rank(each.rank, each.host, each.cluster, each.pp_rank, each.dp_rank, each.tp_rank) for each in ranks)
-        grid = RankGrid(pp, dp, tp, chunks > 1, is_tied, data_parallel, tuple(plain), ep)
+        grid = RankGrid(pp, dp, tp, chunks > 1, is_tied, data_parallel, tuple(plain), cp, ep)
         yield from _tied(grid)
         yield from _experts(grid)
 

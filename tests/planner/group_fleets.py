@@ -36,8 +36,16 @@ def drawn_bundled_fleet(seed: int) -> tuple[Inventory, Job]:
     return inventory, gpt_7b(model=model, global_batch_size=job.global_batch_size, parallel=parallel)
 
 
-def drawn_fleet(seed: int) -> tuple[Inventory, Job]:
-    """Return one to three clusters of four GPUs a host, and a job of experts, of long sequences, or of both."""
+def drawn_bundled_sequences(seed: int) -> tuple[Inventory, Job]:
+    """Return such clusters, and a job of long sequences for the bundled runtime."""
+    return drawn_fleet(seed, bundled=True)
+
+
+def drawn_fleet(seed: int, bundled: bool = False) -> tuple[Inventory, Job]:
+    """Return one to three clusters of four GPUs a host, and a job of experts, of long sequences, or of both.
+
+    For the bundled trainer a job of long sequences alone.
+    """
     draw = random.Random(seed)
     sizes = [draw.randint(1, 2) for _ in range(draw.choice((1, 2, 2, 3)))]
     inventory = gpu_inventory(
@@ -49,7 +57,7 @@ def drawn_fleet(seed: int) -> tuple[Inventory, Job]:
         rdma_gbps=draw.choice((100.0, 400.0, 800.0)),
         shared_gbps=draw.choice((1.0, 10.0, 100.0)),
     )
-    kind = draw.choice(("experts", "sequences", "both"))
+    kind = "sequences" if bundled else draw.choice(("experts", "sequences", "both"))
     seq_length = 4096 if kind == "experts" else draw.choice((16384, 32768))
     model = {
         **{"family": "llama", "num_layers": draw.randint(3, 6), "hidden_size": 2048, "num_heads": 16},
@@ -58,11 +66,12 @@ def drawn_fleet(seed: int) -> tuple[Inventory, Job]:
     if kind != "sequences":
         model |= {"experts": draw.choice((8, 16)), "experts_per_token": 2, "expert_ffn": draw.choice((1024, 4096))}
     engine = draw.choice(("megatron", "torchtitan")) if kind == "sequences" else "megatron"
+    trainer = {} if bundled else {"engine": engine}
     parallel = {"cp": draw.choice((2, 4))} if kind != "experts" else {}
     if kind != "sequences":
         parallel["ep"] = draw.choice((2, 4))
     batch = draw.choice((4, 8, 16))
-    return inventory, gpt_7b(engine=engine, model=model, global_batch_size=batch, parallel=parallel)
+    return inventory, gpt_7b(**trainer, model=model, global_batch_size=batch, parallel=parallel)
 
 
 def fastest_s(problem: Problem, within_s: float) -> float:

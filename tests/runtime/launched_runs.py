@@ -66,12 +66,14 @@ def make_groups(
     codecs: Mapping[Axis, Codec] = NO_CODECS,
     clusters: Sequence[str] = (),
     tied: Sequence[tuple[int, int]] = (),
+    cp: int = 1,
     sharing: int = 1,
 ) -> tuple[Group, ...]:
     """Every group of a run whose replica d of tensor shard t is the pipeline `shards[t][d]`, all on one interface.
 
     `codecs` are those of the edges' axes. With `clusters`, one a rank, data parallelism is hierarchical. `tied` are the
-    ranks that hold copies of one piece of a table. So many neighbouring replicas are `sharing` experts.
+    ranks that hold copies of one piece of a table. `cp` neighbouring replicas share each sequence, and `sharing` of
+    them the experts.
     """
 
     def group(name: str, axis: Axis, ranks: Sequence[int]) -> Group:
@@ -86,6 +88,8 @@ def make_groups(
                 found = exchanges(ranks, clusters)
                 found |= expert_groups(ranks, clusters, sharing) if sharing > 1 else {}
                 groups += [group(f"{name}-{stage}{mark}", axis, members) for name, (axis, members) in found.items()]
+                sequences = [ranks[first : first + cp] for first in range(0, len(ranks), cp)] if cp > 1 else []
+                groups += [group(f"cp-{at}-{stage}{mark}", "cp", members) for at, members in enumerate(sequences)]
         for replica, pipeline in enumerate(pipelines):
             ring = [*pipeline, pipeline[0]] if chunks > 1 and len(pipeline) > 1 else pipeline
             for stage, edge in enumerate(pairwise(ring)):
@@ -168,20 +172,22 @@ def make_config(
     weights: str | None = None,
     expected_tokenizer: str | None = None,
     outer_sync: OuterSync | None = None,
+    cp: int = 1,
     ep: int = 1,
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
 
     `shards` are the pipelines of every tensor shard, instead of `pipelines`. Eight samples a step unless
     `microbatches` says otherwise. With `clusters`, one a rank, data parallelism is hierarchical. `tied` are the pairs
-    of ranks that hold copies of one piece of a tied table: those of one replica and shard unless given.
+    of ranks that hold copies of one piece of a tied table: those of one replica and shard unless given. `cp`
+    neighbouring replicas share each sequence.
     """
     shards = shards or (pipelines,)
     dp = len(shards[0])
     if tied is None:
         is_tied = model.tied_embeddings and len(shards[0][0]) > 1
         tied = [(line[0], line[-1]) for of_shard in shards for line in of_shard] if is_tied else ()
-    microbatches = tuple(microbatches or [8 // micro_batch_size // dp] * dp)
+    microbatches = tuple(microbatches or [8 * cp // micro_batch_size // dp] * dp)
     ranks = [
         Rank(rank, f"host{rank}", clusters[rank] if clusters else "one", stage, replica, shard)
         for shard, of_shard in enumerate(shards)
@@ -193,13 +199,14 @@ def make_config(
         device="cpu",
         seed=7,
         steps=steps,
-        global_batch_size=micro_batch_size * sum(microbatches),
+        global_batch_size=micro_batch_size * sum(microbatches) // cp,
         micro_batch_size=micro_batch_size,
         microbatches=microbatches,
         pp=len(shards[0][0]),
         dp=dp,
         tp=len(shards),
         ep=ep,
+        cp=cp,
         data_parallel="hierarchical" if clusters else "flat",
         zero=zero,
         schedule=schedule,
@@ -225,7 +232,7 @@ def make_config(
         outer_sync=outer_sync,
         stages=tuple(Stage(index, first, stop) for index, (first, stop) in enumerate(pairwise(cuts))),
         ranks=tuple(ranks),
-        groups=make_groups(shards, interface, chunks, codecs, clusters, tied, max(1, ep // len(shards))),
+        groups=make_groups(shards, interface, chunks, codecs, clusters, tied, cp, max(1, ep // len(shards))),
         expectation=expectation,
         timeout_s=60.0,
         threads_per_rank=1,

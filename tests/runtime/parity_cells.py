@@ -41,8 +41,9 @@ class Cell:
     from the second step on `later`, if there is one, and then eager also has one more micro-batch in flight.
     `clusters` names that of each rank with a letter, where data parallelism is hierarchical. `separate`: attention
     stays inside documents, the lines of a .jsonl beside the text; with `examples`, packed ones, of which some tokens
-    are only read. `tied` are the ranks that own the same piece of a
-    tied table, where they are not the ends of one replica.
+    are only read. `tied` are the ranks that own the same piece of a tied table, where they are not the ends of one
+    replica. `cp` replicas share each sequence, and there are `dp` times `cp`; `microbatches` has one number for all
+    that share them. `ep` ranks share experts.
     """
 
     tp: int
@@ -66,11 +67,17 @@ class Cell:
     tied: tuple[tuple[int, int], ...] | None = None
     offload: bool = False
     num_layers: int = 5
+    cp: int = 1
     ep: int = 1
+    balance: float = 0.05
 
     @property
     def world_size(self) -> int:
-        return self.tp * self.pp * self.dp
+        return self.tp * self.pp * self.replicas
+
+    @property
+    def replicas(self) -> int:
+        return self.dp * self.cp
 
     def __str__(self) -> str:
         parts = [f"t{self.tp}p{self.pp}d{self.dp}", self.schedule, self.family, self.recompute, self.value_type]
@@ -84,10 +91,9 @@ class Cell:
             parts.append("later-" + "+".join(self.later))
         if self.clusters:
             parts.append(self.clusters)
-        if self.zero > 1:
-            parts.append(f"zero{self.zero}")
+        parts += [f"zero{self.zero}"] * (self.zero > 1)
         marks = {"compiled": self.compiled, "documents": self.separate, "examples": self.examples}
-        marks |= {"offload": self.offload, f"ep{self.ep}": self.ep > 1}
+        marks |= {"offload": self.offload, f"cp{self.cp}": self.cp > 1, f"ep{self.ep}": self.ep > 1}
         return "-".join((*parts, *(name for name, is_on in marks.items() if is_on)))
 
     @property
@@ -104,11 +110,12 @@ class Cell:
             corpus.parent / ("examples.bin" if self.examples else "text.jsonl" if self.separate else corpus.name),
             documents="separate" if self.separate or self.examples else "joined",
             cuts=UNEVEN_CUTS.get(self.pp * self.chunks, (0, self.num_layers)),
-            shards=layout(self.tp, self.pp, self.dp),
+            shards=layout(self.tp, self.pp, self.replicas),
             model=replace(SHAPES[self.family], num_layers=self.num_layers),
             steps=STEPS,
             micro_batch_size=self.micro_batch_size,
-            microbatches=self.microbatches or [8 // self.dp] * self.dp,
+            microbatches=[each for each in self.microbatches or [8 // self.dp] * self.dp for _ in range(self.cp)],
+            cp=self.cp,
             schedule=self.schedule,
             chunks=self.chunks,
             extra_in_flight=extra,
@@ -122,7 +129,7 @@ class Cell:
             zero=self.zero,
             tied=self.tied,
             ep=self.ep,
-            router_balance=0.05 if "mixtral" in self.family else 0.0,
+            router_balance=self.balance if "mixtral" in self.family else 0.0,
         )
 
     def alone(self) -> Cell:
@@ -130,7 +137,7 @@ class Cell:
         total = (sum(self.microbatches or (8,)),)
         one = replace(self, tp=1, pp=1, dp=1, schedule="1f1b", chunks=1, microbatches=total)
         one = replace(one, recompute="none", compiled=False, codecs=("none", "none"), later=None)
-        return replace(one, clusters="", zero=1, tied=(), offload=False, ep=1)
+        return replace(one, clusters="", zero=1, tied=(), offload=False, cp=1, ep=1)
 
 
 def _all_schedules(tp: int, pp: int, dp: int, families: Sequence[str], microbatches: tuple[int, ...]) -> list[Cell]:
@@ -295,4 +302,25 @@ CELLS = [
     Cell(2, 2, 2, "zero-bubble", "mixtral", "selective", ep=4, clusters="aaaaaaaa"),
     Cell(1, 1, 8, family="mixtral", ep=2, clusters="aaaabbbb"),
     Cell(2, 1, 4, family="mixtral", ep=4, clusters="aaaabbbb"),
+    Cell(1, 1, 1, family="mixtral", cp=2, ep=2, balance=0.0),
+    Cell(1, 1, 2, family="mixtral", recompute="selective", cp=2, ep=4, balance=0.0),
+    Cell(1, 1, 2, family="llama", cp=2, examples=True),
+    Cell(1, 1, 1, cp=2),
+    Cell(1, 1, 1, family="qwen", cp=2, recompute="selective", twice=True),
+    Cell(1, 1, 1, family="llama", cp=2, recompute="full", zero=3),
+    Cell(1, 1, 1, family="llama", cp=2, micro_batch_size=2, separate=True, recompute="selective"),
+    Cell(1, 1, 1, family="llama", cp=2, recompute="selective", compiled=True),
+    Cell(1, 1, 1, cp=2, value_type="bf16", separate=True),
+    Cell(1, 1, 1, family="mixtral", cp=2, recompute="selective", balance=0.0),
+    *(replace(cell, cp=2) for cell in _all_schedules(1, 2, 1, ["llama", "gpt"], ())),
+    Cell(1, 1, 1, family="llama", cp=4, recompute="selective", micro_batch_size=2),
+    Cell(1, 1, 1, cp=4, separate=True),
+    Cell(1, 1, 2, family="llama", cp=2, microbatches=(3, 5)),
+    Cell(1, 1, 2, family="llama", cp=2, clusters="aabb", zero=3, recompute="selective"),
+    Cell(2, 1, 1, family="qwen", cp=2, recompute="selective", separate=True),
+    Cell(2, 1, 1, cp=2, value_type="bf16"),
+    Cell(1, 2, 1, "zero-bubble", "tied-llama", cp=2, recompute="selective", separate=True),
+    Cell(1, 2, 2, family="tied-gpt", cp=2, microbatches=(3, 5), clusters="aabbaabb"),
+    Cell(2, 2, 1, "interleaved", "llama", cp=2, chunks=2, recompute="full"),
+    Cell(2, 2, 1, "zero-bubble", "llama", cp=2, recompute="selective"),
 ]

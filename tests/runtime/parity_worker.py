@@ -106,8 +106,11 @@ def compare(cell: Cell, ranks: list[dict[str, Any]], alone: dict[str, Any]) -> d
     """How far the run of all `ranks` is from the one `alone`."""
     curves = [rank["losses"] for rank in ranks if rank["losses"][0] is not None]
     config = cell.config(Path())
-    last = [config.grid.at(cell.pp - 1, replica, 0).rank for replica in range(cell.dp)]
-    evaluated = [loss for rank in last for loss in ranks[rank]["evaluated"]]
+    last = [config.grid.at(cell.pp - 1, replica, 0).rank for replica in range(cell.replicas)]
+    groups = [
+        [ranks[rank]["evaluated"] for rank in last[first : first + cell.cp]] for first in range(0, len(last), cell.cp)
+    ]
+    evaluated = [sum(parts) / cell.cp for group in groups for parts in zip(*group, strict=True)]
     return {
         "loss": max(abs(a - b) for curve in curves for a, b in zip(curve, alone["losses"], strict=True)),
         "norm": max(abs(a - b) for rank in ranks for a, b in zip(rank["norms"], alone["norms"], strict=True)),

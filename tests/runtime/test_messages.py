@@ -139,5 +139,5 @@ def test_a_message_of_more_values_than_any_has_is_refused_before_they_are_made()
 
 
 def test_waits_are_counted_by_axis() -> None:
-    with_others = {"dp_across", "expert_dp", "expert_dp_across", "tied", "ep"}  # waited for as "dp", and "ep" as "tp"
-    assert WaitSeconds._fields == (*(axis for axis in get_args(Axis) if axis not in with_others), "sync")
+    with_another = {"dp_across", "expert_dp", "expert_dp_across", "tied", "cp", "ep"}  # waited for as "dp", or as "tp"
+    assert WaitSeconds._fields == (*(axis for axis in get_args(Axis) if axis not in with_another), "sync")

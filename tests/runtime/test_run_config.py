@@ -31,6 +31,8 @@ def changed(path: str, value: Any) -> str:
     return json.dumps(data)
 
 
+SHARED: dict[str, Any] = {"shards": layout(1, 1, 4), "cp": 2}
+
 BLEND = replace(
     FOUR, data=replace(FOUR.data, path=(DataSource("/a", 3.0), DataSource("/b", 0.5)), documents="separate")
 )
@@ -54,6 +56,21 @@ def test_coordinates_lead_to_ranks_and_back() -> None:
     assert FOUR.grid.rank(3).dp_rank == 1
     assert FOUR.grid.pipeline(dp_rank=0, tp_rank=0) == (0, 2)
     assert FOUR.grid.replicas(FOUR.grid.rank(2)) == (2, 1)
+
+
+def test_replicas_that_share_sequences_train_the_same_samples() -> None:
+    config = make_config(shards=layout(1, 1, 4), cp=2, microbatches=(3, 3, 5, 5), micro_batch_size=2)
+    assert config.global_batch_size == 16
+    assert [config.sample_numbers(replica) for replica in range(4)] == [range(6)] * 2 + [range(6, 16)] * 2
+    assert config.message_shape == (2, TINY.seq_length // 2, TINY.hidden_size)
+    assert [config.grid.sequence(rank) for rank in config.ranks] == [(0, 1)] * 2 + [(2, 3)] * 2
+
+
+def test_a_group_of_ranks_that_share_a_sequence_is_needed() -> None:
+    config = make_config(**SHARED)
+    kept = tuple(group for group in config.groups if group.ranks != (2, 3))
+    with pytest.raises(ValueError, match=r"^groups: must hold every group .*'cp', \(2, 3\)"):
+        replace(config, groups=kept)
 
 
 def hierarchical(clusters: str, pp: int, dp: int, tp: int = 1) -> RunConfig:
@@ -196,6 +213,11 @@ def test_interleaving_needs_the_edge_that_closes_the_ring() -> None:
             r"^tp: must be 1 for emulation and for a model of one's own, got 2",
         ),
         ({"shards": layout(2, 1, 1), "emulation": EmulationSettings(0, 0, {})}, r"^tp: must be 1 for emulation"),
+        ({**SHARED, "emulation": EmulationSettings(0, 0, {})}, r"^cp: must be 1 for emulation"),
+        ({**SHARED, "outer_sync": ONE_ISLAND, "steps": 8}, r"^cp: must be 1 for emulation, for islands"),
+        ({**SHARED, "model": replace(TINY, factory="own.py:build")}, r"^cp: must be 1 .* a model of one's own, got 2"),
+        ({**SHARED, "model": replace(TINY, seq_length=30)}, r"^model\.seq_length: must be a multiple of 2 cp tp = 4"),
+        ({**SHARED, "microbatches": (3, 5, 4, 4)}, r"^microbatches: must be equal for each 2 replicas that share"),
         ({"optimizer_offload": True, "zero": 3}, r"^optimizer_offload: must be false under zero 3.*got True"),
         ({"model": replace(TINY, tied_embeddings=True), "zero": 3}, r"^zero: must be 1 with model\.tied_embeddings"),
     ],
@@ -242,6 +264,7 @@ def test_config_and_schedule_load_without_torch() -> None:
             {"checkpoint": {"path": "c", "every_steps": 1, "keep_last": 0, "copies": 2}},
             r"^checkpoint\.keep_last: must be at least 1",
         ),
+        ({"cp": 2, "global_batch_size": 4}, r"^cp: must be a divisor of dp 1, got 2"),
         ({"room_in_flight": [1, 2]}, r"^room_in_flight: must be empty or 1 positive numbers, one a pipeline rank"),
         ({"resume": True}, r"^resume: must be false without a checkpoint folder, got True"),
         ({"resume": 1}, r"^resume: expected bool, got 1"),

@@ -1,0 +1,244 @@
+"""Sequences cut over the ranks of a context group: each computes two chunks of all, an early one and a late one.
+
+A sequence is cut into 2 cp chunks, and part i has chunks i and 2 cp - 1 - i: together as many keys precede their
+queries in each part. Every part gathers the keys and values of all, and both of its chunks attend to the keys up to
+their own end. Gradients of keys and values are added up over the parts that attended to them. Chunks in such pairs:
+Megatron-Core's context parallelism; keys that are gathered: Grattafiori et al., The Llama 3 Herd of Models, 2024,
+section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed import ProcessGroup
+from torch.nn import functional
+
+from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
+from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.model.document_mask import causal_mask, document_mask
+
+
+class Masks(NamedTuple):
+    """Terms added to the scores of the early and of the late chunk, (batch or 1, 1, chunk, keys up to its end) each."""
+
+    early: Tensor
+    late: Tensor
+    show_documents: bool
+
+
+@dataclass(frozen=True)
+class ContextParallel:
+    """This rank's part of every sequence; `group` None, one rank, has all of it.
+
+    `parts` are the parts of the group's ranks, in their order in the group. The group's collectives hold up the
+    computation as tensor shards' do, and are counted with them, as lap "tp" of `stopwatch`.
+    """
+
+    group: ProcessGroup | None = None
+    part: int = 0
+    parts: tuple[int, ...] = (0,)
+    stopwatch: Stopwatch | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of parts of a sequence."""
+        return len(self.parts)
+
+    def take(self, values: Tensor, dim: int = 1) -> Tensor:
+        """Return this part of `values`, which have a whole sequence along `dim`; a view where that is all of it."""
+        if self.size == 1:
+            return values
+        chunks = values.chunk(2 * self.size, dim)
+        return torch.cat([chunks[chunk] for chunk in _chunks_of(self.part, self.size)], dim)
+
+    def ends(self, chunk: int) -> tuple[int, int]:
+        """Return the numbers of keys up to the end of the early and of the late chunk, `chunk` tokens long."""
+        early, late = _chunks_of(self.part, self.size)
+        return (early + 1) * chunk, (late + 1) * chunk
+
+    def causal_masks(self, seq_length: int, dtype: torch.dtype, device: torch.device | None) -> Masks | None:
+        """Return the masks of joined documents; None on a GPU, whose kernels know where the chunks end."""
+        if self.size == 1 or (device is not None and device.type == "cuda"):
+            return None
+        chunk = seq_length // (2 * self.size)
+        early, late = (causal_mask(chunk, end, dtype) for end in self.ends(chunk))
+        return Masks(early, late, False)
+
+    def document_masks(self, positions: Tensor, dtype: torch.dtype) -> Masks:
+        """Return the masks of separate documents; positions: see `document_mask`."""
+        chunk = positions.shape[1] // (2 * self.size)
+        early, late = (document_mask(positions, dtype, range(end - chunk, end)) for end in self.ends(chunk))
+        return Masks(early, late, True)
+
+    # Outside of compiled code, as in tensor_parallel.py.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None, gathers_again: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return attention's core of the early and of the late chunk: (batch, seq / 2 cp, heads * head_size) each.
+
+        query: (batch, seq / cp, heads, head_size), key and value: (.., kv heads, head_size). If it `gathers_again`,
+        gathered keys and values are not kept, but gathered once more in the backward.
+        """
+        # On GPUs the fused kernel that takes masks does not take groups of heads.
+        repeats = query.shape[2] // key.shape[2] if masks is not None and masks.show_documents else 1
+        whole = _GatherKeys.apply(key, value, self, repeats)  # type: ignore[no-untyped-call]
+        if not gathers_again:
+            query = query.contiguous()  # a GPT's is a view of its keys and values as well, which would be kept
+        chunks = query.transpose(1, 2).chunk(2, 2)
+        early, late = (None, None) if masks is None else masks[:2]
+        with _gathered_again(whole[0], key, value, self, repeats) if gathers_again else nullcontext():
+            return _attend(chunks[0], whole[0], whole[1], early), _attend(chunks[1], whole[2], whole[3], late)
+
+
+WHOLE = ContextParallel()
+
+
+def _chunks_of(part: int, parts: int) -> tuple[int, int]:
+    """Return the numbers of the early and of the late chunk of `part`."""
+    return part, 2 * parts - 1 - part
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend to keys and values up to the end of the queries: (batch, chunk, heads * head_size).
+
+    query: (batch, heads, chunk, head_size); key, value: (batch, keys, kv heads, head_size).
+    """
+    key, value, seen = key.transpose(1, 2), value.transpose(1, 2), mask
+    if seen is None:
+        from torch.nn.attention.bias import causal_lower_right  # imports the compiler, so only where it is used
+
+        seen = causal_lower_right(query.shape[2], key.shape[2])
+    mixed = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=seen, enable_gqa=query.shape[1] > key.shape[1]
+    )
+    return mixed.transpose(1, 2).flatten(2)
+
+
+@contextmanager
+def _timed(cp: ContextParallel) -> Iterator[None]:
+    with cp.stopwatch.lap("tp") if cp.stopwatch is not None else nullcontext():
+        yield
+
+
+def _gather_whole(key: Tensor, value: Tensor, cp: ContextParallel, repeats: int) -> Tensor:
+    """Return all parts' keys and values in the order of the sequence: (2, batch, seq, kv heads * repeats, head_size).
+
+    key, value: this part's (batch, seq / cp, kv heads, head_size).
+    """
+    assert cp.group is not None
+    me, chunk = cp.parts.index(cp.part), key.shape[1] // 2
+    parts = key.new_empty(cp.size, 2, *key.shape)
+    parts[me, 0], parts[me, 1] = key, value
+    with _timed(cp):
+        start_all_gather(parts.view(-1), cp.group)()
+    batch, seq, heads, size = key.shape
+    whole = key.new_empty(2, batch, seq * cp.size, heads, repeats, size)
+    for member, part in enumerate(cp.parts):
+        for at, number in enumerate(_chunks_of(part, cp.size)):
+            source = parts[member, :, :, at * chunk : (at + 1) * chunk]
+            whole[:, :, number * chunk : (number + 1) * chunk] = source.unsqueeze(4)
+    return whole.flatten(3, 4)
+
+
+def _scatter_sum(gradients: Sequence[Tensor], cp: ContextParallel, repeats: int) -> tuple[Tensor, Tensor]:
+    """Add gradients of gathered keys and values up over the parts. Return the sums for this part's key and value.
+
+    gradients: of the keys and the values up to the end of the early chunk, then of the late one.
+    """
+    assert cp.group is not None
+    summed = [
+        each.view(*each.shape[:2], -1, repeats, each.shape[3]).sum(3) if repeats > 1 else each for each in gradients
+    ]
+    batch, end, heads, size = summed[2].shape
+    chunk = end // (_chunks_of(cp.part, cp.size)[1] + 1)
+    parts = summed[2].new_zeros(cp.size, 2, batch, 2 * chunk, heads, size)
+    for member, part in enumerate(cp.parts):
+        for at, number in enumerate(_chunks_of(part, cp.size)):
+            rows = slice(number * chunk, (number + 1) * chunk)
+            for kind in range(2):
+                to = parts[member, kind, :, at * chunk : (at + 1) * chunk]
+                for each in (summed[kind], summed[2 + kind]):
+                    if rows.stop <= each.shape[1]:
+                        to += each[:, rows]
+    with _timed(cp):
+        own = start_reduce_scatter(parts.view(-1), cp.group)().view(2, batch, 2 * chunk, heads, size)
+    return own[0], own[1]
+
+
+class _GatherKeys(torch.autograd.Function):
+    """Gathers keys and values; the result are those up to the end of the early chunk, and of the late one.
+
+    All four are parts of one storage, so that kernels that keep them keep it once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, key: Tensor, value: Tensor, cp: ContextParallel, repeats: int) -> tuple[Tensor, ...]:
+        """key, value: (batch, seq / cp, kv heads, head_size); results: (batch, up to seq, heads, head_size)."""
+        ctx.cp, ctx.repeats = cp, repeats
+        whole = _gather_whole(key, value, cp, repeats)
+        early, late = cp.ends(key.shape[1] // 2)
+        return whole[0, :, :early], whole[1, :, :early], whole[0, :, :late], whole[1, :, :late]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Return the gradients of this part's key and value."""
+        return *_scatter_sum(gradients, ctx.cp, ctx.repeats), None, None
+
+
+class _KeptPart(NamedTuple):
+    """A part of the storage of gathered keys and values."""
+
+    again: _Again
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Again:
+    """Gathered keys and values that are let go after the forward, and gathered once more for all of their uses."""
+
+    def __init__(self, gather: Callable[[], Tensor]) -> None:
+        self._gather = gather
+        self._whole: Tensor | None = None
+        self.uses = self._left = 0
+
+    def take(self) -> Tensor:
+        """Return them for one use; the last one lets them go."""
+        if self._whole is None:
+            self._whole, self._left = self._gather(), self.uses
+        whole, self._left = self._whole, self._left - 1
+        if not self._left:
+            self._whole = None
+        return whole
+
+
+def _gathered_again(
+    gathered: Tensor, key: Tensor, value: Tensor, cp: ContextParallel, repeats: int
+) -> AbstractContextManager[object]:
+    """Let kernels within keep this part's `key` and `value` in the place of `gathered`'s storage."""
+    if not torch.is_grad_enabled():
+        return nullcontext()
+    address, own = gathered.untyped_storage().data_ptr(), (key.detach(), value.detach())
+    again = _Again(lambda: _gather_whole(*own, cp, repeats))
+
+    def pack(saved: Tensor) -> Tensor | _KeptPart:
+        if saved.untyped_storage().data_ptr() != address:
+            return saved
+        again.uses += 1
+        return _KeptPart(again, saved.shape, saved.stride(), int(saved.storage_offset()))
+
+    def unpack(packed: Tensor | _KeptPart) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        with torch.no_grad():
+            return packed.again.take().as_strided(packed.shape, packed.stride, packed.offset)
+
+    return saved_tensors_hooks(pack, unpack)
