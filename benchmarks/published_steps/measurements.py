@@ -37,6 +37,7 @@ class Measurement:
     layers: tuple[int, ...] = ()  # of each stage; empty: even
     ep: int = 1
     cp: int = 1
+    sends_once: bool = False  # the dispatcher of experts is DeepEP or HybridEP
 
 
 SOURCES = {

@@ -22,7 +22,7 @@ from holmes_runtime.config.model_shape import (
 )
 from holmes_runtime.config.run_settings import IslandsSettings, Recompute
 from holmes_runtime.config.trainable import QKV, Lora, Trainable
-from planner.cost.engines import engine_of, expert_shards
+from planner.cost.engines import engine_of, expert_shards, sends_once
 from planner.cost.memory_margin import reserve_bytes, training_margin
 from planner.cost.trained import ParameterCount, backward_share, embedding_of, head_of, layers_of, stage_of
 
@@ -39,10 +39,10 @@ class Execution(NamedTuple):
     The bundled runtime shards sequences together with tensors, never keeps attention scores and has no fp32 copy of all
     logits. Other engines may do none of it, and need `activation_factor` times the activations, sum gradients in
     `sum_bytes`, and compute `slowdown` times as long on so many ranks, see engines.py. `dp`: ranks that share a
-    parameter's update. `masked`: a mask shows attention where documents end. `fused_operators`: the operators between
-    matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager). `ep`: ranks that
-    share a layer's experts, ep / tp neighbouring replicas with all of their tensor shards. If it
-    `splits_experts`, these are tensor shards: each has a part of every expert's width, and computes the rows of all.
+    parameter's update. `masked`: a mask shows attention where documents end. `fused_operators`: operators between
+    matrix products run in kernels made for them; else one by one (eager). `ep`: ranks that share a layer's experts,
+    ep / tp neighbouring replicas with all tensor shards. If it `splits_experts`, these are tensor shards: each has a
+    part of every expert's width, and computes the rows of all. If it `sends_once`, a host gets a token's row once.
     `cp`: neighbouring replicas that share each sequence; keys and values of all are on each of them at once where the
     engine `gathers_keys`. `trainable` is None where all parameters are trained.
     """
@@ -70,6 +70,7 @@ class Execution(NamedTuple):
     slowdown: float = 1.0
     ep: int = 1
     splits_experts: bool = False
+    sends_once: bool = False
     repeats_activation: bool = True
     cp: int = 1
     gathers_keys: bool = False
@@ -126,6 +127,7 @@ def make_execution(
         slowdown=1 + engine.growth * log2(tp * pp * dp),
         ep=expert_shards(job, tp),
         splits_experts=job.is_bundled,
+        sends_once=sends_once(job),
         repeats_activation=engine.repeats_activation or job.model.experts is not None,
         cp=job.cp,
         gathers_keys=engine.context == "gather",
@@ -135,9 +137,8 @@ def make_execution(
 
 def outer_bytes(islands: IslandsSettings) -> int:
     """Bytes of host memory for each parameter of a rank's 1/dp, in fp32: an island's anchor and momentum, the error
-    where a codec makes one, what steps changed since where a fragment is late, and change and mean of one fragment.
-
-    Source: holmes_runtime.outer.
+    where a codec makes one, what steps changed since where a fragment is late, and change and mean of one fragment
+    (holmes_runtime.outer).
     """
     kept = 2 + (islands.codec != "none") + (islands.delay_steps > 0)
     return GRADIENT_BYTES * kept + ceil(2 * GRADIENT_BYTES / islands.fragments)
@@ -318,8 +319,7 @@ def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -
 def logit_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes of the last stage's logits on one shard (v), and of two chunks of them that the loss has in fp32.
 
-    Their gradient takes their place, but not in a model of the user's own, which may need them. A loss that takes all
-    at once has their log-softmax and its gradient in fp32.
+    Their gradient takes their place, but not in a model of one's own. A whole loss has log-softmax and gradient in fp32.
     """
     logits = execution.tokens(model) * model.vocab_size // execution.tp
     if not execution.chunked_loss:

@@ -13,7 +13,7 @@ from planner.cost.collectives import (
     Peers,
     context_outside_bytes,
     routed_bytes,
-    routed_outside_part,
+    routed_parts,
     shard_exchange_bytes,
 )
 from planner.cost.counts import Execution, edge_bytes, tied_bytes
@@ -134,7 +134,7 @@ def _context_flows(job: Job, execution: Execution, layout: Layout, group: PlanGr
 def _routed_flows(job: Job, execution: Execution, layout: Layout, rank: PlanRank, on_host: int) -> float:
     """Return the bytes a step that a rank sends to experts on other hosts, and to tokens' own ranks, and gets back."""
     layers = sum(layout.layers[stage] for stage in layout.stages_of(rank.pp_rank))
-    outside = routed_outside_part(execution, Peers(on_host, None))
+    outside = routed_parts(job.model, execution, Peers(on_host, None)).outside
     times = (6 if execution.recompute == "full" else 4) * layers * layout.microbatches[rank.dp_rank]
     return routed_bytes(job.model, execution) * outside * times
 

@@ -65,6 +65,24 @@ def test_tensor_shards_send_their_part_of_the_tokens() -> None:
     assert two.forward_s == pytest.approx(one.forward_s / 2)
 
 
+def test_a_dispatcher_that_sends_once_sends_a_token_to_each_host_of_its_experts() -> None:
+    # Two hosts of 16 experts each: a token's four are all on the own one for 1,820 of 35,960 choices.
+    size, once = 8 * 2**20, PLAIN._replace(ep=16, sends_once=True)
+    there_s = size / 4 * (1 - 1820 / 35960) / (0.88 * 1e9)
+    assert expert_parallel_s(SHAPE, once, Path(100e9), Peers(8, 1e9)).forward_s == pytest.approx(2 * there_s)
+    # On one host, eight ranks of four experts: none of them is chosen by 20,475 of 35,960.
+    near_s = size / 4 * 8 * (1 - 20475 / 35960) * 7 / 8 / 100e9
+    near = expert_parallel_s(SHAPE, PLAIN._replace(sends_once=True), Path(100e9), Peers(8, 1e9))
+    assert near.forward_s == pytest.approx(2 * near_s)
+
+
+def test_the_dispatcher_of_the_command_is_priced() -> None:
+    command = {"trainer": {"engine": "megatron", "command": ["x", "--moe-token-dispatcher-type", "flex"]}}
+    plain = job(ep=16, tp=1, pp=1).model_dump(exclude={"engine", "data", "compile"}, exclude_unset=True)
+    once, copies = (Job.model_validate({**plain, **each}) for each in (command, {"trainer": {"engine": "megatron"}}))
+    assert plan_for(TWO_HOSTS, once).prediction.step_s < plan_for(TWO_HOSTS, copies).prediction.step_s
+
+
 def test_experts_are_exchanged_by_the_ranks_that_hold_the_same() -> None:
     # 16 replicas on two hosts, eight expert ranks: two hold the same experts, and each host has eight such pairs.
     assert expert_exchange_part(PLAIN, Peers(8, 1e9)) == pytest.approx((1 / 2) / (15 / 16) * 8)
