@@ -61,6 +61,7 @@ SITES = {
     "V15": replace(SELENE, engine="fsdp"),
     "V16": ALPS,
     "V17": replace(EOS, engine="megatron"),
+    "V18": replace(EOS, engine="megatron", gpu="H800"),
 }
 
 

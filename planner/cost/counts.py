@@ -8,6 +8,7 @@ sequences are sharded too. Seconds are in compute_time.py and collectives.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, log2
 from typing import NamedTuple
@@ -89,6 +90,11 @@ class Execution(NamedTuple):
     def lora(self) -> Lora | None:
         """The adapters that are trained in place of matrices."""
         return self.trainable.lora if self.trainable is not None else None
+
+    @property
+    def dense(self) -> Execution:
+        """The execution of layers without experts among others with some, of which Megatron-Core is told `moe_act`."""
+        return self._replace(ep=1, repeats_activation=False)
 
     @property
     def expert_dp(self) -> int:
@@ -301,25 +307,10 @@ def tied_bytes(model: ModelShape, execution: Execution) -> int:
     return GRADIENT_BYTES * table_parameters(model, execution.tp) // execution.dp
 
 
-def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -> int:
-    """Bytes of host memory for a rank's optimizer states: 1/dp of masters (4), moments (8), gradients (4) and weights
-    on their way (v, if not the masters), and of a copy of the first two (12) while a checkpoint is written; none of
-    these where states are on the device. And 1/dp of what an island keeps.
-
-    Source: holmes_runtime.parallel.host_states.
-    """
-    sharded = execution.outer_bytes
-    if execution.optimizer_offload:
-        states = MASTER_BYTES + MOMENT_BYTES
-        sharded += states * (2 if checkpoints else 1) + GRADIENT_BYTES
-        sharded += execution.value_bytes if execution.value_bytes < MASTER_BYTES else 0
-    return -(-parameters * sharded // execution.dp)
-
-
 def logit_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes of the last stage's logits on one shard (v), and of two chunks of them that the loss has in fp32.
 
-    Their gradient takes their place, but not in a model of one's own. A whole loss has log-softmax and gradient in fp32.
+    Their gradient takes their place, but not in a model of one's own. A loss in one has its gradient, too, in fp32.
     """
     logits = execution.tokens(model) * model.vocab_size // execution.tp
     if not execution.chunked_loss:
@@ -340,26 +331,34 @@ def memory_bytes(
     in_flight: Sequence[int],
     is_first: bool,
     is_last: bool,
+    dense: Sequence[int] = (),
 ) -> int:
     """Bytes one rank needs, margin and reserve included. `layers` and `in_flight` (micro-batches held) are by chunk.
 
-    `is_first`, `is_last`: the rank holds the embedding, the head.
+    `is_first`, `is_last`: the rank holds the embedding, the head. `dense`: layers without experts of those, by chunk.
     """
-    count = sum(layers)
-    parameters = stage_of(model, execution.trainable, count, (is_first, is_last), execution.tp, execution.ep)
+    count, without = sum(layers), sum(dense)
+    ends, shards = (is_first, is_last), (execution.tp, execution.ep)
+    parameters = stage_of(model, execution.trainable, count, ends, *shards, without)
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
     kept_bytes = layers_in_flight * _kept_bytes(model, execution)
+    if without:
+        more = _kept_bytes(model.dense, execution.dense) - _kept_bytes(model, execution)
+        kept_bytes += more * sum(count * held for count, held in zip(dense, in_flight, strict=True))
     return (
-        _states_bytes(parameters, execution, count * expert_parameters(model, execution.ep))
+        _states_bytes(parameters, execution, (count - without) * expert_parameters(model, execution.ep))
         + kept_bytes
         + sum(in_flight) * _with_margin(mask_bytes(model, execution), execution)
-        + _with_margin(_passing_bytes(model, execution, is_first, is_last), execution)
+        + _with_margin(_passing_bytes(model, execution, is_first, is_last, without > 0), execution)
         + execution.reserve_bytes
     )
 
 
 def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes that a second layer adds to a rank that holds one and one micro-batch."""
+    """Return the bytes that a second layer adds to a rank that holds one and one micro-batch, of the smaller kind."""
+    if model.first_dense_layers:
+        shapes = (model.dense, execution.dense), (replace(model, first_dense_layers=0), execution)
+        return min(more_layer_bytes(*shape) for shape in shapes)
     experts, shards = expert_parameters(model, execution.ep), (execution.tp, execution.ep)
     one, two = (
         _states_bytes(layers_of(model, execution.trainable, count, *shards), execution, count * experts)
@@ -384,11 +383,12 @@ def _kept_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _passing_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool) -> int:
+def _passing_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool, has_dense: bool) -> int:
     """Return the bytes of buffers that a rank holds one at a time."""
+    again = recomputed_bytes(model.dense, execution.dense) if has_dense else 0
     return (
         whole_layers_bytes(model, execution, is_first, is_last)
-        + recomputed_bytes(model, execution)
+        + max(again, recomputed_bytes(model, execution))
         + gathered_bytes(model, execution)
         + passing_key_bytes(model, execution)
         + expert_gradient_bytes(model, execution)

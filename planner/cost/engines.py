@@ -258,7 +258,7 @@ def expert_shards(job: Job, tp: int) -> int:
 
 
 def sends_once(job: Job) -> bool:
-    """Return True if the command's dispatcher sends a token once to a host: Megatron-Core's `flex` (DeepEP, HybridEP)."""
+    """Return True if the command's dispatcher sends a token once to a host: `flex` of Megatron-Core."""
     return job.trainer is not None and (job.trainer.values("--moe-token-dispatcher-type") or ())[-1:] == ("flex",)
 
 
