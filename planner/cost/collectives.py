@@ -24,7 +24,7 @@ ETHERNET_MTU_BYTES = 1500
 INCAST_SHARE = 0.9
 ALL_TO_ALL_SHARE = 0.7  # of the rate between hosts, of an exchange of all with all by NCCL. GUESS
 # The same of DeepEP, which sends a token once to a host: its README has 58 and 51 GB/s on NICs of 50 in groups of 32
-# and 64, for 3.6 hosts a token of which 2.7 and 3.15 are others.
+# and 64, for 3.6 hosts a token, 2.7 and 3.15 of them other ones.
 SENT_ONCE_SHARE = 0.88
 SMALLEST_MTU_BYTES = 68  # of IPv4
 TCP_HEADERS_BYTES = 20 + 20 + 12

@@ -93,7 +93,7 @@ class Execution(NamedTuple):
 
     @property
     def dense(self) -> Execution:
-        """The execution of layers without experts among others with some, of which Megatron-Core is told `moe_act`."""
+        """The execution of layers without experts, whose activation Megatron-Core does not repeat under `moe_act`."""
         return self._replace(ep=1, repeats_activation=False)
 
     @property
@@ -302,9 +302,8 @@ def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, 
 
 def tied_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes that each rank of a pair of copies of a tied table sends the other in a step: its piece's gradients."""
-    if execution.trainable is not None:
-        return 0
-    return GRADIENT_BYTES * table_parameters(model, execution.tp) // execution.dp
+    is_trained = execution.trainable is None
+    return GRADIENT_BYTES * table_parameters(model, execution.tp) // execution.dp * is_trained
 
 
 def logit_bytes(model: ModelShape, execution: Execution) -> int:
@@ -368,7 +367,8 @@ def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def _states_bytes(parameters: ParameterCount, execution: Execution, experts: int) -> int:
-    """Return the bytes of a rank's parameters; `experts` of them are updated by the few ranks that hold the same."""
+    """Return the bytes of a rank's parameters; `experts`, unless frozen, are updated by the few that hold the same."""
+    experts = experts if execution.trainable is None else 0
     size = state_bytes(parameters.trained - experts, execution, parameters.frozen)
     if experts:
         size += state_bytes(experts, execution._replace(dp=execution.expert_dp))

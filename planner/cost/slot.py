@@ -220,7 +220,7 @@ def first_dense(job: Job, pp: int) -> int:
 def exchanged_parameters(model: ModelShape, execution: Execution, slot: Slot) -> int:
     """Return a layer's trained parameters on one shard, each weighed by its part in the exchange of gradients."""
     size = layers_of(model, execution.trainable, 1, execution.tp, execution.ep).trained
-    if model.experts is None:
+    if model.experts is None or execution.trainable is not None:
         return size
     return size - round(expert_parameters(model, execution.ep) * (1 - expert_exchange_part(execution, slot.peers)))
 

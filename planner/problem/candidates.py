@@ -80,7 +80,7 @@ class Candidate(NamedTuple):
     def weighed_parameters(self, job: Job, layers: Sequence[int], pp_rank: int, expert_part: float) -> int:
         """Return those parameters with each routed expert's counted as `expert_part` of one."""
         size = self.rank_parameters(job, layers, pp_rank)
-        if job.model.experts is None:
+        if job.model.experts is None or job.trainable is not None:  # adapters, on attention alone
             return size
         held = sum(layers[pp_rank :: self.pp]) - sum(dense_layers(job.model, layers)[pp_rank :: self.pp])
         return size - round(held * expert_parameters(job.model, expert_shards(job, self.tp)) * (1 - expert_part))

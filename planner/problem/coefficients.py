@@ -225,22 +225,14 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         layer=tuple(layer for layer, _ in slots),
         dense=tuple(dense_layer_s(job, execution, slot) for slot in at_work) if model.first_dense_layers else (),
         first_dense=first_dense(job, candidate.pp),
-        dense_sync_bytes=tp * bytes_each * layers_of(model.dense, None, 1, tp).trained,
+        dense_sync_bytes=tp * bytes_each * layers_of(model.dense, job.trainable, 1, tp).trained,
         head=tuple(head for _, head in slots),
         slots=tuple(at_work),
         net_names=tuple(each.net_name for each in hardware),
-        fabric_edge_s=tuple(
-            _free_or(message * n, each.fabric_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
-        ),
-        shared_edge_s=tuple(
-            _free_or(packed * n, each.shared_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
-        ),
-        fabric_port_s=tuple(
-            _free_or(message * n, each.fabric_port_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
-        ),
-        shared_port_s=tuple(
-            _free_or(packed * n, each.shared_port_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
-        ),
+        fabric_edge_s=_edges_s(message, at_once, (each.fabric_bytes_per_s for each in hardware)),
+        shared_edge_s=_edges_s(packed, at_once, (each.shared_bytes_per_s for each in hardware)),
+        fabric_port_s=_edges_s(message, at_once, (each.fabric_port_bytes_per_s for each in hardware)),
+        shared_port_s=_edges_s(packed, at_once, (each.shared_port_bytes_per_s for each in hardware)),
         has_one_nic=tuple(each.has_one_nic for each in hardware),
         crossings=_crossings(fleet, networks, packed, max(at_once), (dp, across)),
         uplink_edge_s={
@@ -281,6 +273,11 @@ def _crossings(
             rates = _free_or(exchange, path), _free_or(exchange, narrowest)
             found[x, y] = Crossing(edge_s, trunk_edge_s, *rates, measured.latency_s)
     return found
+
+
+def _edges_s(size_bytes: float, at_once: Sequence[int], rates: Iterable[float | None]) -> tuple[float, ...]:
+    """Return, by class, the seconds of so many messages at once."""
+    return tuple(_free_or(size_bytes * number, rate) for number, rate in zip(at_once, rates, strict=True))
 
 
 def _free_or(size_bytes: float, bandwidth_bytes_per_s: float | None) -> float:

@@ -163,7 +163,7 @@ class EarlyBounds:
         travels = sum(engine_of(self._job).travels_bytes(self._job.value_bytes))
         model, ep = self._job.model, self._job.ep
         layer = layers_of(model, self._job.trainable, 1, tp, ep).trained
-        own = layer - expert_parameters(model, ep)
+        own = layer - expert_parameters(model, ep) * (self._job.trainable is None)
         if model.first_dense_layers:
             own = min(own, layer_parameters(model.dense, tp))
         size = tp * own * travels

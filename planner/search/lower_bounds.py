@@ -4,7 +4,7 @@ All relax the program of program.py: stages take the best classes they could get
 the closed form is bounded alone. A stage over several classes or clusters is as slow as the slowest of them and holds
 no more than the smallest memory allows. So stages are filled with group slots in the order of their limits, largest
 first: then the least of each stage is largest. Limits and numbers of layers leave out the first ones without experts,
-which the first stage has besides.
+which the first stage holds, too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LowerBounds:
 
     @cached_property
     def _capacity(self) -> tuple[tuple[int, ...], ...]:
-        """Those of the coefficients, less the layers without experts on the first stage."""
+        """The capacity of the coefficients, less the layers without experts on the first stage."""
         first, *others = self.coeffs.capacity
         return tuple(most - self.coeffs.first_dense for most in first), *others
 
@@ -104,7 +104,7 @@ class LowerBounds:
         return self._num_layers if slope <= 0 else max(0, min(self._num_layers, int(rest_s / slope)))
 
     def _end_bytes(self, stage: int) -> int:
-        """Return the bytes that a stage exchanges besides its layers with experts."""
+        """Return the bytes that a stage exchanges in addition to its layers with experts."""
         return self.coeffs.sync_bytes(stage, self.coeffs.first_dense if stage == 0 else 0)
 
     @cached_property

@@ -172,8 +172,13 @@ def _cut(coeffs: Coefficients, classes: Sequence[int]) -> tuple[int, ...] | None
             return [min(most[0], first)]
         return [min(most[0], first), *(min(limit, held) for limit in most[1:-1]), min(most[-1], with_head)]
 
+    def room(pace_s: float) -> int:
+        held = within(pace_s)
+        is_short = dense and (held[0] < 0 or min(held[1:], default=1) < 1)
+        return -1 if is_short else sum(held)
+
     paces_s = stage_paces_s(frozenset({(layer_s, head_s, dense_s)}), coeffs.num_layers)
-    at = bisect_left(paces_s, number, key=lambda pace_s: sum(within(pace_s)))
+    at = bisect_left(paces_s, number, key=room)
     if at == len(paces_s):
         return None
     layers = within(paces_s[at])

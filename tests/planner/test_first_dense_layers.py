@@ -19,7 +19,7 @@ from planner.problem.problem import read_problem
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.search.branch_and_bound import search
-from planner.search.closed_form import SiteBlock, blocks_step_s
+from planner.search.closed_form import SiteBlock, blocks_step_s, site_stage_s
 from planner.search.cluster_sets import ClusterSets
 from planner.search.crossing_room import CrossingRoom
 from planner.search.early_bounds import EarlyBounds
@@ -28,6 +28,7 @@ from planner.search.lower_bounds import LowerBounds
 from planner.search.placement import Placement, even_shares
 from planner.search.program_spec import ProgramSpec
 from planner.search.solve import placement_of, solve
+from planner.search.whole_replicas import _cut as common_cut
 from tests.planner.enumerator import all_blocks, compositions, random_coefficients
 from tests.planner.fleets import plan_for
 from tests.planner.test_expert_groups import MODEL, TWO_HOSTS, job
@@ -77,6 +78,26 @@ def test_the_program_finds_the_best_cut() -> None:
         for pace_s in bounds.paces_s[bounds.first_pace :][:3]:
             greedy = place_greedily(bounds, pace_s)
             assert greedy is None or greedy.seconds >= (least_s or 0) * (1 - 1e-9), seed
+
+
+def test_whole_replicas_have_the_cut_whose_slowest_stage_is_fastest() -> None:
+    cuts = 0
+    for seed in range(120):
+        coeffs = drawn(seed)
+        pp, classes = coeffs.candidate.pp, range(len(coeffs.group_slots))
+        slowest = max(classes, key=lambda c: coeffs.layer_s[c])
+        coeffs = replace(coeffs, dense=tuple(coeffs.dense[slowest] for _ in classes))
+        paces_s = {
+            layers: max(site_stage_s(coeffs, (slowest,), held, (s == 0, s == pp - 1)) for s, held in enumerate(layers))
+            for layers in compositions(coeffs.num_layers, pp, 1)
+            if layers[0] >= coeffs.first_dense and all(held <= min(coeffs.capacity[s]) for s, held in enumerate(layers))
+        }
+        cut = common_cut(coeffs, classes)
+        assert (cut is None) == (not paces_s), seed
+        if cut is not None:
+            assert paces_s[cut] <= min(paces_s.values()) * (1 + 1e-9), seed
+            cuts += 1
+    assert cuts > 40
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
