@@ -15,6 +15,7 @@ from math import inf
 from typing import Literal
 
 from planner.cost.fill import fills
+from planner.cost.slot import first_dense
 from planner.problem.candidates import (
     RECOMPUTE,
     Candidate,
@@ -281,5 +282,12 @@ def _best_first(state: SearchState) -> tuple[PricedPlacement, ...]:
 def _status(state: SearchState, bound_s: float) -> Status:
     """Return the status: the certainty that the incumbent is the best."""
     if bound_s >= state.incumbent_s * (1 - RELATIVE_TOLERANCE):
-        return "optimal"
+        return "optimal" if _is_priced_exactly(state) else "near optimal"
     return "time limit" if state.is_late or state.ran_out else "near optimal"
+
+
+def _is_priced_exactly(state: SearchState) -> bool:
+    """Return True unless the incumbent's layers were taken to be of the faster kind, with experts or without."""
+    job = state.problem.job
+    assert state.incumbent is not None
+    return first_dense(job, state.incumbent[0].pp) == job.model.first_dense_layers

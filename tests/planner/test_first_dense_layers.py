@@ -162,7 +162,9 @@ def test_a_deep_pipeline_takes_each_layer_to_be_of_the_faster_kind() -> None:
     assert [first_dense(some, pp) for pp in (1, 2, 3, 4, 7)] == [2, 2, 2, 0, 0]
     fixed = job({**DEEP, "first_dense_layers": 2}, layers=[1, 2, 2, 2])
     assert first_dense(fixed, 4) == 0
-    coeffs = read_problem(TWO_HOSTS, job({**DEEP, "first_dense_layers": 2}, ep=4)).coefficients(Candidate(1, 4, 4, 1))
+    problem = read_problem(TWO_HOSTS, job({**DEEP, "first_dense_layers": 2}, ep=4, pp=4, dp=4, tp=1))
+    assert search(problem, 60).status == "near optimal"
+    coeffs = problem.coefficients(Candidate(1, 4, 4, 1))
     assert coeffs.layer_s[0] == min(coeffs.layer[0].both_s, coeffs.dense[0].both_s)
 
 
