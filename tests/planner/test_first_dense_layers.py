@@ -164,6 +164,7 @@ def test_a_deep_pipeline_takes_each_layer_to_be_of_the_faster_kind() -> None:
     assert first_dense(fixed, 4) == 0
     problem = read_problem(TWO_HOSTS, job({**DEEP, "first_dense_layers": 2}, ep=4, pp=4, dp=4, tp=1))
     assert search(problem, 60).status == "near optimal"
+    assert plan_for(TWO_HOSTS, problem.job).solve.status == "near optimal"
     coeffs = problem.coefficients(Candidate(1, 4, 4, 1))
     assert coeffs.layer_s[0] == min(coeffs.layer[0].both_s, coeffs.dense[0].both_s)
 
