@@ -18,6 +18,7 @@ from rich.table import Table
 
 from benchmarks.doc_table import DOCS, write_table
 from benchmarks.figure import print_figure
+from benchmarks.published_steps.expert_pairs import NOT_STATED, TABLES, Pair, pairs
 from benchmarks.published_steps.measurements import SOURCES, Measurement, measurements
 from benchmarks.published_steps.predict_row import calibrates, is_planned, plan_row
 from benchmarks.published_steps.row_files import SITES
@@ -54,6 +55,7 @@ class Judged:
         row = self.row
         chunks = f" x{row.chunks}" if row.chunks > 1 else ""
         experts = (f" c{row.cp}" if row.cp > 1 else "") + (f" ep{row.ep}" if row.ep > 1 else "")
+        experts += " flex" * row.sends_once
         return f"{row.name} t{row.tp} p{row.pp}{chunks} d{row.dp}{experts} B{row.global_batch_size} {row.recompute}"
 
 
@@ -144,11 +146,30 @@ def table_lines(table: str, judged: Sequence[Judged]) -> list[str]:
     return [*lines, ""]
 
 
+def right_order(judged: Sequence[Judged], pair: Pair) -> bool:
+    """Return True if the row that was faster is predicted to be."""
+    return judged[pair.faster].step_s < judged[pair.slower].step_s
+
+
+def pair_lines(judged: Sequence[Judged]) -> list[str]:
+    """Two Markdown tables: alternatives of one job, in the published and the predicted order, and those not stated."""
+    lines = ["### Published alternatives", "", "Pairs of settings of one job that differ by more than 3 %.", ""]
+    lines += ["| faster | slower | table | published s | predicted s | order |", "|---|---|---|---|---|---|"]
+    for pair in pairs([row.row for row in judged]):
+        faster, slower = judged[pair.faster], judged[pair.slower]
+        seconds = f"{faster.row.step_s:.1f}, {slower.row.step_s:.1f} | {faster.step_s:.1f}, {slower.step_s:.1f}"
+        order = "right" if right_order(judged, pair) else "wrong"
+        lines.append(f"| {faster.name} | {slower.name} | {faster.row.table} | {seconds} | {order} |")
+    lines += ["", "| not stated in job.yaml | why |", "|---|---|"]
+    return [*lines, *(f"| {what} | {why} |" for what, why in NOT_STATED), ""]
+
+
 def write_docs(judged: Sequence[Judged]) -> None:
     """Replace the tables in docs/cost-model.md."""
     lines = [*summary_lines(judged), ""]
     for table in by_table(judged):
         lines += table_lines(table, judged)
+    lines += pair_lines([row for row in judged if row.row.table in TABLES])
     write_table(DOC.name, "validation", lines[:-1])
 
 

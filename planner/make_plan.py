@@ -35,7 +35,7 @@ from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
 from planner.schedule.local_search import STARTS, rank_improved
 from planner.schedule.runners_up import Contender, rank_contenders
-from planner.search.branch_and_bound import Progress, SearchResult, search
+from planner.search.branch_and_bound import Progress, SearchResult, proof, search
 from planner.search.certificate import Certificate, certify, form_of
 from planner.search.closed_form import price_ranks_s
 from planner.search.early_bounds import EarlyBounds
@@ -324,7 +324,7 @@ def _report(
         step_bound_s = step_s
     return SolveReport(
         solver=solver_name(),
-        status="fixed" if order == "usual" else "optimal" if gap == 0 else result.status,
+        status="fixed" if order == "usual" else proof(problem.job, candidate.pp, gap, result.status),
         objective_s=objective_s,
         bound_s=bound_s,
         gap=gap,

@@ -37,6 +37,7 @@ class Measurement:
     layers: tuple[int, ...] = ()  # of each stage; empty: even
     ep: int = 1
     cp: int = 1
+    sends_once: bool = False  # the dispatcher of experts is DeepEP or HybridEP
 
 
 SOURCES = {
@@ -60,7 +61,10 @@ SOURCES = {
     "V16": "Sailor artifact, simulations/validation/clariden/GPT-NEO, measured as V5",
     "V17": "Mixtures of experts on H100 in bf16, routing forced to balance: NVIDIA Megatron-Bridge, "
     "docs/performance-summary-archive.md, 26.06, and yanring/Megatron-MoE-ModelZoo; seconds from tokens/s or TFLOP/s. "
-    "235B ran DeepEP, and GPT-OSS a dispatcher that is not published; the embedding and the head count as layers",
+    "235B ran DeepEP (`flex`), the row of ep 32 on a branch before its release, and GPT-OSS a dispatcher that is not "
+    "published; the embedding and the head count as layers",
+    "V18": "InternLM xtuner, docs/en/benchmark/megatron_moe_benchmark.md, of 2025: Qwen3-235B on 256 H800 in bf16, one "
+    "stack of Megatron-Core, routing forced to balance; the network is not published, 8 x 400 Gbit/s is assumed",
 }
 
 
@@ -266,26 +270,47 @@ _FOUNDRY: dict[str, tuple[str, tuple[tuple[str, int, int, int, Recompute, int, i
     ),
 }
 
+_QWEN_235B = ModelShape(**PRESETS["qwen3-235b-a22b"])
 _MIXTRAL_8X22B = ModelShape(
     family="llama", num_layers=56, hidden_size=6144, num_heads=48, num_kv_heads=8, ffn_hidden_size=16384,
     seq_length=4096, vocab_size=32000, experts=8, experts_per_token=2,
 )  # fmt: skip
 # name, model, (t, p, chunks, d, ep, cp), B, recomputation, seconds, layers of each stage where uneven, peak GB
+_EVEN_235B = (2, *(3,) * 30, 2)  # of 32 stages; the embedding and the head count as layers
+# (t, p, chunks, d, ep, cp), batch, recomputation, step s, layers, GB, DeepEP; micro-batches of one
+_Degrees = tuple[int, int, int, int, int, int]
 _V17: tuple[
-    tuple[str, ModelShape, tuple[int, int, int, int, int, int], int, Recompute, float, tuple[int, ...], float | None],
+    tuple[str, ModelShape, _Degrees, int, Recompute, float, tuple[int, ...], float | None, bool],
     ...,
 ] = (
-    ("Qwen3-30B", ModelShape(**PRESETS["qwen3-30b-a3b"]), (1, 1, 1, 16, 16, 1), 1024, "none", 45.65, (), 61.351),
-    ("GPT-OSS-120B", ModelShape(**PRESETS["gpt-oss-120b"]), (1, 4, 1, 16, 8, 1), 1280, "selective", 14.0659, (), None),
+    ("Qwen3-30B", ModelShape(**PRESETS["qwen3-30b-a3b"]), (1, 1, 1, 16, 16, 1), 1024, "none", 45.65, (), 61.351, False),
     (
-        *("Qwen3-235B", ModelShape(**PRESETS["qwen3-235b-a22b"]), (4, 8, 4, 8, 8, 1), 2048, "none", 29.0),
-        *((2, *(3,) * 30, 2), None),
+        "GPT-OSS-120B",
+        ModelShape(**PRESETS["gpt-oss-120b"]),
+        (1, 4, 1, 16, 8, 1),
+        1280,
+        "selective",
+        14.0659,
+        (),
+        None,
+        False,
     ),
-    ("Mixtral-8x22B", _MIXTRAL_8X22B, (2, 8, 7, 8, 8, 1), 256, "none", 4.266, (), None),
+    ("Qwen3-235B", _QWEN_235B, (4, 8, 4, 8, 8, 1), 2048, "none", 29.0, _EVEN_235B, None, True),
+    ("Mixtral-8x22B", _MIXTRAL_8X22B, (2, 8, 7, 8, 8, 1), 256, "none", 4.266, (), None, False),
     (
-        *("Qwen3-235B s65536", replace(ModelShape(**PRESETS["qwen3-235b-a22b"]), seq_length=65536)),
-        *((4, 8, 4, 2, 8, 4), 256, "selective", 76.79, (2, *(3,) * 30, 2), None),
+        *("Qwen3-235B s65536", replace(_QWEN_235B, seq_length=65536)),
+        *((4, 8, 4, 2, 8, 4), 256, "selective", 76.79, _EVEN_235B, None, True),
     ),
+    ("Qwen3-235B", _QWEN_235B, (2, 8, 4, 16, 32, 1), 2048, "selective", 19.7, _EVEN_235B, None, True),
+)
+
+# t, p, chunks, d, ep, b, batch, recomputation, step s, layers, DeepEP
+_V18: tuple[tuple[int, int, int, int, int, int, int, Recompute, float, tuple[int, ...], bool], ...] = (
+    (4, 8, 4, 8, 8, 1, 2048, "none", 35.481, _EVEN_235B, False),
+    (2, 8, 4, 16, 32, 1, 2048, "selective", 35.392, _EVEN_235B, False),
+    (2, 8, 4, 16, 32, 1, 2048, "selective", 25.73, _EVEN_235B, True),
+    (2, 8, 1, 16, 8, 1, 2048, "selective", 27.555, (11, *(12,) * 6, 11), False),
+    (2, 32, 1, 4, 8, 4, 8192, "full", 92.652, _EVEN_235B, False),
 )
 
 # table, name, GPU, h, layers, heads, f, GPUs, b, recomputation, tokens/s a GPU, compiled; Llama 3, s 8,192
@@ -301,7 +326,7 @@ _TITAN: tuple[tuple[str, str, str, int, int, int, int, int, int, Recompute, int,
 def measurements() -> tuple[Measurement, ...]:
     """All rows, table by table, in the order of their publications."""
     megatron = (*_v1(), *_v2(), *_v3(), *_v4(), *_v5(), *_v6(), *_v7())
-    return (*megatron, *_v8(), *_v9(), *_v10(), *_v11_to_13(), *_v14_and_15(), *_v16(), *_v17())
+    return (*megatron, *_v8(), *_v9(), *_v10(), *_v11_to_13(), *_v14_and_15(), *_v16(), *_v17(), *_v18())
 
 
 def _v1() -> list[Measurement]:
@@ -428,9 +453,17 @@ def _v11_to_13() -> list[Measurement]:
 
 def _v17() -> list[Measurement]:
     rows = []
-    for name, model, (tp, pp, chunks, dp, ep, cp), batch, recompute, step_s, layers, memory_gb in _V17:
+    for name, model, (tp, pp, chunks, dp, ep, cp), batch, recompute, step_s, layers, memory_gb, once in _V17:
         how = tp, pp, dp, batch, 1, chunks, recompute, step_s, memory_gb
-        rows.append(Measurement("V17", name, "H100", model, *how, layers=layers, ep=ep, cp=cp))
+        rows.append(Measurement("V17", name, "H100", model, *how, layers=layers, ep=ep, cp=cp, sends_once=once))
+    return rows
+
+
+def _v18() -> list[Measurement]:
+    rows = []
+    for tp, pp, chunks, dp, ep, micro, batch, recompute, step_s, layers, once in _V18:
+        how = "V18", "Qwen3-235B", "H800", _QWEN_235B, tp, pp, dp, batch, micro, chunks, recompute, step_s
+        rows.append(Measurement(*how, layers=layers, ep=ep, sends_once=once))
     return rows
 
 

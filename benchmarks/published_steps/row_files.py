@@ -61,6 +61,7 @@ SITES = {
     "V15": replace(SELENE, engine="fsdp"),
     "V16": ALPS,
     "V17": replace(EOS, engine="megatron"),
+    "V18": replace(EOS, engine="megatron", gpu="H800"),
 }
 
 
@@ -108,15 +109,21 @@ def job_data(row: Measurement) -> dict[str, object]:
     }
     return {
         "model": TypeAdapter(ModelShape).dump_python(row.model, exclude_defaults=True),
-        "data": {"path": "/data"},
         "steps": 1,
         "global_batch_size": row.global_batch_size,
-        "engine": site.engine,
+        **_software(row, site),
         "precision": "fp32" if row.gpu == "GH200" else "bf16",
-        "compile": row.compiles,
         **({"compute": {"calibration": _calibration(site.compute_factor)}} if site.compute_factor != 1 else {}),
         "parallel": parallel,
     }
+
+
+def _software(row: Measurement, site: Site) -> dict[str, object]:
+    """The engine, and what its command says of how tokens are sent to experts."""
+    if not row.sends_once:
+        return {"data": {"path": "/data"}, "engine": site.engine, "compile": row.compiles}
+    command = ["pretrain_gpt.py", "--moe-token-dispatcher-type", "flex"]
+    return {"trainer": {"engine": site.engine, "command": command}}
 
 
 def _calibration(compute_factor: float) -> dict[str, object]:

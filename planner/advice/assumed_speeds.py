@@ -6,6 +6,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_names
 from planner.cost.gpu_speeds import PUBLISHED_SPREAD, SPREAD, is_published
+from planner.cost.slot import first_dense
 
 MAX_NAMED = 8  # hosts in the sentence
 CPU_SENTENCE = (  # what `holmes calibrate` prints for CPUs has overheads
@@ -30,12 +31,14 @@ def step_spread_s(plan: Plan, inventory: Inventory) -> tuple[float, float] | Non
 
 
 def dense_layers_sentence(plan: Plan) -> tuple[str, ...]:
-    """Return a sentence on first layers without experts, whose seconds are not their own; empty where none are."""
+    """Return a sentence on first layers without experts that an even cut gives to several stages; empty without."""
     number = plan.job.model.first_dense_layers
-    if not number:
+    if first_dense(plan.job, plan.pp) == number:
         return ()
-    layers = "layer has no experts, and is" if number == 1 else f"{number} layers have no experts, and are"
-    return (f"The first {layers} priced as though all had some: the first stage is faster than predicted.",)
+    return (
+        f"The first {number} layers have no experts, and {plan.pp} stages have fewer layers each: the step is priced "
+        "stage by stage, but cuts were compared as though every layer were of the faster kind.",
+    )
 
 
 def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 from typing import NamedTuple
 
 from holmes_runtime.config.codec import Device
@@ -22,6 +23,9 @@ ETHERNET_MTU_BYTES = 1500
 # Gloo's sockets between network namespaces at 50 to 200 Mbit/s, 2026-11-22. NCCL's rings have one sender each.
 INCAST_SHARE = 0.9
 ALL_TO_ALL_SHARE = 0.7  # of the rate between hosts, of an exchange of all with all by NCCL. GUESS
+# The same of DeepEP, which sends a token once to a host: its README has 58 and 51 GB/s on NICs of 50 in groups of 32
+# and 64, for 3.6 hosts a token, 2.7 and 3.15 of them other ones.
+SENT_ONCE_SHARE = 0.88
 SMALLEST_MTU_BYTES = 68  # of IPv4
 TCP_HEADERS_BYTES = 20 + 20 + 12
 ETHERNET_FRAMING_BYTES = 14 + 4 + 8 + 12
@@ -183,23 +187,51 @@ def expert_holders(execution: Execution) -> int:
     return max(1, execution.ep // execution.tp) if execution.splits_experts else execution.ep
 
 
-def routed_outside_part(execution: Execution, peers: Peers) -> float:
-    """Return the part of those bytes that leave the host."""
-    return 1 - peers.on_host(execution.ep) / execution.ep
+class RoutedParts(NamedTuple):
+    """Parts of a rank's copies for experts: what leaves the host, and what other ranks of hosts get from within."""
+
+    outside: float
+    inside: float
+
+
+def routed_parts(model: ModelShape, execution: Execution, peers: Peers) -> RoutedParts:
+    """Return the parts of `routed_bytes` that travel.
+
+    Sent once, a token goes to each host that has any of its experts, and there to each such rank; experts are chosen
+    evenly. Else a copy goes to each expert.
+    """
+    ep, on_host = execution.ep, peers.on_host(execution.ep)
+    if not execution.sends_once:
+        outside = 1 - on_host / ep
+        return RoutedParts(outside, 1 - outside - 1 / expert_holders(execution))
+    hosts, copies = ep / on_host, model.experts_per_token or 1
+    others = (hosts - 1) * _chosen(model, hosts)
+    return RoutedParts(others / copies, ep * _chosen(model, ep) * (1 - 1 / on_host) / copies)
+
+
+def _chosen(model: ModelShape, parts: float) -> float:
+    """Return the chance that a token chooses any expert of one of so many equal parts."""
+    experts, chosen = model.experts or 1, model.experts_per_token or 1
+    return 1 - comb(experts - round(experts / parts), chosen) / comb(experts, chosen)
+
+
+def routed_share(execution: Execution) -> float:
+    """Return the share of the rate between hosts at which tokens travel to experts."""
+    return SENT_ONCE_SHARE if execution.sends_once else ALL_TO_ALL_SHARE
 
 
 def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, peers: Peers | None) -> PassTimes:
     """Return the seconds in which one layer's tokens are sent to their experts and back. Without ep: 0.
 
-    All to all, a copy for each expert, balanced: in a forward there and back, and in a backward the gradients likewise.
-    What stays on a host and what leaves it travel at once.
+    Balanced: in a forward there and back, and in a backward the gradients likewise. What stays on a host and what
+    leaves it travel at once.
     """
     if expert_holders(execution) == 1 or model.experts is None or peers is None:
         return PassTimes(0.0, 0.0)
-    size, outside = routed_bytes(model, execution), routed_outside_part(execution, peers)
-    local_s = size * (1 - outside - 1 / expert_holders(execution)) / inside.bandwidth_bytes_per_s + inside.latency_s
-    rate = peers.bytes_per_s or inside.bandwidth_bytes_per_s
-    return tensor_parallel_times(execution.recompute, max(local_s, size * outside / (ALL_TO_ALL_SHARE * rate)))
+    size, parts = routed_bytes(model, execution), routed_parts(model, execution, peers)
+    local_s = size * parts.inside / inside.bandwidth_bytes_per_s + inside.latency_s
+    rate = routed_share(execution) * (peers.bytes_per_s or inside.bandwidth_bytes_per_s)
+    return tensor_parallel_times(execution.recompute, max(local_s, size * parts.outside / rate))
 
 
 def context_parallel_s(

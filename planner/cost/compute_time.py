@@ -158,7 +158,7 @@ def routed_row_s(model: ModelShape, execution: Execution, speed: Speed) -> float
     products_s = _experts_s(flops, model, execution, speed)
     values = ACTIVATION_PASSES[model.family] * model.expert_size + ROUTED_PASSES * model.hidden_size
     forward_s = (products_s - ROUTED_WAIT_S) / rows + _memory_s(values * execution.value_bytes, speed)
-    return forward_s * (4 if execution.recompute == "full" else 3)
+    return forward_s * (3 - (execution.lora is not None) + (execution.recompute == "full"))
 
 
 def _moved_values(model: ModelShape, execution: Execution) -> float:

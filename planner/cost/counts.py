@@ -8,6 +8,7 @@ sequences are sharded too. Seconds are in compute_time.py and collectives.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, log2
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from holmes_runtime.config.model_shape import (
 )
 from holmes_runtime.config.run_settings import IslandsSettings, Recompute
 from holmes_runtime.config.trainable import QKV, Lora, Trainable
-from planner.cost.engines import engine_of, expert_shards
+from planner.cost.engines import engine_of, expert_shards, sends_once
 from planner.cost.memory_margin import reserve_bytes, training_margin
 from planner.cost.trained import ParameterCount, backward_share, embedding_of, head_of, layers_of, stage_of
 
@@ -36,14 +37,14 @@ ROUTED_SKEW = 1.1
 class Execution(NamedTuple):
     """The execution of every tasklet; `reserve_bytes` and `memory_margin` are kept free on a GPU, see memory_margin.py.
 
-    The bundled runtime shards sequences together with tensors, never keeps attention scores and has no fp32 copy of all
-    logits. Other engines may do none of it, and need `activation_factor` times the activations, sum gradients in
-    `sum_bytes`, and compute `slowdown` times as long on so many ranks, see engines.py. `dp`: ranks that share a
-    parameter's update. `masked`: a mask shows attention where documents end. `fused_operators`: the operators between
-    matrix products run in kernels made for them, by torch.compile or by hand; else one by one (eager). `ep`: ranks that
-    share a layer's experts, ep / tp neighbouring replicas with all tensor shards, which have a part of each expert's
-    width and all rows if it `splits_experts`. `cp`: neighbouring replicas that share each sequence, with all keys and
-    values on each at once where the engine `gathers_keys`. `trainable` is None where all parameters are trained.
+    Other engines than the bundled one may not shard sequences together with tensors, keep attention scores and an fp32
+    copy of all logits, need `activation_factor` times the activations, sum gradients in `sum_bytes`, and compute
+    `slowdown` times as long on so many ranks, see engines.py. `dp`: ranks that share a parameter's update. `masked`: a
+    mask shows attention where documents end. `fused_operators`: operators between matrix products run in kernels made
+    for them; else one by one (eager). `ep`: ranks that share a layer's experts, ep / tp neighbouring replicas with all
+    tensor shards, which have a part of each expert's width and all rows if it `splits_experts`. If it `sends_once`, a
+    host gets a token's row once. `cp`: neighbouring replicas that share each sequence, with all keys and values on each
+    at once where the engine `gathers_keys`. `trainable` is None where all parameters are trained.
     """
 
     tp: int
@@ -69,6 +70,7 @@ class Execution(NamedTuple):
     slowdown: float = 1.0
     ep: int = 1
     splits_experts: bool = False
+    sends_once: bool = False
     repeats_activation: bool = True
     cp: int = 1
     gathers_keys: bool = False
@@ -87,6 +89,11 @@ class Execution(NamedTuple):
     def lora(self) -> Lora | None:
         """The adapters that are trained in place of matrices."""
         return self.trainable.lora if self.trainable is not None else None
+
+    @property
+    def dense(self) -> Execution:
+        """The execution of layers without experts, whose activation Megatron-Core does not repeat under `moe_act`."""
+        return self._replace(ep=1, repeats_activation=False)
 
     @property
     def expert_dp(self) -> int:
@@ -125,6 +132,7 @@ def make_execution(
         slowdown=1 + engine.growth * log2(tp * pp * dp),
         ep=expert_shards(job, tp),
         splits_experts=job.is_bundled,
+        sends_once=sends_once(job),
         repeats_activation=engine.repeats_activation or job.model.experts is not None,
         cp=job.cp,
         gathers_keys=engine.context == "gather",
@@ -134,9 +142,8 @@ def make_execution(
 
 def outer_bytes(islands: IslandsSettings) -> int:
     """Bytes of host memory for each parameter of a rank's 1/dp, in fp32: an island's anchor and momentum, the error
-    where a codec makes one, what steps changed since where a fragment is late, and change and mean of one fragment.
-
-    Source: holmes_runtime.outer.
+    where a codec makes one, what steps changed since where a fragment is late, and change and mean of one fragment
+    (holmes_runtime.outer).
     """
     kept = 2 + (islands.codec != "none") + (islands.delay_steps > 0)
     return GRADIENT_BYTES * kept + ceil(2 * GRADIENT_BYTES / islands.fragments)
@@ -294,31 +301,14 @@ def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, 
 
 def tied_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes that each rank of a pair of copies of a tied table sends the other in a step: its piece's gradients."""
-    if execution.trainable is not None:
-        return 0
-    return GRADIENT_BYTES * table_parameters(model, execution.tp) // execution.dp
-
-
-def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -> int:
-    """Bytes of host memory for a rank's optimizer states: 1/dp of masters (4), moments (8), gradients (4) and weights
-    on their way (v, if not the masters), and of a copy of the first two (12) while a checkpoint is written; none of
-    these where states are on the device. And 1/dp of what an island keeps.
-
-    Source: holmes_runtime.parallel.host_states.
-    """
-    sharded = execution.outer_bytes
-    if execution.optimizer_offload:
-        states = MASTER_BYTES + MOMENT_BYTES
-        sharded += states * (2 if checkpoints else 1) + GRADIENT_BYTES
-        sharded += execution.value_bytes if execution.value_bytes < MASTER_BYTES else 0
-    return -(-parameters * sharded // execution.dp)
+    is_trained = execution.trainable is None
+    return GRADIENT_BYTES * table_parameters(model, execution.tp) // execution.dp * is_trained
 
 
 def logit_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes of the last stage's logits on one shard (v), and of two chunks of them that the loss has in fp32.
 
-    Their gradient takes their place, but not in a model of the user's own, which may need them. A loss that takes all
-    at once has their log-softmax and its gradient in fp32.
+    Their gradient takes their place, but not in a model of one's own. A loss in one has its gradient, too, in fp32.
     """
     logits = execution.tokens(model) * model.vocab_size // execution.tp
     if not execution.chunked_loss:
@@ -340,26 +330,34 @@ def memory_bytes(
     in_flight: Sequence[int],
     is_first: bool,
     is_last: bool,
+    dense: Sequence[int] = (),
 ) -> int:
     """Bytes one rank needs, margin and reserve included. `layers` and `in_flight` (micro-batches held) are by chunk.
 
-    `is_first`, `is_last`: the rank holds the embedding, the head.
+    `is_first`, `is_last`: the rank holds the embedding, the head. `dense`: layers without experts of those, by chunk.
     """
-    count = sum(layers)
-    parameters = stage_of(model, execution.trainable, count, (is_first, is_last), execution.tp, execution.ep)
+    count, without = sum(layers), sum(dense)
+    ends, shards = (is_first, is_last), (execution.tp, execution.ep)
+    parameters = stage_of(model, execution.trainable, count, ends, *shards, without)
     layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
     kept_bytes = layers_in_flight * _kept_bytes(model, execution)
+    if without:
+        more = _kept_bytes(model.dense, execution.dense) - _kept_bytes(model, execution)
+        kept_bytes += more * sum(count * held for count, held in zip(dense, in_flight, strict=True))
     return (
-        _states_bytes(parameters, execution, count * expert_parameters(model, execution.ep))
+        _states_bytes(parameters, execution, (count - without) * expert_parameters(model, execution.ep))
         + kept_bytes
         + sum(in_flight) * _with_margin(mask_bytes(model, execution), execution)
-        + _with_margin(_passing_bytes(model, execution, is_first, is_last), execution)
+        + _with_margin(_passing_bytes(model, execution, is_first, is_last, without > 0), execution)
         + execution.reserve_bytes
     )
 
 
 def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes that a second layer adds to a rank that holds one and one micro-batch."""
+    """Return the bytes that a second layer adds to a rank that holds one and one micro-batch, of the smaller kind."""
+    if model.first_dense_layers:
+        shapes = (model.dense, execution.dense), (replace(model, first_dense_layers=0), execution)
+        return min(more_layer_bytes(*shape) for shape in shapes)
     experts, shards = expert_parameters(model, execution.ep), (execution.tp, execution.ep)
     one, two = (
         _states_bytes(layers_of(model, execution.trainable, count, *shards), execution, count * experts)
@@ -369,7 +367,8 @@ def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def _states_bytes(parameters: ParameterCount, execution: Execution, experts: int) -> int:
-    """Return the bytes of a rank's parameters; `experts` of them are updated by the few ranks that hold the same."""
+    """Return the bytes of a rank's parameters; `experts`, unless frozen, are updated by the few that hold the same."""
+    experts = experts if execution.trainable is None else 0
     size = state_bytes(parameters.trained - experts, execution, parameters.frozen)
     if experts:
         size += state_bytes(experts, execution._replace(dp=execution.expert_dp))
@@ -384,11 +383,12 @@ def _kept_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _passing_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool) -> int:
+def _passing_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool, has_dense: bool) -> int:
     """Return the bytes of buffers that a rank holds one at a time."""
+    again = recomputed_bytes(model.dense, execution.dense) if has_dense else 0
     return (
         whole_layers_bytes(model, execution, is_first, is_last)
-        + recomputed_bytes(model, execution)
+        + max(again, recomputed_bytes(model, execution))
         + gathered_bytes(model, execution)
         + passing_key_bytes(model, execution)
         + expert_gradient_bytes(model, execution)

@@ -255,6 +255,11 @@ def expert_shards(job: Job, tp: int) -> int:
     return max(tp, job.ep) if job.is_bundled and job.model.experts is not None else job.ep
 
 
+def sends_once(job: Job) -> bool:
+    """Return True if the command's dispatcher sends a token once to a host: `flex` of Megatron-Core."""
+    return job.trainer is not None and (job.trainer.values("--moe-token-dispatcher-type") or ())[-1:] == ("flex",)
+
+
 def engine_of(job: Job) -> Engine:
     """Return the engine that `job` names, as its stage of ZeRO makes it.
 

@@ -195,10 +195,32 @@ def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes
     return compute.with_backwards(share), collectives.with_backwards(share)
 
 
+def dense_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes, PassTimes]:
+    """Return `layer_parts_s` of a layer without experts."""
+    return layer_parts_s(job.model_copy(update={"model": job.model.dense}), execution.dense, slot)
+
+
+def dense_layer_s(job: Job, execution: Execution, slot: Slot) -> PassTimes:
+    """Return the seconds of one layer without experts, for one micro-batch on one shard."""
+    layer, sums = dense_parts_s(job, execution, slot)
+    return layer + sums
+
+
+def first_dense(job: Job, pp: int) -> int:
+    """Return the layers without experts that the search takes the first stage to hold: all, or none.
+
+    None where an even cut, or the fixed one, has no room for all of them there: then each layer is taken to be of the
+    faster kind, so that bounds stay bounds.
+    """
+    fixed, number = job.parallel, job.model.first_dense_layers
+    held = job.model.num_layers // (pp * (fixed.chunks or 1)) if fixed.layers is None else fixed.layers[0]
+    return number if number <= held else 0
+
+
 def exchanged_parameters(model: ModelShape, execution: Execution, slot: Slot) -> int:
     """Return a layer's trained parameters on one shard, each weighed by its part in the exchange of gradients."""
     size = layers_of(model, execution.trainable, 1, execution.tp, execution.ep).trained
-    if model.experts is None:
+    if model.experts is None or execution.trainable is not None:
         return size
     return size - round(expert_parameters(model, execution.ep) * (1 - expert_exchange_part(execution, slot.peers)))
 

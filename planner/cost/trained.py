@@ -6,6 +6,8 @@ frozen, a layer stands for the mean of all: such a model is planned without a pi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from holmes_runtime.config.model_shape import (
@@ -65,6 +67,13 @@ def head_of(model: ModelShape, trainable: Trainable | None, tp: int = 1, is_firs
     return ParameterCount(size) if trainable is None or trainable.lora is None else ParameterCount(0, size)
 
 
+def dense_layers(model: ModelShape, layers: Sequence[int]) -> tuple[int, ...]:
+    """Return how many of each stage's `layers` are among the model's first ones without experts."""
+    ends = accumulate(layers)
+    first = model.first_dense_layers
+    return tuple(min(held, max(0, first - (end - held))) for held, end in zip(layers, ends, strict=True))
+
+
 def stage_of(
     model: ModelShape,
     trainable: Trainable | None,
@@ -72,16 +81,12 @@ def stage_of(
     ends: tuple[bool, bool],
     tp: int = 1,
     ep: int = 1,
+    dense: int = 0,
 ) -> ParameterCount:
-    """Return the parameters of a stage; `ends` says if it is the first and the last one.
-
-    First layers without experts are counted as though they had some, or as they are where that is more.
-    """
+    """Return the parameters of a stage with so many `dense` layers; `ends` says if it is the first and the last one."""
     is_first, is_last = ends
-    parts = [layers_of(model, trainable, num_layers, tp, ep)]
-    if is_first and model.first_dense_layers:
-        more = layer_parameters(model.dense, tp) - layer_parameters(model, tp, ep)
-        parts.append(ParameterCount(model.first_dense_layers * max(0, more)))
+    parts = [layers_of(model, trainable, num_layers - dense, tp, ep)]
+    parts += [layers_of(model.dense, trainable, dense, tp)] * (dense > 0)
     parts += [embedding_of(model, trainable, tp)] * is_first
     parts += [head_of(model, trainable, tp, is_first)] * is_last
     return ParameterCount(sum(part.trained for part in parts), sum(part.frozen for part in parts))

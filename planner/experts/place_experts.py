@@ -16,7 +16,7 @@ from holmes_core.records.advice import LayerExperts, PlacedBy
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
-from planner.cost.collectives import ALL_TO_ALL_SHARE
+from planner.cost.collectives import routed_share
 from planner.cost.compute_time import routed_row_s
 from planner.cost.counts import Execution
 from planner.cost.slot import Slot
@@ -159,9 +159,9 @@ def _seconds(job: Job, execution: Execution, slot: Slot, num_hosts: int) -> tupl
         return 0.0, row_s
     times = 6 if execution.recompute == "full" else 4
     size = execution.value_bytes * job.model.hidden_size * times
-    rate = ALL_TO_ALL_SHARE * (slot.peers.bytes_per_s or slot.inside.bandwidth_bytes_per_s)
+    rate = routed_share(execution) * (slot.peers.bytes_per_s or slot.inside.bandwidth_bytes_per_s)
     outside_s = size * (1 - 1 / num_hosts) / rate
-    if job.trainer is not None and (job.trainer.values("--moe-token-dispatcher-type") or ())[-1:] == ("flex",):
+    if execution.sends_once:
         return outside_s * num_hosts / job.ep, row_s
     inside_s = size * (1 / num_hosts - 1 / job.ep) / slot.inside.bandwidth_bytes_per_s
     return 0.0, row_s + max(outside_s, inside_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holmes_runtime.config.schedule import DEEPENED
 from planner.cost.counts import memory_bytes
+from planner.cost.trained import dense_layers
 from planner.layout.layout import Layout
 from planner.problem.problem import Problem
 
@@ -37,6 +38,7 @@ def _room(problem: Problem, layout: Layout, pp_rank: int, memories: list[int]) -
             (in_flight,),
             pp_rank == 0,
             pp_rank == layout.last_stage,
+            dense_layers(problem.job.model, layout.layers)[pp_rank : pp_rank + 1],
         )
 
     if not memories:

@@ -15,7 +15,7 @@ from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.cost.collectives import Path, exchange_share, shard_exchange_bytes
 from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
-from planner.cost.slot import Slot, layer_parts_s
+from planner.cost.slot import Slot, dense_parts_s, layer_parts_s
 from planner.cost.trained import ParameterCount, backward_share, head_of, layers_of
 from planner.layout.edge_ports import edge_ports
 from planner.layout.layout import Layout
@@ -97,7 +97,9 @@ class LayoutCosts:
         alone, _ = layer_parts_s(self.job, self.execution, slot)
         whole, without = RankSeconds(layer, head, slot.action_s), RankSeconds(alone, head, slot.action_s)
         if self.job.model.experts is not None:
-            whole, without = (with_experts(each, self.job, self.execution, slot) for each in (whole, without))
+            dense = dense_parts_s(self.job, self.execution, slot) if self.job.model.first_dense_layers else None
+            kinds = ((whole, dense and dense[0] + dense[1]), (without, dense and dense[0]))
+            whole, without = (with_experts(each, self.job, self.execution, slot, layer) for each, layer in kinds)
         return SlotCosts(slot, whole, without)
 
     @cached_property

@@ -14,11 +14,12 @@ from planner.cost.collectives import (
     Peers,
     context_outside_bytes,
     routed_bytes,
-    routed_outside_part,
+    routed_parts,
     shard_exchange_bytes,
 )
 from planner.cost.counts import Execution, edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
+from planner.cost.trained import dense_layers
 from planner.layout.layout import Layout
 from planner.problem.groups import expert_ranks
 from planner.schedule.buckets import part_parameters
@@ -151,8 +152,9 @@ def _token_flows(job: Job, execution: Execution, layout: Layout, group: PlanGrou
 
 def _routed_flows(job: Job, execution: Execution, layout: Layout, rank: PlanRank, on_host: int) -> float:
     """Return the bytes a step that a rank sends to experts on other hosts, and to tokens' own ranks, and gets back."""
-    layers = sum(layout.layers[stage] for stage in layout.stages_of(rank.pp_rank))
-    outside = routed_outside_part(execution, Peers(on_host, None))
+    dense = dense_layers(job.model, layout.layers)
+    layers = sum(layout.layers[stage] - dense[stage] for stage in layout.stages_of(rank.pp_rank))
+    outside = routed_parts(job.model, execution, Peers(on_host, None)).outside
     times = (6 if execution.recompute == "full" else 4) * layers * layout.microbatches[rank.dp_rank]
     return routed_bytes(job.model, execution) * outside * times
 

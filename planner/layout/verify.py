@@ -16,6 +16,7 @@ from planner.cost.counts import memory_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import fill_of
 from planner.cost.packing import allowed_codecs
+from planner.cost.trained import dense_layers
 from planner.layout.engine_mesh import mesh_faults
 from planner.problem.candidates import candidate_of
 from planner.problem.context_groups import sequence_groups
@@ -278,14 +279,15 @@ def check_memory(plan: Plan, inventory: Inventory) -> list[str]:
     """
     candidate = candidate_of(plan)
     execution, needed = candidate.execution(plan.job), []
-    most = max(plan.microbatches)
+    most, dense = max(plan.microbatches), dense_layers(plan.job.model, [stage.num_layers for stage in plan.stages])
     schedule = make_schedule(plan.schedule, plan.pp, most, plan.chunks, plan.extra_in_flight)
     for rank in range(plan.pp):
         held = most_in_flight(schedule[rank])
         stages = range(rank, plan.pp * plan.chunks, plan.pp)
         layers = [plan.stages[stage].num_layers for stage in stages]
         in_flight = [held.get(stage, 0) for stage in stages]
-        needed.append(memory_bytes(plan.job.model, execution, layers, in_flight, rank == 0, rank == plan.pp - 1))
+        ends, without = (rank == 0, rank == plan.pp - 1), [dense[stage] for stage in stages]
+        needed.append(memory_bytes(plan.job.model, execution, layers, in_flight, *ends, without))
     faults = []
     if plan.prediction.memory_bytes != tuple(needed):
         faults.append(f"predicted memory is {plan.prediction.memory_bytes}, the stages need {needed} bytes")

@@ -15,7 +15,7 @@ from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution
 from planner.cost.engines import engine_of, expert_shards
 from planner.cost.fill import Fill, fills
-from planner.cost.trained import stage_of
+from planner.cost.trained import dense_layers, stage_of
 from planner.problem.context_groups import check_context, takes_sequence
 from planner.problem.expert_groups import check_layers, no_expert_degrees
 from planner.problem.fleet import Fleet
@@ -74,15 +74,16 @@ class Candidate(NamedTuple):
     def rank_parameters(self, job: Job, layers: Sequence[int], pp_rank: int) -> int:
         """Return the trained parameters of one tensor shard of a pipeline rank; `layers` are by stage."""
         held, ends = sum(layers[pp_rank :: self.pp]), (pp_rank == 0, pp_rank == self.pp - 1)
-        return stage_of(job.model, job.trainable, held, ends, self.tp, expert_shards(job, self.tp)).trained
+        dense = sum(dense_layers(job.model, layers)[pp_rank :: self.pp])
+        return stage_of(job.model, job.trainable, held, ends, self.tp, expert_shards(job, self.tp), dense).trained
 
     def weighed_parameters(self, job: Job, layers: Sequence[int], pp_rank: int, expert_part: float) -> int:
         """Return those parameters with each routed expert's counted as `expert_part` of one."""
         size = self.rank_parameters(job, layers, pp_rank)
-        if job.model.experts is None:
+        if job.model.experts is None or job.trainable is not None:  # adapters, on attention alone
             return size
-        experts = sum(layers[pp_rank :: self.pp]) * expert_parameters(job.model, expert_shards(job, self.tp))
-        return size - round(experts * (1 - expert_part))
+        held = sum(layers[pp_rank :: self.pp]) - sum(dense_layers(job.model, layers)[pp_rank :: self.pp])
+        return size - round(held * expert_parameters(job.model, expert_shards(job, self.tp)) * (1 - expert_part))
 
 
 def candidate_of(plan: Plan) -> Candidate:

@@ -17,8 +17,15 @@ from planner.cost.counts import Execution, edge_bytes, memory_bytes
 from planner.cost.engines import ENGINES, Engine, engine_of
 from planner.cost.fill import fill_share
 from planner.cost.packing import lossiest_codec
-from planner.cost.slot import Slot, exchanged_parameters, head_parts_s, layer_parts_s
-from planner.cost.trained import embedding_of, head_of
+from planner.cost.slot import (
+    Slot,
+    dense_layer_s,
+    exchanged_parameters,
+    first_dense,
+    head_parts_s,
+    layer_parts_s,
+)
+from planner.cost.trained import embedding_of, head_of, layers_of
 from planner.problem.candidates import Candidate
 from planner.problem.connections import NOT_MEASURED
 from planner.problem.fleet import Fleet, HostClass
@@ -100,6 +107,9 @@ class Coefficients:
     uplink_edge_s: Mapping[int, float] = field(default_factory=dict)
     """One message, all replicas at once, on the uplink of a cluster that has one."""
     slots: tuple[Slot, ...] = ()  # for the update, the simulation's alone
+    dense: tuple[PassTimes, ...] = ()  # a layer without experts, where first ones are
+    first_dense: int = 0  # layers without experts that the first stage is taken to hold, all of the model's
+    dense_sync_bytes: int = 0
     together: int = 1  # neighbouring replicas that share experts or sequences, and are in one class
     weight_bytes: PassBytes | None = None
     """A layer's weights and gradients in a micro-batch, where replicas over several classes may share weights."""
@@ -111,8 +121,17 @@ class Coefficients:
 
     @cached_property
     def layer_s(self) -> tuple[float, ...]:
-        """Seconds of forward and backward of one layer."""
+        """Seconds of forward and backward of one layer; of the faster kind where either may be meant."""
+        if self.dense and not self.first_dense:
+            return tuple(min(one.both_s, other.both_s) for one, other in zip(self.layer, self.dense, strict=True))
         return tuple(each.both_s for each in self.layer)
+
+    @cached_property
+    def dense_s(self) -> tuple[float, ...]:
+        """Seconds of forward and backward of all `first_dense` layers."""
+        if not self.first_dense:
+            return (0.0,) * len(self.layer)
+        return tuple(self.first_dense * each.both_s for each in self.dense)
 
     @cached_property
     def head_s(self) -> tuple[float, ...]:
@@ -159,7 +178,8 @@ class Coefficients:
         """Bytes of a stage's parameters as they travel in one reduction and one gathering, all shards together."""
         size = num_layers * self.layer_sync_bytes
         if stage == 0:
-            size += self.first_sync_bytes
+            dense = min(num_layers, self.first_dense)
+            size += self.first_sync_bytes + dense * (self.dense_sync_bytes - self.layer_sync_bytes)
         if stage == self.candidate.pp - 1:
             size += self.last_sync_bytes
         return size
@@ -203,21 +223,16 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         memory_bytes=tuple(each.memory_bytes for each in hardware),
         capacity=_capacity(job, classes, candidate),
         layer=tuple(layer for layer, _ in slots),
+        dense=tuple(dense_layer_s(job, execution, slot) for slot in at_work) if model.first_dense_layers else (),
+        first_dense=first_dense(job, candidate.pp),
+        dense_sync_bytes=tp * bytes_each * layers_of(model.dense, job.trainable, 1, tp).trained,
         head=tuple(head for _, head in slots),
         slots=tuple(at_work),
         net_names=tuple(each.net_name for each in hardware),
-        fabric_edge_s=tuple(
-            _free_or(message * n, each.fabric_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
-        ),
-        shared_edge_s=tuple(
-            _free_or(packed * n, each.shared_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
-        ),
-        fabric_port_s=tuple(
-            _free_or(message * n, each.fabric_port_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
-        ),
-        shared_port_s=tuple(
-            _free_or(packed * n, each.shared_port_bytes_per_s) for n, each in zip(at_once, hardware, strict=True)
-        ),
+        fabric_edge_s=_edges_s(message, at_once, (each.fabric_bytes_per_s for each in hardware)),
+        shared_edge_s=_edges_s(packed, at_once, (each.shared_bytes_per_s for each in hardware)),
+        fabric_port_s=_edges_s(message, at_once, (each.fabric_port_bytes_per_s for each in hardware)),
+        shared_port_s=_edges_s(packed, at_once, (each.shared_port_bytes_per_s for each in hardware)),
         has_one_nic=tuple(each.has_one_nic for each in hardware),
         crossings=_crossings(fleet, networks, packed, max(at_once), (dp, across)),
         uplink_edge_s={
@@ -260,6 +275,11 @@ def _crossings(
     return found
 
 
+def _edges_s(size_bytes: float, at_once: Sequence[int], rates: Iterable[float | None]) -> tuple[float, ...]:
+    """Return, by class, the seconds of so many messages at once."""
+    return tuple(_free_or(size_bytes * number, rate) for number, rate in zip(at_once, rates, strict=True))
+
+
 def _free_or(size_bytes: float, bandwidth_bytes_per_s: float | None) -> float:
     """Seconds of `size_bytes`, or 0 where a network has no rate because none is needed (see `require_rates`)."""
     return size_bytes / bandwidth_bytes_per_s if bandwidth_bytes_per_s else 0.0
@@ -273,10 +293,11 @@ def slot_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassT
 
 def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: int) -> int:
     """Return the bytes one rank of `stage` needs under the candidate's `fill` when it holds `num_layers` layers."""
+    dense = min(num_layers, first_dense(job, candidate.pp)) if stage == 0 else 0
     num_microbatches = candidate.num_microbatches(job.batch_parts)
     held = microbatches_in_flight(candidate.fill, candidate.pp, num_microbatches, stage)
     is_first, is_last = stage == 0, stage == candidate.pp - 1
-    return memory_bytes(job.model, candidate.execution(job), (num_layers,), held, is_first, is_last)
+    return memory_bytes(job.model, candidate.execution(job), (num_layers,), held, is_first, is_last, (dense,))
 
 
 def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> tuple[tuple[int, ...], ...]:
@@ -290,15 +311,19 @@ def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> t
     kinds = set(memories)
     parts = _memory_parts(job.model, candidate.execution(job), job.checkpoint is not None)
     rows: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
-    by_stage = []
+    by_stage, dense = [], first_dense(job, pp)
     for stage in range(pp):
         key = (microbatches_in_flight(candidate.fill, pp, num_microbatches, stage)[0], stage == 0, stage == pp - 1)
         if key not in rows:
             taken = SLACK_BYTES + parts.empty[key[1:]] + key[0] * parts.microbatch
+            if stage == 0:
+                taken += dense * (parts.more_states + key[0] * parts.more_activations)
             device = taken, parts.states + key[0] * parts.activations
             host = parts.host_empty[key[1:]], parts.host_layer
             layers = {each: _most_layers(most, zip(each, (device, host), strict=True)) for each in kinds}
             rows[key] = tuple(layers[memory] for memory in memories)
+            if stage == 0:
+                rows[key] = tuple(most if most >= dense else 0 for most in rows[key])
         by_stage.append(rows[key])
     return tuple(by_stage)
 
@@ -314,12 +339,14 @@ def _most_layers(most: int, rooms: Iterable[tuple[int | None, tuple[int, int]]])
 @dataclass(frozen=True)
 class _MemoryParts:
     """Bytes of a rank: without layers, by whether it is first and last; what layers share of each micro-batch held;
-    bytes of one layer; and of its host's."""
+    bytes of one layer, and what one without experts has more; and of its host's."""
 
     empty: dict[tuple[bool, bool], int]
     microbatch: int
     states: int
     activations: int
+    more_states: int
+    more_activations: int
     host_empty: dict[tuple[bool, bool], int]
     host_layer: int
 
@@ -328,8 +355,8 @@ class _MemoryParts:
 def _memory_parts(model: ModelShape, execution: Execution, checkpoints: bool) -> _MemoryParts:
     """Return the parts of `memory_bytes`, which are the same for all pipeline degrees."""
 
-    def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False) -> int:
-        return memory_bytes(model, execution, (layers,), (held,), is_first, is_last)
+    def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False, dense: int = 0) -> int:
+        return memory_bytes(model, execution, (layers,), (held,), is_first, is_last, (dense,))
 
     ends = [(first, last) for first in (False, True) for last in (False, True)]
     empty = {end: needed(0, 0, *end) for end in ends}
@@ -337,7 +364,12 @@ def _memory_parts(model: ModelShape, execution: Execution, checkpoints: bool) ->
     host_layer = host_bytes(model, execution, checkpoints, 1, False, False)
     microbatch, states = needed(0, 1) - empty[False, False], needed(1, 0) - empty[False, False]
     activations = needed(1, 1) - needed(1, 0) - microbatch
-    return _MemoryParts(empty, microbatch, states, activations, host_empty, host_layer)
+    more_states = more_activations = 0
+    if model.first_dense_layers:
+        more_states, both = (needed(1, held, dense=1) - needed(1, held) for held in (0, 1))
+        more_activations = both - more_states
+    more = more_states, more_activations
+    return _MemoryParts(empty, microbatch, states, activations, *more, host_empty, host_layer)
 
 
 def joined_s(coeffs: Coefficients, classes: Iterable[int], fabric: Sequence[float], shared: Sequence[float]) -> float:

@@ -16,7 +16,15 @@ def check_trainable(job: Job) -> None:
             "job: trainable with the bundled runtime: it trains all parameters",
             "leave trainable out, or set trainer.engine to the software that freezes the others",
         )
-    unlike = ("experts",) if model.experts is not None else model.beyond_bundled
+    adapts_mlp = trainable.lora is None or trainable.lora.has("gate", "up", "down")
+    on_attention = not adapts_mlp and not trainable.frozen_layers
+    unlike = tuple(key for key in model.beyond_bundled if key != "shared_experts")
+    if model.experts is not None and not on_attention:
+        raise HolmesError(
+            f"job: trainable with model.experts {model.experts}: experts are frozen as a whole or not at all, and "
+            "adapters on them are not counted",
+            "set trainable.lora.targets to matrices of attention (query, key, value, projection) alone",
+        )
     if unlike:
         raise HolmesError(
             f"job: trainable with model.{unlike[0]}: adapters on such layers are not counted",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from holmes_core.records.inventory import Host
 from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import ModelShape
-from planner.cost.counts import Execution, host_state_bytes
+from planner.cost.counts import GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES, Execution
 from planner.cost.trained import stage_of
 
 USABLE_SHARE = 0.8  # assumption: the rest is the system's, the data's page cache and each process's own
@@ -35,3 +35,18 @@ def host_bytes_by_rank(job: Job, execution: Execution, layers: Sequence[int]) ->
     return tuple(
         host_bytes(job.model, execution, checkpoints, held, rank == 0, rank == last) for rank, held in enumerate(layers)
     )
+
+
+def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -> int:
+    """Bytes of host memory for a rank's optimizer states: 1/dp of masters (4), moments (8), gradients (4) and weights
+    on their way (v, if not the masters), and of a copy of the first two (12) while a checkpoint is written; none of
+    these where states are on the device. And 1/dp of what an island keeps.
+
+    Source: holmes_runtime.parallel.host_states.
+    """
+    sharded = execution.outer_bytes
+    if execution.optimizer_offload:
+        states = MASTER_BYTES + MOMENT_BYTES
+        sharded += states * (2 if checkpoints else 1) + GRADIENT_BYTES
+        sharded += execution.value_bytes if execution.value_bytes < MASTER_BYTES else 0
+    return -(-parameters * sharded // execution.dp)

@@ -23,10 +23,11 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
+from holmes_runtime.config.model_shape import layer_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.collectives import PassTimes
 from planner.cost.fill import splits_backwards
-from planner.cost.slot import Slot, update_s
+from planner.cost.slot import Slot, dense_layer_s, update_s
 from planner.cost.trained import layers_of
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import slot_s
@@ -52,6 +53,7 @@ class CumulativeSpeeds(NamedTuple):
     rates: tuple[float, ...]
     head_s: float
     forward_share: float
+    dense: float = 1.0  # seconds of a layer without experts over another's, the least
 
     def rate(self, number: int) -> float:
         """Return the layers a second of so many group slots, the fastest."""
@@ -99,16 +101,24 @@ class AnyScheduleBounds:
         fastest_s = speeds.layer_s[0]
         if not fastest_s:
             return 0.0
+        number = self._layers_of_work(speeds)
         if self._shares_cores(like):
-            return total * (self._num_layers * fastest_s + speeds.head_s) / slots
-        return total * (self._num_layers + speeds.head_s / speeds.slowest_s(slots)) / speeds.rate(slots)
+            return total * (number * fastest_s + speeds.head_s) / slots
+        return total * (number + speeds.head_s / speeds.slowest_s(slots)) / speeds.rate(slots)
+
+    def _layers_of_work(self, speeds: CumulativeSpeeds) -> float:
+        """Return the layers with experts that take no longer than all layers."""
+        return self._num_layers + self._job.model.first_dense_layers * (speeds.dense - 1)
 
     def candidate_s(self, candidate: Candidate, within_s: float = inf) -> float:
         """Return the least seconds of a step of the candidate; it looks no further once they exceed `within_s`."""
-        fastest_s, execution = self._speeds_of(candidate).layer_s[0], candidate.execution(self._job)
+        speeds, execution = self._speeds_of(candidate), candidate.execution(self._job)
+        fastest_s = speeds.layer_s[0] * min(1.0, speeds.dense)
         stage_layers = -(-self._num_layers // candidate.pp)
         job = self._job
         parameters = layers_of(job.model, job.trainable, stage_layers, candidate.tp, execution.ep).trained
+        if job.model.first_dense_layers:
+            parameters = min(parameters, stage_layers * layer_parameters(job.model.dense, candidate.tp))
         after_s = min(update_s(parameters, execution, self._slot(each, candidate.num_ranks)) for each in self._classes)
         exchange_s = stage_layers * self._crossing_s(candidate)
         if self._shares_cores(candidate) or not fastest_s:
@@ -119,7 +129,7 @@ class AnyScheduleBounds:
         fill = self._fill_share(candidate)
         waited_s = max(self._filled_s(candidate, fill), exchanged_s)
         before_s = within_s / (1 - ROUNDING) - after_s
-        if waited_s < before_s:
+        if waited_s < before_s and not job.model.first_dense_layers:  # which leave no whole layers
             waited_s = max(waited_s, self._whole_layers_s(candidate, fill, before_s))
         return (waited_s + after_s) * (1 - ROUNDING)
 
@@ -171,7 +181,8 @@ class AnyScheduleBounds:
 
         Apart from `candidate_s`, by which contenders are chosen: the best of a crossing is wanted, even if it is slow.
         """
-        fastest_s, m = self._speeds_of(candidate).layer_s[0], candidate.num_microbatches(self._job.batch_parts)
+        speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.batch_parts)
+        fastest_s = speeds.layer_s[0] * min(1.0, speeds.dense)
         is_apart = len(self._fleet.cluster_names) > 1 and candidate.weight_shards == 1
         if not is_apart or not fastest_s or self._shares_cores(candidate):
             return 0.0
@@ -225,6 +236,13 @@ class AnyScheduleBounds:
         for each in self._classes:
             layer, head = slot_s(self._job, self._slot(each, num_ranks), execution)
             seconds.append((least_traffic(self._job, like, each).under(layer), head))
+        dense = [1.0]
+        if self._job.model.first_dense_layers:
+            slots = [self._slot(each, num_ranks) for each in self._classes]
+            dense = [
+                dense_layer_s(self._job, execution, slot).both_s / layer.both_s if layer.both_s else 1.0
+                for slot, (layer, _) in zip(slots, seconds, strict=True)
+            ]
         counts: Sequence[int] = [each.num_group_slots(tp) for each in self._classes]
         classes = sorted((layer.both_s, count) for (layer, _), count in zip(seconds, counts, strict=True) if count)
         forward_shares = [layer.forward_s / layer.both_s for layer, _ in seconds if layer.both_s]
@@ -232,4 +250,6 @@ class AnyScheduleBounds:
         least_head_s = min(head.both_s for _, head in seconds)
         rates = accumulate(count / layer_s if layer_s else inf for layer_s, count in classes)
         least_share = min(forward_shares, default=0.0)
-        return CumulativeSpeeds(layers_s, tuple(accumulate(numbers)), tuple(rates), least_head_s, least_share)
+        return CumulativeSpeeds(
+            layers_s, tuple(accumulate(numbers)), tuple(rates), least_head_s, least_share, min(dense)
+        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from holmes_runtime.config.codec import Device
 from holmes_runtime.config.model_shape import ModelShape, Part
@@ -14,6 +14,8 @@ from planner.cost.counts import GRADIENT_BYTES
 from planner.cost.trained import ParameterCount, embedding_of, head_of, layers_of
 
 WHOLE = 2**62  # bytes: a bucket that a stage never fills
+StagePart = Part | Literal["dense"]
+"""A part of a stage; `dense`: a layer without experts of a model whose other layers have some."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,21 @@ def exchange_among(
     )
 
 
+def with_dense(parts: Sequence[Part], number: int) -> tuple[StagePart, ...]:
+    """Return the parts with the last so many layers, whose gradients come last, as layers without experts."""
+    end, without = len(parts) - parts.count("embedding"), list[StagePart]()
+    without += ["dense"] * number
+    return (*parts[: end - number], *without, *parts[end:])
+
+
 def part_parameters(
     model: ModelShape, tp: int, is_first: bool, trainable: Trainable | None
-) -> dict[Part, ParameterCount]:
+) -> dict[StagePart, ParameterCount]:
     """Parameters of each part of a stage on one of `tp` shards; the first stage's head, if tied, has no table."""
     return {
         "head": head_of(model, trainable, tp, is_first),
         "layer": layers_of(model, trainable, 1, tp),
+        "dense": layers_of(model.dense, trainable, 1, tp),
         "embedding": embedding_of(model, trainable, tp),
     }
 
@@ -71,8 +81,8 @@ def part_parameters(
 def make_buckets(
     model: ModelShape,
     tp: int,
-    parts: Iterable[Part],
-    backward_s: Mapping[Part, float],
+    parts: Iterable[StagePart],
+    backward_s: Mapping[StagePart, float],
     exchange: Callable[[int], BucketExchange],
     full_bytes: int = 0,
     layer: int | None = None,
@@ -90,7 +100,7 @@ def make_buckets(
     parameters = {part: each.trained for part, each in by_part.items()}
     if layer is not None:
         parameters["layer"] = layer
-    held: list[list[Part]] = []
+    held: list[list[StagePart]] = []
     size = full_bytes
     for part in (each for each in parts if parameters[each] or each != "embedding"):
         if not held or 2 * size >= max(1, full_bytes):

@@ -182,10 +182,13 @@ class _Climb:
 
     def _may_run(self, placement: Placement) -> bool:
         """Return True if memory holds its stages, and clusters the replicas that go together."""
-        rooms = zip(
-            placement.layers, placement.sites, self._problem.coefficients(placement.candidate).capacity, strict=True
+        coeffs = self._problem.coefficients(placement.candidate)
+        rooms = zip(placement.layers, placement.sites, coeffs.capacity, strict=True)
+        fits = (
+            min(placement.layers) > 0
+            and placement.layers[0] >= coeffs.first_dense
+            and all(held <= room[c] for held, row, room in rooms for c in set(row))
         )
-        fits = min(placement.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row))
         return fits and self._keeps_shards(placement)
 
     def _keeps_shards(self, placement: Placement) -> bool:

@@ -102,9 +102,10 @@ class PlacementSimulator:
         count = max(0, min(count for count, _ in self._lanes) - hiding)
         lanes = [lane.compute_s(layers) for _, lane in self._lanes]
         found_s, unlike = 0.0, set[object]()  # of many ranks most are alike
+        first = self._job.model.first_dense_layers
         for rank, exchange in enumerate(self._exchanges):
             work_s = min(sum(lane[rank]) for lane in lanes)
-            kind = exchange, layers[rank], rank == 0, rank == self._pp - 1, work_s
+            kind = exchange, layers[rank], rank < first, rank == 0, rank == self._pp - 1, work_s
             if kind in unlike:
                 continue
             unlike.add(kind)
@@ -159,7 +160,8 @@ class PlacementSimulator:
         seconds = RankSeconds(layer, coeffs.head[slowest], action_s)
         if self._job.model.experts is None:
             return seconds
-        return with_experts(seconds, self._job, self._execution, coeffs.slots[slowest])
+        dense = coeffs.dense[slowest] if coeffs.dense else None
+        return with_experts(seconds, self._job, self._execution, coeffs.slots[slowest], dense)
 
     def _hosts(self, sites: Sequence[Site]) -> list[tuple[Site, int]]:
         """Return the host of each rank: its site, and its number among the hosts there."""

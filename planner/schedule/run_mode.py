@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.schedule import ScheduleName, microbatches_in_flight
 from planner.cost.counts import Execution, memory_bytes
+from planner.cost.trained import dense_layers
 from planner.schedule.simulate import ScheduleOrder
 from planner.tolerances import RELATIVE_TOLERANCE
 
@@ -33,9 +34,11 @@ class RunMode:
         self, model: ModelShape, execution: Execution, pp: int, num_microbatches: int
     ) -> Iterator[int]:
         """Yield the bytes that each of `pp` ranks needs if the busiest replica runs so many micro-batches."""
+        dense = dense_layers(model, self.layers)
         for rank in range(pp):
             held = microbatches_in_flight(self.schedule, pp, num_microbatches, rank, self.chunks, self.extra_in_flight)
-            yield memory_bytes(model, execution, self.layers[rank::pp], held, rank == 0, rank == pp - 1)
+            layers, ends = self.layers[rank::pp], (rank == 0, rank == pp - 1)
+            yield memory_bytes(model, execution, layers, held, *ends, dense[rank::pp])
 
 
 @dataclass(frozen=True)

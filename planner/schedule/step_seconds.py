@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Codec, with_packing
-from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
+from holmes_runtime.config.model_shape import ModelShape, bucket_bytes, gradient_order
 from planner.cost.collectives import PassTimes, expert_exchange_part
 from planner.cost.compute_time import split_factor
 from planner.cost.counts import Execution, edge_bytes, edge_values
 from planner.cost.engines import Engine, engine_of
 from planner.cost.slot import Slot, exchanged_parameters, update_s
+from planner.cost.trained import dense_layers
 from planner.problem.candidates import Candidate
-from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, make_buckets
+from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, StagePart, make_buckets, with_dense
 from planner.schedule.shared_ports import SharedPorts
 from planner.schedule.simulate import PipelineTimes
 from planner.search.closed_form import Edge, PortName
@@ -30,11 +31,18 @@ Exchange = Callable[[int], BucketExchange]
 """Returns the seconds that exchanging so many parameters of one tensor shard takes."""
 
 
+class DenseLayers(NamedTuple):
+    """First layers without experts: the model's shape, and the seconds of one with its collectives."""
+
+    shape: ModelShape
+    layer: PassTimes
+
+
 class RankSeconds(NamedTuple):
     """One micro-batch on a pipeline rank: a layer with its collectives, the head, and an action beyond computing.
 
     `exchanged` is a layer's parameters as they count in the exchange of gradients, where that is not one for each, and
-    `expert_part` what one of a routed expert counts.
+    `expert_part` what one of a routed expert counts. `dense` is there where first layers have no experts.
     """
 
     layer: PassTimes
@@ -42,12 +50,28 @@ class RankSeconds(NamedTuple):
     action_s: float
     exchanged: int | None = None
     expert_part: float = 1.0
+    dense: DenseLayers | None = None
+
+    def compute_s(self, held: int, dense: int) -> PassTimes:
+        """Return the seconds of so many layers, `dense` of them without experts."""
+        if self.dense is None or not dense:
+            return PassTimes(held * self.layer.forward_s, held * self.layer.backward_s)
+        one, other = self.layer, self.dense.layer
+        rest = held - dense
+        return PassTimes(
+            rest * one.forward_s + dense * other.forward_s, rest * one.backward_s + dense * other.backward_s
+        )
 
 
-def with_experts(seconds: RankSeconds, job: Job, execution: Execution, slot: Slot) -> RankSeconds:
-    """Return the seconds of a rank on `slot`, with what experts change of its exchange."""
+def with_experts(
+    seconds: RankSeconds, job: Job, execution: Execution, slot: Slot, without: PassTimes | None
+) -> RankSeconds:
+    """Return the seconds of a rank on `slot`, with what experts change of its exchange, and a layer `without` any."""
     exchanged, part = exchanged_parameters(job.model, execution, slot), expert_exchange_part(execution, slot.peers)
-    return seconds._replace(exchanged=exchanged, expert_part=part)
+    dense = None
+    if without is not None:
+        dense = DenseLayers(job.model, without)
+    return seconds._replace(exchanged=exchanged, expert_part=part, dense=dense)
 
 
 @dataclass(frozen=True)
@@ -70,11 +94,12 @@ class ReplicaSeconds:
 
     def compute_s(self, layers: Sequence[int]) -> list[tuple[float, float]]:
         """Return, by stage, the seconds of a forward and a backward without messages; `layers` are by stage."""
-        found, last = [], len(layers) - 1
+        found, last, dense = [], len(layers) - 1, dense_of(self.ranks[0], layers)
         for stage, held in enumerate(layers):
-            layer, head, *_ = self.ranks[stage % len(self.ranks)]
-            forward_s = held * layer.forward_s + head.forward_s * (stage == last)
-            found.append((forward_s, held * layer.backward_s + head.backward_s * (stage == last)))
+            rank = self.ranks[stage % len(self.ranks)]
+            whole, head = rank.compute_s(held, dense[stage]), rank.head
+            forward_s = whole.forward_s + head.forward_s * (stage == last)
+            found.append((forward_s, whole.backward_s + head.backward_s * (stage == last)))
         return found
 
     def times(self, job: Job, execution: Execution, layers: Sequence[int], messages: bool = True) -> PipelineTimes:
@@ -103,6 +128,11 @@ class ReplicaSeconds:
         )
 
 
+def dense_of(rank: RankSeconds, layers: Sequence[int]) -> Sequence[int]:
+    """Return the layers without experts of each stage."""
+    return [0] * len(layers) if rank.dense is None else dense_layers(rank.dense.shape, layers)
+
+
 def shared_ports(edges: Sequence[Edge], sizes: Mapping[Codec, float], slowest_s: float) -> SharedPorts | None:
     """Return the ports that several of `edges` share, forward edges first, and by edge the bytes of a message.
 
@@ -125,17 +155,20 @@ def gradient_buckets(
     """Return, by stage, its gradient buckets; `layers` are by stage, `ranks` and `exchanges` by pipeline rank."""
     engine, found, last = engine_of(job), list[list[BucketSeconds]](), len(layers) - 1
     alike: dict[object, list[BucketSeconds]] = {}  # of many stages most are
+    without = dense_of(ranks[0], layers)
     for stage, held in enumerate(layers):
         rank = stage % candidate.pp
-        layer, head, _, exchanged, *_ = ranks[rank]
+        layer, head, _, exchanged, _, dense = ranks[rank]
         full_bytes = 0 if engine.overlaps_exchange else WHOLE  # sharded by layer
         if engine.overlaps_exchange and candidate.weight_shards == 1:
             full_bytes = bucket_bytes(candidate.rank_parameters(job, layers, rank))
-        kind = held, stage == 0, stage == last, layer, head, exchanges[rank], full_bytes, exchanged
+        kind = held, stage == 0, stage == last, layer, head, exchanges[rank], full_bytes, exchanged, without[stage]
         if kind not in alike:
             exchange = exchanges[rank] if engine.gathers_first else _all_reduced(exchanges[rank])
-            parts = gradient_order(held, stage == 0, stage == last)
-            backward_s: dict[Part, float] = {"head": head.backward_s, "layer": layer.backward_s}
+            parts = with_dense(gradient_order(held, stage == 0, stage == last), without[stage])
+            backward_s: dict[StagePart, float] = {"head": head.backward_s, "layer": layer.backward_s}
+            if dense is not None:
+                backward_s["dense"] = dense.layer.backward_s
             sizes = full_bytes, exchanged, job.trainable
             alike[kind] = make_buckets(job.model, candidate.tp, parts, backward_s, exchange, *sizes)
         found.append(alike[kind])

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
+from holmes_core.records.job import Job
 from planner.cost.fill import fills
+from planner.cost.slot import first_dense
 from planner.problem.candidates import (
     RECOMPUTE,
     Candidate,
@@ -281,5 +283,16 @@ def _best_first(state: SearchState) -> tuple[PricedPlacement, ...]:
 def _status(state: SearchState, bound_s: float) -> Status:
     """Return the status: the certainty that the incumbent is the best."""
     if bound_s >= state.incumbent_s * (1 - RELATIVE_TOLERANCE):
-        return "optimal"
+        assert state.incumbent is not None
+        return proof(state.problem.job, state.incumbent[0].pp, 0.0, "optimal")
     return "time limit" if state.is_late or state.ran_out else "near optimal"
+
+
+def proof(job: Job, pp: int, gap: float, status: Status) -> Status:
+    """Return the status of a plan of `pp` stages that is `gap` above the bound, after a search of that status.
+
+    No proof where its layers were taken to be of the faster kind, with experts or without.
+    """
+    if first_dense(job, pp) < job.model.first_dense_layers:
+        return "near optimal" if status == "optimal" else status
+    return "optimal" if gap == 0 else status

@@ -123,16 +123,21 @@ def layers_within(seconds: float, layer_s: float, most: int) -> int:
 
 
 def site_stage_s(
-    coeffs: Coefficients, site: Site, num_layers: int, is_last: bool, sharers: Site | None = None
+    coeffs: Coefficients, site: Site, num_layers: int, ends: tuple[bool, bool], sharers: Site | None = None
 ) -> float:
     """Return the seconds of forward and backward of one micro-batch, at the pace of the slowest class of `site`.
 
-    `sharers`: classes whose replicas share the stage's weights under ZeRO-3, where these are more than the site.
+    `ends` says if it is the first and the last stage. `sharers`: classes whose replicas share the stage's weights under
+    ZeRO-3, where these are more than the site.
     """
     layer_s = max([coeffs.layer_s[c] for c in site])
     if coeffs.weight_bytes is not None:
         layer_s = max(layer_s, least_pass(coeffs, sharers or site).both_s)
-    layers_s = num_layers * layer_s
+    is_first, is_last = ends
+    if is_first and coeffs.first_dense:
+        layers_s = (num_layers - coeffs.first_dense) * layer_s + max([coeffs.dense_s[c] for c in site])
+    else:
+        layers_s = num_layers * layer_s
     return layers_s + max([coeffs.head_s[c] for c in site]) if is_last else layers_s
 
 
@@ -227,10 +232,10 @@ def blocks_step_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> float:
     last = sum(len(block.layers) for block in blocks) - 1
     for site, layers, is_even in blocks:
         per_byte = sync_s_per_byte(coeffs, site, rings_on_nic(coeffs, site), is_even=is_even)
-        stage_s = {held: site_stage_s(coeffs, site, held, is_last=False) for held in set(layers)}
+        stage_s = {held: site_stage_s(coeffs, site, held, (False, False)) for held in set(layers)}
         for held in layers:
-            is_last = len(stages) == last
-            stages.append(site_stage_s(coeffs, site, held, is_last) if is_last else stage_s[held])
+            ends = not stages, len(stages) == last
+            stages.append(site_stage_s(coeffs, site, held, ends) if any(ends) else stage_s[held])
             exchanges.append(StageExchange(held, per_byte))
     edges, sites = tuple(_edges(coeffs, blocks)), [block.site for block in blocks for _ in block.layers]
     lane = ReplicaKind(coeffs.num_microbatches, tuple(stages), edges, busiest_port_s(coeffs, sites, edges))
@@ -301,7 +306,7 @@ def _lane(
     last = len(layers) - 1
     sites = [tuple(sorted({class_of[row[replica]] for replica in replicas})) for row in hosts]
     stages = tuple(
-        site_stage_s(coeffs, site, held, s == last, tuple(sorted({class_of[host] for host in hosts[s]})))
+        site_stage_s(coeffs, site, held, (s == 0, s == last), tuple(sorted({class_of[host] for host in hosts[s]})))
         for s, (site, held) in enumerate(zip(sites, layers, strict=True))
     )
     edges = []

@@ -58,12 +58,14 @@ class ClusterSets:
         Each stage holds a layer at least. What a slower stage could hold, a faster one is taken to hold, so that
         filling the fastest first is best.
         """
-        coeffs, layers, left, seconds = self._coeffs, self._coeffs.num_layers - self._pp, self._pp, 0.0
+        coeffs, left, seconds = self._coeffs, self._pp, min(self._coeffs.dense_s)
+        one = int(not coeffs.first_dense)  # such layers may be all that the first stage holds
+        layers = coeffs.num_layers - coeffs.first_dense - one * left
         most = list(accumulate((limits.middle[c] for c, _ in reversed(stages)), max))[::-1]
         for (c, count), limit in zip(stages, most, strict=True):
-            used = min(left, count) if limit else 0
-            more = min(layers, used * (limit - 1)) if self._pp > 1 else layers * used
-            seconds += (used + more) * coeffs.layer_s[c]
+            used = min(left, count) if limit or not one else 0
+            more = min(layers, used * (limit - one)) if self._pp > 1 else layers * used
+            seconds += (used * one + more) * coeffs.layer_s[c]
             left, layers = left - used, layers - more
         if left or layers > 0:
             return inf

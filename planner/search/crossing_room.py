@@ -52,7 +52,8 @@ class CrossingRoom:
 
     def __init__(self, coeffs: Coefficients) -> None:
         self._coeffs, self._inside = coeffs, LowerBounds(coeffs)
-        self._pp, self._dp, self._num_layers = coeffs.candidate.pp, coeffs.candidate.dp, coeffs.num_layers
+        self._pp, self._dp = coeffs.candidate.pp, coeffs.candidate.dp
+        self._num_layers = coeffs.num_layers - coeffs.first_dense
         self._crossings = [each for site in make_sites(coeffs, True) for each in _crossings(coeffs, site)]
         self._slots = Counter[int]()
         for cluster, group_slots in zip(coeffs.cluster, coeffs.group_slots, strict=True):
@@ -87,7 +88,10 @@ class CrossingRoom:
         if layer_s > most_s or slope <= 0:
             return 0 if layer_s > most_s else most
         last_s = per_byte * coeffs.last_sync_bytes - max(coeffs.head_s[c] for c in site)
-        return min(most, int((most_s - min(0.0, last_s)) / slope))
+        first_s = per_byte * coeffs.sync_bytes(0, coeffs.first_dense) - max(coeffs.dense_s[c] for c in site)
+        if self._pp > 1:  # the same size counts the head where it is the last stage as well
+            return min(most, int((most_s - min(0.0, first_s, last_s)) / slope))
+        return min(most, int((most_s - min(0.0, first_s, last_s, first_s + last_s)) / slope))
 
     def _inside_stages(self, limits: LayerLimits) -> list[tuple[int, int, int]]:
         """(most layers, cluster, number in the cluster) of the stages that clusters hold, most layers first."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
+from math import ceil
 from typing import NamedTuple
 
-from holmes_runtime.config.model_shape import expert_parameters
+from holmes_runtime.config.model_shape import expert_parameters, layer_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import more_layer_bytes, whole_layers_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fill_share
+from planner.cost.slot import dense_layer_s, first_dense
 from planner.cost.trained import layers_of
 from planner.problem.candidates import Candidate, more_recompute, with_sharded_weights
 from planner.problem.coefficients import APART, slot_s
@@ -43,6 +45,7 @@ class CandidateSpeeds(NamedTuple):
     first: PassTimes
     least_head_s: float
     most_head_s: float
+    dense: float = 1.0  # seconds of a layer without experts over another's, the least
 
 
 class EarlyBounds:
@@ -95,7 +98,7 @@ class EarlyBounds:
         which the fullest of p stages holds at least.
         """
         speeds = self._speeds_of(candidate)
-        fullest_s = speeds.classes[0].layer_s * -(-self._num_layers // candidate.pp)
+        fullest_s = speeds.classes[0].layer_s * -(-self._even_layers(candidate, speeds) // candidate.pp)
         return self._at_pace_s(candidate, max(self._average_s(candidate, speeds), fullest_s), speeds)
 
     def whole_layers_s(self, candidate: Candidate, mixed: bool) -> float | None:
@@ -108,10 +111,11 @@ class EarlyBounds:
             return None
         if stages[0][0] == 0:
             return self._at_pace_s(candidate, 0.0, self._speeds_of(candidate))
-        pace_s = self._num_layers / sum(count / layer_s for layer_s, count in stages)
+        number = self._even_layers(candidate, self._speeds_of(candidate))
+        pace_s = number / sum(count / layer_s for layer_s, count in stages)
         while True:
             held = [int(pace_s * (1 + ROUNDING) / layer_s) for layer_s, _ in stages]
-            if sum(layers * count for layers, (_, count) in zip(held, stages, strict=True)) >= self._num_layers:
+            if sum(layers * count for layers, (_, count) in zip(held, stages, strict=True)) >= number:
                 return self._at_pace_s(candidate, pace_s / (1 + ROUNDING), self._speeds_of(candidate))
             pace_s = min((layers + 1) * layer_s for layers, (layer_s, _) in zip(held, stages, strict=True))
 
@@ -122,8 +126,10 @@ class EarlyBounds:
         and reach the mean at the average pace. Each fills and drains p stages, and gradients cross between classes.
         """
         speeds, crossing_s = self._speeds_of(candidate), self.crossing_sync_s(candidate)
-        held = -(-self._num_layers // candidate.pp)
-        sync_s = max(crossing_s, held * (crossing_s - speeds.classes[-1].layer_s) - speeds.most_head_s)
+        held = -(-self._even_layers(candidate, speeds) // candidate.pp)
+        sync_s = crossing_s
+        if not self._job.model.first_dense_layers:
+            sync_s = max(crossing_s, held * (crossing_s - speeds.classes[-1].layer_s) - speeds.most_head_s)
         mean = self._job.batch_parts / (candidate.dp * candidate.micro_batch_size)
         average_s = self._average_s(candidate, speeds)
         alone_s = self._at_pace_s(candidate, speeds.classes[0].layer_s * held, speeds)
@@ -157,7 +163,10 @@ class EarlyBounds:
         travels = sum(engine_of(self._job).travels_bytes(self._job.value_bytes))
         model, ep = self._job.model, self._job.ep
         layer = layers_of(model, self._job.trainable, 1, tp, ep).trained
-        size = tp * (layer - expert_parameters(model, ep)) * travels
+        own = layer - expert_parameters(model, ep) * (self._job.trainable is None)
+        if model.first_dense_layers:
+            own = min(own, layer_parameters(model.dense, tp))
+        size = tp * own * travels
         return shard_exchange_bytes(size, dp) * float(ring)
 
     def _at_pace_s(
@@ -169,7 +178,7 @@ class EarlyBounds:
         """
         m = candidate.num_microbatches(self._job.batch_parts) if mean is None else mean
         share = min(self._fill_share(candidate), m)  # else a slower pace would make it less
-        work_s = self._num_layers * speeds.classes[0].layer_s + speeds.least_head_s
+        work_s = self._layers_of_work(candidate, speeds) * speeds.classes[0].layer_s + speeds.least_head_s
         return (m - share) * pace_s + share * work_s
 
     def _average_s(self, candidate: Candidate, speeds: CandidateSpeeds) -> float:
@@ -181,7 +190,20 @@ class EarlyBounds:
                 break
             rate += group_slots / layer_s if layer_s else 0.0
             left -= group_slots
-        return self._num_layers * candidate.dp / rate if rate else 0.0
+        return self._layers_of_work(candidate, speeds) * candidate.dp / rate if rate else 0.0
+
+    def _layers_of_work(self, candidate: Candidate, speeds: CandidateSpeeds) -> float:
+        """Return the layers with experts that take no longer than all layers."""
+        dense = first_dense(self._job, candidate.pp)
+        return self._num_layers + dense * (speeds.dense - 1) if dense else self._num_layers
+
+    def _even_layers(self, candidate: Candidate, speeds: CandidateSpeeds) -> int:
+        """Return the layers that stages of layers with experts have room for at the pace of all, at least.
+
+        At that pace the first stage has room for as many more as its layers without experts are faster.
+        """
+        dense = first_dense(self._job, candidate.pp)
+        return max(1, self._num_layers - ceil(dense * (1 - speeds.dense) - ROUNDING)) if dense else self._num_layers
 
     def _stages_by_pace(self, candidate: Candidate, mixed: bool) -> list[tuple[float, int]]:
         """(seconds of a layer, stages), fastest first: upper bounds on how many of the p stages are as fast."""
@@ -203,21 +225,28 @@ class EarlyBounds:
 
     def _speeds_of(self, candidate: Candidate) -> CandidateSpeeds:
         c, num_ranks = candidate, candidate.num_ranks if self._fleet.shares_cores else 1
-        return self._speeds(c.tp, c.micro_batch_size, c.recompute, c.weight_shards, num_ranks)
+        alike = first_dense(self._job, c.pp) < self._job.model.first_dense_layers
+        return self._speeds(c.tp, c.micro_batch_size, c.recompute, c.weight_shards, num_ranks, alike)
 
     def _read_speeds(
-        self, tp: int, micro_batch_size: int, recompute: Recompute, weight_shards: int, num_ranks: int
+        self, tp: int, micro_batch_size: int, recompute: Recompute, weight_shards: int, num_ranks: int, alike: bool
     ) -> CandidateSpeeds:
+        """Return the speeds; if `alike`, of the faster kind of layers on each class."""
         like = Candidate(tp, 1, 1, micro_batch_size, recompute, weight_shards=weight_shards)
         execution = like.execution(self._job)
-        classes, layers, heads_s = [], [], []
+        classes, layers, heads_s, dense = list[ClassSpeed](), list[PassTimes](), list[float](), list[float]()
         for each in self._fleet.classes:
             layer, head = slot_s(self._job, each.hardware.slot.among(num_ranks), execution)
             layer = least_traffic(self._job, like, each).under(layer)
-            classes.append(ClassSpeed(layer.both_s, each.num_group_slots(tp), each.cluster))
+            layer_s = layer.both_s
+            if self._job.model.first_dense_layers:
+                dense_s = dense_layer_s(self._job, execution, each.hardware.slot.among(num_ranks)).both_s
+                layer_s = min(layer_s, dense_s) if alike else layer_s
+                dense.append(dense_s / layer_s if layer_s else 1.0)
+            classes.append(ClassSpeed(layer_s, each.num_group_slots(tp), each.cluster))
             layers.append(layer)
             heads_s.append(head.both_s)
-        return CandidateSpeeds(tuple(sorted(classes)), layers[0], min(heads_s), max(heads_s))
+        return CandidateSpeeds(tuple(sorted(classes)), layers[0], min(heads_s), max(heads_s), min(dense, default=1.0))
 
     def _read_fewest_stages(
         self,

@@ -120,7 +120,7 @@ def _holds(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int]) ->
         taken = min(stages, coeffs.most_stages[c])
         total += taken * limits.middle[c]
         stages -= taken
-    return stages == 0 and total >= coeffs.num_layers
+    return stages == 0 and total >= coeffs.num_layers - coeffs.first_dense
 
 
 def _arrange(
@@ -178,17 +178,20 @@ def _cut(coeffs: Coefficients, stage_limits: dict[int, list[int]]) -> dict[int, 
     """Layers by class and stage: at the limits, less the surplus, taken from the slowest classes and fullest stages."""
     class_of = [c for c, limits in stage_limits.items() for _ in limits]
     layers = [limit for limits in stage_limits.values() for limit in limits]
-    surplus = sum(layers) - coeffs.num_layers
-    if surplus < 0 or min(layers) < 1:
+    dense = coeffs.first_dense  # limits leave them out
+    surplus = sum(layers) + dense - coeffs.num_layers
+    if surplus < 0 or min(layers[1:], default=1) < 1 or layers[0] < (not dense):
         return None
     for layer_s in sorted({coeffs.layer_s[c] for c in stage_limits}, reverse=True):
         surplus = take_surplus(layers, [s for s, c in enumerate(class_of) if coeffs.layer_s[c] == layer_s], surplus)
     if surplus:
         return None
+    layers[0] += dense
     return {c: [held for held, at in zip(layers, class_of, strict=True) if at == c] for c in stage_limits}
 
 
 def _fits(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> bool:
     """Return True if memory holds every stage on its site."""
     held = [(block.site[0], count) for block in blocks for count in block.layers]
-    return all(count <= coeffs.capacity[stage][c] for stage, (c, count) in enumerate(held))
+    fits = all(count <= coeffs.capacity[stage][c] for stage, (c, count) in enumerate(held))
+    return fits and held[0][1] >= coeffs.first_dense

@@ -3,7 +3,8 @@
 All relax the program of program.py: stages take the best classes they could get, wherever they stand, and each term of
 the closed form is bounded alone. A stage over several classes or clusters is as slow as the slowest of them and holds
 no more than the smallest memory allows. So stages are filled with group slots in the order of their limits, largest
-first: then the least of each stage is largest.
+first: then the least of each stage is largest. Limits and numbers of layers leave out the first ones without experts,
+which the first stage holds, too.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class LowerBounds:
         self.coeffs, self.mixed = coeffs, mixed
         self._classes = range(len(coeffs.group_slots))
         self._pp, self._dp = coeffs.candidate.pp, coeffs.candidate.dp
-        self._kind_of = list(zip(coeffs.layer_s, coeffs.head_s, strict=True))
+        self._num_layers = coeffs.num_layers - coeffs.first_dense
+        self._kind_of = list(zip(coeffs.layer_s, coeffs.head_s, coeffs.dense_s, strict=True))
         self._kinds = set(self._kind_of)
         groups: dict[int, list[int]] = {}
         for c in self._classes:
@@ -57,19 +59,30 @@ class LowerBounds:
         self._synced: dict[int, LayerLimits] = {}
 
     @cached_property
+    def _capacity(self) -> tuple[tuple[int, ...], ...]:
+        """The capacity of the coefficients, less the layers without experts on the first stage."""
+        first, *others = self.coeffs.capacity
+        return tuple(most - self.coeffs.first_dense for most in first), *others
+
+    @cached_property
     def memory(self) -> LayerLimits:
         """Limits of memory alone; a middle stage's at the position where it may hold most."""
-        capacity = self.coeffs.capacity
+        capacity = self._capacity
         middle = [max(column) for column in zip(*capacity, strict=True)]
         return _limits(capacity[0], middle, capacity[-1])
 
     def within(self, pace_s: float) -> LayerLimits:
         """Limits of stages that compute within `pace_s` and fit into memory."""
-        num_layers = self.coeffs.num_layers
+        num_layers = self._num_layers
         alone = {kind: layers_within(pace_s, kind[0], num_layers) for kind in self._kinds}
         before_head = {kind: layers_within(pace_s - kind[1], kind[0], num_layers) for kind in self._kinds}
         layers, with_head = [alone[kind] for kind in self._kind_of], [before_head[kind] for kind in self._kind_of]
         first = with_head if self._pp == 1 else layers
+        if self.coeffs.first_dense:
+            heads_s = [kind[1] * (self._pp == 1) + kind[2] for kind in self._kind_of]
+            first = [
+                layers_within(pace_s - s, kind[0], num_layers) for s, kind in zip(heads_s, self._kind_of, strict=True)
+            ]
         return _limits(first, layers, with_head).both(self.memory)
 
     def synced_within(self, sync_s: float) -> LayerLimits:
@@ -84,9 +97,15 @@ class LowerBounds:
         if rate == inf or rate * coeffs.layer_sync_bytes > sync_s * (1 + ROUNDING):
             return 0
         head_s = coeffs.head_s[c] if stage == self._pp - 1 else 0.0
-        rest_s = sync_s * (1 + ROUNDING) - rate * coeffs.sync_bytes(stage, 0) + head_s
+        rest_s = sync_s * (1 + ROUNDING) - rate * self._end_bytes(stage) + head_s
+        if stage == 0:
+            rest_s += coeffs.dense_s[c]
         slope = rate * coeffs.layer_sync_bytes - coeffs.layer_s[c]
-        return coeffs.num_layers if slope <= 0 else max(0, min(coeffs.num_layers, int(rest_s / slope)))
+        return self._num_layers if slope <= 0 else max(0, min(self._num_layers, int(rest_s / slope)))
+
+    def _end_bytes(self, stage: int) -> int:
+        """Return the bytes that a stage exchanges in addition to its layers with experts."""
+        return self.coeffs.sync_bytes(stage, self.coeffs.first_dense if stage == 0 else 0)
 
     @cached_property
     def _rates(self) -> list[float]:
@@ -96,7 +115,7 @@ class LowerBounds:
     def holds(self, limits: LayerLimits) -> bool:
         """Return True if p stages within `limits` can hold all layers."""
         found = self.most_layers(limits)
-        return found is not None and found >= self.coeffs.num_layers
+        return found is not None and found >= self._num_layers
 
     def most_layers(self, limits: LayerLimits) -> int | None:
         """Return an upper bound on the layers of p stages; None where the hosts cannot hold p stages."""
@@ -136,7 +155,7 @@ class LowerBounds:
 
         An end, which `_lost` is for, is taken to have as much room as any other.
         """
-        most = list(map(max, self.coeffs.capacity))
+        most = list(map(max, self._capacity))
         ends = {0, self._pp - 1}
         rooms = sorted(-max(most) if stage in ends else -room for stage, room in enumerate(most))
         return rooms, [0, *accumulate(-room for room in rooms)]
@@ -171,15 +190,16 @@ class LowerBounds:
     @cached_property
     def syncs_s(self) -> list[float]:
         """All seconds a stage's exchange can expose, ascending."""
-        coeffs, last = self.coeffs, self._pp - 1
+        coeffs, last, least = self.coeffs, self._pp - 1, int(not self.coeffs.first_dense)
         found = {0.0}
         for c in (c for c in self._classes if self._dp > 1 and self._rates[c] < inf):
             layer_s = self._rates[c] * coeffs.layer_sync_bytes
             for stage in {0, min(1, last), last}:
-                rest_s = self._rates[c] * coeffs.sync_bytes(stage, 0) - (coeffs.head_s[c] if stage == last else 0.0)
+                rest_s = self._rates[c] * self._end_bytes(stage) - (coeffs.head_s[c] if stage == last else 0.0)
+                rest_s -= coeffs.dense_s[c] if stage == 0 else 0.0
                 # That of `exposed_sync_s` with each number of layers, in one line, since there are very many.
                 found.update(
-                    max(layer_s, rest_s + a * (layer_s - coeffs.layer_s[c])) for a in range(1, coeffs.num_layers + 1)
+                    max(layer_s, rest_s + a * (layer_s - coeffs.layer_s[c])) for a in range(least, self._num_layers + 1)
                 )
         return sorted(found)
 
@@ -207,7 +227,7 @@ class LowerBounds:
         coeffs, per_byte = self.coeffs, min(least_crossing_s_per_byte(self.coeffs, c) for c in self._classes)
         layer_s = per_byte * coeffs.layer_sync_bytes
         slope = layer_s - max(coeffs.layer_s)
-        if slope <= 0:  # the more layers the less is exposed
+        if slope <= 0 or coeffs.first_dense:  # the more layers the less is exposed
             return layer_s
         others, _ = self._most_middle_layers(limits, self._pp - 1)
         held = max(1, coeffs.num_layers - others)
@@ -217,7 +237,7 @@ class LowerBounds:
 
     def least_work_s(self, limits: LayerLimits) -> float:
         """Return a lower bound on the seconds all stages, within `limits`, take together for one micro-batch."""
-        coeffs, layers, seconds = self.coeffs, self.coeffs.num_layers, 0.0
+        coeffs, layers, seconds = self.coeffs, self._num_layers, min(self.coeffs.dense_s)
         fastest_first = self._stages_by_pace
         # What a slower stage could hold, a faster one is taken to hold, so that filling the fastest first is best.
         most = list(accumulate((limits.middle[c] for c, _ in reversed(fastest_first)), max))[::-1]
@@ -350,8 +370,12 @@ class LowerBounds:
 
 
 @lru_cache(maxsize=256)
-def stage_paces_s(kinds: Collection[tuple[float, float]], num_layers: int) -> Sequence[float]:
-    """All seconds a stage can take, ascending, on classes of these (layer, head) seconds."""
-    return sorted(
-        {a * layer_s + head for layer_s, head_s in kinds for a in range(1, num_layers + 1) for head in (0.0, head_s)}
-    )
+def stage_paces_s(kinds: Collection[tuple[float, float, float]], num_layers: int) -> Sequence[float]:
+    """All seconds a stage can take, ascending, on classes of these (layer, head, layers without experts) seconds."""
+    found = {
+        a * layer_s + head for layer_s, head_s, _ in kinds for a in range(1, num_layers + 1) for head in (0.0, head_s)
+    }
+    for layer_s, head_s, dense_s in kinds:
+        if dense_s:
+            found.update(a * layer_s + dense_s + head for a in range(num_layers) for head in (0.0, head_s))
+    return sorted(found)

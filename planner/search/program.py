@@ -11,6 +11,7 @@ Parameters (seconds divided by `unit_s`, so that the objective is near 1)
     m   micro-batches per step          p  stages            d  replicas of each stage         L  layers of the model
     slow, slowest  seconds between which the pace is looked for
     tau[i]  seconds per layer and micro-batch          head[i]  seconds of the head, on the last stage
+    dense[i]  seconds of the layers without experts, in place of as many tau[i], on the first stage, which holds them
     cap[i,k]  most layers memory and slowest allow     fit[i,a]  first position where memory allows a middle stage of a
     most[i]  stages site i can hold; one over several clusters 1        group_slots[c]  tensor groups class c can hold
     near[i]  seconds that one message between hosts of i adds to the fill    far[i,j]  that one from i to j adds
@@ -161,7 +162,7 @@ def add_counts(program: Program) -> None:
 def _add_count(program: Program, i: int, kind: Kind, position: int, a: int) -> None:
     """Add n[i,k,a] and its rows, unless its exchange alone takes longer than `at_most_s`."""
     given, spec = program.given, program.given.spec
-    stage_s, sync_s = given.stage_s(i, a, kind in ("last", "only")), given.sync_s(i, position, a)
+    stage_s, sync_s = given.stage_s(i, a, position), given.sync_s(i, position, a)
     if spec.at_most_s is not None and sync_s * given.unit_s > spec.at_most_s:
         return
     most = min(given.most_stages(i), given.pp - 2) if kind == "middle" else 1
@@ -198,7 +199,7 @@ def add_fixed_cut(program: Program, layers: Sequence[int]) -> None:
         for i in given.indices:
             if given.most_stages(i) and given.fits(i, s, held):
                 on = program.y[s, i] = pulp.LpVariable(f"y_{s}_{i}", cat=pulp.LpBinary)
-                program.require(given.stage_s(i, held, s == last) * on <= program.T, f"pace_{s}_{i}")
+                program.require(given.stage_s(i, held, s) * on <= program.T, f"pace_{s}_{i}")
                 program.require(given.sync_s(i, s, held) * on <= program.G, f"sync_{s}_{i}")
                 _require_ring(program, i, s, held, on, f"{s}_{i}")
         program.require(pulp.lpSum(on for (at, _), on in program.y.items() if at == s) == 1, f"site_{s}")
@@ -213,11 +214,12 @@ def add_fixed_cut(program: Program, layers: Sequence[int]) -> None:
 
 def add_objective(program: Program) -> None:
     """(m-1)(T + X) + (1-phi) T + phi stages + edges + G."""
-    given, last = program.given, program.given.pp - 1
-    stages = [given.stage_s(i, a, kind in ("last", "only")) * count for (i, kind, a), count in program.n.items()]
+    given = program.given
+    at = {kind: positions[0] for kind, positions in given.positions.items()}
+    stages = [given.stage_s(i, a, at[kind]) * count for (i, kind, a), count in program.n.items()]
     for (s, i), on in program.y.items():
         assert given.spec.fixed_layers is not None
-        stages.append(given.stage_s(i, given.spec.fixed_layers[s], s == last) * on)
+        stages.append(given.stage_s(i, given.spec.fixed_layers[s], s) * on)
     edges = [given.near(i).fill_s / given.unit_s * program.f[i] for i in given.indices]
     edges += [given.far(i, j).fill_s / given.unit_s * follows for (i, j), follows in program.z.items()]
     share = given.coeffs.fill_share

@@ -94,16 +94,17 @@ class Parameters:
         """wire[w,i,j] by w; in seconds that are not scaled."""
         return shared_wires_s(self.coeffs, self.sites[i], self.sites[j])
 
-    def stage_s(self, i: int, layers: int, is_last: bool) -> float:
-        """tau[i] and, on the last stage, head[i]."""
-        return site_stage_s(self.coeffs, self.sites[i], layers, is_last) / self.unit_s
+    def stage_s(self, i: int, layers: int, position: int) -> float:
+        """tau[i], dense[i] on the first stage and head[i] on the last."""
+        ends = position == 0, position == self.pp - 1
+        return site_stage_s(self.coeffs, self.sites[i], layers, ends) / self.unit_s
 
     def sync_s(self, i: int, position: int, layers: int, is_even: bool | None = None) -> float:
         """sync[i,k,a] of a stage at `position`; with `is_even` False, ring[i,k,a]."""
         coeffs = self.coeffs
         if coeffs.candidate.dp == 1:
             return 0.0
-        stage_s = self.stage_s(i, layers, position == self.pp - 1) * self.unit_s
+        stage_s = self.stage_s(i, layers, position) * self.unit_s
         per_byte = sync_s_per_byte(coeffs, self.sites[i], rings_on_nic(coeffs, self.sites[i]), is_even=is_even)
         return exposed_sync_s(coeffs, per_byte, coeffs.sync_bytes(position, layers), stage_s) / self.unit_s
 
@@ -130,15 +131,17 @@ class Parameters:
     def fits(self, i: int, position: int, layers: int) -> bool:
         """Return True if memory holds a stage of `layers` at `position`, and the pace allows it."""
         within = self.spec.fixed_layers is not None or (
-            self.stage_s(i, layers, position == self.pp - 1) * self.unit_s <= self.spec.slowest_s * (1 + ROUNDING)
+            self.stage_s(i, layers, position) * self.unit_s <= self.spec.slowest_s * (1 + ROUNDING)
         )
+        within &= position > 0 or layers >= self.coeffs.first_dense
         return within and all(layers <= self.coeffs.capacity[position][c] for c in self.sites[i])
 
     def numbers_of_layers(self, i: int, positions: range) -> list[int]:
         """Return A for site i: numbers that fit at one of `positions`, no fewer than all other stages leave over."""
         coeffs = self.coeffs
         fastest_s = min(coeffs.layer_s)
-        within = int(self.spec.slowest_s * (1 + ROUNDING) / fastest_s) if fastest_s else coeffs.num_layers
+        is_known = fastest_s and not coeffs.first_dense
+        within = int(self.spec.slowest_s * (1 + ROUNDING) / fastest_s) if is_known else coeffs.num_layers
         most = min(coeffs.num_layers, within)
         least = max(1, coeffs.num_layers - (self.pp - 1) * most)
         if not self.most_stages(i):

@@ -30,6 +30,7 @@ from planner.search.closed_form import (
 )
 from planner.search.lower_bounds import stage_paces_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, take_surplus
+from planner.tolerances import ROUNDING
 
 MAX_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
 
@@ -157,19 +158,33 @@ def _cut(coeffs: Coefficients, classes: Sequence[int]) -> tuple[int, ...] | None
     """The cut whose slowest stage is fastest on the slowest of `classes`: level, but for the head on the last stage."""
     pp, slowest = coeffs.candidate.pp, max(classes, key=lambda c: coeffs.layer_s[c])
     layer_s, head_s = coeffs.layer_s[slowest], coeffs.head_s[slowest]
-    most = [min(row[c] for c in classes) for row in coeffs.capacity]
+    most, dense, dense_s = [min(row[c] for c in classes) for row in coeffs.capacity], coeffs.first_dense, 0.0
+    if dense:  # other layers are counted alone
+        most[0], dense_s = most[0] - dense, max(coeffs.dense_s[c] for c in classes)
+    number = coeffs.num_layers - dense
 
     def within(pace_s: float) -> list[int]:
-        held, with_head = (layers_within(left_s, layer_s, coeffs.num_layers) for left_s in (pace_s, pace_s - head_s))
-        return [*(min(limit, held) for limit in most[:-1]), min(most[-1], with_head)]
+        left_s = [pace_s - dense_s * (s == 0) - head_s * (s == pp - 1) for s in (0, min(1, pp - 1), pp - 1)]
+        first, held, with_head = (layers_within(each, layer_s, number) for each in left_s)
+        if dense and left_s[0] < -ROUNDING * pace_s:
+            first = -number
+        if pp == 1:
+            return [min(most[0], first)]
+        return [min(most[0], first), *(min(limit, held) for limit in most[1:-1]), min(most[-1], with_head)]
 
-    paces_s = stage_paces_s(frozenset({(layer_s, head_s)}), coeffs.num_layers)
-    at = bisect_left(paces_s, coeffs.num_layers, key=lambda pace_s: sum(within(pace_s)))
+    def room(pace_s: float) -> int:
+        held = within(pace_s)
+        is_short = dense and (held[0] < 0 or min(held[1:], default=1) < 1)
+        return -1 if is_short else sum(held)
+
+    paces_s = stage_paces_s(frozenset({(layer_s, head_s, dense_s)}), coeffs.num_layers)
+    at = bisect_left(paces_s, number, key=room)
     if at == len(paces_s):
         return None
     layers = within(paces_s[at])
-    surplus = take_surplus(layers, range(pp)[::-1], sum(layers) - coeffs.num_layers)
-    return tuple(layers) if surplus == 0 and min(layers) else None
+    surplus = take_surplus(layers, range(pp)[::-1], sum(layers) - number)
+    layers[0] += dense
+    return tuple(layers) if surplus == 0 and min(layers) > 0 and layers[0] >= dense else None
 
 
 def _fits(coeffs: Coefficients, classes: Sequence[int], layers: Sequence[int]) -> bool:
@@ -179,7 +194,7 @@ def _fits(coeffs: Coefficients, classes: Sequence[int], layers: Sequence[int]) -
 def _lane(coeffs: Coefficients, c: int, counts: Mapping[int, int], layers: Sequence[int]) -> ReplicaKind:
     """Return the lane of the replicas in class c, for one micro-batch; within one host edges are free."""
     last, sharers, replicas = len(layers) - 1, tuple(sorted(counts)), counts[c]
-    stages = tuple(site_stage_s(coeffs, (c,), held, s == last, sharers) for s, held in enumerate(layers))
+    stages = tuple(site_stage_s(coeffs, (c,), held, (s == 0, s == last), sharers) for s, held in enumerate(layers))
     near = NO_EDGE if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_of(coeffs, (c,), (c,))
     edges = (near,) * last
     return ReplicaKind(1, stages, edges, busiest_port_s(coeffs, [(c,)] * len(layers), edges))

@@ -88,7 +88,8 @@ def _cuts(
 ) -> Iterator[tuple[SiteBlock, ...]]:
     sites = [site for site, length in zip(order, lengths, strict=True) for _ in range(length)]
     for layers in [fixed_layers] if fixed_layers else compositions(coeffs.num_layers, len(sites), 1):
-        if all(layers[s] <= coeffs.capacity[s][c] for s, site in enumerate(sites) for c in site):
+        fits = all(layers[s] <= coeffs.capacity[s][c] for s, site in enumerate(sites) for c in site)
+        if fits and layers[0] >= coeffs.first_dense:
             starts = [sum(lengths[:index]) for index in range(len(lengths))]
             yield tuple(
                 SiteBlock(site, layers[start : start + length], is_even)
@@ -313,7 +314,7 @@ def _hop(coeffs: Coefficients, before: int, after: int, length: int) -> Edge:
 
 def _stage(coeffs: Coefficients, stage: int, c: int, layers: int) -> tuple[float, float]:
     """Seconds of a stage on class `c` and micro-batch, and what its exchange of gradients exposes."""
-    stage_s = site_stage_s(coeffs, (c,), layers, stage == coeffs.candidate.pp - 1)
+    stage_s = site_stage_s(coeffs, (c,), layers, (stage == 0, stage == coeffs.candidate.pp - 1))
     if coeffs.candidate.dp == 1:
         return stage_s, 0.0
     per_byte = sync_s_per_byte(coeffs, (c,), rings_on_nic(coeffs, (c,)))

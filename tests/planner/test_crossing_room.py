@@ -24,7 +24,7 @@ def pace_and_sync_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> tuple[
     stages = [(block, held) for block in blocks for held in block.layers]
     paces_s, syncs_s = [], [0.0]
     for s, (block, held) in enumerate(stages):
-        paces_s.append(site_stage_s(coeffs, block.site, held, s == len(stages) - 1))
+        paces_s.append(site_stage_s(coeffs, block.site, held, (s == 0, s == len(stages) - 1)))
         rate = sync_s_per_byte(coeffs, block.site, rings_on_nic(coeffs, block.site), is_even=block.is_even)
         syncs_s.append(exposed_sync_s(coeffs, rate, coeffs.sync_bytes(s, held), paces_s[-1]))
     return max(paces_s), max(syncs_s) if coeffs.candidate.dp > 1 else 0.0

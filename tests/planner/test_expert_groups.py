@@ -26,6 +26,7 @@ from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_p
 from planner.cost.compute_time import layer_s
 from planner.cost.counts import Execution, layer_activation_bytes, memory_bytes, state_bytes
 from planner.cost.gpu_speeds import Speed
+from planner.cost.slot import dense_layer_s
 from planner.cost.trained import stage_of
 from planner.layout.verify import check_groups
 from planner.problem.candidates import Candidate, candidate_of
@@ -68,6 +69,24 @@ def test_tokens_to_other_hosts_take_each_rank_s_share_of_the_network() -> None:
 def test_tensor_shards_send_their_part_of_the_tokens() -> None:
     one, two = (expert_parallel_s(SHAPE, PLAIN._replace(tp=tp), Path(100e9), Peers(8, 1e9)) for tp in (1, 2))
     assert two.forward_s == pytest.approx(one.forward_s / 2)
+
+
+def test_a_dispatcher_that_sends_once_sends_a_token_to_each_host_of_its_experts() -> None:
+    # Two hosts of 16 experts each: a token's four are all on the own one for 1,820 of 35,960 choices.
+    size, once = 8 * 2**20, PLAIN._replace(ep=16, sends_once=True)
+    there_s = size / 4 * (1 - 1820 / 35960) / (0.88 * 1e9)
+    assert expert_parallel_s(SHAPE, once, Path(100e9), Peers(8, 1e9)).forward_s == pytest.approx(2 * there_s)
+    # On one host, eight ranks of four experts: none of them is chosen by 20,475 of 35,960.
+    near_s = size / 4 * 8 * (1 - 20475 / 35960) * 7 / 8 / 100e9
+    near = expert_parallel_s(SHAPE, PLAIN._replace(sends_once=True), Path(100e9), Peers(8, 1e9))
+    assert near.forward_s == pytest.approx(2 * near_s)
+
+
+def test_the_dispatcher_of_the_command_is_priced() -> None:
+    command = {"trainer": {"engine": "megatron", "command": ["x", "--moe-token-dispatcher-type", "flex"]}}
+    plain = job(ep=16, tp=1, pp=1).model_dump(exclude={"engine", "data", "compile"}, exclude_unset=True)
+    once, copies = (Job.model_validate({**plain, **each}) for each in (command, {"trainer": {"engine": "megatron"}}))
+    assert plan_for(TWO_HOSTS, once).prediction.step_s < plan_for(TWO_HOSTS, copies).prediction.step_s
 
 
 def test_experts_are_exchanged_by_the_ranks_that_hold_the_same() -> None:
@@ -116,30 +135,31 @@ def test_tokens_count_among_the_bytes_of_interfaces() -> None:
     assert sent[1] - sent[0] == pytest.approx(routed - exchanged, rel=1e-3)
 
 
-def test_first_layers_without_experts_cost_less_and_are_priced_as_though_they_had_some() -> None:
-    model = {**MODEL, "first_dense_layers": 2, "hidden_size": 4096, "expert_ffn": 1024}
-    problem = read_problem(TWO_HOSTS, job({**model, "first_dense_layers": 0}, ep=8))
+def test_first_layers_without_experts_make_a_step_shorter_by_what_they_cost_less() -> None:
+    model = {**MODEL, "hidden_size": 4096, "expert_ffn": 1024}
+    degrees = {"ep": 8, "pp": 1, "dp": 16, "tp": 1, "micro_batch_size": 1, "recompute": "none"}
+    none, two = (plan_for(TWO_HOSTS, job({**model, "first_dense_layers": n}, **degrees)) for n in (0, 2))
+    problem = read_problem(TWO_HOSTS, two.job)
     execution, slot = Candidate(1, 1, 16, 1).execution(problem.job), problem.fleet.classes[0].hardware.slot
-    without = problem.job.model_copy(update={"model": problem.job.model.dense})
-    (expert, _), (dense, _) = (slot_s(each, slot, execution) for each in (problem.job, without))
-    assert dense.both_s < expert.both_s
-
-    some, all_of_them = (plan_for(TWO_HOSTS, job({**model, "first_dense_layers": n}, ep=8)) for n in (2, 0))
-    assert some.prediction.step_s == all_of_them.prediction.step_s
-    (sentence,) = dense_layers_sentence(some)
-    assert sentence.startswith("The first 2 layers have no experts, and are priced as though all had some")
-    assert dense_layers_sentence(all_of_them) == ()
+    (expert, _), dense = slot_s(problem.job, slot, execution), dense_layer_s(problem.job, execution, slot)
+    less_s = 4 * 2 * (expert.both_s - dense.both_s)  # of four micro-batches; the exchange and the update differ, too
+    assert none.prediction.step_s - two.prediction.step_s == pytest.approx(less_s, rel=0.3)
 
 
-def test_memory_counts_first_layers_without_experts_where_they_are_larger() -> None:
-    wide = replace(SHAPE, ffn_hidden_size=65536, first_dense_layers=2)
-    more = layer_parameters(wide.dense) - layer_parameters(wide, 1, 8)
-    assert more > 0
-    first, other = (stage_of(wide, None, 3, (is_first, False), 1, 8).trained for is_first in (True, False))
-    assert first - other == embedding_parameters(wide) + 2 * more
-    narrow = replace(wide, ffn_hidden_size=64)
-    first, other = (stage_of(narrow, None, 3, (is_first, False), 1, 8).trained for is_first in (True, False))
-    assert first - other == embedding_parameters(narrow)
+def test_a_plan_tells_where_an_even_cut_has_no_room_for_all_layers_without_experts() -> None:
+    model = {**MODEL, "first_dense_layers": 2}
+    shallow, deep = (plan_for(TWO_HOSTS, job(model, ep=2, tp=1, dp=2, pp=pp)) for pp in (2, 4))
+    assert dense_layers_sentence(shallow) == ()
+    (sentence,) = dense_layers_sentence(deep)
+    assert sentence.startswith("The first 2 layers have no experts, and 4 stages have fewer layers each")
+
+
+def test_parameters_of_first_layers_without_experts_are_their_own() -> None:
+    for width in (64, 65536):
+        shape = replace(SHAPE, ffn_hidden_size=width, first_dense_layers=2)
+        more = layer_parameters(shape.dense) - layer_parameters(shape, 1, 8)
+        first, other = (stage_of(shape, None, 3, (is_first, False), 1, 8, 2 * is_first) for is_first in (True, False))
+        assert first.trained - other.trained == embedding_parameters(shape) + 2 * more
 
 
 def test_the_preset_like_deepseek_v3_is_planned() -> None:

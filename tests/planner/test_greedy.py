@@ -29,7 +29,7 @@ def test_greedy_placements_fit_keep_the_pace_and_never_beat_brute_force(
             assert sum(held for _, held in stages) == coeffs.num_layers
             assert all(1 <= held <= coeffs.capacity[s][c] for s, (c, held) in enumerate(stages)), seed
             assert all(len(block.layers) <= coeffs.most_stages[block.site[0]] for block in placed.blocks), seed
-            slowest_s = max(site_stage_s(coeffs, (c,), held, s == last) for s, (c, held) in enumerate(stages))
+            slowest_s = max(site_stage_s(coeffs, (c,), held, (s == 0, s == last)) for s, (c, held) in enumerate(stages))
             assert slowest_s <= pace_s * (1 + 1e-9), seed
             assert placed.seconds == blocks_step_s(coeffs, placed.blocks)
             assert least_s is not None

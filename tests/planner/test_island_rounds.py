@@ -14,13 +14,14 @@ from holmes_core.records.link import Security
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import CheckpointSettings, IslandsSettings, OptimizerSettings, ProfileSettings
-from planner.cost.counts import host_state_bytes, outer_bytes, state_bytes
+from planner.cost.counts import outer_bytes, state_bytes
 from planner.islands.cluster_subset import only_clusters
 from planner.islands.groupings import groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
 from planner.islands.outer_sync_cost import BOTH_WAYS, QUESTION_S, price_exchange
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.verify import verify
+from planner.problem.host_memory import host_state_bytes
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, GIB, bed_job, cpu_inventory, plan_for
 from tests.planner.islands_jobs import planned_mode

@@ -20,7 +20,7 @@ def slowest_stage_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> float:
     """The pace of a placement."""
     stages = [(block.site, held) for block in blocks for held in block.layers]
     last = len(stages) - 1
-    return max(site_stage_s(coeffs, site, held, s == last) for s, (site, held) in enumerate(stages))
+    return max(site_stage_s(coeffs, site, held, (s == 0, s == last)) for s, (site, held) in enumerate(stages))
 
 
 @pytest.mark.parametrize(

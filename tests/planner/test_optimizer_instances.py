@@ -10,7 +10,7 @@ from holmes_cli.screen.plan_tables import describe_degrees
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanGroup, Prediction
 from holmes_core.records.trainer_settings import TrainerName, TrainerSettings
-from holmes_runtime.config.model_shape import Part, bucket_bytes, gradient_order
+from holmes_runtime.config.model_shape import bucket_bytes, gradient_order
 from launcher.prepare.engine_arguments import command_of, engine_arguments
 from planner.advice.engine_price import engine_sentence
 from planner.layout.layout import Layout, lay_out
@@ -20,7 +20,7 @@ from planner.layout.reprice import layout_of, reprice
 from planner.layout.verify import verify
 from planner.problem.candidates import Candidate
 from planner.problem.problem import Problem, read_problem
-from planner.schedule.buckets import BucketExchange, make_buckets
+from planner.schedule.buckets import BucketExchange, StagePart, make_buckets
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.search.placement import Placement
 from planner.search.whole_replicas import place_whole_replicas
@@ -57,7 +57,7 @@ def bucket_sizes(plan: Plan) -> Iterator[tuple[float, float]]:
     full_bytes = bucket_bytes(Candidate(plan.tp, 1, 1, 1).rank_parameters(plan.job, (layers,), 0))
     problem, layout = problem_and_layout(TWO, plan)
     seconds = LayoutCosts(problem, layout).priced["a1"].whole
-    backward_s: dict[Part, float] = {"head": seconds.head.backward_s, "layer": seconds.layer.backward_s}
+    backward_s: dict[StagePart, float] = {"head": seconds.head.backward_s, "layer": seconds.layer.backward_s}
     parts = gradient_order(layers, True, True)
     for each in make_buckets(plan.job.model, plan.tp, parts, backward_s, lambda n: BucketExchange(n, 0.0), full_bytes):
         yield each.backward_s, each.reduce_s

@@ -9,7 +9,7 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.trainer_settings import TrainerName
-from holmes_runtime.config.model_shape import ModelShape, step_flops
+from holmes_runtime.config.model_shape import ModelShape, expert_parameters, step_flops
 from holmes_runtime.config.trainable import Lora, Matrix, Trainable, adapter_parameters, trained_step_flops
 from planner.cost import counts as cost
 from planner.cost.compute_time import head_s, layer_s
@@ -261,3 +261,39 @@ def test_a_key_that_contradicts_itself_is_refused(said: dict[str, Any]) -> None:
 def test_jobs_without_it_are_written_as_before() -> None:
     assert "trainable" not in job_of("megatron", None).model_dump(mode="json")
     assert job_of("megatron").model_dump(mode="json")["trainable"]["lora"]["rank"] == 16
+
+
+def test_adapters_on_attention_leave_experts_frozen() -> None:
+    model = {
+        **{**SMALL, "family": "llama", "seq_length": 1024, "ffn_hidden_size": 8192},
+        **{"experts": 16, "experts_per_token": 2, "expert_ffn": 2048},
+    }
+    only = {"lora": {"rank": 16, "targets": ["query", "value"]}}
+    degrees = {"parallel": {"ep": 8, "tp": 1, "pp": 1, "dp": 16, "micro_batch_size": 1, "recompute": "none"}}
+    some, all_of_them = (
+        plan_for(gpu_inventory([2]), job_of("megatron", trainable, model=model, **degrees))
+        for trainable in (only, None)
+    )
+    execution = Candidate(1, 1, 16, 1).execution(some.job)
+    shape, trainable = some.job.model, some.job.trainable
+    parameters = stage_of(shape, trainable, 8, (True, True), 1, 8)
+    assert parameters.trained == 8 * 2 * 16 * (4096 + 4096)
+    # Experts are weights of two bytes, with no gradient, state or exchange of their own.
+    experts = 8 * expert_parameters(shape, 8)
+    without = cost.state_bytes(0, execution, experts)
+    assert without == 2 * experts
+    whole = sum(some.prediction.memory_bytes), sum(all_of_them.prediction.memory_bytes)
+    assert whole[1] - whole[0] > 4 * experts
+    assert some.prediction.step_s < all_of_them.prediction.step_s
+    candidate = Candidate(1, 1, 16, 1)
+    assert candidate.weighed_parameters(some.job, (8,), 0, 0.5) == parameters.trained
+    assert max(each.sent_bytes for each in some.prediction.traffic) < max(
+        each.sent_bytes for each in all_of_them.prediction.traffic
+    )
+
+
+@pytest.mark.parametrize("trainable", [{"lora": {"rank": 16, "targets": ["query", "up"]}}, {"frozen_layers": 2}])
+def test_adapters_on_experts_and_frozen_layers_of_a_mixture_are_refused(trainable: dict[str, Any]) -> None:
+    model = SMALL | {"family": "llama", "experts": 8, "experts_per_token": 2}
+    with pytest.raises(HolmesError, match=r"trainable with model\.experts 8"):
+        plan_for(gpu_inventory([2]), job_of("megatron", trainable, model=model))

@@ -1,0 +1,176 @@
+"""First layers without experts: prices by stage, and bounds against every cut of small drawn fleets."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holmes_runtime.config.model_shape import expert_parameters, layer_parameters
+from planner.cost.collectives import PassTimes
+from planner.cost.counts import memory_bytes
+from planner.cost.slot import dense_layer_s, first_dense
+from planner.cost.trained import dense_layers
+from planner.problem.candidates import Candidate
+from planner.problem.coefficients import Coefficients, slot_s
+from planner.problem.problem import read_problem
+from planner.schedule.any_schedule_bound import AnyScheduleBounds
+from planner.schedule.placement_simulator import PlacementSimulator
+from planner.search.branch_and_bound import search
+from planner.search.closed_form import SiteBlock, blocks_step_s, site_stage_s
+from planner.search.cluster_sets import ClusterSets
+from planner.search.crossing_room import CrossingRoom
+from planner.search.early_bounds import EarlyBounds
+from planner.search.greedy import place_greedily
+from planner.search.lower_bounds import LowerBounds
+from planner.search.placement import Placement, even_shares
+from planner.search.program_spec import ProgramSpec
+from planner.search.solve import placement_of, solve
+from planner.search.whole_replicas import _cut as common_cut
+from tests.planner.enumerator import all_blocks, compositions, random_coefficients
+from tests.planner.fleets import plan_for
+from tests.planner.test_expert_groups import MODEL, TWO_HOSTS, job
+from tests.planner.test_lower_bounds import slowest_stage_s
+
+DEEP = {**MODEL, "hidden_size": 4096, "expert_ffn": 1024, "num_layers": 7}
+
+
+def drawn(seed: int) -> Coefficients:
+    """A drawn candidate of which one to three first layers are faster or slower, and smaller or larger, than others."""
+    some, draw = random_coefficients(seed), random.Random(seed)
+    number = draw.randint(1, 3)
+    factor = draw.uniform(0.3, 1.6)
+    return replace(
+        some,
+        num_layers=some.num_layers + number,
+        capacity=tuple(tuple(most + number for most in row) for row in some.capacity),
+        dense=tuple(PassTimes(factor * each.forward_s, factor * each.backward_s) for each in some.layer),
+        first_dense=number,
+        dense_sync_bytes=draw.randint(0, 5),
+    )
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_no_cut_beats_the_bounds(mixed: bool) -> None:
+    for seed in range(60):
+        coeffs = drawn(seed)
+        bounds = LowerBounds(coeffs, mixed)
+        sets, room = None if mixed else ClusterSets(bounds), CrossingRoom(coeffs) if mixed else None
+        for blocks in all_blocks(coeffs, mixed):
+            pace_s, step_s = slowest_stage_s(coeffs, blocks), blocks_step_s(coeffs, blocks) * (1 + 1e-9)
+            assert bounds.at_pace_s(pace_s) <= step_s, (seed, blocks)
+            assert (bounds.full_bound_s or step_s + 1) <= step_s, (seed, blocks)
+            assert sets is None or sets.least_s(pace_s, bounds.within(pace_s)) <= step_s, (seed, blocks)
+            assert room is None or room.may_hold(pace_s, step_s), (seed, blocks)
+
+
+def test_the_program_finds_the_best_cut() -> None:
+    for seed in range(60):
+        coeffs = drawn(seed)
+        least_s = min((blocks_step_s(coeffs, blocks) for blocks in all_blocks(coeffs, False)), default=None)
+        spec = ProgramSpec(coeffs, slowest_s=max(LowerBounds(coeffs).paces_s))
+        found = placement_of(spec, solve(spec))
+        assert (found is None) == (least_s is None), seed
+        assert found is None or found.objective_s == pytest.approx(least_s), seed
+        bounds = LowerBounds(coeffs)
+        for pace_s in bounds.paces_s[bounds.first_pace :][:3]:
+            greedy = place_greedily(bounds, pace_s)
+            assert greedy is None or greedy.seconds >= (least_s or 0) * (1 - 1e-9), seed
+
+
+def test_whole_replicas_have_the_cut_whose_slowest_stage_is_fastest() -> None:
+    cuts = 0
+    for seed in range(120):
+        coeffs = drawn(seed)
+        pp, classes = coeffs.candidate.pp, range(len(coeffs.group_slots))
+        slowest = max(classes, key=lambda c: coeffs.layer_s[c])
+        coeffs = replace(coeffs, dense=tuple(coeffs.dense[slowest] for _ in classes))
+        paces_s = {
+            layers: max(site_stage_s(coeffs, (slowest,), held, (s == 0, s == pp - 1)) for s, held in enumerate(layers))
+            for layers in compositions(coeffs.num_layers, pp, 1)
+            if layers[0] >= coeffs.first_dense and all(held <= min(coeffs.capacity[s]) for s, held in enumerate(layers))
+        }
+        cut = common_cut(coeffs, classes)
+        assert (cut is None) == (not paces_s), seed
+        if cut is not None:
+            assert paces_s[cut] <= min(paces_s.values()) * (1 + 1e-9), seed
+            cuts += 1
+    assert cuts > 40
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_the_search_finds_the_best_cut_of_drawn_jobs_and_no_simulated_one_beats_the_bounds(first: int) -> None:
+    for seed in range(first, first + 20):
+        draw = random.Random(seed)
+        model: dict[str, Any] = {**DEEP, "first_dense_layers": draw.randint(1, 3)}
+        model["ffn_hidden_size"] = draw.choice((1024, 4096, 16384))
+        ep, pp = draw.choice(((4, 2), (2, 2), (8, 1), (4, 4), (2, 4), (8, 2)))
+        degrees = {"ep": ep, "pp": pp, "tp": 1, "dp": 16 // pp, "micro_batch_size": draw.choice((1, 2))}
+        problem = read_problem(TWO_HOSTS, job(model, **degrees, schedule="1f1b", recompute="none"))
+        candidate = Candidate(1, pp, 16 // pp, degrees["micro_batch_size"])
+        coeffs, early = problem.coefficients(candidate), EarlyBounds(problem)
+        any_s = AnyScheduleBounds(problem).least_s([candidate])
+        found = []
+        for layers in compositions(7, pp, 1):
+            if any(held > room[0] for held, room in zip(layers, coeffs.capacity, strict=True)):
+                continue
+            placement = Placement(candidate, layers, ((0,) * candidate.dp,) * pp, (64 // candidate.dp,) * candidate.dp)
+            shares = even_shares(coeffs.total_microbatches, candidate.dp)
+            simulator = PlacementSimulator(problem.job, coeffs, replace(placement, microbatches=shares))
+            (mode,) = simulator.modes()
+            step_s = simulator.timed(mode).step_s * (1 + 1e-9)
+            assert any_s <= step_s, (seed, layers)
+            assert simulator.least_s <= step_s, (seed, layers)
+            if layers[0] >= coeffs.first_dense:
+                found.append(blocks_step_s(coeffs, [SiteBlock((0,), layers)]))
+        assert early.compute_s(candidate) <= min(found) * (1 + 1e-9), seed
+        assert (early.whole_layers_s(candidate, False) or 0) <= min(found) * (1 + 1e-9), seed
+        result = search(problem, 60)
+        assert result.found[0].objective_s == pytest.approx(min(found), rel=1e-6), seed
+        assert result.bound_s <= min(found) * (1 + 1e-9), seed
+
+
+def test_a_stage_is_priced_by_the_layers_that_it_holds() -> None:
+    problem = read_problem(TWO_HOSTS, job({**DEEP, "first_dense_layers": 3}, ep=4, pp=4, tp=1, micro_batch_size=1))
+    candidate = Candidate(1, 4, 4, 1)
+    coeffs, execution, model = problem.coefficients(candidate), candidate.execution(problem.job), problem.job.model
+    assert dense_layers(model, (2, 2, 2, 1)) == (2, 1, 0, 0)
+    slot = problem.fleet.classes[0].hardware.slot
+    (expert, _), dense = slot_s(problem.job, slot, execution), dense_layer_s(problem.job, execution, slot)
+    assert dense.both_s < expert.both_s
+    placement = Placement(candidate, (2, 2, 2, 1), ((0,) * 4,) * 4, (16,) * 4)
+    (_, replica) = PlacementSimulator(problem.job, coeffs, placement)._lanes[0]
+    seconds = [forward_s for forward_s, _ in replica.compute_s(placement.layers)]
+    assert seconds[:3] == pytest.approx([2 * dense.forward_s, dense.forward_s + expert.forward_s, 2 * expert.forward_s])
+
+    parameters = [candidate.rank_parameters(problem.job, placement.layers, rank) for rank in (1, 2)]
+    assert parameters[0] - parameters[1] == layer_parameters(model.dense) - layer_parameters(model, 1, 4)
+    weighed = [candidate.weighed_parameters(problem.job, placement.layers, rank, 0.0) for rank in (1, 2)]
+    assert [size - less for size, less in zip(parameters, weighed, strict=True)] == [
+        expert_parameters(model, 4),
+        2 * expert_parameters(model, 4),
+    ]
+    held = [memory_bytes(model, execution, (2,), (3,), False, False, (dense,)) for dense in (0, 1, 2)]
+    assert held[0] - held[1] == pytest.approx(held[1] - held[2], abs=8192)
+    assert held[0] > held[1]
+
+
+def test_a_deep_pipeline_takes_each_layer_to_be_of_the_faster_kind() -> None:
+    some = job({**DEEP, "first_dense_layers": 2})
+    assert [first_dense(some, pp) for pp in (1, 2, 3, 4, 7)] == [2, 2, 2, 0, 0]
+    fixed = job({**DEEP, "first_dense_layers": 2}, layers=[1, 2, 2, 2])
+    assert first_dense(fixed, 4) == 0
+    problem = read_problem(TWO_HOSTS, job({**DEEP, "first_dense_layers": 2}, ep=4, pp=4, dp=4, tp=1))
+    assert search(problem, 60).status == "near optimal"
+    assert plan_for(TWO_HOSTS, problem.job).solve.status == "near optimal"
+    coeffs = problem.coefficients(Candidate(1, 4, 4, 1))
+    assert coeffs.layer_s[0] == min(coeffs.layer[0].both_s, coeffs.dense[0].both_s)
+
+
+def test_pipelines_of_61_layers_are_planned_on_16_stages() -> None:
+    model = {**MODEL, "num_layers": 61, "first_dense_layers": 3}
+    plan = plan_for(TWO_HOSTS, job(model, pp=16, tp=1, dp=1, micro_batch_size=1, schedule="1f1b"))
+    assert sum(stage.num_layers for stage in plan.stages) == 61
+    assert plan.stages[0].num_layers >= 3
