@@ -68,7 +68,7 @@ def test_experts_give_results_and_gradients_of_tokens_taken_one_by_one(
 
     output, expected = experts(hidden), one_by_one(experts, hidden)
 
-    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-5)  # results go up to 60
     pairs = zip(all_gradients(experts, hidden, output), all_gradients(experts, hidden, expected), strict=True)
     for got, wanted in pairs:
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
