@@ -18,6 +18,7 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.check_inputs import check_source
+from holmes_runtime.node.data_files.documents import has_documents
 from holmes_runtime.node.data_files.text import Tokenizer, open_tokenizer, source_files, tokenized
 from holmes_runtime.node.data_files.token_file import TokenFileWriter, index_path, token_type_of
 
@@ -50,15 +51,18 @@ def data_command(
     """Turn text, or examples to fine-tune on, into a token file, which nodes train on without the tokenizer."""
     files, bad_lines = _files(source, pattern), BadLines(skip_bad_lines)
     _check_output(output)
-    with _named_errors(output):
-        has_examples = holds_examples(files[0], BadLines(skip_bad_lines))
-    tokenizers = {suffix: _open(suffix, tokenizer) for suffix in {file.suffix for file in files}}
+    try:
+        has_examples = holds_examples(files, BadLines(skip_bad_lines), prefers_text=seq_length is None)
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        raise HolmesError(str(error), "name text or examples, or leave the file out with --pattern") from None
+    by_kind = {has_documents(file): _open(file, tokenizer) for file in files}
+    tokenizers = {file: by_kind[has_documents(file)] for file in files}
     vocab_size = max(opened.vocab_size for opened in tokenizers.values())
     if has_examples:
         if seq_length is None:
             raise HolmesError(f"{files[0]} has examples, which are packed", "add --seq-length, the model's seq_length")
         template = open_template(chat_template, tokenizer)
-        section = _pack(files, tokenizers[files[0].suffix], template, seq_length, output, bad_lines)
+        section = _pack(files, tokenizers[files[0]], template, seq_length, output, bad_lines)
     else:
         for name, value in (("--seq-length", seq_length), ("--chat-template", chat_template)):
             if value is not None:
@@ -88,7 +92,7 @@ def _join(
     source: Path,
     pattern: str,
     files: list[Path],
-    tokenizers: dict[str, Tokenizer],
+    tokenizers: dict[Path, Tokenizer],
     output: Path,
     token_type: str,
     bad_lines: BadLines,
@@ -101,7 +105,7 @@ def _join(
     writer = TokenFileWriter(output, token_type)
     with _named_errors(output), _progress(files) as progress, writer:
         for file in files:
-            for piece, parts in tokenized(file, tokenizers[file.suffix], bad_lines):
+            for piece, parts in tokenized(file, tokenizers[file], bad_lines):
                 for part in parts:
                     writer.add(part)
                 if piece.ends_document:
@@ -185,11 +189,11 @@ def _check_output(output: Path) -> None:
             raise HolmesError(f"{path} exists", "choose another --output, or remove it if no run needs it")
 
 
-def _open(suffix: str, tokenizer: Path | None) -> Tokenizer:
+def _open(file: Path, tokenizer: Path | None) -> Tokenizer:
     if tokenizer is not None and not tokenizer.is_file():
         raise HolmesError(f"tokenizer {tokenizer} does not exist", "name a tokenizer.json of the `tokenizers` library")
     try:
-        return open_tokenizer(Path(f"text{suffix}"), None if tokenizer is None else str(tokenizer))
+        return open_tokenizer(file, None if tokenizer is None else str(tokenizer))
     except ModuleNotFoundError as error:
         raise HolmesError(str(error), "`pip install tokenizers`, here only: nodes need no tokenizer") from None
     except ValueError as error:

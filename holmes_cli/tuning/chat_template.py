@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from holmes_cli.tuning.bounded_work import bounded_work
 from holmes_core.errors import HolmesError
 from holmes_runtime.config.bounded_file import open_bounded, read_json_object
 
-CONFIG_FILE, TEMPLATE_FILE = "tokenizer_config.json", "chat_template.jinja"  # in the folder of a tokenizer
+CONFIG_FILE, TOKENS_FILE = "tokenizer_config.json", "special_tokens_map.json"  # in the folder of a tokenizer
+TEMPLATE_FILE = "chat_template.jinja"
 MAX_CONFIG_BYTES = 2**24  # of tokenizer_config.json, which may list thousands of added tokens
 MAX_TEMPLATE_BYTES = 2**20  # the longest published ones have some tens of kB
 MAX_MEMORY_BYTES, MAX_CPU_S = 2**30, 2.0  # for one conversation, which usually takes milliseconds
@@ -37,8 +38,8 @@ Message = Mapping[str, object]
 class ChatTemplate:
     """A template, compiled. `place` names its file in errors."""
 
-    def __init__(self, text: str, place: str, tokens: Mapping[str, str]) -> None:
-        """`tokens` have the texts of special tokens, such as `eos_token`.
+    def __init__(self, text: str, place: str, tokens: Mapping[str, str], with_tools: str | None = None) -> None:
+        """`tokens` have the texts of special tokens, such as `eos_token`; `with_tools` is for conversations with some.
 
         Raises:
             HolmesError: The text is no template.
@@ -47,9 +48,12 @@ class ChatTemplate:
         try:
             with self._bounded():
                 self._template = _Sandbox().from_string(text)
+                self._with_tools = self._template if with_tools is None else _Sandbox().from_string(with_tools)
         except TemplateSyntaxError as error:
             raise self._refusal(str(error), error.lineno) from None
-        except (TemplateError, RecursionError, ArithmeticError, TypeError) as error:
+        except HolmesError:
+            raise
+        except Exception as error:  # Jinja writes Python, which Python may refuse
             raise self._refusal(f"{type(error).__name__}: {error}", 1) from None
 
     def text(self, messages: Sequence[Message], tools: object = None, add_generation_prompt: bool = False) -> str:
@@ -64,7 +68,7 @@ class ChatTemplate:
         own = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None}
         try:
             with self._bounded():
-                return self._template.render(own, **self._tokens)
+                return (self._with_tools if tools else self._template).render(own, **self._tokens)
         except HolmesError:
             raise
         except Exception as error:  # a template may call any method of a message's values
@@ -100,16 +104,16 @@ def open_template(template: Path | None, tokenizer: Path | None) -> ChatTemplate
         beside = None if tokenizer is None else tokenizer.with_name(TEMPLATE_FILE)
         file = template or (beside if beside is not None and beside.is_file() else None)
         if file is not None:
-            text: object = _read(file)
-            place = str(file)
+            named, place = {"default": _read(file)}, str(file)
         else:
-            text, place = _default(config.get("chat_template")), f"{tokenizer}: chat_template of {CONFIG_FILE}"
+            named, place = _named(config.get("chat_template")), f"{tokenizer}: chat_template of {CONFIG_FILE}"
     except (OSError, ValueError) as error:
         raise HolmesError(f"chat template: {error}", "name a Jinja file of 1 MiB at most in UTF-8") from None
-    if not isinstance(text, str):
+    if not named:
         return None
-    named = {name: _token_text(config.get(name)) for name in TOKENS}
-    return ChatTemplate(text, place, {name: token for name, token in named.items() if token is not None})
+    tokens = {name: _token_text(config.get(name)) for name in TOKENS}
+    known = {name: token for name, token in tokens.items() if token is not None}
+    return ChatTemplate(named["default"], place, known, named.get("tool_use"))
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -118,7 +122,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["**"])  # one power of numbers may take hours, and nothing interrupts it
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols])
+        # Not optimized: constants would be computed by the compiler, which takes an error of any kind for a variable.
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_GenerationBlocks, loopcontrols]
+        )
         self.filters["tojson"] = _to_json
         self.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
 
@@ -138,8 +145,8 @@ class _GenerationBlocks(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _raise(message: str) -> None:
@@ -153,10 +160,12 @@ def _line(error: BaseException) -> int:
 
 
 def _config(tokenizer: Path | None) -> dict[str, Any]:
-    try:
-        return {} if tokenizer is None else read_json_object(tokenizer.with_name(CONFIG_FILE), MAX_CONFIG_BYTES)
-    except FileNotFoundError:
-        return {}
+    """Return the configuration in the folder of `tokenizer`, which may name special tokens in a file of their own."""
+    found: dict[str, Any] = {}
+    for file in () if tokenizer is None else map(tokenizer.with_name, (TOKENS_FILE, CONFIG_FILE)):
+        with suppress(FileNotFoundError):
+            found |= read_json_object(file, MAX_CONFIG_BYTES)
+    return found
 
 
 def _read(file: Path) -> str:
@@ -167,12 +176,14 @@ def _read(file: Path) -> str:
             raise ValueError(f"{file} is not UTF-8 text: {error}") from None
 
 
-def _default(template: object) -> object:
-    """Return a configuration's template; of several, the one named `default`."""
-    if isinstance(template, list):
-        named = (each for each in template if isinstance(each, dict) and each.get("name") == "default")
-        return next(named, {}).get("template")
-    return template
+def _named(template: object) -> dict[str, str]:
+    """Return a configuration's templates by name; empty if there are none. Raise ValueError if none is the default."""
+    given = template if isinstance(template, list) else [{"name": "default", "template": template}]
+    pairs = [(each.get("name"), each.get("template")) for each in given if isinstance(each, dict)]
+    found = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+    if found and "default" not in found:
+        raise ValueError(f"{CONFIG_FILE} names templates {sorted(found)}, and none is the default")
+    return found
 
 
 def _token_text(token: object) -> str | None:

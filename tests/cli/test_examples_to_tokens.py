@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import random
@@ -25,10 +26,19 @@ REASONS = """{% for message in messages %}<{{ message.role }}>{{ "hm, " if loop.
 {{- message.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 
 
+CALL = {"content": None, "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]}
+CALLED = '[{"function": {"arguments": {}, "name": "add"}, "type": "function"}]</s>'
+
+
 def say(*texts: str) -> dict[str, object]:
     """A conversation that the user begins."""
     roles = ("user", "assistant")
     return {"messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]}
+
+
+def chat_line(answer: dict[str, object], **more: object) -> bytes:
+    """A conversation with one answer, as a line."""
+    return json.dumps({"messages": [{"role": "user", "content": "hi"}, answer], **more}).encode() + b"\n"
 
 
 def write_lines(path: Path, *records: object) -> None:
@@ -107,6 +117,92 @@ def test_a_template_is_given_the_tools_of_a_conversation(command: Command, tmp_p
     assert [text[:12] for text, _ in examples(tmp_path / "out.bin")] == ["add,sub:<|us"]
 
 
+WITH_CALLS = "{{ message.content }}{% if message.tool_calls %}{{ message.tool_calls | tojson(sort_keys=1) }}{% endif %}"
+CALLS = CHATML.replace("{{ message.content }}", WITH_CALLS)
+
+
+@pytest.mark.parametrize(
+    ("answer", "predicted"),
+    [
+        ({"content": ">"}, "></s>"),
+        ({"content": [{"type": "text", "text": "h"}, {"type": "text", "text": "o"}]}, "ho</s>"),
+        (CALL, CALLED),
+        ({"tool_calls": CALL["tool_calls"]}, CALLED),
+        ({"content": "ho", "name": None, "tool_calls": None}, "ho</s>"),
+    ],
+    ids=["end", "parts", "null", "call", "nulls"],
+)  # fmt: skip
+def test_an_answer_is_what_its_content_and_calls_say(
+    command: Command, tmp_path: Path, answer: dict[str, object], predicted: str
+) -> None:
+    has_calls = answer.get("tool_calls") is not None
+    (tmp_path / "chat.jinja").write_text((CALLS if has_calls else CHATML).replace("</s>\n", "</s>"))
+    (tmp_path / "a.jsonl").write_bytes(chat_line({"role": "assistant", **answer}))
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "200", "--chat-template", "chat.jinja")
+
+    assert done.code == 0, done.stderr
+    assert [text.replace("_", "") for _, text in examples(tmp_path / "out.bin")] == [predicted]
+
+
+def test_an_answer_of_weight_0_is_only_read(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    line = say("hi", "ho", "so", "la")
+    line["messages"][1]["weight"] = 0  # type: ignore[index]
+    write_lines(tmp_path / "a.jsonl", line)
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "100", "--chat-template", "chat.jinja")
+
+    assert done.code == 0, done.stderr
+    assert [text.replace("_", "") for _, text in examples(tmp_path / "out.bin")] == ["la</s>\n"]
+
+
+def test_a_conversation_far_too_long_is_not_tokenized(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    write_lines(tmp_path / "a.jsonl", say("hi", "ho" * 1000))
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "8", "--chat-template", "chat.jinja")
+
+    assert done.code == 2
+    assert "line 1: it has 2,035 characters, which do not fit" in " ".join(done.stderr.split())
+
+
+def test_completions_end_in_compressed_lines_too(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "1+1=", "completion": "2"}\n'))
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(b'{"text": "abc"}\n{"text": "de"}\n'))
+
+    done = command("data", "a.jsonl.gz", "-o", "out.bin", "--seq-length", "8")
+    text = command("data", "t.jsonl.gz", "-o", "text.bin")
+
+    assert (done.code, text.code) == (0, 0), done.stderr + text.stderr
+    assert examples(tmp_path / "out.bin") == [("1+1=2\0", "____2\0")]
+    assert (tmp_path / "text.bin").read_bytes() == b"abc\0de\0"
+
+
+def test_a_record_with_text_is_text_unless_a_sequence_length_is_given(command: Command, tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", {"text": "abc", "prompt": "1", "completion": "2"})
+
+    text, tuned = (command("data", "a.jsonl", "-o", f"{len(more)}.bin", *more) for more in ([], ["--seq-length", "8"]))
+
+    assert (text.code, tuned.code) == (0, 0), text.stderr + tuned.stderr
+    assert (tmp_path / "0.bin").read_bytes() == b"abc\0"
+    assert examples(tmp_path / "2.bin") == [("12\0", "_2\0")]
+
+
+def test_records_before_the_first_example_may_be_skipped(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "a.jsonl").write_text("")
+    write_lines(tmp_path / "a" / "b.jsonl", {"id": 1}, {"prompt": "1", "completion": "2"})
+
+    refused = command("data", "a", "-o", "out.bin", "--seq-length", "8")
+    done = command("data", "a", "-o", "out.bin", "--seq-length", "8", "--skip-bad-lines", "1")
+
+    assert refused.code == 2
+    assert "b.jsonl, line 1: it has neither text, nor prompt and completion" in " ".join(refused.stderr.split())
+    assert done.code == 0, done.stderr
+    assert examples(tmp_path / "out.bin") == [("12\0", "_2\0")]
+
+
 def test_messages_may_be_split_in_prompt_and_completion(command: Command, tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text(CHATML)
     prompt, completion = say("a", "b", "c")["messages"], [{"role": "assistant", "content": "d"}]
@@ -137,32 +233,42 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 CHAT_LINE = json.dumps(say("hi", "ho")).encode() + b"\n"
 
 
-@pytest.mark.parametrize(
-    ("lines", "template", "said"),
-    [
-        (CHAT_LINE, "a\n{{ ''.__class__.__mro__ }}", "chat.jinja, line 2: access to attribute '__class__'"),
-        (CHAT_LINE, "{{ messages.append(1) }}", "chat.jinja, line 1: access to attribute 'append'"),
-        (CHAT_LINE, "{{ cycler.__init__.__globals__ }}", "chat.jinja, line 1: access to attribute '__init__'"),
-        (CHAT_LINE, "{% include '/etc/passwd' %}", "a.jsonl, line 1: chat.jinja, line 1: TypeError: no loader"),
-        (CHAT_LINE, "a\n\n{% for m in messages %}", "chat.jinja, line 3: Unexpected end of template"),
-        (CHAT_LINE, "{{ 9 ** 9 ** 9 }}", "chat.jinja, line 1: 9 ** 9: a chat template takes no powers"),
-        (CHAT_LINE, "{{ 'a' * 9999999999 }}", "chat.jinja, line 1: it takes more than 1 GiB of memory"),
-        (CHAT_LINE, ENDLESS, "chat.jinja, line 1: it takes more than 2 s for one conversation"),
-        (CHAT_LINE, "a\n{{ raise_exception('no') }}", "a.jsonl, line 1: chat.jinja, line 2: TemplateError: no"),
-        (CHAT_LINE, "{{ messages[0].content }}{{ add_generation_prompt }}", "chat.jinja: message 2 does not follow"),
-        (CHAT_LINE, CHATML.replace("</s>\n", ""), "chat.jinja: nothing follows an answer, '<|user|>\\nhi<|assistant|>"),
-        (CHAT_LINE, "\ufffd" * 2**19, "chat template: "),
-        (CHAT_LINE, "", "there is nothing to predict in it"),
-        (b'{"messages": [{"role": "user", "content": "hi"}]}\n', CHATML, "line 1: no message is the assistant's"),
-        (b'{"messages": "hi"}\n', CHATML, "a.jsonl, line 1: the field \"messages\" is 'hi', not a list of messages"),
-        (b'{"messages": [{"role": "user"}]}\n', CHATML, 'message 1 of "messages" has no role and content'),
-        (b'{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n', CHATML, "line 2: it has neither messages nor"),
-        (b'{"prompt": "a", "completion": "b"}\n{"prompt": "\xff"}\n', CHATML, "line 2: 'utf-8' codec can't decode"),
-        (b'{"prompt": "\\ud800", "completion": "b"}\n', CHATML, "line 1: 'utf-8' codec can't encode"),
-        (b'{"prompt": "a", "completion": "' + b"b" * 2**20 + b'"}\n', CHATML, "it has 1,048,578 tokens"),
-        (b'{"prompt": "a", "completion": "b"}\n{"prompt": ' + b"[" * 5000, CHATML, "line 2: it is nested too deeply"),
-    ],
-)  # fmt: skip
+HOSTILE = [
+    (CHAT_LINE, "a\n{{ ''.__class__.__mro__ }}", "chat.jinja, line 2: access to attribute '__class__'"),
+    (CHAT_LINE, "{{ messages.append(1) }}", "chat.jinja, line 1: access to attribute 'append'"),
+    (CHAT_LINE, "{{ cycler.__init__.__globals__ }}", "chat.jinja, line 1: access to attribute '__init__'"),
+    (CHAT_LINE, "{% include '/etc/passwd' %}", "a.jsonl, line 1: chat.jinja, line 1: TypeError: no loader"),
+    (CHAT_LINE, "a\n\n{% for m in messages %}", "chat.jinja, line 3: Unexpected end of template"),
+    (CHAT_LINE, "{{ 9 ** 9 ** 9 }}", "chat.jinja, line 1: 9 ** 9: a chat template takes no powers"),
+    (CHAT_LINE, "{{ 'a' * 9999999999 }}", "chat.jinja, line 1: it takes more than 1 GiB of memory"),
+    (CHAT_LINE, ENDLESS, "chat.jinja, line 1: it takes more than 2 s for one conversation"),
+    (CHAT_LINE, "a\n{{ raise_exception('no') }}", "a.jsonl, line 1: chat.jinja, line 2: TemplateError: no"),
+    (CHAT_LINE, "{{ messages[0].content }}{{ add_generation_prompt }}", "chat.jinja: message 2 does not follow"),
+    (CHAT_LINE, CHATML.replace("</s>\n", ""), "chat.jinja: nothing follows an answer"),
+    (CHAT_LINE, CHATML.replace("</s>", "{{ eos_token }}"), "chat.jinja: nothing follows an answer"),
+    (CHAT_LINE, "{{ ([1] * 60000000) | sum }}" * 20, "chat.jinja, line 1: it takes more than"),
+    (CHAT_LINE, "{% for a in b %}" * 25 + "{% endfor %}" * 25, "chat.jinja, line 1: SyntaxError: too many"),
+    (CHAT_LINE, "{{ 1" + "0" * 5000 + " }}", "chat.jinja, line 1: ValueError: Exceeds the limit"),
+    (CHAT_LINE, "\ufffd" * 2**19, "chat template: "),
+    (CHAT_LINE, "", "there is nothing to predict in it"),
+    (b'{"messages": [{"role": "user", "content": "hi"}]}\n', CHATML, "line 1: no message is the assistant's"),
+    (chat_line({"role": "assistant", "content": [{"type": "image"}]}), CHATML, "has a part that is no text"),
+    (chat_line({"role": "assistant", "content": 3}), CHATML, 'message 2 of "messages" has the content \'3\', not text'),
+    (chat_line({"role": "assistant", **CALL}), CHATML, "chat.jinja does not write the call of add in message 2"),
+    (chat_line({"role": "assistant", "content": "a"}, tools="add"), CHATML, "line 1: Expecting value"),
+    (chat_line({"role": "assistant", "content": "a"}, tools="[1]"), CHATML, "is '[1]', not a list of functions"),
+    (chat_line({"role": "assistant", "content": "a", "weight": 0}), CHATML, "there is nothing to predict"),
+    (b'{"messages": "hi"}\n', CHATML, "a.jsonl, line 1: the field \"messages\" is 'hi', not a list of messages"),
+    (b'{"messages": [{"role": "user"}]}\n', CHATML, 'message 1 of "messages" has no role and content'),
+    (b'{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n', CHATML, "line 2: it has neither messages nor"),
+    (b'{"prompt": "a", "completion": "b"}\n{"prompt": "\xff"}\n', CHATML, "line 2: 'utf-8' codec can't decode"),
+    (b'{"prompt": "\\ud800", "completion": "b"}\n', CHATML, "line 1: 'utf-8' codec can't encode"),
+    (b'{"prompt": "a", "completion": "' + b"b" * 2**20 + b'"}\n', CHATML, "it has 1,048,578 tokens"),
+    (b'{"prompt": "a", "completion": "b"}\n{"prompt": ' + b"[" * 5000, CHATML, "line 2: it is nested too deeply"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "template", "said"), HOSTILE, ids=[said for *_, said in HOSTILE])
 def test_hostile_examples_are_refused_with_file_and_line(
     command: Command, tmp_path: Path, lines: bytes, template: str, said: str
 ) -> None:
@@ -261,3 +367,20 @@ def test_rows_are_examples_too(command: Command, tmp_path: Path, name: str) -> N
 
     assert done.code == 0, done.stderr
     assert examples(tmp_path / "out.bin") == [("1+1=2\0", "____2\0"), ("2+2=4\0", "____4\0")]
+
+
+def test_a_completion_has_no_mark_of_the_start_of_a_text(command: Command, tmp_path: Path) -> None:
+    """Tokenizers like Llama 2's put a mark before each text that they are given."""
+    tokenizers: Any = pytest.importorskip("tokenizers")
+    words = ["?", "</s>", "\u2581", "\n", "a", "2", "+", "4"]
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="?"))
+    pieces = [tokenizers.pre_tokenizers.Metaspace(), tokenizers.pre_tokenizers.Split("", "isolated")]
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(pieces)
+    made.save(str(tmp_path / "tokenizer.json"))
+    write_lines(tmp_path / "a.jsonl", {"prompt": "2+2", "completion": "4"})
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "8", "--tokenizer", "tokenizer.json")
+
+    assert done.code == 0, done.stderr
+    corpus = load_corpus(DataSettings(str(tmp_path / "out.bin"), documents="separate"), "here", 8, 8)
+    assert corpus.training[0].read(0, 6).tolist() == [~2, ~5, ~6, ~5, 7, 1]

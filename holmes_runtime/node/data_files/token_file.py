@@ -214,9 +214,9 @@ class TokenFileWriter:
                 self._temporary[0].replace(self._path)
                 self._temporary[1].replace(index_path(self._path))  # the index last: without it there is no token file
         finally:
-            self._file.close()
             for path in self._temporary:
                 path.unlink(missing_ok=True)
+            self._file.close()  # which may fail again, as a full disk takes nothing from its buffer
 
     def _write_index(self, file: BinaryIO) -> None:
         code = next(code for code, name in TYPE_CODES.items() if name == self._token_type)
