@@ -184,11 +184,7 @@ class _Climb:
         """Return True if memory holds its stages, and clusters the replicas that go together."""
         coeffs = self._problem.coefficients(placement.candidate)
         rooms = zip(placement.layers, placement.sites, coeffs.capacity, strict=True)
-        fits = (
-            min(placement.layers) > 0
-            and placement.layers[0] >= coeffs.first_dense
-            and all(held <= room[c] for held, row, room in rooms for c in set(row))
-        )
+        fits = min(placement.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row))
         return fits and self._keeps_shards(placement)
 
     def _keeps_shards(self, placement: Placement) -> bool:
