@@ -232,3 +232,11 @@ def test_cuts_between_layers_without_experts_are_tried_and_none_is_proven_best()
     assert min(steps_s) == steps_s[0]
     assert plan.solve.status == "near optimal"
     assert not any("proven" in sentence for sentence in plan_sentences(plan, unlike_clusters_job()[0]))
+
+
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_a_fixed_interleaved_schedule_runs_where_the_search_gives_a_stage_fewer_layers(chunks: int | None) -> None:
+    unlike, some = unlike_clusters_job(schedule="interleaved", chunks=chunks, ep=2, recompute="none")
+    for fleet in (unlike, gpu_inventory([1], gpus_per_host=4, gpu_name=A100, memory_bytes=80 * GIB)):
+        plan = plan_for(fleet, some)
+        assert (plan.schedule, [stage.num_layers for stage in plan.stages]) == ("interleaved", [1, 1, 1, 1])
