@@ -240,3 +240,25 @@ def test_a_fixed_interleaved_schedule_runs_where_the_search_gives_a_stage_fewer_
     for fleet in (unlike, gpu_inventory([1], gpus_per_host=4, gpu_name=A100, memory_bytes=80 * GIB)):
         plan = plan_for(fleet, some)
         assert (plan.schedule, [stage.num_layers for stage in plan.stages]) == ("interleaved", [1, 1, 1, 1])
+
+
+def test_no_simulated_run_in_chunks_beats_its_bounds() -> None:
+    runs = 0
+    for seed in range(40):
+        draw = random.Random(seed)
+        model: dict[str, Any] = {**DEEP, "num_layers": draw.randint(4, 8), "first_dense_layers": draw.randint(1, 3)}
+        model["ffn_hidden_size"] = draw.choice((1024, 4096, 16384))
+        problem = read_problem(TWO_HOSTS, job(model, pp=2, tp=1, ep=draw.choice((1, 4)), micro_batch_size=1))
+        candidate = Candidate(1, 2, draw.choice((4, 8)), 1)
+        coeffs, layers = problem.coefficients(candidate), model["num_layers"]
+        any_s = AnyScheduleBounds(problem).least_s([candidate])
+        for held in range(2, layers - 1):
+            shares = even_shares(coeffs.total_microbatches, candidate.dp)
+            placement = Placement(candidate, (held, layers - held), ((0,) * candidate.dp,) * 2, shares)
+            simulator = PlacementSimulator(problem.job, coeffs, placement)
+            for mode in simulator.allowed_modes():
+                step_s = simulator.timed(mode).step_s * (1 + 1e-9)
+                bounds_s = any_s, simulator.least_s, simulator.lower_bound_s(mode)
+                assert max(bounds_s) <= step_s, (seed, mode, bounds_s)
+                runs += mode.chunks > 1
+    assert runs > 60
