@@ -123,7 +123,7 @@ def _best_ways(problem: Problem, at_most_s: float) -> list[Way]:
     for placement in all_placements(problem):
         coeffs = problem.coefficients(placement.candidate)
         simulator = PlacementSimulator(problem.job, coeffs, placement)
-        if simulator.busiest_s > at_most_s:
+        if simulator.busiest_s(placement.layers) > at_most_s:
             continue
         for mode in all_modes(simulator, placement):
             if simulator.lower_bound_s(mode) <= at_most_s and simulator.fits(mode):

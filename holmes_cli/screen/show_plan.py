@@ -255,7 +255,9 @@ def _proof_sentence(plan: Plan) -> str:
     solve = plan.solve
     if solve.status == "fixed":
         return "Placement: fixed by the usual rank order, nothing was solved."
-    sure = "proven" if solve.gap == 0 else f"{solve.status}: at most {solve.gap:.2%} above the bound"
+    sure = f"{solve.status}: at most {solve.gap:.2%} above the bound"
+    if solve.gap == 0:
+        sure = "proven" if solve.status == "optimal" else "of the cuts compared, which are not all"
     parts = [f"the best of {count(solve.candidates, 'candidate')} takes {format_seconds(solve.objective_s)} ({sure})"]
     if solve.certificate_s is not None:
         program = f"by an integer program, {solve.solver}"

@@ -6,7 +6,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_names
 from planner.cost.gpu_speeds import PUBLISHED_SPREAD, SPREAD, is_published
-from planner.cost.slot import first_dense
+from planner.cost.slot import prices_all_cuts
 
 MAX_NAMED = 8  # hosts in the sentence
 CPU_SENTENCE = (  # what `holmes calibrate` prints for CPUs has overheads
@@ -31,13 +31,13 @@ def step_spread_s(plan: Plan, inventory: Inventory) -> tuple[float, float] | Non
 
 
 def dense_layers_sentence(plan: Plan) -> tuple[str, ...]:
-    """Return a sentence on first layers without experts that an even cut gives to several stages; empty without."""
-    number = plan.job.model.first_dense_layers
-    if first_dense(plan.job, plan.pp) == number:
+    """Return a sentence on cuts between first layers without experts, which the search does not price; else empty."""
+    if prices_all_cuts(plan.job, plan.pp):
         return ()
     return (
-        f"The first {number} layers have no experts, and {plan.pp} stages have fewer layers each: the step is priced "
-        "stage by stage, but cuts were compared as though every layer were of the faster kind.",
+        f"The first {plan.job.model.first_dense_layers} layers have no experts. The step is priced stage by stage, but "
+        "the search took all of them to be on the first stage or, without room there, every layer to be of the faster "
+        "kind. Other cuts were tried near the best alone.",
     )
 
 

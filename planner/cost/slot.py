@@ -217,6 +217,15 @@ def first_dense(job: Job, pp: int) -> int:
     return number if number <= held else 0
 
 
+def prices_all_cuts(job: Job, pp: int) -> bool:
+    """Return True if the search prices every cut of the job's layers as it is: all are alike, or it is given.
+
+    Else the best of `pp` stages is not known to be the best: a cut that it did not price may be faster.
+    """
+    number, fixed = job.model.first_dense_layers, job.parallel
+    return not number or (first_dense(job, pp) == number and (fixed.layers is not None or fixed.pp == 1))
+
+
 def exchanged_parameters(model: ModelShape, execution: Execution, slot: Slot) -> int:
     """Return a layer's trained parameters on one shard, each weighed by its part in the exchange of gradients."""
     size = layers_of(model, execution.trainable, 1, execution.tp, execution.ep).trained

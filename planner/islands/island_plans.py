@@ -17,7 +17,7 @@ from planner.islands.groupings import Grouping, groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
 from planner.layout.reprice import reprice_step_s
 from planner.make_plan import make_plan
-from planner.problem.host_memory import usable_host_bytes
+from planner.problem.memory_room import usable_host_bytes
 from planner.problem.networks import Networks
 from planner.time_left import TimeLeft
 

@@ -19,7 +19,7 @@ from holmes_runtime.config.schedule import make_schedule
 from planner.layout.layout import Layout
 from planner.layout.layout_costs import LayoutCosts
 from planner.layout.traffic import count_traffic
-from planner.problem.host_memory import host_bytes_by_rank
+from planner.problem.memory_room import host_bytes_by_rank
 from planner.problem.problem import Problem
 from planner.schedule.shared_core_runs import run_sharing, simulate_sharing
 from planner.schedule.simulate import ReplicaSchedule, Span, spans_of

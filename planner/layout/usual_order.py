@@ -7,7 +7,8 @@ from functools import cache, partial
 
 from planner.layout.assign_hosts import GroupSlot, group_slots_of
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients, stage_memory_bytes
+from planner.problem.coefficients import Coefficients
+from planner.problem.memory_room import stages_memory_bytes
 from planner.problem.problem import Problem
 from planner.search.closed_form import price_hosts_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut
@@ -55,9 +56,7 @@ def memory_fault(
     problem: Problem, placement: Placement, group_slots: Mapping[tuple[int, int], GroupSlot]
 ) -> str | None:
     """Return in words a stage that does not fit into the memory of a host; None if all fit or memory is not known."""
-    needed = [
-        stage_memory_bytes(problem.job, placement.candidate, stage, held) for stage, held in enumerate(placement.layers)
-    ]
+    needed = stages_memory_bytes(problem.job, placement.candidate, placement.layers)
     for (stage, _), where in sorted(group_slots.items()):
         available = problem.fleet.hosts[where.host].hardware.memory_bytes
         if available is not None and needed[stage] > available:

@@ -22,7 +22,7 @@ from planner.problem.candidates import candidate_of
 from planner.problem.context_groups import sequence_groups
 from planner.problem.fleet import slots_of
 from planner.problem.groups import demanded_groups, expert_ranks
-from planner.problem.host_memory import host_bytes_by_rank, usable_host_bytes
+from planner.problem.memory_room import host_bytes_by_rank, usable_host_bytes
 from planner.problem.near_cores import cpu_ranges, first_shared
 from planner.problem.networks import shared_network
 from planner.problem.problem import read_problem

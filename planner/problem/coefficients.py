@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import combinations, combinations_with_replacement
 from typing import NamedTuple
 
 from holmes_core.records.job import Job
-from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import NetName
-from holmes_runtime.config.schedule import microbatches_in_flight
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
-from planner.cost.counts import Execution, edge_bytes, memory_bytes
+from planner.cost.counts import Execution, edge_bytes
 from planner.cost.engines import ENGINES, Engine, engine_of
 from planner.cost.fill import fill_share
 from planner.cost.packing import lossiest_codec
@@ -21,22 +19,20 @@ from planner.cost.slot import (
     Slot,
     dense_layer_s,
     exchanged_parameters,
-    first_dense,
     head_parts_s,
     layer_parts_s,
 )
 from planner.cost.trained import embedding_of, head_of, layers_of
 from planner.problem.candidates import Candidate
 from planner.problem.connections import NOT_MEASURED
-from planner.problem.fleet import Fleet, HostClass
+from planner.problem.fleet import Fleet
 from planner.problem.group_places import replicas_together
-from planner.problem.host_memory import host_bytes
+from planner.problem.memory_room import dense_on_first_stage, layer_room
 from planner.problem.networks import Networks
 
 # An exchange between clusters is priced as so many times as long where a stage's ranks share experts, so that no stage
 # is placed over clusters: tokens would cross in every layer.
 APART = 1000.0
-SLACK_BYTES = 4096  # of a rank's memory: more than what roundings of its parts add up to
 
 
 @dataclass(frozen=True)
@@ -213,6 +209,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     across = exchange * (APART if job.ep > 1 else 1)
     names, hardware = fleet.cluster_names, [each.hardware for each in classes]
     num_microbatches = candidate.num_microbatches(job.batch_parts)
+    memories = [(each.memory_bytes, each.host_memory_bytes) for each in hardware]
     return Coefficients(
         candidate=candidate,
         num_layers=model.num_layers,
@@ -221,10 +218,10 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         group_slots=tuple(each.num_group_slots(tp) for each in classes),
         group_slots_per_host=tuple(per_host),
         memory_bytes=tuple(each.memory_bytes for each in hardware),
-        capacity=_capacity(job, classes, candidate),
+        capacity=layer_room(job, memories, candidate),
         layer=tuple(layer for layer, _ in slots),
         dense=tuple(dense_layer_s(job, execution, slot) for slot in at_work) if model.first_dense_layers else (),
-        first_dense=first_dense(job, candidate.pp),
+        first_dense=dense_on_first_stage(job, memories, candidate),
         dense_sync_bytes=tp * bytes_each * layers_of(model.dense, job.trainable, 1, tp).trained,
         head=tuple(head for _, head in slots),
         slots=tuple(at_work),
@@ -289,87 +286,6 @@ def slot_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassT
     """Seconds of one layer, tensor collectives included, and of the head, for one micro-batch on one slot."""
     layer, sums = layer_parts_s(job, execution, slot)
     return layer + sums, head_parts_s(job, execution, slot)
-
-
-def stage_memory_bytes(job: Job, candidate: Candidate, stage: int, num_layers: int) -> int:
-    """Return the bytes one rank of `stage` needs under the candidate's `fill` when it holds `num_layers` layers."""
-    dense = min(num_layers, first_dense(job, candidate.pp)) if stage == 0 else 0
-    num_microbatches = candidate.num_microbatches(job.batch_parts)
-    held = microbatches_in_flight(candidate.fill, candidate.pp, num_microbatches, stage)
-    is_first, is_last = stage == 0, stage == candidate.pp - 1
-    return memory_bytes(job.model, candidate.execution(job), (num_layers,), held, is_first, is_last, (dense,))
-
-
-def _capacity(job: Job, classes: Sequence[HostClass], candidate: Candidate) -> tuple[tuple[int, ...], ...]:
-    """Most layers by stage and class; memory that is not known limits nothing.
-
-    Bytes are linear in layers, and per layer in micro-batches held, but for roundings of a few bytes: `SLACK_BYTES`.
-    """
-    pp, most = candidate.pp, job.model.num_layers
-    num_microbatches = candidate.num_microbatches(job.batch_parts)
-    memories = [(each.hardware.memory_bytes, each.hardware.host_memory_bytes) for each in classes]
-    kinds = set(memories)
-    parts = _memory_parts(job.model, candidate.execution(job), job.checkpoint is not None)
-    rows: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
-    by_stage, dense = [], first_dense(job, pp)
-    for stage in range(pp):
-        key = (microbatches_in_flight(candidate.fill, pp, num_microbatches, stage)[0], stage == 0, stage == pp - 1)
-        if key not in rows:
-            taken = SLACK_BYTES + parts.empty[key[1:]] + key[0] * parts.microbatch
-            if stage == 0:
-                taken += dense * (parts.more_states + key[0] * parts.more_activations)
-            device = taken, parts.states + key[0] * parts.activations
-            host = parts.host_empty[key[1:]], parts.host_layer
-            layers = {each: _most_layers(most, zip(each, (device, host), strict=True)) for each in kinds}
-            rows[key] = tuple(layers[memory] for memory in memories)
-            if stage == 0:
-                rows[key] = tuple(most if most >= dense else 0 for most in rows[key])
-        by_stage.append(rows[key])
-    return tuple(by_stage)
-
-
-def _most_layers(most: int, rooms: Iterable[tuple[int | None, tuple[int, int]]]) -> int:
-    """Return the layers, `most` at most, that fit in all `rooms`: bytes available, taken already and per layer."""
-    for room, (taken, per_layer) in rooms:
-        if room is not None and per_layer:
-            most = max(0, min(most, (room - taken) // per_layer))
-    return most
-
-
-@dataclass(frozen=True)
-class _MemoryParts:
-    """Bytes of a rank: without layers, by whether it is first and last; what layers share of each micro-batch held;
-    bytes of one layer, and what one without experts has more; and of its host's."""
-
-    empty: dict[tuple[bool, bool], int]
-    microbatch: int
-    states: int
-    activations: int
-    more_states: int
-    more_activations: int
-    host_empty: dict[tuple[bool, bool], int]
-    host_layer: int
-
-
-@lru_cache(maxsize=4096)
-def _memory_parts(model: ModelShape, execution: Execution, checkpoints: bool) -> _MemoryParts:
-    """Return the parts of `memory_bytes`, which are the same for all pipeline degrees."""
-
-    def needed(layers: int, held: int, is_first: bool = False, is_last: bool = False, dense: int = 0) -> int:
-        return memory_bytes(model, execution, (layers,), (held,), is_first, is_last, (dense,))
-
-    ends = [(first, last) for first in (False, True) for last in (False, True)]
-    empty = {end: needed(0, 0, *end) for end in ends}
-    host_empty = {end: host_bytes(model, execution, checkpoints, 0, *end) for end in ends}
-    host_layer = host_bytes(model, execution, checkpoints, 1, False, False)
-    microbatch, states = needed(0, 1) - empty[False, False], needed(1, 0) - empty[False, False]
-    activations = needed(1, 1) - needed(1, 0) - microbatch
-    more_states = more_activations = 0
-    if model.first_dense_layers:
-        more_states, both = (needed(1, held, dense=1) - needed(1, held) for held in (0, 1))
-        more_activations = both - more_states
-    more = more_states, more_activations
-    return _MemoryParts(empty, microbatch, states, activations, *more, host_empty, host_layer)
 
 
 def joined_s(coeffs: Coefficients, classes: Iterable[int], fabric: Sequence[float], shared: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from holmes_core.records.job import Job
 from holmes_runtime.config.rank_grid import NetName
 from planner.cost.collectives import Peers
 from planner.cost.slot import Slot, read_slot
-from planner.problem.host_memory import usable_host_bytes
+from planner.problem.memory_room import usable_host_bytes
 from planner.problem.networks import Networks
 from planner.problem.shared_cores import shared_cores
 

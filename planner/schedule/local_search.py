@@ -23,7 +23,7 @@ from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import RunMode
 from planner.schedule.runners_up import Contender, best_of_each_crossing, fastest_first, plain, rank_contenders
 from planner.schedule.simulate import MAX_SIMULATED
-from planner.search.placement import Placement, PricedPlacement
+from planner.search.placement import Placement, PricedPlacement, even_shares
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
@@ -58,7 +58,7 @@ def rank_improved(
     """
     left = left or TimeLeft(inf)
     depths, climb = (_Climb(problem, MAX_WORK * most_starts // STARTS, left) for _ in range(2))
-    starts = rank_contenders(problem, climb.with_fullest_first(found), most_starts, NEAR, left, candidates, within_s)
+    starts = rank_contenders(problem, climb.with_other_cuts(found), most_starts, NEAR, left, candidates, within_s)
     if not starts:
         return []
     deeper = _fastest_first([depths.up_from(each, changed=False) for each in starts])
@@ -112,12 +112,18 @@ class _Climb:
             best = better
         return best
 
-    def with_fullest_first(self, found: Sequence[PricedPlacement]) -> list[PricedPlacement]:
-        """Return `found`, and of long pipelines also those with the fullest stages first, which is often far better."""
+    def with_other_cuts(self, found: Sequence[PricedPlacement]) -> list[PricedPlacement]:
+        """Return `found`, and of long pipelines also those with the fullest stages first, which is often far better.
+
+        Where first layers have no experts, also their stages in an even cut: the search takes all of these to be on the
+        first stage, so that another may have fewer layers than chunks.
+        """
         if has_fixed_cut(self._problem.job):
             return list(found)
         long = [each for each in found if each.placement.candidate.pp > MAX_STAGES]
         others = [replace(each, placement=_fullest_first(each.placement)) for each in long]
+        if self._problem.job.model.first_dense_layers:
+            others += [replace(each, placement=_even(each.placement)) for each in found]
         return [*found, *(each for each in others if self._may_run(each.placement))]
 
     def in_other_orders(self, best: Contender) -> list[Contender]:
@@ -184,11 +190,7 @@ class _Climb:
         """Return True if memory holds its stages, and clusters the replicas that go together."""
         coeffs = self._problem.coefficients(placement.candidate)
         rooms = zip(placement.layers, placement.sites, coeffs.capacity, strict=True)
-        fits = (
-            min(placement.layers) > 0
-            and placement.layers[0] >= coeffs.first_dense
-            and all(held <= room[c] for held, row, room in rooms for c in set(row))
-        )
+        fits = min(placement.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row))
         return fits and self._keeps_shards(placement)
 
     def _keeps_shards(self, placement: Placement) -> bool:
@@ -254,6 +256,11 @@ def _with_runs_swapped(placement: Placement) -> Iterator[Placement]:
 def _fullest_first(placement: Placement) -> Placement:
     """Return it with the stages of most layers first: their micro-batches in flight then wait least for messages."""
     return _in_order(placement, sorted(range(placement.candidate.pp), key=lambda s: -placement.layers[s]))
+
+
+def _even(placement: Placement) -> Placement:
+    """Return it with layers cut evenly."""
+    return replace(placement, layers=even_shares(sum(placement.layers), placement.candidate.pp))
 
 
 def _in_order(placement: Placement, order: Sequence[int]) -> Placement:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from itertools import pairwise
-from math import ceil, inf
+from math import inf
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Codec
@@ -17,6 +17,7 @@ from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import splits_backwards
 from planner.cost.packing import allowed_codecs, lossiest_codec
+from planner.cost.trained import dense_layers
 from planner.problem.coefficients import Coefficients, are_alike
 from planner.problem.exchange_rates import (
     Site,
@@ -38,6 +39,7 @@ from planner.schedule.step_seconds import (
     RankSeconds,
     ReplicaSeconds,
     gradient_buckets,
+    hiding_depths,
     in_two_levels,
     slowest_update_s,
     with_experts,
@@ -59,12 +61,11 @@ class PlacementSimulator:
         self._pp = placement.candidate.pp
         self._sites = [tuple(sorted(set(row))) for row in placement.sites]
         self._buckets, self._times = cache(self._read_buckets), cache(self._read_times)
+        self._update_s = cache(self._read_update_s)
 
-    @cached_property
-    def busiest_s(self) -> float:
-        """Seconds the busiest rank computes, under any schedule."""
-        layers = self._placement.layers
-        return max(count * max(map(sum, replica.compute_s(layers))) for count, replica in self._lanes)
+    def busiest_s(self, layers: tuple[int, ...]) -> float:
+        """Return the seconds the busiest rank computes, under any schedule; `layers` are by stage."""
+        return max(count * max(replica.work_s(layers)) for count, replica in self._lanes)
 
     @cached_property
     def least_s(self) -> float:
@@ -74,14 +75,27 @@ class PlacementSimulator:
         The slowest edge carries a message of every micro-batch. Only the first and last micro-batch hide exchanges, or
         the first and last round where ranks hold several stages.
         """
-        found_s, layers = self._exchanged_s, self._placement.layers
+        return min(map(self._least_s, self._cuts))
+
+    @cached_property
+    def _cuts(self) -> list[tuple[int, ...]]:
+        """The layers by stage under all schedules; layers that are alike are a rank's, in whatever chunks."""
+        layers, chunked = self._placement.layers, list[tuple[int, ...]]()
+        if self._job.model.first_dense_layers and "interleaved" in self._names:
+            chunked = [mode.layers for mode in self._interleaved()]
+        return chunked if chunked and self._names == ("interleaved",) else [layers, *chunked]
+
+    def _least_s(self, layers: tuple[int, ...]) -> float:
+        found_s = self._exchanged_s(layers)
         for count, replica in self._lanes:
             before_s = 0.0
             edges_s = [*(edge.busy_s for edge in replica.forward_edges[:-1]), 0.0]
-            for work_s, edge_s in zip(map(sum, replica.compute_s(layers)), edges_s, strict=True):
-                found_s = max(found_s, self._least_fill * before_s + count * max(work_s, edge_s))
-                before_s += work_s
-        return found_s * (1 - ROUNDING) + self._after_s
+            firsts_s = map(sum, replica.compute_s(layers))  # the stages of ranks' first chunks
+            fill = self._least_fill if len(layers) == self._pp else 1.0
+            for work_s, first_s, edge_s in zip(replica.work_s(layers), firsts_s, edges_s, strict=False):
+                found_s = max(found_s, fill * before_s + count * max(work_s, edge_s))
+                before_s += first_s
+        return found_s * (1 - ROUNDING) + self._after_s(layers)
 
     @cached_property
     def _least_fill(self) -> float:
@@ -92,20 +106,19 @@ class PlacementSimulator:
         interleaves = "interleaved" in self._names and all(count % self._pp == 0 for count, _ in self._lanes)
         return 1 / (fixed.chunks or CHUNKS[-1]) if interleaves else 1.0
 
-    @property
-    def _exchanged_s(self) -> float:
+    def _exchanged_s(self, layers: tuple[int, ...]) -> float:
         """Seconds of the slowest exchange and of the work that never hides any of it, at least."""
-        candidate, layers = self._placement.candidate, self._placement.layers
+        candidate = self._placement.candidate
         if candidate.dp == 1:
             return 0.0
         hiding = self._pp if "interleaved" in self._names else 1
         count = max(0, min(count for count, _ in self._lanes) - hiding)
-        lanes = [lane.compute_s(layers) for _, lane in self._lanes]
+        lanes = [lane.work_s(layers) for _, lane in self._lanes]
         found_s, unlike = 0.0, set[object]()  # of many ranks most are alike
-        first = self._job.model.first_dense_layers
+        dense = dense_layers(self._job.model, layers)
         for rank, exchange in enumerate(self._exchanges):
-            work_s = min(sum(lane[rank]) for lane in lanes)
-            kind = exchange, layers[rank], rank < first, rank == 0, rank == self._pp - 1, work_s
+            work_s, held = min(lane[rank] for lane in lanes), layers[rank :: self._pp]
+            kind = exchange, sum(held), sum(dense[rank :: self._pp]), rank == 0, rank == self._pp - 1, work_s
             if kind in unlike:
                 continue
             unlike.add(kind)
@@ -122,9 +135,9 @@ class PlacementSimulator:
     def timed(self, mode: RunMode, within_s: float = inf) -> RunMode:
         """Return `mode` with its simulated seconds; beyond `within_s` they may leave out what shared ports cost."""
         buckets, whole = self._buckets(mode.layers), self._pipelines(mode)
-        step_s = simulate([each.without_sharing() for each in whole], buckets) + self._after_s
+        step_s = simulate([each.without_sharing() for each in whole], buckets) + self._after_s(mode.layers)
         if step_s <= within_s and any(each.times.shared is not None for each in whole):
-            step_s = simulate(whole, buckets) + self._after_s
+            step_s = simulate(whole, buckets) + self._after_s(mode.layers)
         return replace(mode, step_s=step_s)
 
     @cached_property
@@ -246,7 +259,7 @@ class PlacementSimulator:
         _, replica = self._lanes[0]
         stages = replica.compute_s(self._placement.layers)
         edges = replica.forward_edges[:-1]
-        depths = [_depths(stages, self._packed(edges, codec)) for codec in allowed_codecs(self._job)]
+        depths = [hiding_depths(stages, self._packed(edges, codec)) for codec in allowed_codecs(self._job)]
         wanted = [max(column) for column in zip(*depths, strict=True)]
         far = [len({self._coeffs.cluster[c] for c in (*a, *b)}) > 1 for a, b in pairwise(self._sites)]
         found: dict[tuple[int, ...], None] = {}
@@ -287,16 +300,15 @@ class PlacementSimulator:
     def lower_bound_s(self, mode: RunMode) -> float:
         """Return a lower bound on the step of `mode`, in seconds."""
         buckets = self._buckets(mode.layers)
-        return max(least_step_s(pipeline, buckets) for pipeline in self._pipelines(mode)) + self._after_s
+        return max(least_step_s(pipeline, buckets) for pipeline in self._pipelines(mode)) + self._after_s(mode.layers)
 
-    @cached_property
-    def _after_s(self) -> float:
+    def _after_s(self, layers: tuple[int, ...]) -> float:
         """Seconds after all gradients: the sum over copies of a tied table, the norm's sum (down pipelines and back up,
         and around replicas), and the update."""
         pipelines_s = max(replica.latency_s for _, replica in self._lanes)
         around_s = max(around_latency_s(self._coeffs, site) for site in self._sites)
         norm_s = 2 * pipelines_s + 2 * around_s
-        return norm_s + self._tied_s + self._update_s
+        return norm_s + self._tied_s + self._update_s(layers)
 
     @cached_property
     def _tied_s(self) -> float:
@@ -310,11 +322,10 @@ class PlacementSimulator:
         messages = tied_bytes(model, execution) / edge_bytes(model, execution, lossiest_codec(self._job))
         return messages * edge.busy_s + edge.latency_s
 
-    @cached_property
-    def _update_s(self) -> float:
-        """Seconds of the slowest rank's update."""
+    def _read_update_s(self, layers: tuple[int, ...]) -> float:
+        """Return the seconds of the slowest rank's update."""
         slots = [[self._coeffs.slots[c] for c in site] for site in self._sites]
-        return slowest_update_s(self._job, self._placement.candidate, self._placement.layers, slots)
+        return slowest_update_s(self._job, self._placement.candidate, layers, slots)
 
     def parts(self, mode: RunMode) -> StepParts:
         """Return the parts of its seconds."""
@@ -322,8 +333,10 @@ class PlacementSimulator:
         without_gradients_s = simulate(pipelines)
         gradients_s = simulate(pipelines, self._buckets(mode.layers)) - without_gradients_s
         edges_s = without_gradients_s - simulate(self._pipelines(mode, messages=False))
-        bubble_s = mode.step_s - self.busiest_s - edges_s - gradients_s - self._update_s
-        return StepParts(self.busiest_s, bubble_s, edges_s, gradients_s, self._update_s)
+        layers = mode.layers if self._job.model.first_dense_layers else self._placement.layers
+        busiest_s, update_s = self.busiest_s(layers), self._update_s(mode.layers)
+        bubble_s = mode.step_s - busiest_s - edges_s - gradients_s - update_s
+        return StepParts(busiest_s, bubble_s, edges_s, gradients_s, update_s)
 
     def _pipelines(self, mode: RunMode, messages: bool = True) -> list[ReplicaSchedule]:
         """Return one pipeline a lane; without `messages` they take no time."""
@@ -384,10 +397,3 @@ class PlacementSimulator:
         """Dp groups at once on a host's NIC."""
         row = self._placement.sites[rank]
         return rings_on_nic(self._coeffs, self._sites[rank], Counter(row) if len(self._lanes) > 1 else None)
-
-
-def _depths(stages: Sequence[tuple[float, float]], edges: Sequence[Edge]) -> list[int]:
-    """Return, by edge, the micro-batches in flight, beyond 1F1B's, that hide a round trip over it."""
-    pace_s = max(*(f + b for f, b in stages), *(edge.busy_s for edge in edges))
-    trips_s = [sum(stages[e]) + sum(stages[e + 1]) + 2 * (edge.busy_s + edge.latency_s) for e, edge in enumerate(edges)]
-    return [max(0, ceil(trip_s / pace_s * (1 - ROUNDING)) - 2) if pace_s else 0 for trip_s in trips_s]

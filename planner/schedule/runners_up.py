@@ -168,7 +168,8 @@ def _none_can_run(job: Job, num_placements: int) -> HolmesError:
     return HolmesError(
         f"none of the {num_placements} best placements can run the schedule fixed in job.yaml "
         f"(schedule {fixed.schedule}, chunks {fixed.chunks}, recompute {fixed.recompute}): "
-        "memory is too small for what it keeps in flight, or micro-batches do not come in rounds of pp",
+        "memory is too small for what it keeps in flight, micro-batches do not come in rounds of pp, or a stage has "
+        "fewer layers than chunks",
         "leave parallel.schedule and parallel.chunks out of job.yaml",
         ANSWER_IS_NO,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple
 
 from holmes_core.records.job import Job
@@ -24,6 +25,7 @@ from planner.schedule.buckets import WHOLE, BucketExchange, BucketSeconds, Stage
 from planner.schedule.shared_ports import SharedPorts
 from planner.schedule.simulate import PipelineTimes
 from planner.search.closed_form import Edge, PortName
+from planner.tolerances import ROUNDING
 
 NEGLIGIBLE = 0.05  # of the slowest stage's seconds: ports with less to do made no simulated step 0.5 % longer
 
@@ -101,6 +103,11 @@ class ReplicaSeconds:
             forward_s = whole.forward_s + head.forward_s * (stage == last)
             found.append((forward_s, whole.backward_s + head.backward_s * (stage == last)))
         return found
+
+    def work_s(self, layers: Sequence[int]) -> list[float]:
+        """Return, by rank, its seconds of one micro-batch; `layers` are by stage."""
+        stages_s, pp = list(map(sum, self.compute_s(layers))), len(self.ranks)
+        return [sum(stages_s[rank::pp]) for rank in range(pp)]
 
     def times(self, job: Job, execution: Execution, layers: Sequence[int], messages: bool = True) -> PipelineTimes:
         """Return the seconds of the replica's stages and edges; without `messages` all that they add is left out."""
@@ -195,3 +202,10 @@ def slowest_update_s(job: Job, candidate: Candidate, layers: Sequence[int], slot
     part = execution.dp / execution.expert_dp  # fewer ranks update an expert
     parameters = [candidate.weighed_parameters(job, layers, rank, part) for rank in range(candidate.pp)]
     return max(update_s(size, execution, slot) for size, held in zip(parameters, slots, strict=True) for slot in held)
+
+
+def hiding_depths(stages: Sequence[tuple[float, float]], edges: Sequence[Edge]) -> list[int]:
+    """Return, by edge, the micro-batches in flight, beyond 1F1B's, that hide a round trip over it."""
+    pace_s = max(*(f + b for f, b in stages), *(edge.busy_s for edge in edges))
+    trips_s = [sum(stages[e]) + sum(stages[e + 1]) + 2 * (edge.busy_s + edge.latency_s) for e, edge in enumerate(edges)]
+    return [max(0, ceil(trip_s / pace_s * (1 - ROUNDING)) - 2) if pace_s else 0 for trip_s in trips_s]

@@ -16,7 +16,7 @@ from typing import Literal
 
 from holmes_core.records.job import Job
 from planner.cost.fill import fills
-from planner.cost.slot import first_dense
+from planner.cost.slot import prices_all_cuts
 from planner.problem.candidates import (
     RECOMPUTE,
     Candidate,
@@ -291,8 +291,8 @@ def _status(state: SearchState, bound_s: float) -> Status:
 def proof(job: Job, pp: int, gap: float, status: Status) -> Status:
     """Return the status of a plan of `pp` stages that is `gap` above the bound, after a search of that status.
 
-    No proof where its layers were taken to be of the faster kind, with experts or without.
+    No proof where some cuts were not priced as they are, because first layers have no experts.
     """
-    if first_dense(job, pp) < job.model.first_dense_layers:
+    if not prices_all_cuts(job, pp):
         return "near optimal" if status == "optimal" else status
     return "optimal" if gap == 0 else status

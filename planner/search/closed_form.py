@@ -135,7 +135,8 @@ def site_stage_s(
         layer_s = max(layer_s, least_pass(coeffs, sharers or site).both_s)
     is_first, is_last = ends
     if is_first and coeffs.first_dense:
-        layers_s = (num_layers - coeffs.first_dense) * layer_s + max([coeffs.dense_s[c] for c in site])
+        rest, dense_s = num_layers - coeffs.first_dense, max([coeffs.dense_s[c] for c in site])
+        layers_s = rest * layer_s + dense_s if rest >= 0 else num_layers / coeffs.first_dense * dense_s
     else:
         layers_s = num_layers * layer_s
     return layers_s + max([coeffs.head_s[c] for c in site]) if is_last else layers_s

@@ -17,11 +17,12 @@ from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import more_layer_bytes, whole_layers_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fill_share
-from planner.cost.slot import dense_layer_s, first_dense
+from planner.cost.slot import dense_layer_s
 from planner.cost.trained import layers_of
 from planner.problem.candidates import Candidate, more_recompute, with_sharded_weights
 from planner.problem.coefficients import APART, slot_s
 from planner.problem.exchange_rates import two_levels
+from planner.problem.memory_room import dense_on_first_stage
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import least_traffic
 from planner.tolerances import ROUNDING
@@ -56,6 +57,8 @@ class EarlyBounds:
         self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
         self._more_recompute = cache(self._read_more_recompute)
         self._crossing_sync_s = cache(self._read_crossing_sync_s)
+        hardware = [each.hardware for each in problem.fleet.classes]
+        self._memories = {(each.memory_bytes, each.host_memory_bytes) for each in hardware}
         hosts = Counter[str]()
         for each in problem.fleet.classes:
             hosts[each.cluster] += len(each.hosts)
@@ -194,7 +197,7 @@ class EarlyBounds:
 
     def _layers_of_work(self, candidate: Candidate, speeds: CandidateSpeeds) -> float:
         """Return the layers with experts that take no longer than all layers."""
-        dense = first_dense(self._job, candidate.pp)
+        dense = self._dense_on_first(candidate)
         return self._num_layers + dense * (speeds.dense - 1) if dense else self._num_layers
 
     def _even_layers(self, candidate: Candidate, speeds: CandidateSpeeds) -> int:
@@ -202,7 +205,7 @@ class EarlyBounds:
 
         At that pace the first stage has room for as many more as its layers without experts are faster.
         """
-        dense = first_dense(self._job, candidate.pp)
+        dense = self._dense_on_first(candidate)
         return max(1, self._num_layers - ceil(dense * (1 - speeds.dense) - ROUNDING)) if dense else self._num_layers
 
     def _stages_by_pace(self, candidate: Candidate, mixed: bool) -> list[tuple[float, int]]:
@@ -223,9 +226,12 @@ class EarlyBounds:
         m = candidate.num_microbatches(self._job.batch_parts)
         return fill_share(self._job, candidate.fill, candidate.pp, m, self._speeds_of(candidate).first)
 
+    def _dense_on_first(self, candidate: Candidate) -> int:
+        return dense_on_first_stage(self._job, self._memories, candidate) if self._job.model.first_dense_layers else 0
+
     def _speeds_of(self, candidate: Candidate) -> CandidateSpeeds:
         c, num_ranks = candidate, candidate.num_ranks if self._fleet.shares_cores else 1
-        alike = first_dense(self._job, c.pp) < self._job.model.first_dense_layers
+        alike = self._dense_on_first(c) < self._job.model.first_dense_layers
         return self._speeds(c.tp, c.micro_batch_size, c.recompute, c.weight_shards, num_ranks, alike)
 
     def _read_speeds(

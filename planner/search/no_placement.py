@@ -9,10 +9,10 @@ from holmes_core.records.job import Job
 from holmes_core.units import format_memory
 from planner.cost.engines import engine_of
 from planner.problem.candidates import Candidate, more_recompute, with_sharded_weights
-from planner.problem.coefficients import stage_memory_bytes
 from planner.problem.group_places import replicas_together
+from planner.problem.memory_room import stages_memory_bytes
 from planner.problem.problem import Problem
-from planner.search.placement import usual_cut
+from planner.search.placement import even_shares, usual_cut
 
 
 def out_of_time(time_limit_s: float) -> HolmesError:
@@ -76,6 +76,12 @@ def _leanest(job: Job, candidate: Candidate) -> Candidate:
 
 
 def _even_memory_bytes(job: Job, candidate: Candidate) -> int:
-    """Bytes the fullest rank needs when layers are cut evenly, or as fixed."""
-    layers = usual_cut(job, candidate.pp)
-    return max(stage_memory_bytes(job, candidate, stage, held) for stage, held in enumerate(layers))
+    """Bytes the fullest rank needs when layers are cut evenly, or as fixed.
+
+    Where first layers have no experts, the first stage may also hold fewer than others.
+    """
+    pp, cuts = candidate.pp, [usual_cut(job, candidate.pp)]
+    if job.model.first_dense_layers and job.parallel.layers is None and pp > 1:
+        number = job.model.num_layers
+        cuts += [(held, *even_shares(number - held, pp - 1)) for held in range(1, cuts[0][0])]
+    return min(max(stages_memory_bytes(job, candidate, cut)) for cut in cuts)

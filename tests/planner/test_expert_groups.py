@@ -146,12 +146,13 @@ def test_first_layers_without_experts_make_a_step_shorter_by_what_they_cost_less
     assert none.prediction.step_s - two.prediction.step_s == pytest.approx(less_s, rel=0.3)
 
 
-def test_a_plan_tells_where_an_even_cut_has_no_room_for_all_layers_without_experts() -> None:
+def test_a_plan_tells_where_cuts_between_layers_without_experts_were_not_compared() -> None:
     model = {**MODEL, "first_dense_layers": 2}
-    shallow, deep = (plan_for(TWO_HOSTS, job(model, ep=2, tp=1, dp=2, pp=pp)) for pp in (2, 4))
-    assert dense_layers_sentence(shallow) == ()
-    (sentence,) = dense_layers_sentence(deep)
-    assert sentence.startswith("The first 2 layers have no experts, and 4 stages have fewer layers each")
+    one, shallow, deep = (plan_for(TWO_HOSTS, job(model, ep=2, tp=1, dp=2, pp=pp)) for pp in (1, 2, 4))
+    assert dense_layers_sentence(one) == ()
+    (sentence,) = dense_layers_sentence(shallow)
+    assert sentence.startswith("The first 2 layers have no experts.")
+    assert dense_layers_sentence(deep) == (sentence,)
 
 
 def test_parameters_of_first_layers_without_experts_are_their_own() -> None:

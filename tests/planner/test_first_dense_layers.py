@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from holmes_cli.screen.show_plan import plan_sentences
+from holmes_core.errors import HolmesError
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.job import Job
+from holmes_core.records.plan import Plan
 from holmes_runtime.config.model_shape import expert_parameters, layer_parameters
 from planner.cost.collectives import PassTimes
 from planner.cost.counts import memory_bytes
@@ -30,7 +35,7 @@ from planner.search.program_spec import ProgramSpec
 from planner.search.solve import placement_of, solve
 from planner.search.whole_replicas import _cut as common_cut
 from tests.planner.enumerator import all_blocks, compositions, random_coefficients
-from tests.planner.fleets import plan_for
+from tests.planner.fleets import A100, GIB, gpt_7b, gpu_inventory, plan_for
 from tests.planner.test_expert_groups import MODEL, TWO_HOSTS, job
 from tests.planner.test_lower_bounds import slowest_stage_s
 
@@ -174,3 +179,86 @@ def test_pipelines_of_61_layers_are_planned_on_16_stages() -> None:
     plan = plan_for(TWO_HOSTS, job(model, pp=16, tp=1, dp=1, micro_batch_size=1, schedule="1f1b"))
     assert sum(stage.num_layers for stage in plan.stages) == 61
     assert plan.stages[0].num_layers >= 3
+
+
+def small_memory_plan(gib: int, cut: tuple[int, ...] | None = None) -> Plan:
+    """A plan of four wide layers without experts and four narrow ones with, on four A100 of that memory."""
+    fleet = gpu_inventory([1], gpus_per_host=4, gpu_name=A100, memory_bytes=gib * GIB, rdma_gbps=400.0)
+    model = {
+        **{"family": "llama", "num_layers": 8, "hidden_size": 4096, "num_heads": 32, "num_kv_heads": 8},
+        **{"ffn_hidden_size": 32768, "vocab_size": 32000, "seq_length": 4096},
+        **{"experts": 8, "experts_per_token": 2, "expert_ffn": 512, "first_dense_layers": 4},
+    }
+    parallel = {"ep": 2, "pp": 2, "tp": 1, "dp": 2, "layers": cut}
+    return plan_for(fleet, gpt_7b(model=model, global_batch_size=8, parallel=parallel, trainer={"engine": "megatron"}))
+
+
+@pytest.mark.parametrize("gib", [18, 20, 22, 26])
+def test_layers_without_experts_that_the_first_stage_has_no_room_for_go_to_the_next(gib: int) -> None:
+    plan, fixed = small_memory_plan(gib), small_memory_plan(gib, (2, 6))
+    assert plan.prediction.step_s <= fixed.prediction.step_s
+    assert max(plan.prediction.memory_bytes) <= gib * GIB
+    assert plan.solve.status == "near optimal"
+
+
+def test_a_refusal_names_the_least_memory_of_cuts_between_layers_without_experts() -> None:
+    for cut in (None, (2, 6)):
+        with pytest.raises(HolmesError, match=r"needs 17\.3 GiB"):
+            small_memory_plan(16, cut)
+
+
+def unlike_clusters_job(cut: tuple[int, ...] | None = None, **parallel: Any) -> tuple[Inventory, Job]:
+    """Two GPUs in each of two clusters, of which the first is faster, and two of four layers without experts."""
+    fleet = gpu_inventory([1, 1], gpus_per_host=2, gpu_name=A100, memory_bytes=24 * GIB, rdma_gbps=400.0)
+    hosts = list(fleet.hosts)
+    fast = [gpu.model_copy(update={"name": "NVIDIA H100 80GB HBM3"}) for gpu in hosts[0].gpus]
+    hosts[0] = hosts[0].model_copy(update={"gpus": tuple(fast)})
+    model = {
+        **{"family": "llama", "num_layers": 4, "hidden_size": 2048, "num_heads": 16, "num_kv_heads": 8},
+        **{"ffn_hidden_size": 2048, "vocab_size": 32000, "seq_length": 4096},
+        **{"experts": 8, "experts_per_token": 2, "expert_ffn": 512, "first_dense_layers": 2},
+    }
+    degrees = {"pp": 2, "tp": 1, "micro_batch_size": 1, "layers": cut, **parallel}
+    some = gpt_7b(model=model, global_batch_size=4, parallel=degrees, trainer={"engine": "megatron"})
+    return fleet.model_copy(update={"hosts": tuple(hosts)}), some
+
+
+def test_cuts_between_layers_without_experts_are_tried_and_none_is_proven_best() -> None:
+    plan = plan_for(*unlike_clusters_job(ep=2, recompute="none"))
+    steps_s = [
+        plan_for(*unlike_clusters_job((held, 4 - held), ep=2, recompute="none")).prediction.step_s for held in (1, 2, 3)
+    ]
+    assert plan.prediction.step_s == pytest.approx(min(steps_s))
+    assert min(steps_s) == steps_s[0]
+    assert plan.solve.status == "near optimal"
+    assert not any("proven" in sentence for sentence in plan_sentences(plan, unlike_clusters_job()[0]))
+
+
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_a_fixed_interleaved_schedule_runs_where_the_search_gives_a_stage_fewer_layers(chunks: int | None) -> None:
+    unlike, some = unlike_clusters_job(schedule="interleaved", chunks=chunks, ep=2, recompute="none")
+    for fleet in (unlike, gpu_inventory([1], gpus_per_host=4, gpu_name=A100, memory_bytes=80 * GIB)):
+        plan = plan_for(fleet, some)
+        assert (plan.schedule, [stage.num_layers for stage in plan.stages]) == ("interleaved", [1, 1, 1, 1])
+
+
+def test_no_simulated_run_in_chunks_beats_its_bounds() -> None:
+    runs = 0
+    for seed in range(40):
+        draw = random.Random(seed)
+        model: dict[str, Any] = {**DEEP, "num_layers": draw.randint(4, 8), "first_dense_layers": draw.randint(1, 3)}
+        model["ffn_hidden_size"] = draw.choice((1024, 4096, 16384))
+        problem = read_problem(TWO_HOSTS, job(model, pp=2, tp=1, ep=draw.choice((1, 4)), micro_batch_size=1))
+        candidate = Candidate(1, 2, draw.choice((4, 8)), 1)
+        coeffs, layers = problem.coefficients(candidate), model["num_layers"]
+        any_s = AnyScheduleBounds(problem).least_s([candidate])
+        for held in range(2, layers - 1):
+            shares = even_shares(coeffs.total_microbatches, candidate.dp)
+            placement = Placement(candidate, (held, layers - held), ((0,) * candidate.dp,) * 2, shares)
+            simulator = PlacementSimulator(problem.job, coeffs, placement)
+            for mode in simulator.allowed_modes():
+                step_s = simulator.timed(mode).step_s * (1 + 1e-9)
+                bounds_s = any_s, simulator.least_s, simulator.lower_bound_s(mode)
+                assert max(bounds_s) <= step_s, (seed, mode, bounds_s)
+                runs += mode.chunks > 1
+    assert runs > 60

@@ -97,7 +97,7 @@ def best_of_each_mode(inventory: Inventory, job: Job) -> dict[Mode, Found]:
 
 def runnable(simulator: PlacementSimulator, placement: Placement, at_most_s: float) -> Iterator[RunMode]:
     """The ways to run a placement that may take less."""
-    if simulator.busiest_s >= at_most_s:
+    if simulator.busiest_s(placement.layers) >= at_most_s:
         return
     for mode in all_modes(simulator, placement):
         if simulator.lower_bound_s(mode) < at_most_s and simulator.fits(mode):

@@ -21,7 +21,7 @@ from planner.islands.island_rounds import IslandRound, make_round
 from planner.islands.outer_sync_cost import BOTH_WAYS, QUESTION_S, price_exchange
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.verify import verify
-from planner.problem.host_memory import host_state_bytes
+from planner.problem.memory_room import host_state_bytes
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, GIB, bed_job, cpu_inventory, plan_for
 from tests.planner.islands_jobs import planned_mode

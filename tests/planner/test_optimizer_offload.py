@@ -13,7 +13,7 @@ from planner.cost.compute_time import offloaded_update_s
 from planner.cost.counts import Execution, state_bytes
 from planner.cost.slot import HostShare, read_slot, update_s
 from planner.layout.verify import verify
-from planner.problem.host_memory import host_state_bytes
+from planner.problem.memory_room import host_state_bytes
 from planner.problem.problem import read_problem
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
