@@ -79,12 +79,12 @@ def make_plan(
         plan = _plan_searched(_search(inventory, job, progress, time_limit_s), sources, order, lp)
         assert plan is not None  # as no step was to be beaten
         return plan
-    left, searched, faults = TimeLeft(time_limit_s), list[_Searched](), list[HolmesError]()
+    left, searched, faults = TimeLeft(time_limit_s), list[_Searched](), dict[int, HolmesError]()
     for one in jobs:
         try:
             searched.append(_search(inventory, one, progress, time_limit_s / len(jobs)))
         except HolmesError as error:
-            faults.append(error)
+            faults[jobs.index(one)] = error
     best: Plan | None = None
     before_s = left.seconds
     for each in sorted(searched, key=lambda each: each.result.found[0].objective_s):
@@ -95,12 +95,12 @@ def make_plan(
         try:
             plan = _plan_searched(each, sources, order, None, best.prediction.step_s if best else inf)
         except HolmesError as error:
-            faults.append(error)
+            faults[jobs.index(each.problem.job)] = error
             continue
         if plan is not None and (best is None or plan.prediction.step_s < best.prediction.step_s):
             best = plan
     if best is None:
-        raise faults[0]  # of the smallest degrees
+        raise faults[min(faults)]  # of the smallest degrees
     if lp is not None:
         _plan_searched(_search(inventory, best.job, None, time_limit_s), sources, order, lp)
     return _with_bound_of_all(best, searched)

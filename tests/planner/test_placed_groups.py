@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from planner.problem.group_places import misplaced_group
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory, plan_anew
@@ -39,3 +40,10 @@ def test_sequences_are_shared_on_clusters_of_unlike_size_though_a_straddling_sta
     parallel = {"cp": 4, "pp": 2}
     plan = plan_anew(unlike_clusters(400.0), gpt_7b(model=LONG, global_batch_size=8, parallel=parallel))
     assert misplaced_group(plan.job, plan.ranks) == ()
+
+
+def test_a_job_without_cp_that_cannot_run_is_not_refused_for_a_degree_it_never_set() -> None:
+    # Three slots a host, which take no cp 2; placements of cp 1 are found, and memory lets none of them interleave.
+    inventory = gpu_inventory([1], gpus_per_host=3, memory_bytes=8 * GIB)
+    with pytest.raises(HolmesError, match=r"schedule fixed in job\.yaml"):
+        plan_anew(inventory, gpt_7b(model=LONG, global_batch_size=4, parallel={"schedule": "interleaved"}))
