@@ -28,7 +28,7 @@ from planner.layout.usual_order import memory_fault, usual_group_slots, usual_pl
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
 from planner.problem.candidates import Candidate, enumerate_candidates
-from planner.problem.free_degrees import with_free_degrees
+from planner.problem.free_degrees import chosen_degrees, with_free_degrees
 from planner.problem.group_places import check_placed_groups
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
@@ -103,7 +103,7 @@ def make_plan(
         raise faults[min(faults)]  # of the smallest degrees
     if lp is not None:
         _plan_searched(_search(inventory, best.job, None, time_limit_s), sources, order, lp)
-    return _with_bound_of_all(best, searched)
+    return _with_bound_of_all(best.model_copy(update={"free_degrees": chosen_degrees(job, best.job)}), searched)
 
 
 def _with_bound_of_all(best: Plan, searched: Sequence[_Searched]) -> Plan:
