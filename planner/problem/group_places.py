@@ -57,17 +57,17 @@ def check_placed_groups(job: Job, ranks: Sequence[PlanRank]) -> None:
 
     So it does for ranks that share a sequence.
     """
-    group = misplaced_group(job, ranks)
-    if group:
-        places = " and ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in group))
-        key, shared = ("ep", "a stage's experts") if job.ep > 1 else ("cp", "a sequence")
-        raise HolmesError(
-            f"job: parallel.{key} is {getattr(job, key)}, and the best placement has ranks {group[0].rank} to "
-            f"{group[-1].rank}, which share {shared}, on {places}: a group has whole hosts or a part of one, in one "
-            "cluster, as its ranks meet in every layer",
-            "leave parallel.pp and dp out, or set them so that the replicas of a stage fit so",
-            ANSWER_IS_NO,
-        )
+    for key, shared, other in (("ep", "a stage's experts", "cp"), ("cp", "a sequence", "ep")):
+        group = misplaced_group(job.with_parallel(**{other: None}), ranks)
+        if group:
+            places = " and ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in group))
+            raise HolmesError(
+                f"job: parallel.{key} is {getattr(job, key)}, and the best placement has ranks {group[0].rank} to "
+                f"{group[-1].rank}, which share {shared}, on {places}: a group has whole hosts or a part of one, in "
+                "one cluster, as its ranks meet in every layer",
+                "leave parallel.pp and dp out, or set them so that the replicas of a stage fit so",
+                ANSWER_IS_NO,
+            )
 
 
 def misplaced_group(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]:

@@ -8,7 +8,8 @@ import pytest
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from planner.problem.group_places import misplaced_group
+from holmes_core.records.plan import PlanRank
+from planner.problem.group_places import check_placed_groups, misplaced_group
 from tests.planner.fleets import GIB, gpt_7b, gpu_inventory, plan_anew
 
 LONG = {
@@ -47,3 +48,14 @@ def test_a_job_without_cp_that_cannot_run_is_not_refused_for_a_degree_it_never_s
     inventory = gpu_inventory([1], gpus_per_host=3, memory_bytes=8 * GIB)
     with pytest.raises(HolmesError, match=r"schedule fixed in job\.yaml"):
         plan_anew(inventory, gpt_7b(model=LONG, global_batch_size=4, parallel={"schedule": "interleaved"}))
+
+
+def test_the_degree_whose_group_is_parted_is_named_where_both_are_above_one() -> None:
+    # Replicas 0 to 3 share a sequence and have host x and half of y; pairs of experts are whole.
+    job = gpt_7b(model={**EXPERTS, "seq_length": 16384}, parallel={"ep": 2, "cp": 4})
+    ranks = [
+        PlanRank(rank=n, host=host, cluster="a", local_rank=0, gpu=n, pp_rank=0, dp_rank=n, tp_rank=0)
+        for n, host in enumerate("xxyyyyzz")
+    ]
+    with pytest.raises(HolmesError, match=r"parallel\.cp is 4, .* ranks 0 to 3"):
+        check_placed_groups(job, ranks)
