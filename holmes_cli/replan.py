@@ -49,10 +49,4 @@ class Replanner:
     def _plan(self, plan: Plan, changes: Iterable[Change]) -> Plan:
         rest = apply_changes(self.inventory, changes)
         source = SourceFile(path=plan.inventory.path, digest=rest.source_digest())
-        try:
-            return make_plan(rest, plan.job, source, plan.job_source)
-        except HolmesError:
-            if not (plan.job.is_bundled and plan.job.ep > 1):
-                raise
-            # The degree may be the planner's own, and a checkpoint is loaded under any.
-            return make_plan(rest, plan.job.with_parallel(ep=None), source, plan.job_source)
+        return make_plan(rest, plan.job_to_plan, source, plan.job_source)

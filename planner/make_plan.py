@@ -28,7 +28,7 @@ from planner.layout.usual_order import memory_fault, usual_group_slots, usual_pl
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
 from planner.problem.candidates import Candidate, enumerate_candidates
-from planner.problem.free_degrees import with_free_degrees
+from planner.problem.free_degrees import chosen_degrees, with_free_degrees
 from planner.problem.group_places import check_placed_groups
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
@@ -79,12 +79,12 @@ def make_plan(
         plan = _plan_searched(_search(inventory, job, progress, time_limit_s), sources, order, lp)
         assert plan is not None  # as no step was to be beaten
         return plan
-    left, searched, faults = TimeLeft(time_limit_s), list[_Searched](), list[HolmesError]()
+    left, searched, faults = TimeLeft(time_limit_s), list[_Searched](), dict[int, HolmesError]()
     for one in jobs:
         try:
             searched.append(_search(inventory, one, progress, time_limit_s / len(jobs)))
         except HolmesError as error:
-            faults.append(error)
+            faults[jobs.index(one)] = error
     best: Plan | None = None
     before_s = left.seconds
     for each in sorted(searched, key=lambda each: each.result.found[0].objective_s):
@@ -95,15 +95,15 @@ def make_plan(
         try:
             plan = _plan_searched(each, sources, order, None, best.prediction.step_s if best else inf)
         except HolmesError as error:
-            faults.append(error)
+            faults[jobs.index(each.problem.job)] = error
             continue
         if plan is not None and (best is None or plan.prediction.step_s < best.prediction.step_s):
             best = plan
     if best is None:
-        raise faults[0]  # of the smallest degrees
+        raise faults[min(faults)]  # of the smallest degrees
     if lp is not None:
         _plan_searched(_search(inventory, best.job, None, time_limit_s), sources, order, lp)
-    return _with_bound_of_all(best, searched)
+    return _with_bound_of_all(best.model_copy(update={"free_degrees": chosen_degrees(job, best.job)}), searched)
 
 
 def _with_bound_of_all(best: Plan, searched: Sequence[_Searched]) -> Plan:

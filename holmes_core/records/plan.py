@@ -19,6 +19,7 @@ from holmes_runtime.config.schedule import ScheduleName
 Order = Literal["holmes", "usual"]
 Crossing = Literal["nothing", "pipeline", "data", "both"]
 """The traffic between clusters: messages between stages, the gradients of replicas."""
+FreeDegree = Literal["ep", "cp"]
 
 
 TUNNEL_NETDEV = "holmes-wg"
@@ -204,6 +205,7 @@ class Plan(FileRecord):
     sketch: OneLine | None = None  # the inventory's, whose machines were never probed: such a plan is not launched
     job_source: SourceFile
     job: Job
+    free_degrees: tuple[FreeDegree, ...] = ()  # of `job.parallel`, which the planner chose as job.yaml left them out
     order: Order
     tp: int
     pp: int
@@ -242,6 +244,11 @@ class Plan(FileRecord):
         return self.dp // self.job.cp
 
     @property
+    def job_to_plan(self) -> Job:
+        """The job without the degrees that the planner chose: another inventory may take others."""
+        return self.job.with_parallel(**dict.fromkeys(self.free_degrees))
+
+    @property
     def dp_group_size(self) -> int:
         """The number of replicas that exchange in one group: all, or in two levels those inside a cluster."""
         return min((len(group.ranks) for group in self.groups if group.axis == "dp"), default=1)
@@ -259,7 +266,8 @@ class Plan(FileRecord):
     @model_serializer(mode="wrap")
     def _rare_fields_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = serialize(self)
-        return {name: value for name, value in fields.items() if value is not None or name not in ("modes", "sketch")}
+        rare = {name for name in ("modes", "sketch", "free_degrees") if not getattr(self, name)}
+        return {name: value for name, value in fields.items() if name not in rare}
 
     @model_validator(mode="after")
     def _ranks_are_complete(self) -> Plan:

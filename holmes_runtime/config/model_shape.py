@@ -392,3 +392,8 @@ def step_flops(model: ModelShape, batch_size: int) -> float:
     dense = model.first_dense_layers
     layers = (model.num_layers - dense) * layer_flops(model, batch_size)
     return 3 * (layers + dense * layer_flops(model.dense, batch_size) + head_flops(model, batch_size))
+
+
+def message_shape(model: ModelShape, micro_batch_size: int, parts: int) -> tuple[int, int, int]:
+    """Return the shape of a message on a pipeline edge; tp cp `parts` of a sequence are on as many ranks."""
+    return micro_batch_size, model.seq_length // parts, model.hidden_size

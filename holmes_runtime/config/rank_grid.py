@@ -94,9 +94,9 @@ class RankGrid:
 
     The pipeline `is_ring` where a rank holds several stages: the last rank then sends on to the first. Hierarchical
     data parallelism needs the same number of a stage's replicas in each of its clusters. Where the model `is_tied`,
-    first and last pipeline rank both hold the table of tokens. Neighbouring replicas, `cp` at a time, share each
-    sequence: replica i has part i % cp. `ep` ranks of a stage share its experts: ep / tp neighbouring replicas, all in
-    one cluster, with all of their tensor shards; 1 where each replica has all experts.
+    first and last pipeline rank both hold the table of tokens. Neighbouring replicas, `cp` at a time and all in one
+    cluster, share each sequence: replica i has part i % cp. `ep` ranks of a stage share its experts: ep / tp
+    neighbouring replicas, all in one cluster, with all of their tensor shards; 1 where each replica has all experts.
     """
 
     pp: int
@@ -120,6 +120,8 @@ class RankGrid:
             inside = all(0 <= at < size for at, size in zip(found, sizes, strict=True))
             check(f"ranks[{position}]", found, rule, inside and held[found] == 1)
         self._check_expert_groups()
+        for index, me in enumerate(self.ranks if self.cp > 1 else ()):
+            self._check_in_one_cluster(index, self.sequence(me), "a sequence")
         if self.data_parallel == "hierarchical":
             self._check_clusters()
 
@@ -127,14 +129,17 @@ class RankGrid:
         rule = f"must be 1, or a multiple of tp {self.tp} that divides dp * tp = {self.dp * self.tp}"
         check("ep", self.ep, rule, self.ep == 1 or (self.ep % self.tp == 0 and self.dp * self.tp % self.ep == 0))
         for index, me in enumerate(self.ranks if self.expert_replicas > 1 else ()):
-            clusters = sorted({self.rank(number).cluster for number in self.expert_peers(me)})
-            rule = f"must be {clusters[0]}, where other ranks with experts of the same layers are"
-            check(f"ranks[{index}].cluster", me.cluster, rule, len(clusters) == 1)
+            self._check_in_one_cluster(index, self.expert_peers(me), "experts")
             parts = {self.expert_part(self.rank(number)) for number in self.shards(me)}
             rule = (
                 "must have its tensor shards in the order in which its neighbours, which share its experts, have theirs"
             )
             check(f"ranks[{index}]", me.rank, rule, len(parts) == 1)
+
+    def _check_in_one_cluster(self, index: int, members: tuple[int, ...], shared: str) -> None:
+        clusters = sorted({self.rank(number).cluster for number in members})
+        rule = f"must be one for the ranks {members} that share {shared}, and they are in {' and '.join(clusters)}"
+        check(f"ranks[{index}].cluster", self.ranks[index].cluster, rule, len(clusters) == 1)
 
     def _check_clusters(self) -> None:
         for pp_rank, tp_rank in product(range(self.pp), range(self.tp)):

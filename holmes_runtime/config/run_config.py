@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holmes_runtime.config.checks import check, check_positive
 from holmes_runtime.config.codec import BF16_BYTES, CODECS, Codec, Device, EdgeSettings, codecs_up_to, packed_bytes
-from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.model_shape import ModelShape, message_shape
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, DataParallel, Group, Rank, RankGrid, group_key
 from holmes_runtime.config.run_settings import (
     BYTE_VALUES,
@@ -176,7 +176,7 @@ class RunConfig:
     @property
     def message_shape(self) -> tuple[int, int, int]:
         """The shape of a message on a pipeline edge: (micro_batch_size, seq_length / (tp cp), hidden_size)."""
-        return self.micro_batch_size, self.model.seq_length // (self.tp * self.cp), self.model.hidden_size
+        return message_shape(self.model, self.micro_batch_size, self.tp * self.cp)
 
     def message_bytes(self, codec: Codec) -> int:
         """Return the bytes of one message on a pipeline edge, packed by `codec`."""

@@ -5,8 +5,11 @@ A receiver times a message from asking for it to its arrival, so latency counts 
 
 from __future__ import annotations
 
+from math import prod
+
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.codec import packed_bytes
+from holmes_runtime.config.model_shape import message_shape
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from holmes_runtime.config.run_settings import VALUE_BYTES, Expectation
 
@@ -14,8 +17,7 @@ from holmes_runtime.config.run_settings import VALUE_BYTES, Expectation
 def expectation_of(plan: Plan) -> Expectation:
     """Return them from the plan's prediction and the bandwidths of its groups; unknown bandwidths are left out."""
     model, by_place = plan.job.model, plan.prediction.microbatch_compute_s
-    # hidden: (micro_batch_size, seq_length / tp, hidden_size)
-    values = plan.micro_batch_size * model.seq_length // plan.tp * model.hidden_size
+    values = prod(message_shape(model, plan.micro_batch_size, plan.tp * plan.job.cp))
     value_bytes = VALUE_BYTES[plan.job.value_type]
     rates = {
         group.name: rate

@@ -17,12 +17,12 @@ from holmes_core.records.advice import Ablation
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_memory
-from planner.layout.assign_hosts import number_ranks
 from planner.layout.layout import Layout, lay_out
 from planner.layout.layout_costs import LayoutCosts
 from planner.layout.reprice import layout_of
 from planner.layout.usual_order import usual_group_slots
 from planner.problem.problem import Problem, read_problem
+from planner.schedule.assign_hosts import number_ranks
 from planner.schedule.buckets import BucketSeconds
 from planner.schedule.shared_core_runs import simulate_sharing
 from planner.search.placement import even_shares

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from planner.layout.assign_hosts import GroupSlot, GroupSlots, group_slots_of
 from planner.problem.fleet import Fleet
 from planner.problem.rails import Rail, Rails
+from planner.schedule.assign_hosts import GroupSlot, GroupSlots, group_slots_of
 
 SWEEPS = 3  # over all stages: the second sees the neighbours on both sides, later ones rarely find more
 

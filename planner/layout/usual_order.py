@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 
-from planner.layout.assign_hosts import GroupSlot, group_slots_of
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.memory_room import stages_memory_bytes
 from planner.problem.problem import Problem
+from planner.schedule.assign_hosts import GroupSlot, group_slots_of
 from planner.search.closed_form import price_hosts_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut
 

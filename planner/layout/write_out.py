@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from holmes_core.records.plan import Alternative, Prediction
 from planner.cost.engines import engine_of
-from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, is_aligned, number_ranks
 from planner.layout.edge_codecs import choose_codecs
 from planner.layout.layout import Layout, lay_out, may_be_hierarchical
 from planner.layout.predict import predict, predict_step_s
@@ -15,6 +14,7 @@ from planner.layout.rail_matching import match_rails
 from planner.layout.usual_order import best_usual, usual_group_slots
 from planner.problem.group_places import misplaced_group
 from planner.problem.problem import Problem
+from planner.schedule.assign_hosts import assign, hosts_by_stage, number_ranks
 from planner.schedule.run_mode import StepParts
 from planner.schedule.runners_up import Contender, alternative, fastest_first, parts_by_class
 from planner.schedule.schedule_choice import choose_schedule
@@ -98,8 +98,7 @@ def _write_out(problem: Problem, contender: Contender) -> WrittenPlan:
 def lay_out_contender(problem: Problem, contender: Contender) -> Layout:
     """Return the contender's ranks and groups, with the codecs and levels of data parallelism that are best."""
     placement, tp = contender.found.placement, contender.found.placement.candidate.tp
-    aligned = is_aligned(placement, problem.coefficients(placement.candidate))
-    assigned = assign_hosts(placement, problem.fleet, aligned)
+    assigned = assign(problem, placement)
     group_slots = match_rails(assigned, problem.fleet, problem.rails, tp, wraps=contender.mode.chunks > 1)
     ranks = number_ranks(problem.job, group_slots, hosts_by_stage(group_slots), tp)
     flat = lay_out(problem, placement.candidate, contender.mode, ranks, placement.microbatches)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
+from holmes_core.records.plan import FreeDegree
 from planner.problem.context_groups import context_degrees
 from planner.problem.expert_groups import expert_degrees
 from planner.problem.fleet import slots_of
@@ -18,3 +21,9 @@ def with_free_degrees(inventory: Inventory, job: Job) -> list[Job]:
         experts = expert_degrees(parted, slots)
         found += (parted if experts == (job.ep,) else parted.with_parallel(ep=ep) for ep in experts)
     return found
+
+
+def chosen_degrees(job: Job, planned: Job) -> tuple[FreeDegree, ...]:
+    """Return the degrees that `planned`, of the jobs that are tried, fixes and `job` does not."""
+    keys = get_args(FreeDegree)
+    return tuple(key for key in keys if getattr(job.parallel, key) != getattr(planned.parallel, key))

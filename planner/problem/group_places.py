@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import lcm
+from typing import Protocol, TypeVar
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.job import Job
@@ -56,17 +57,17 @@ def check_placed_groups(job: Job, ranks: Sequence[PlanRank]) -> None:
 
     So it does for ranks that share a sequence.
     """
-    group = misplaced_group(job, ranks)
-    if group:
-        places = " and ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in group))
-        key, shared = ("ep", "a stage's experts") if job.ep > 1 else ("cp", "a sequence")
-        raise HolmesError(
-            f"job: parallel.{key} is {getattr(job, key)}, and the best placement has ranks {group[0].rank} to "
-            f"{group[-1].rank}, which share {shared}, on {places}: a group has whole hosts or a part of one, in one "
-            "cluster, as its ranks meet in every layer",
-            "leave parallel.pp and dp out, or set them so that the replicas of a stage fit so",
-            ANSWER_IS_NO,
-        )
+    for key, shared, other in (("ep", "a stage's experts", "cp"), ("cp", "a sequence", "ep")):
+        group = misplaced_group(job.with_parallel(**{other: None}), ranks)
+        if group:
+            places = " and ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in group))
+            raise HolmesError(
+                f"job: parallel.{key} is {getattr(job, key)}, and the best placement has ranks {group[0].rank} to "
+                f"{group[-1].rank}, which share {shared}, on {places}: a group has whole hosts or a part of one, in "
+                "one cluster, as its ranks meet in every layer",
+                "leave parallel.pp and dp out, or set them so that the replicas of a stage fit so",
+                ANSWER_IS_NO,
+            )
 
 
 def misplaced_group(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]:
@@ -77,15 +78,34 @@ def misplaced_group(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]
     for rank in sorted(ranks, key=lambda rank: (rank.dp_rank, rank.tp_rank) if job.is_bundled else (rank.rank, 0)):
         stages.setdefault(rank.pp_rank, []).append(rank)
     tp = 1 + max(rank.tp_rank for rank in ranks)
-    for held in stages.values():
-        if job.ep > 1 and len({rank.cluster for rank in held}) > 1:
-            return tuple(held)
-        of_host = Counter(rank.host for rank in held)
-        for size in (job.ep, job.cp * tp if job.cp > 1 else 1):
-            groups = (held[first : first + size] for first in range(0, len(held), size))
-            for group in groups:
-                hosts = Counter(rank.host for rank in group)
-                parts = len(hosts) > 1 and any(count < of_host[host] for host, count in hosts.items())
-                if parts or len({rank.cluster for rank in group}) > 1:
-                    return tuple(group)
+    return next((group for held in stages.values() if (group := misplaced_in_stage(job, tp, held))), ())
+
+
+class PlaceOfRank(Protocol):
+    """The place of a rank."""
+
+    @property
+    def host(self) -> str:
+        """Return the name of its host."""
+
+    @property
+    def cluster(self) -> str:
+        """Return the name of its cluster."""
+
+
+P = TypeVar("P", bound=PlaceOfRank)
+
+
+def misplaced_in_stage(job: Job, tp: int, held: Sequence[P]) -> tuple[P, ...]:
+    """Return the first misplaced group of a stage, or the stage, by the places of its ranks; empty without one."""
+    if job.ep > 1 and len({each.cluster for each in held}) > 1:
+        return tuple(held)
+    of_host = Counter(each.host for each in held)
+    for size in (job.ep, job.cp * tp if job.cp > 1 else 1):
+        for first in range(0, len(held) if size > 1 else 0, size):
+            group = held[first : first + size]
+            hosts = Counter(each.host for each in group)
+            parts = len(hosts) > 1 and any(count < of_host[host] for host, count in hosts.items())
+            if parts or len({each.cluster for each in group}) > 1:
+                return tuple(group)
     return ()

@@ -41,6 +41,11 @@ class Problem:
         return set()
 
     @cached_property
+    def keeps_groups(self) -> dict[object, bool]:
+        """By candidate and sites of a placement, True if groups of ranks are together there, of those looked at."""
+        return {}
+
+    @cached_property
     def _coefficients(self) -> Callable[[Candidate], Coefficients]:
         def make(candidate: Candidate) -> Coefficients:
             coeffs = make_coefficients(self.job, self.fleet, self.networks, candidate)

@@ -18,6 +18,7 @@ from math import inf
 from planner.cost.engines import engine_of
 from planner.problem.candidates import Candidate, has_fixed_cut
 from planner.problem.problem import Problem
+from planner.schedule.assign_hosts import keeps_groups
 from planner.schedule.least_memory import WORTH_MEMORY, in_least_memory
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import RunMode
@@ -191,7 +192,7 @@ class _Climb:
         coeffs = self._problem.coefficients(placement.candidate)
         rooms = zip(placement.layers, placement.sites, coeffs.capacity, strict=True)
         fits = min(placement.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row))
-        return fits and self._keeps_shards(placement)
+        return fits and self._keeps_shards(placement) and keeps_groups(self._problem, placement)
 
     def _keeps_shards(self, placement: Placement) -> bool:
         """Return True if as many replicas as share weights or an instance are in each cluster of a stage."""

@@ -15,6 +15,7 @@ from holmes_core.records.plan import Alternative, Crossing
 from holmes_core.units import format_seconds
 from planner.problem.candidates import RECOMPUTE, Candidate
 from planner.problem.problem import Problem
+from planner.schedule.assign_hosts import check_kept_groups, keeps_groups
 from planner.schedule.other_shapes import other_placements
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts, simplest
@@ -71,6 +72,8 @@ def rank_contenders(
         if each.simulated and each.best_s <= within_s
     ]
     if not contenders and found and within_s == inf:
+        if not contest.entrants:
+            check_kept_groups(problem, found[0].placement)
         raise _none_can_run(problem.job, len(found))
     return best_of_each_crossing(contenders, next_best)
 
@@ -105,7 +108,7 @@ class _Entrant:
 
 
 class _Contest:
-    """Placements, each simulated as long as it may still be ranked."""
+    """Placements that keep groups of ranks together, each simulated as long as it may still be ranked."""
 
     def __init__(self, problem: Problem, next_best: int, near: float, within_s: float) -> None:
         self._problem, self._next_best, self._near, self._within_s = problem, next_best, near, within_s
@@ -129,7 +132,7 @@ class _Contest:
         number = count()  # of equal bounds the earlier one first
         waiting: list[tuple[float, int, _Entrant, RunMode | None]] = []
         for each in found:
-            if (key := plain(each.placement)) not in self._entrants:
+            if (key := plain(each.placement)) not in self._entrants and keeps_groups(self._problem, each.placement):
                 entrant = self._entrants[key] = _Entrant(self._problem, each)
                 waiting.append((entrant.simulator.least_s, next(number), entrant, None))
         heapify(waiting)

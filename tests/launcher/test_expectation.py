@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.prepare.expectation import expectation_of
+from launcher.prepare.prepare import run_config_of
 from planner.cost.collectives import tcp_payload_share
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
@@ -36,6 +37,17 @@ def test_a_message_is_expected_to_take_the_time_of_its_packed_bytes() -> None:
 
     ratios = {group.axis: before.transfer_s[group.name] / after.transfer_s[group.name] for group in plan.groups[2:]}
     assert ratios == pytest.approx({"pp_forward": 256 / 66, "pp_backward": 1.0})
+
+
+def test_a_message_is_expected_to_have_the_rank_s_part_of_a_shared_sequence() -> None:
+    parallel = {"tp": 2, "pp": 2, "cp": 4, "dp": 1}
+    plan = plan_for(gpu_inventory([2]), gpt_7b(global_batch_size=8, parallel=parallel))
+    config, edge = run_config_of(plan, "run"), next(group for group in plan.groups if group.axis == "pp_forward")
+
+    expected = expectation_of(plan)
+
+    message_s = expected.transfer_s[edge.name] - 2 * edge.latency_s
+    assert message_s * expected.bytes_per_s[edge.name] == pytest.approx(config.message_bytes(edge.codec))
 
 
 def test_gpus_are_expected_to_compute_as_fast_as_the_plan_took_them_to() -> None:

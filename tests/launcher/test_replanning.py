@@ -121,6 +121,13 @@ def test_lost_hosts_add_up_and_every_plan_is_made_from_the_first() -> None:
     assert run.said[-1].startswith("plan without a1, b2: tp=1 pp=2 dp=2 on a1, ")
 
 
+def test_the_sentence_of_a_new_plan_has_the_degrees_of_experts_and_sequences() -> None:
+    parallel = SAVING.job.with_parallel(cp=2, ep=4)
+    run = Run(Settings(on_loss="replan"), planner=FakePlanner(SAVING.model_copy(update={"job": parallel})))
+    run.fails("b2")
+    assert "pp=2 dp=1 cp=2 ep=4 on" in run.said[-1]
+
+
 def test_run_ends_where_no_plan_does_without_the_lost_host() -> None:
     run = Run(Settings(on_loss="replan"), planner=FakePlanner(None))
     assert run.fails("b2") is None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from planner.cost.collectives import Path
 from planner.cost.gpu_speeds import constant_speed
 from planner.cost.slot import Slot
-from planner.layout.assign_hosts import assign_hosts, hosts_by_stage, is_aligned, number_ranks
 from planner.layout.usual_order import usual_group_slots
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.fleet import Fleet, FleetHost, Hardware, HostClass
 from planner.problem.problem import read_problem
+from planner.schedule.assign_hosts import assign_hosts, hosts_by_stage, is_aligned, number_ranks
 from planner.search.placement import Placement, even_shares
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b
 

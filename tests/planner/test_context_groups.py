@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holmes_cli.replan import Replanner
 from holmes_core.errors import ANSWER_IS_NO, WRONG_USAGE, HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
@@ -31,7 +32,7 @@ from planner.cost.counts import (
 from planner.layout.verify import verify
 from planner.problem.context_groups import context_degrees, takes_sequence
 from planner.problem.group_places import misplaced_group, replicas_together
-from tests.planner.fleets import gpt_7b, gpu_inventory, plan_anew, plan_for
+from tests.planner.fleets import GIB, gpt_7b, gpu_inventory, plan_anew, plan_for
 from tests.planner.group_fleets import drawn_bundled_sequences, gap
 from tests.seeds import seeds
 
@@ -310,3 +311,15 @@ def test_plans_are_as_fast_as_the_fastest_placement_by_brute_force(seed: int) ->
     found = gap(seed)
     assert found is not None
     assert found < 0.005
+
+
+def test_a_run_goes_on_without_a_host_under_another_degree_that_job_yaml_left_free() -> None:
+    inventory = gpu_inventory([2], gpus_per_host=1, memory_bytes=24 * GIB)
+    model = {
+        **{"family": "llama", "num_layers": 4, "hidden_size": 2048, "num_heads": 16, "num_kv_heads": 8},
+        **{"ffn_hidden_size": 5632, "vocab_size": 32000, "seq_length": 32768},
+    }
+    first = plan_for(inventory, gpt_7b(model=model, global_batch_size=1))
+    assert (first.job.cp, first.free_degrees) == (2, ("cp",))
+    second = Replanner(inventory).without(first, ("a2",))
+    assert (second.job.cp, second.dp) == (1, 1)

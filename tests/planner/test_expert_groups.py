@@ -33,7 +33,7 @@ from planner.problem.candidates import Candidate, candidate_of
 from planner.problem.coefficients import slot_s
 from planner.problem.group_places import misplaced_group
 from planner.problem.problem import read_problem
-from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
+from tests.planner.fleets import GIB, gpt_7b, gpu_inventory, plan_for
 from tests.planner.group_fleets import drawn_bundled_fleet, gap
 from tests.seeds import seeds
 
@@ -250,11 +250,22 @@ def test_plans_of_shared_experts_are_as_fast_as_the_fastest_placement_by_brute_f
     assert found < 0.01  # of 48 fleets the farthest, where one more schedule than for others is to be chosen
 
 
-def test_a_run_goes_on_without_a_host_under_another_degree_of_experts() -> None:
+def test_a_run_goes_on_without_a_host_under_the_degree_that_is_fastest_then() -> None:
+    three, two = (gpu_inventory([hosts], gpus_per_host=2, memory_bytes=16 * GIB) for hosts in (3, 2))
+    model = {**MODEL, "hidden_size": 2048, "ffn_hidden_size": 5632, "num_kv_heads": 8, "seq_length": 4096}
+    model |= {"experts": 16, "experts_per_token": 2, "expert_ffn": 2048}
+    free = gpt_7b(model=model, global_batch_size=6)
+    first = plan_for(three, free)
+    assert (first.job.ep, first.free_degrees) == (2, ("ep",))
+    second = Replanner(three).without(first, ("a3",))
+    assert second.job.ep == plan_for(two, free).job.ep == 4
+
+
+def test_a_degree_of_experts_that_job_yaml_fixes_is_kept_when_a_host_is_lost() -> None:
     first = plan_for(TWO_HOSTS, bundled(ep=16, tp=1, pp=1))
-    second = Replanner(TWO_HOSTS).without(first, (first.nodes[1].host,))
-    assert len(second.nodes) == 1
-    assert second.job.ep <= 8
+    assert "free_degrees" not in first.model_dump(mode="json")
+    with pytest.raises(HolmesError, match=r"parallel\.ep 16"):
+        Replanner(TWO_HOSTS).without(first, (first.nodes[1].host,))
 
 
 def test_a_free_degree_is_searched_for_the_bundled_runtime() -> None:

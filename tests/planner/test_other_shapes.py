@@ -8,9 +8,9 @@ from math import inf
 import pytest
 
 from benchmarks.best_simulated import behind_best, draw_fleet
-from planner.layout.assign_hosts import assign_hosts
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.problem import read_problem
+from planner.schedule.assign_hosts import assign_hosts
 from planner.schedule.other_shapes import other_placements, straddling_placements
 from planner.time_left import TimeLeft
 from tests.planner.drawn_fleets import drawn_fleet, drawn_job

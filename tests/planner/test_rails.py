@@ -16,11 +16,11 @@ from planner.advice.across_rails import groups_across_rails, rails_sentence
 from planner.cost.collectives import Path
 from planner.cost.gpu_speeds import constant_speed
 from planner.cost.slot import Slot
-from planner.layout.assign_hosts import GroupSlots, assign_hosts, group_slots_of
 from planner.layout.rail_matching import match_rails
 from planner.problem.fleet import Fleet, FleetHost, Hardware, HostClass
 from planner.problem.problem import read_problem
 from planner.problem.rails import Rails, read_rails
+from planner.schedule.assign_hosts import GroupSlots, assign_hosts, group_slots_of
 from tests.planner.fleets import gpt_7b, plan_for
 from tests.planner.railed_fleets import railed_inventory, with_host, without_rail
 from tests.planner.test_assign_hosts import placement

@@ -11,6 +11,8 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import PlanRank
 from planner.problem.coefficients import Coefficients
 from planner.problem.fleet import Fleet, FleetHost
+from planner.problem.group_places import check_placed_groups, misplaced_in_stage
+from planner.problem.problem import Problem
 from planner.search.placement import Placement
 
 
@@ -62,6 +64,36 @@ def assign_hosts(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tupl
             for replica, c in enumerate(row):
                 taken[stage, replica] = free[c].take_left()
     return taken
+
+
+def assign(problem: Problem, placement: Placement) -> dict[tuple[int, int], GroupSlot]:
+    """Return the group slot of each (stage, replica), with stages aligned to hosts where the placement allows it."""
+    return assign_hosts(placement, problem.fleet, is_aligned(placement, problem.coefficients(placement.candidate)))
+
+
+def keeps_groups(problem: Problem, placement: Placement) -> bool:
+    """Return True if hosts and clusters hold all ranks that share experts or sequences as they are priced.
+
+    To match rails moves replicas inside a host only, and changes nothing here.
+    """
+    job, candidate = problem.job, placement.candidate
+    if job.ep == job.cp == 1:
+        return True
+    known, key = problem.keeps_groups, (candidate, placement.sites)
+    if key not in known:
+        taken = assign(problem, placement)
+        stages = (
+            [taken[stage, replica] for replica in range(candidate.dp) for _ in range(candidate.tp)]
+            for stage in range(candidate.pp)
+        )
+        known[key] = not any(misplaced_in_stage(job, candidate.tp, held) for held in stages)
+    return known[key]
+
+
+def check_kept_groups(problem: Problem, placement: Placement) -> None:
+    """Raise HolmesError, naming the ranks, unless the placement `keeps_groups`."""
+    taken = assign(problem, placement)
+    check_placed_groups(problem.job, number_ranks(problem.job, taken, hosts_by_stage(taken), placement.candidate.tp))
 
 
 class _Free:
