@@ -15,12 +15,13 @@ from dataclasses import replace
 from holmes_core.errors import HolmesError
 from holmes_core.records.advice import Ablation
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import Plan, PlanRank
 from holmes_core.units import format_memory
 from planner.layout.layout import Layout, lay_out
 from planner.layout.layout_costs import LayoutCosts
 from planner.layout.reprice import layout_of
 from planner.layout.usual_order import usual_group_slots
+from planner.problem.group_places import misplaced_group
 from planner.problem.problem import Problem, read_problem
 from planner.schedule.assign_hosts import number_ranks
 from planner.schedule.buckets import BucketSeconds
@@ -49,6 +50,10 @@ def ablations(inventory: Inventory, plan: Plan, features: Sequence[str]) -> tupl
 
 
 def _ablation(problem: Problem, plan: Plan, without: tuple[str, ...]) -> Ablation:
+    parted = misplaced_group(problem.job, _usual_ranks(problem, plan)) if "pipeline" in without else ()
+    if parted:
+        places = ", ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in parted))
+        return Ablation(without=without, step_s=None, why=f"ranks of one group would be on {places}")
     layout = _layout_without(problem, plan, without)
     fault = _memory_fault(problem, layout)
     if fault is not None:
@@ -62,11 +67,16 @@ def _layout_without(problem: Problem, plan: Plan, without: Sequence[str]) -> Lay
     if "uneven" in without:
         mode = replace(mode, layers=even_shares(sum(mode.layers), len(mode.layers)))
     if "pipeline" in without:
-        slots = usual_group_slots(problem, layout.candidate)
-        ranks = number_ranks(problem.job, slots, [host.name for host in problem.inventory.hosts], layout.candidate.tp)
+        ranks = _usual_ranks(problem, plan)
     data_parallel = "flat" if "pipeline" in without else layout.data_parallel
     again = lay_out(problem, layout.candidate, mode, ranks, layout.microbatches, data_parallel)
     return again.with_codecs(layout.codecs)
+
+
+def _usual_ranks(problem: Problem, plan: Plan) -> tuple[PlanRank, ...]:
+    candidate = layout_of(problem, plan).candidate
+    hosts = [host.name for host in problem.inventory.hosts]
+    return number_ranks(problem.job, usual_group_slots(problem, candidate), hosts, candidate.tp)
 
 
 def _memory_fault(problem: Problem, layout: Layout) -> str | None:

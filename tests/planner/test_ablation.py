@@ -48,6 +48,20 @@ def test_an_even_cut_that_memory_does_not_hold_says_where() -> None:
     assert "has room for" in even.why
 
 
+def test_an_order_that_parts_a_group_of_experts_says_where() -> None:
+    """Of 4 and 8 GPUs: with one stage in each cluster but in the usual order the first holds hosts of both."""
+    inventory = gpu_inventory([1, 2], gpus_per_host=4)
+    model = {"num_layers": 4, "hidden_size": 1024, "num_heads": 8, "seq_length": 1024, "family": "llama"}
+    experts = {"experts": 8, "experts_per_token": 2, "expert_ffn": 512}
+    parallel = {"pp": 1, "dp": 8, "ep": 8, "tp": 1}
+    plan = plan_for(inventory, gpt_7b(model=model | experts, global_batch_size=16, parallel=parallel))
+
+    (usual,) = ablations(inventory, plan, ("pipeline",))
+
+    assert usual.step_s is None
+    assert usual.why == "ranks of one group would be on a1 of a, b1 of b"
+
+
 def test_unknown_features_are_refused() -> None:
     assert parse_features("overlap, uneven") == ("uneven", "overlap")
     with pytest.raises(HolmesError, match="'nic' is no feature"):
