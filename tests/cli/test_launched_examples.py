@@ -52,5 +52,5 @@ def test_packed_examples_are_trained_as_they_are_read_and_else_refused(tmp_path:
     job["data"] = {"path": str(tmp_path / "sums.bin"), "validation_fraction": 0.1}
     assert run("plan", str(site.write_job("joined", job)), "-i", files[0], "-o", files[2]).returncode == 0
     refused = run("launch", files[2], "--runs", str(tmp_path / "refused"))
-    assert refused.returncode == 2
+    assert refused.returncode == 1  # of what hosts have
     assert "set `documents: separate` in `data`" in " ".join(refused.stderr.split())
