@@ -274,7 +274,6 @@ CELLS = [
     Cell(1, 1, 2, family="mixtral", microbatches=(3, 5), twice=True),
     Cell(1, 1, 2, family="mixtral", recompute="selective", value_type="fp16"),
     Cell(1, 1, 2, family="mixtral", recompute="full", zero=3),
-    Cell(1, 1, 2, family="mixtral", recompute="selective", compiled=True),
     Cell(1, 2, 1, "zero-bubble", "mixtral", recompute="selective"),
     Cell(1, 2, 1, "eager", "mixtral", recompute="full"),
     Cell(1, 2, 2, "interleaved", "mixtral", chunks=2, microbatches=(2, 6)),
