@@ -55,7 +55,8 @@ def data_command(
         has_examples = holds_examples(files, BadLines(skip_bad_lines), prefers_text=seq_length is None)
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise HolmesError(str(error), "name text or examples, or leave the file out with --pattern") from None
-    by_kind = {has_documents(file): _open(file, tokenizer) for file in files}
+    one_of_kind = {has_documents(file): file for file in files}
+    by_kind = {kind: _open(file, tokenizer) for kind, file in one_of_kind.items()}
     tokenizers = {file: by_kind[has_documents(file)] for file in files}
     vocab_size = max(opened.vocab_size for opened in tokenizers.values())
     if has_examples:

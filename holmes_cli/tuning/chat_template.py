@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from holmes_cli.tuning.bounded_work import bounded_work
 from holmes_core.errors import HolmesError
-from holmes_runtime.config.bounded_file import open_bounded, read_json_object
+from holmes_runtime.config.bounded_file import open_bounded
+from holmes_runtime.node.data_files.document_tokens import CONFIG_FILE, read_config, token_text
 
-CONFIG_FILE, TOKENS_FILE = "tokenizer_config.json", "special_tokens_map.json"  # in the folder of a tokenizer
-TEMPLATE_FILE = "chat_template.jinja"
-MAX_CONFIG_BYTES = 2**24  # of tokenizer_config.json, which may list thousands of added tokens
+TOKENS_FILE, TEMPLATE_FILE = "special_tokens_map.json", "chat_template.jinja"  # in the folder of a tokenizer
 MAX_TEMPLATE_BYTES = 2**20  # the longest published ones have some tens of kB
 MAX_MEMORY_BYTES, MAX_CPU_S = 2**30, 2.0  # for one conversation, which usually takes milliseconds
 TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -101,8 +100,8 @@ def open_template(template: Path | None, tokenizer: Path | None) -> ChatTemplate
     """
     try:
         config = _config(tokenizer)
-        beside = None if tokenizer is None else tokenizer.with_name(TEMPLATE_FILE)
-        file = template or (beside if beside is not None and beside.is_file() else None)
+        own = None if tokenizer is None else tokenizer.with_name(TEMPLATE_FILE)
+        file = template or (own if own is not None and own.is_file() else None)
         if file is not None:
             named, place = {"default": _read(file)}, str(file)
         else:
@@ -111,7 +110,7 @@ def open_template(template: Path | None, tokenizer: Path | None) -> ChatTemplate
         raise HolmesError(f"chat template: {error}", "name a Jinja file of 1 MiB at most in UTF-8") from None
     if not named:
         return None
-    tokens = {name: _token_text(config.get(name)) for name in TOKENS}
+    tokens = {name: token_text(config.get(name)) for name in TOKENS}
     known = {name: token for name, token in tokens.items() if token is not None}
     return ChatTemplate(named["default"], place, known, named.get("tool_use"))
 
@@ -161,11 +160,9 @@ def _line(error: BaseException) -> int:
 
 def _config(tokenizer: Path | None) -> dict[str, Any]:
     """Return the configuration in the folder of `tokenizer`, which may name special tokens in a file of their own."""
-    found: dict[str, Any] = {}
-    for file in () if tokenizer is None else map(tokenizer.with_name, (TOKENS_FILE, CONFIG_FILE)):
-        with suppress(FileNotFoundError):
-            found |= read_json_object(file, MAX_CONFIG_BYTES)
-    return found
+    if tokenizer is None:
+        return {}
+    return read_config(tokenizer.with_name(TOKENS_FILE)) | read_config(tokenizer.with_name(CONFIG_FILE))
 
 
 def _read(file: Path) -> str:
@@ -184,9 +181,3 @@ def _named(template: object) -> dict[str, str]:
     if found and "default" not in found:
         raise ValueError(f"{CONFIG_FILE} names templates {sorted(found)}, and none is the default")
     return found
-
-
-def _token_text(token: object) -> str | None:
-    """Return the text of a special token, as the transformers library writes it: a string, or an object with one."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None

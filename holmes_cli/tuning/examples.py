@@ -31,8 +31,8 @@ class Example:
     stretches: tuple[Stretch, ...]
     is_framed: bool
 
-    def tokens(self, tokenizer: Tokenizer) -> list[int]:
-        """Return the tokens; of one that is only read, its bitwise complement.
+    def tokens(self, tokenizer: Tokenizer, start: int) -> list[int]:
+        """Return the tokens; of one that is only read, its bitwise complement. `start` as in `start_tokens`.
 
         Each stretch is tokenized by itself, as a prompt is where a model is asked. The first token is only read, as
         nothing comes before it.
@@ -40,21 +40,23 @@ class Example:
         begin = [tokenizer.begin_of_document] if self.is_framed and tokenizer.begin_of_document is not None else []
         end = [tokenizer.end_of_document] if self.is_framed and tokenizer.end_of_document is not None else []
         found = [~token for token in begin]
-        for stretch, tokens in zip(self.stretches, _encode_parts(self.stretches, tokenizer), strict=True):
+        for stretch, tokens in zip(self.stretches, _encode_parts(self.stretches, tokenizer, start), strict=True):
             found += tokens if stretch.is_predicted else (~token for token in tokens)
         found += end
         return [~token if place == 0 and token >= 0 else token for place, token in enumerate(found)]
 
 
-def _encode_parts(stretches: Sequence[Stretch], tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the tokens of each stretch, those after the first without the mark that some put before a text."""
+def start_tokens(tokenizer: Tokenizer) -> int:
+    """Return the tokens of a line's end, with the mark that some tokenizers put before a text; 0 where none does."""
     line, letter, both = map(list, tokenizer.encode([b"\n", b"a", b"\na"]))
-    marks = both != line + letter and both[: len(line)] == line
+    return len(line) if both != line + letter and both[: len(line)] == line else 0
+
+
+def _encode_parts(stretches: Sequence[Stretch], tokenizer: Tokenizer, start: int) -> list[list[int]]:
+    """Return the tokens of each stretch, those after the first without the mark; `start` as in `start_tokens`."""
     texts = [stretch.text.encode("utf-8") for stretch in stretches]
-    encoded = map(
-        list, tokenizer.encode([b"\n" + text if marks and place else text for place, text in enumerate(texts)])
-    )
-    return [tokens[len(line) :] if marks and place else tokens for place, tokens in enumerate(encoded)]
+    pieces = [b"\n" + text if start and place else text for place, text in enumerate(texts)]
+    return [list(tokens)[start if place else 0 :] for place, tokens in enumerate(tokenizer.encode(pieces))]
 
 
 def holds_examples(files: Sequence[Path], bad_lines: BadLines, prefers_text: bool) -> bool:
@@ -79,6 +81,7 @@ class ExampleReader:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, length: int, bad_lines: BadLines) -> None:
         """`length` is the tokens of the longest example that is taken."""
         self._tokenizer, self._length, self._bad_lines = tokenizer, length, bad_lines
+        self._start = start_tokens(tokenizer)
         self._conversations = ConversationReader(template, CHARACTERS * length) if template is not None else None
 
     @property
@@ -96,7 +99,7 @@ class ExampleReader:
         return read_records(file, self._bad_lines, COLUMNS, self._tokens)
 
     def _tokens(self, record: Mapping[str, object]) -> list[list[int]]:
-        found = [example.tokens(self._tokenizer) for example in self._examples(record)]
+        found = [example.tokens(self._tokenizer, self._start) for example in self._examples(record)]
         longest = max(map(len, found))
         if longest > self._length:
             raise ValueError(f"it has {longest:,} tokens, and a sequence --seq-length {self._length:,}")

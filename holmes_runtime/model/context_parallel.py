@@ -9,8 +9,8 @@ section 3.3.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from torch.nn import functional
 from holmes_runtime.comm.shard_exchange import start_all_gather, start_reduce_scatter
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.model.document_mask import causal_mask, document_mask
+from holmes_runtime.model.tensor_parallel import timed_group
 
 
 class Masks(NamedTuple):
@@ -122,23 +123,16 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> T
     return mixed.transpose(1, 2).flatten(2)
 
 
-@contextmanager
-def _timed(cp: ContextParallel) -> Iterator[None]:
-    with cp.stopwatch.lap("tp") if cp.stopwatch is not None else nullcontext():
-        yield
-
-
 def _gather_whole(key: Tensor, value: Tensor, cp: ContextParallel, repeats: int) -> Tensor:
     """Return all parts' keys and values in the order of the sequence: (2, batch, seq, kv heads * repeats, head_size).
 
     key, value: this part's (batch, seq / cp, kv heads, head_size).
     """
-    assert cp.group is not None
     me, chunk = cp.parts.index(cp.part), key.shape[1] // 2
     parts = key.new_empty(cp.size, 2, *key.shape)
     parts[me, 0], parts[me, 1] = key, value
-    with _timed(cp):
-        start_all_gather(parts.view(-1), cp.group)()
+    with timed_group(cp) as group:
+        start_all_gather(parts.view(-1), group)()
     batch, seq, heads, size = key.shape
     whole = key.new_empty(2, batch, seq * cp.size, heads, repeats, size)
     for member, part in enumerate(cp.parts):
@@ -153,7 +147,6 @@ def _scatter_sum(gradients: Sequence[Tensor], cp: ContextParallel, repeats: int)
 
     gradients: of the keys and the values up to the end of the early chunk, then of the late one.
     """
-    assert cp.group is not None
     summed = [
         each.view(*each.shape[:2], -1, repeats, each.shape[3]).sum(3) if repeats > 1 else each for each in gradients
     ]
@@ -168,8 +161,8 @@ def _scatter_sum(gradients: Sequence[Tensor], cp: ContextParallel, repeats: int)
                 for each in (summed[kind], summed[2 + kind]):
                     if rows.stop <= each.shape[1]:
                         to += each[:, rows]
-    with _timed(cp):
-        own = start_reduce_scatter(parts.view(-1), cp.group)().view(2, batch, 2 * chunk, heads, size)
+    with timed_group(cp) as group:
+        own = start_reduce_scatter(parts.view(-1), group)().view(2, batch, 2 * chunk, heads, size)
     return own[0], own[1]
 
 

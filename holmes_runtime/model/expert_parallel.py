@@ -8,7 +8,6 @@ Source: Lepikhin et al., GShard, 2021.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.model.tensor_parallel import timed_group
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,15 @@ class ExpertParallel:
 
     def travel(self, counts: Tensor) -> ExpertRows:
         """Send `counts`, int64 (experts,): the rows of this replica for each expert. Return how all rows travel."""
-        assert self.group is not None
         incoming = torch.empty_like(counts)  # (replicas * own experts,), by the replica that sends them
-        with self.lap():
-            dist.all_to_all_single(incoming, counts, group=self.group)
+        with timed_group(self) as group:
+            dist.all_to_all_single(incoming, counts, group=group)
         outgoing, came = counts.view(self.size, -1), incoming.view(self.size, -1)
         sizes = torch.cat([outgoing.sum(1), came.sum(1), came.sum(0)]).tolist()  # the host waits for the device once
         sent, received, own = sizes[: self.size], sizes[self.size : 2 * self.size], sizes[2 * self.size :]
         experts = torch.arange(len(own), device=counts.device).repeat(self.size)
         order = experts.repeat_interleave(incoming, output_size=sum(received)).argsort(stable=True)
         return ExpertRows(self, sent, received, order, own)
-
-    def lap(self) -> Any:
-        """Return the context in which the stopwatch runs."""
-        return self.stopwatch.lap("tp") if self.stopwatch is not None else nullcontext()
 
 
 ALL_EXPERTS = ExpertParallel()
@@ -99,6 +94,6 @@ class _AllToAll(torch.autograd.Function):
 
 def _all_to_all(rows: Tensor, ep: ExpertParallel, sent: list[int], received: list[int]) -> Tensor:
     came = rows.new_empty(sum(received), *rows.shape[1:])
-    with ep.lap():
-        dist.all_to_all_single(came, rows.contiguous(), received, sent, group=ep.group)
+    with timed_group(ep) as group:
+        dist.all_to_all_single(came, rows.contiguous(), received, sent, group=group)
     return came

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -87,12 +87,22 @@ class TensorParallel:
 ALONE = TensorParallel()
 
 
+class MeetsInLayers(Protocol):
+    """A rank's part in a group that holds up the computation inside layers."""
+
+    @property
+    def group(self) -> ProcessGroup | None: ...
+
+    @property
+    def stopwatch(self) -> Stopwatch | None: ...
+
+
 @contextmanager
-def timed_group(tp: TensorParallel) -> Iterator[ProcessGroup]:
-    """Yield the group of `tp`, while its stopwatch runs."""
-    assert tp.group is not None
-    with tp.stopwatch.lap("tp") if tp.stopwatch is not None else nullcontext():
-        yield tp.group
+def timed_group(part: MeetsInLayers) -> Iterator[ProcessGroup]:
+    """Yield the group of `part`, while its stopwatch runs."""
+    assert part.group is not None
+    with part.stopwatch.lap("tp") if part.stopwatch is not None else nullcontext():
+        yield part.group
 
 
 class _BackwardHalves:

@@ -98,6 +98,9 @@ class ExpertBuckets(NamedTuple):
     position: int
 
 
+NO_EXPERTS = ExpertBuckets((), 1, 0)
+
+
 def make_buckets(
     stages: Sequence[Sequence[dict[str, nn.Parameter]]],
     partial: Container[str],
@@ -106,7 +109,7 @@ def make_buckets(
     full_bytes: int | None,
     alone: str | None = None,
     memory: HostMemory | None = None,
-    experts: ExpertBuckets | None = None,
+    experts: ExpertBuckets = NO_EXPERTS,
 ) -> list[Bucket]:
     """Return all buckets of a rank, in the order in which they leave: a backward makes the last gradients first.
 
@@ -126,11 +129,6 @@ def make_buckets(
                 {name: named[name] for name in reversed(named) if (name in partial) is is_partial}
                 for named in layers[::-1]
             ]
-            if experts is None:
-                buckets += [
-                    make_bucket(cut, dp, position, is_partial, memory) for cut in _cut(chosen, full_bytes, alone)
-                ]
-                continue
             turn = {name: number for number, name in enumerate(name for named in chosen for name in named)}
             found = []
             for among, has_experts in ((dp, position), False), (experts[1:], True):

@@ -22,7 +22,7 @@ from holmes_runtime.comm.stopwatch import Stopwatch, named_range
 from holmes_runtime.config.rank_grid import EXPERT_AXES, REPLICA_AXES
 from holmes_runtime.config.run_settings import OptimizerSettings
 from holmes_runtime.model.tensor_part import TensorPart, has_experts
-from holmes_runtime.parallel.gradient_buckets import Bucket, ExpertBuckets, Shard, make_buckets
+from holmes_runtime.parallel.gradient_buckets import NO_EXPERTS, Bucket, ExpertBuckets, Shard, make_buckets
 from holmes_runtime.parallel.host_states import HostMemory
 
 ADAM_EPS = 1e-8  # Kingma and Ba, 2015
@@ -93,7 +93,7 @@ class Zero1:
         """Return all buckets, in the order in which their gradients come."""
         replicas, names = self._replicas, {parameter: name for name, parameter in named.items()}
         stages = [[{names[each]: each for each in parameters} for _, parameters in units(module)] for module in modules]
-        apart = None
+        apart = NO_EXPERTS
         if self._groups.ep is not None:
             experts = self._expert_replicas
             apart = ExpertBuckets({name for name in named if has_experts(name)}, experts.size, experts.position)

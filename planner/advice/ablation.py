@@ -20,10 +20,9 @@ from holmes_core.units import format_memory
 from planner.layout.layout import Layout, lay_out
 from planner.layout.layout_costs import LayoutCosts
 from planner.layout.reprice import layout_of
-from planner.layout.usual_order import usual_group_slots
+from planner.layout.usual_order import usual_ranks
 from planner.problem.group_places import misplaced_group
 from planner.problem.problem import Problem, read_problem
-from planner.schedule.assign_hosts import number_ranks
 from planner.schedule.buckets import BucketSeconds
 from planner.schedule.shared_core_runs import simulate_sharing
 from planner.search.placement import even_shares
@@ -50,33 +49,26 @@ def ablations(inventory: Inventory, plan: Plan, features: Sequence[str]) -> tupl
 
 
 def _ablation(problem: Problem, plan: Plan, without: tuple[str, ...]) -> Ablation:
-    parted = misplaced_group(problem.job, _usual_ranks(problem, plan)) if "pipeline" in without else ()
+    layout = layout_of(problem, plan)
+    ranks = usual_ranks(problem, layout.candidate) if "pipeline" in without else layout.ranks
+    parted = misplaced_group(problem.job, ranks)
     if parted:
         places = ", ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in parted))
         return Ablation(without=without, step_s=None, why=f"ranks of one group would be on {places}")
-    layout = _layout_without(problem, plan, without)
+    layout = _layout_without(problem, layout, ranks, without)
     fault = _memory_fault(problem, layout)
     if fault is not None:
         return Ablation(without=without, step_s=None, why=fault)
     return Ablation(without=without, step_s=_step_s(problem, layout, "overlap" not in without), why="")
 
 
-def _layout_without(problem: Problem, plan: Plan, without: Sequence[str]) -> Layout:
-    layout = layout_of(problem, plan)
-    mode, ranks = layout.mode, layout.ranks
+def _layout_without(problem: Problem, layout: Layout, ranks: tuple[PlanRank, ...], without: Sequence[str]) -> Layout:
+    mode = layout.mode
     if "uneven" in without:
         mode = replace(mode, layers=even_shares(sum(mode.layers), len(mode.layers)))
-    if "pipeline" in without:
-        ranks = _usual_ranks(problem, plan)
     data_parallel = "flat" if "pipeline" in without else layout.data_parallel
     again = lay_out(problem, layout.candidate, mode, ranks, layout.microbatches, data_parallel)
     return again.with_codecs(layout.codecs)
-
-
-def _usual_ranks(problem: Problem, plan: Plan) -> tuple[PlanRank, ...]:
-    candidate = layout_of(problem, plan).candidate
-    hosts = [host.name for host in problem.inventory.hosts]
-    return number_ranks(problem.job, usual_group_slots(problem, candidate), hosts, candidate.tp)
 
 
 def _memory_fault(problem: Problem, layout: Layout) -> str | None:

@@ -263,17 +263,16 @@ def sends_once(job: Job) -> bool:
 def engine_of(job: Job) -> Engine:
     """Return the engine that `job` names, as its stage of ZeRO makes it.
 
-    The bundled runtime's replicas that share experts run equally many micro-batches, and have whole weights.
+    The bundled runtime's replicas that share experts or sequences run equally many micro-batches, and the former have
+    whole weights.
     """
     engine = ENGINES[job.engine]
-    if job.is_bundled and job.ep > 1:
-        engine = replace(engine, unequal_replicas=False, shards_weights=False)
+    if job.is_bundled and (job.ep > 1 or job.cp > 1):
+        engine = replace(engine, unequal_replicas=False, shards_weights=engine.shards_weights and job.ep == 1)
     if engine.unsharded is not None and job.zero != 3:
         engine = engine.unsharded
     if isinstance(job.trainer, LongContextTrainer):
         engine = replace(engine, context="ring")
     if isinstance(job.trainer, FreeTrainer):
         engine = replace(engine, **{name: getattr(ENGINES["holmes"], name) for name in CHOICES})
-    if job.is_bundled and job.cp > 1:  # replicas that share sequences run equally many
-        engine = replace(engine, unequal_replicas=False)
     return engine

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 
+from holmes_core.records.plan import PlanRank
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
 from planner.problem.memory_room import stages_memory_bytes
 from planner.problem.problem import Problem
-from planner.schedule.assign_hosts import GroupSlot, group_slots_of
+from planner.schedule.assign_hosts import GroupSlot, group_slots_of, number_ranks
 from planner.search.closed_form import price_hosts_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut
 
 MAX_PRICED = 40  # candidates, the most promising first; and no more group slots of theirs than:
 MAX_GROUP_SLOTS = 50_000
+
+
+def usual_ranks(problem: Problem, candidate: Candidate) -> tuple[PlanRank, ...]:
+    """Return the ranks in the usual order, by hosts in inventory order."""
+    hosts = [host.name for host in problem.inventory.hosts]
+    return number_ranks(problem.job, usual_group_slots(problem, candidate), hosts, candidate.tp)
 
 
 def usual_group_slots(

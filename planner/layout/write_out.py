@@ -11,7 +11,7 @@ from planner.layout.edge_codecs import choose_codecs
 from planner.layout.layout import Layout, lay_out, may_be_hierarchical
 from planner.layout.predict import predict, predict_step_s
 from planner.layout.rail_matching import match_rails
-from planner.layout.usual_order import best_usual, usual_group_slots
+from planner.layout.usual_order import best_usual, usual_ranks
 from planner.problem.group_places import misplaced_group
 from planner.problem.problem import Problem
 from planner.schedule.assign_hosts import assign, hosts_by_stage, number_ranks
@@ -138,8 +138,7 @@ def write_usual(problem: Problem, result: SearchResult) -> WrittenPlan | None:
     mode = choose_schedule(as_usual, problem.coefficients(candidate), found.placement)
     if mode is None:
         return None
-    group_slots = usual_group_slots(problem, candidate)
-    ranks = number_ranks(problem.job, group_slots, [host.name for host in problem.inventory.hosts], candidate.tp)
+    ranks = usual_ranks(problem, candidate)
     if misplaced_group(job, ranks):
         return None
     layout = lay_out(problem, candidate, mode, ranks, found.placement.microbatches)

@@ -49,7 +49,7 @@ def test_an_even_cut_that_memory_does_not_hold_says_where() -> None:
 
 
 def test_an_order_that_parts_a_group_of_experts_says_where() -> None:
-    """Of 4 and 8 GPUs: with one stage in each cluster but in the usual order the first holds hosts of both."""
+    """Of 4 and 8 GPUs: in the usual order the first stage is on hosts of both clusters."""
     inventory = gpu_inventory([1, 2], gpus_per_host=4)
     model = {"num_layers": 4, "hidden_size": 1024, "num_heads": 8, "seq_length": 1024, "family": "llama"}
     experts = {"experts": 8, "experts_per_token": 2, "expert_ffn": 512}

@@ -97,7 +97,7 @@ def test_states_of_shared_experts_take_the_bytes_that_are_counted() -> None:
         module = DecoderStage(MIXTRAL, Stage(0, 0, MIXTRAL.num_layers), 7, ep=ExpertParallel(None, 0, ep))
         names = {name for name, _ in module.named_parameters() if has_experts(name)}
         layers = [dict(module.named_parameters())]
-        held = make_buckets([layers], (), 2, 0, None, experts=ExpertBuckets(names, 2 // ep, 0) if ep > 1 else None)
+        held = make_buckets([layers], (), 2, 0, None, experts=ExpertBuckets(names if ep > 1 else (), 2 // ep, 0))
         sizes[ep] = sum(
             sum(each.nbytes for each in (bucket.gradients, bucket.weights, bucket.exp_avg, bucket.exp_avg_sq))
             + (2 * bucket.gradient.nbytes if bucket.gradient is not bucket.gradients else 0)

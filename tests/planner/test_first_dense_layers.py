@@ -43,7 +43,7 @@ DEEP = {**MODEL, "hidden_size": 4096, "expert_ffn": 1024, "num_layers": 7}
 
 
 def drawn(seed: int) -> Coefficients:
-    """A drawn candidate of which one to three first layers are faster or slower, and smaller or larger, than others."""
+    """A drawn candidate; its one to three first layers are faster or slower, and smaller or larger, than others."""
     some, draw = random_coefficients(seed), random.Random(seed)
     number = draw.randint(1, 3)
     factor = draw.uniform(0.3, 1.6)
@@ -208,7 +208,7 @@ def test_a_refusal_names_the_least_memory_of_cuts_between_layers_without_experts
 
 
 def unlike_clusters_job(cut: tuple[int, ...] | None = None, **parallel: Any) -> tuple[Inventory, Job]:
-    """Two GPUs in each of two clusters, of which the first is faster, and two of four layers without experts."""
+    """Two GPUs in each of two clusters, the first one faster, and two of four layers without experts."""
     fleet = gpu_inventory([1, 1], gpus_per_host=2, gpu_name=A100, memory_bytes=24 * GIB, rdma_gbps=400.0)
     hosts = list(fleet.hosts)
     fast = [gpu.model_copy(update={"name": "NVIDIA H100 80GB HBM3"}) for gpu in hosts[0].gpus]

@@ -123,7 +123,7 @@ def exchanges(ranks: Sequence[int], clusters: Sequence[str]) -> dict[str, tuple[
 
 
 def expert_groups(ranks: Sequence[int], clusters: Sequence[str], sharing: int) -> dict[str, tuple[Axis, Sequence[int]]]:
-    """The groups of the replicas `ranks` of one stage, of which `sharing` neighbours share experts, by name."""
+    """The groups of the replicas `ranks` of one stage by name; `sharing` neighbours share experts."""
     found: dict[str, tuple[Axis, Sequence[int]]] = {
         f"ep-{first}": ("ep", ranks[first : first + sharing]) for first in range(0, len(ranks), sharing)
     }

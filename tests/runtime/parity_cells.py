@@ -40,9 +40,9 @@ class Cell:
     `twice`: it is run twice, to see whether bits differ. `codecs`: those of activations and of gradients on edges;
     from the second step on `later`, if there is one, and then eager also has one more micro-batch in flight.
     `clusters` names that of each rank with a letter, where data parallelism is hierarchical. `separate`: attention
-    stays inside documents, the lines of a .jsonl beside the text; with `examples`, packed ones, of which some tokens
-    are only read. `tied` are the ranks that own the same piece of a tied table, where they are not the ends of one
-    replica. `cp` replicas share each sequence, and there are `dp` times `cp`; `microbatches` has one number for all
+    stays inside documents, the lines of a .jsonl in the same folder; with `examples`, packed ones, and some of their
+    tokens are only read. `tied` are the ranks that own the same piece of a tied table, where they are not the ends of
+    one replica. `cp` replicas share each sequence, and there are `dp` times `cp`; `microbatches` has one number for all
     that share them. `ep` ranks share experts.
     """
 

@@ -1,4 +1,4 @@
-"""What a rank with a part of each sequence keeps and sees, the others being pretended; see test_parity.py as well."""
+"""Values that a rank with a part of each sequence keeps and sees; the other ranks are pretended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def first_of(size: int) -> Iterator[ContextParallel]:
 
 
 class Gathers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """How often something is gathered."""
+    """The number of gathers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

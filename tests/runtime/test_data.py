@@ -283,7 +283,7 @@ def test_a_file_is_closed_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
 
 
 def packed(path: Path, num_sequences: int, length: int = 4) -> Path:
-    """Sequences of `length` tokens, of which all but the second half of the last is only read."""
+    """Sequences of `length` tokens; all but the second half of the last one is only read."""
     with TokenFileWriter(path, "int32", packed_length=length) as writer:
         for number in range(num_sequences):
             last = number == num_sequences - 1

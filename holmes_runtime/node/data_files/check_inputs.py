@@ -70,7 +70,7 @@ def _check_packing(tokens: TokenFile, num_files: int, data: DataSettings, seq_le
         )
     if data.documents != "separate":
         raise ValueError(
-            f"{tokens.path} has examples packed in sequences, each of which would attend to those before it: set "
+            f"{tokens.path} has examples packed in sequences, where each would attend to the ones before it: set "
             "`documents: separate` in `data`"
         )
     if num_files > 1:

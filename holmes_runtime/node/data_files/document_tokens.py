@@ -8,7 +8,7 @@ from typing import Any
 
 from holmes_runtime.config.bounded_file import read_json_object
 
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 MAX_CONFIG_BYTES = 2**24  # of tokenizer_config.json, which may list thousands of added tokens
 # Names for the end of a document, which common tokenizers have: GPT-2 and NeoX, Llama 3, Llama 2 and T5, Gemma. They
 # come first: `eos_token` of a model that chats ends a turn.
@@ -21,7 +21,7 @@ def begin_of_document(file: Path, tokenizer: Any) -> int | None:
     `add_bos_token` of tokenizer_config.json decides, and where it does not say, `tokenizer` of the `tokenizers` file:
     the token it puts before a text.
     """
-    config = _read(file.with_name("tokenizer_config.json"))
+    config = read_config(file.with_name(CONFIG_FILE))
     added = config.get("add_bos_token")
     if added is not None:
         return _token_of(config.get("bos_token"), tokenizer) if added is True else None
@@ -37,22 +37,28 @@ def end_of_document(file: Path, tokenizer: Any) -> int | None:
 
 
 def _configured_ends(file: Path, tokenizer: Any) -> Iterator[int | None]:
-    yield _token_of(_read(file.with_name("tokenizer_config.json")).get("eos_token"), tokenizer)
+    yield _token_of(read_config(file.with_name(CONFIG_FILE)).get("eos_token"), tokenizer)
     for name in ("generation_config.json", "config.json"):
-        ends = _read(file.with_name(name)).get("eos_token_id")
+        ends = read_config(file.with_name(name)).get("eos_token_id")
         token: object = ends[0] if isinstance(ends, list) and ends else ends
         is_number = isinstance(token, int) and not isinstance(token, bool)
         yield token if isinstance(token, int) and is_number and 0 <= token < tokenizer.get_vocab_size() else None
 
 
 def _token_of(name: object, tokenizer: Any) -> int | None:
-    """Return the token `name` as a number, None if unknown. `name`: text, or as the transformers library writes it."""
-    name = name.get("content") if isinstance(name, dict) else name
-    token: int | None = tokenizer.token_to_id(name) if isinstance(name, str) else None
+    """Return the token `name` as a number, None if unknown. `name` as in `token_text`."""
+    text = token_text(name)
+    token: int | None = tokenizer.token_to_id(text) if text is not None else None
     return token
 
 
-def _read(path: Path) -> dict[str, Any]:
+def token_text(name: object) -> str | None:
+    """Return the text of a special token, a string or an object, as the transformers library writes it."""
+    text = name.get("content") if isinstance(name, dict) else name
+    return text if isinstance(text, str) else None
+
+
+def read_config(path: Path) -> dict[str, Any]:
     """Return the configuration at `path`, empty if there is none.
 
     Raises:
