@@ -17,7 +17,7 @@ PARALLEL_WAITING := -n 2 --dist worksteal
 # For tests of which one start of processes serves a whole file.
 PARALLEL_FILES := -n 2 --dist loadfile
 
-.PHONY: lock demo test test-all test-slow test-process test-torch test-cuda-build test-gpu test-cluster check bench bed clean
+.PHONY: lock demo test test-all test-slow test-process test-torch test-cuda-build test-gpu test-cluster test-rest check bench bed clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt $(LOCK)
@@ -51,18 +51,18 @@ test-all: $(READY)
 		-m 'not cluster and not process and not torch and not cuda_build'
 
 # The probe's parsers on recordings cut and mutated; the audit on planted faults; the solvers against brute force; the
-# tests on drawn examples, with all of them. A test may take half an hour, as CI runs these by what others leave of the
+# tests on drawn examples, with more of them. A test may take half an hour, as CI runs these by what others leave of the
 # processors.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q $(PARALLEL) --timeout=1800 --hypothesis-profile=full $(OPTIONS) -m '(slow or hypothesis) and not exhaustive'
+	$(BIN)/python -m pytest -q $(PARALLEL) --timeout=1800 --hypothesis-profile=some $(OPTIONS) -m '(slow or hypothesis) and not exhaustive'
 
 # Commands as processes, on processes of this machine: the sessions of README and docs, the demo, detached runs.
 test-process: $(READY)
-	$(BIN)/python -m pytest -q $(PARALLEL_WAITING) $(OPTIONS) -m process
+	$(BIN)/python -m pytest -q $(PARALLEL_WAITING) $(OPTIONS) -m 'process and not exhaustive'
 
 # The training runtime on several processes against one, two files side by side: alone, one leaves a fifth of two cores idle.
 test-torch: $(READY)
-	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m torch
+	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m 'torch and not exhaustive'
 
 # What torch's CUDA build and its NCCL show without a GPU; left out, and said so, where torch is built without CUDA.
 test-cuda-build: $(READY)
@@ -77,7 +77,11 @@ test-gpu: $(if $(VENV),$(READY))
 # Tests on network-namespace beds, three side by side, as each mostly waits; needs root, iproute2 and openssh-server. The
 # tests of a file share a bed, or have one for each worker that runs some of them.
 test-cluster: $(READY)
-	$(BIN)/python -m pytest -q $(PARALLEL_WAITING) $(OPTIONS) -m cluster
+	$(BIN)/python -m pytest -q $(PARALLEL_WAITING) $(OPTIONS) -m 'cluster and not exhaustive'
+
+# What the three layers before leave out, as another test shows most of it; needs what they need.
+test-rest: $(READY)
+	$(BIN)/python -m pytest -q $(PARALLEL_WAITING) $(OPTIONS) -m 'exhaustive and (process or torch or cluster)'
 
 check: $(READY)
 	$(BIN)/ruff check .

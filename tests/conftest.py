@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# A few examples after every change; `make test-slow` and `make test-all` choose the full number. A test whose examples
+# A few examples after every change; `make test-slow` has more, and `make test-all` all. A test whose examples
 # are expensive names a number of its own.
 settings.register_profile("full", deadline=None, max_examples=150)
+settings.register_profile("some", deadline=None, max_examples=50)
 settings.register_profile("brief", deadline=None, max_examples=10)
 settings.load_profile("brief")
 
@@ -46,6 +47,7 @@ LAYERS: dict[str, tuple[str, ...]] = {layer: (f"mark.{layer}",) for layer in ("p
 LAYERS["slow"] += ("tests.seeds",)
 LAYERS["(slow or hypothesis) and not exhaustive"] = (*LAYERS["slow"], "hypothesis")
 LAYERS["cluster"] = ("mark.cluster", "NEEDS_BED")
+LAYERS |= {f"{layer} and not exhaustive": LAYERS[layer] for layer in ("process", "torch", "cluster")}
 OTHER_LAYER = re.compile(r"^pytestmark = .*(NEEDS_BED|mark\.(process|torch|cluster|slow|exhaustive|cuda_build))", re.M)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +11,22 @@ from hypothesis import settings
 
 # For examples that take a tenth of a second each: 3 in the default layer, 15 in the slow one.
 EXPENSIVE = settings(max_examples=max(3, settings().max_examples // 10))
-SOME = 1 / 8  # of the seeds beyond the few, so that CI ends in time
+SOME = 1 / 16  # of the seeds beyond the few, so that CI ends in time
 
 
 def few_of(few: int, cases: Iterable[Any]) -> list[Any]:
     """Return the cases as parameters: the first few as they are, the others slow ones."""
     return [_parameter(case, () if at < few else (pytest.mark.slow,)) for at, case in enumerate(cases)]
+
+
+def all_but(names: Collection[str], cases: Iterable[Any]) -> list[Any]:
+    """Return the cases as parameters by their names: those of `names` exhaustive, as another shows most of them."""
+    by_name = {getattr(case, "name", str(case)): case for case in cases}
+    assert by_name.keys() >= set(names), f"{set(names) - by_name.keys()}: no case has that name"
+    return [
+        pytest.param(case, id=name, marks=pytest.mark.exhaustive if name in names else ())
+        for name, case in by_name.items()
+    ]
 
 
 def seeds(number: int, few: int | range, more: int = 0) -> list[Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.seeds import all_but
 from tests.testbed.launch_ends import Ending, end_so, saving
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.own_disks import hosts_that_remember
@@ -30,7 +31,7 @@ def inventory(site: Site, slurm: SlurmOnBed) -> Path:
     return probed_by_ssh(site, slurm)
 
 
-@pytest.mark.parametrize("ending", OWN_ENDINGS, ids=lambda ending: ending.name)
+@pytest.mark.parametrize("ending", all_but(["slurmd killed", "job preempted"], OWN_ENDINGS))
 def test_nothing_is_left_and_slurm_is_named_where_it_is_the_cause(
     site: Site, slurm: SlurmOnBed, inventory: Path, tmp_path: Path, ending: Ending
 ) -> None:

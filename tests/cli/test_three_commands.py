@@ -25,7 +25,8 @@ from tests.testbed.rehearsal import Site, bed_site, only_run, standard_library_c
 pytestmark = NEEDS_BED
 
 MODEL = {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32}
-EVERY_HOST = [(1, 4), (4, 1)]  # (pp, dp); the model of one's own trains with 2 and 2
+# (pp, dp); the model of one's own trains with 2 and 2
+EVERY_HOST = [(1, 4), pytest.param(4, 1, marks=pytest.mark.exhaustive)]
 ENDED_WITHIN_S = 10.0
 OWN_MODEL = Path(__file__).parent.parent.parent / "docs" / "own_model.py"
 

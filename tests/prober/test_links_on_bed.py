@@ -194,7 +194,7 @@ def test_ended_controller_leaves_no_process(bed: Bed, tmp_path: Path, ending: si
 
 
 @pytest.mark.skipif(bool(missing_for_trunk()), reason=f"no trunk here: {', '.join(missing_for_trunk())}")
-@pytest.mark.parametrize("delay_ms", [0, 20])
+@pytest.mark.parametrize("delay_ms", [pytest.param(0, marks=pytest.mark.exhaustive), 20])
 def test_trunk_that_two_pairs_share_is_measured(tmp_path: Path, delay_ms: float) -> None:
     with Bed(fast_mbps=200, slow_mbps=200, trunk_mbps=50, trunk_delay_ms=delay_ms) as bed:
         measured = measure(bed, tmp_path, bed_inventory(bed), methods=["tcp"])
