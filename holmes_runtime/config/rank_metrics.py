@@ -112,15 +112,16 @@ class RankMetrics(NamedTuple):
     outer: AppliedOuterSync | None
 
 
-NoticeTopic = Literal["data", "start", "warning", "saved", "compared"]
+NoticeTopic = Literal["data", "start", "warning", "saved", "best", "early stop", "compared"]
 
 
 class RankNotice(NamedTuple):
     """A sentence on the data and the weights of a run.
 
     topic: data: lines are skipped, `bad_lines_skipped` in all; start: the source of the weights; warning: something in
-    their checkpoint is wrong or different; saved: one more checkpoint is whole; compared: both ends compare all traffic
-    between hosts in every step from now on. safe_steps: the steps of a whole checkpoint, to start again from; None in
+    their checkpoint is wrong or different; saved: one more checkpoint is whole; best: the checkpoint of the lowest
+    validation loss; early stop: why the run ends before its last step; compared: both ends compare all traffic between
+    hosts in every step from now on. safe_steps: the steps of a whole checkpoint, to start again from; None in
     other sentences.
     """
 

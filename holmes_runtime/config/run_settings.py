@@ -123,6 +123,9 @@ class EvaluationSettings(SharedSettings):
     """Steps between two evaluations; needs `data.validation_fraction`. Example: 200"""
     num_batches: Positive = 1
     """Global batches of the validation split that each evaluation reads. Example: 8"""
+    patience: Positive | None = None
+    """Evaluations in a row without a loss below the lowest so far after which the run ends, as if done; not set: it
+    takes all its steps. Not for rehearsals and islands. Example: 5"""
 
 
 @dataclass(frozen=True)
