@@ -88,7 +88,7 @@ def run_steps(
         meter.resume()
     gc.enable()
     profiler.finish()
-    end(trainer.early_stop, checkpoints, notices)
+    end(trainer.early_stop, next_step, checkpoints, notices)
 
 
 def evaluate(trainer: Trainer, steps: int, notices: RankNotices) -> float | None:
@@ -100,13 +100,13 @@ def evaluate(trainer: Trainer, steps: int, notices: RankNotices) -> float | None
     return loss
 
 
-def end(early_stop: str | None, checkpoints: Checkpoints | None, notices: RankNotices) -> None:
-    """Wait for the last checkpoint, and give the reason of an early stop."""
+def end(early_stop: str | None, steps: int, checkpoints: Checkpoints | None, notices: RankNotices) -> None:
+    """Wait for the last checkpoint, and give the reason of an early stop after so many steps."""
     if checkpoints is not None:
         checkpoints.close(is_over=early_stop is not None)
     if early_stop is not None:
-        best = checkpoints.best if checkpoints is not None else None
-        notices.say("early stop", early_stop + (f"; the best checkpoint is {best}" if best else ""))
+        best = f"; the best checkpoint is {checkpoints.best}" if checkpoints is not None and checkpoints.best else ""
+        notices.say("early stop", f"{early_stop}: stopped at step {steps}{best}")
 
 
 def take_step(trainer: Trainer, outer: OuterLoop | None, step: int) -> tuple[StepResult, int]:

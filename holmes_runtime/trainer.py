@@ -222,12 +222,10 @@ class Trainer:
         settings, seen = self.config.evaluation, self.validated
         if settings is None or settings.patience is None or seen is None or seen.since_lowest < settings.patience:
             return None
-        fell = (
-            "was never finite"
-            if seen.lowest is None
-            else (f"did not fall below {seen.lowest:.4f} (step {seen.lowest_steps})")
-        )
-        return f"the validation loss {fell} in {seen.since_lowest} evaluations: stopped at step {seen.steps}"
+        if seen.lowest is None:
+            return f"the validation loss was never finite in {seen.since_lowest} evaluations"
+        lowest = f"{seen.lowest:.4f} (step {seen.lowest_steps})"
+        return f"the validation loss did not fall below {lowest} in {seen.since_lowest} evaluations"
 
     def counters(self, steps: int, outer: OuterCounters | None = None) -> Counters:
         """Return the counters of a checkpoint after `steps` steps. `outer` are an island's."""

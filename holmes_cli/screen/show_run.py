@@ -165,7 +165,8 @@ def _saved_in_words(plan: Plan, run: Run) -> str:
     if run.safe_steps is None:
         return f"checkpoint: none is whole yet in {path}"
     onward = "" if run.state in ("done", "running") else "; `holmes launch --resume` goes on from it"
-    best = f"; {run.best_checkpoint}" if run.best_checkpoint is not None else ""
+    # The reason of an early stop names it, too.
+    best = f"; {run.best_checkpoint}" if run.best_checkpoint is not None and run.early_stop is None else ""
     return f"checkpoint: the one after step {run.safe_steps} is whole in {path}{onward}{best}"
 
 
