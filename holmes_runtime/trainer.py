@@ -212,9 +212,11 @@ class Trainer:
                 dist.all_reduce(total, group=group)
         loss = total / self.config.total_microbatches / num_batches
         is_teller = self.me == self.config.grid.at(self.config.pp - 1, 0, 0)
-        agreed = self._sum_over_ranks(loss if is_teller else torch.zeros_like(loss)).item()
-        self.validated = validated_after(self.validated, agreed, steps)
-        return loss.item() if self.pipeline.is_last and math.isfinite(agreed) else None
+        agreed = self._sum_over_ranks(loss if is_teller else torch.zeros_like(loss))
+        if self.groups.digests is not None:
+            self.groups.digests.sums.add(agreed.nan_to_num())
+        self.validated = validated_after(self.validated, agreed.item(), steps)
+        return loss.item() if self.pipeline.is_last and self.validated.loss is not None else None
 
     @property
     def early_stop(self) -> str | None:

@@ -81,7 +81,8 @@ class AppliedOuterSync(NamedTuple):
 class RankMetrics(NamedTuple):
     """One rank's metrics of one step.
 
-    loss: mean over the global batch; eval_loss: of the evaluation after this step; both None except on the last stage.
+    loss: mean over the global batch; eval_loss: of the evaluation after this step, None if not finite; both are None
+    except on the last stage.
     grad_norm: global norm before clipping; None if `skipped`: fp16 gradients overflowed, and the weights did not
     change. step_s: from the end of the step before to the end of this one, without paused_s, the time of evaluation,
     checkpoint and health between them. tokens_per_s: of the whole run. tflops_per_s and mfu: of one rank; mfu is 0 when
