@@ -88,7 +88,7 @@ def losses_of(text: Path, pattern: str, steps: int, case: Case) -> dict[int, flo
     for step in range(1, steps + 1):
         trainer.step(step - 1)
         if step % (steps // 3) == 0:
-            loss = trainer.evaluate(EVALUATION_BATCHES)
+            loss = trainer.evaluate(EVALUATION_BATCHES, step)
             assert loss is not None
             losses[step] = loss
     return losses

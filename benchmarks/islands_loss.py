@@ -91,7 +91,7 @@ def final_loss(text: Path, pattern: str, steps: int, seed: int, section: Mapping
 
 def evaluated(trained: Trainer) -> float:
     """Validation loss, nats per byte."""
-    loss = trained.evaluate(EVALUATION_BATCHES)
+    loss = trained.evaluate(EVALUATION_BATCHES, trained.config.steps)
     assert loss is not None
     return loss
 

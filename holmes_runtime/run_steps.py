@@ -14,6 +14,7 @@ from holmes_runtime.health.position_report import PositionReport
 from holmes_runtime.memory_report import record_places
 from holmes_runtime.metrics import MetricsFile, StepMeter
 from holmes_runtime.outer.outer_loop import OuterLoop
+from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.trace import StepProfiler
 from holmes_runtime.trainer import StepResult, Trainer
 
@@ -32,6 +33,7 @@ def run_steps(
     lines: MetricsFile,
     where: PositionReport,
     profiler: StepProfiler,
+    notices: RankNotices,
     counts_bytes: bool,
 ) -> None:
     """Take the steps from `first_step` to the last, or to the step at whose end all ranks agree to stop.
@@ -48,15 +50,17 @@ def run_steps(
     gc.disable()
     next_step, taken = first_step, 0
     evaluates_every = config.evaluation.every_steps if config.evaluation else config.steps + 1
-    while next_step < config.steps:
+    may_stop_early = config.evaluation is not None and config.evaluation.patience is not None
+    while next_step < config.steps and trainer.early_stop is None:
         step = next_step
         where.now(f"step {step + 1}")
         result, next_step = take_step(trainer, outer, step)
         taken += 1
         collect_garbage(taken)
         is_last = result.stop or next_step >= config.steps
-        line = meter.end_step(step, result, barrier=is_last)._replace(outer=outer.take_said() if outer else None)
         evaluates = next_step // evaluates_every > step // evaluates_every
+        line = meter.end_step(step, result, barrier=is_last or (evaluates and may_stop_early))
+        line = line._replace(outer=outer.take_said() if outer else None)
         has_reason = examination.add(line.step_s, line.paused_s, meter.laps_s)
         examines = examination.is_due(step, result.examine)
         if has_reason and not examines:
@@ -66,15 +70,16 @@ def run_steps(
             trainer.zero1.wait()
             meter.pause()
             where.now(f"what follows on step {step + 1}: evaluation, examination or checkpoint")
-        if evaluates and config.evaluation is not None:
-            line = line._replace(eval_loss=trainer.evaluate(config.evaluation.num_batches))
+        if evaluates:
+            line = line._replace(eval_loss=evaluate(trainer, next_step, notices))
+            is_last = is_last or trainer.early_stop is not None
         if examines:
             line = line._replace(verdicts=examination.hold(step, result.examine))
             trainer.pipeline.follow(examination.config)
         lines.write(line)
         if checkpoints is not None:
             checkpoints.check()
-            if saves:
+            if saves or is_last:
                 save(trainer, outer, checkpoints, next_step)
         if is_last:
             break
@@ -83,8 +88,25 @@ def run_steps(
         meter.resume()
     gc.enable()
     profiler.finish()
+    end(trainer.early_stop, next_step, checkpoints, notices)
+
+
+def evaluate(trainer: Trainer, steps: int, notices: RankNotices) -> float | None:
+    """Take the validation loss after `steps` steps on all ranks; return it on those that write it down."""
+    assert trainer.config.evaluation is not None
+    loss = trainer.evaluate(trainer.config.evaluation.num_batches, steps)
+    if trainer.validated is not None and trainer.validated.loss is None:
+        notices.say("warning", f"the validation loss after step {steps} is no finite number: it counts as no gain")
+    return loss
+
+
+def end(early_stop: str | None, steps: int, checkpoints: Checkpoints | None, notices: RankNotices) -> None:
+    """Wait for the last checkpoint, and give the reason of an early stop after so many steps."""
     if checkpoints is not None:
-        checkpoints.close()
+        checkpoints.close(is_over=early_stop is not None)
+    if early_stop is not None:
+        best = f"; the best checkpoint is {checkpoints.best}" if checkpoints is not None and checkpoints.best else ""
+        notices.say("early stop", f"{early_stop}: stopped at step {steps}{best}")
 
 
 def take_step(trainer: Trainer, outer: OuterLoop | None, step: int) -> tuple[StepResult, int]:

@@ -162,7 +162,8 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     prints_of = config.steps if prints else None
     with metrics.MetricsFile(launched.metrics_dir, me.rank, prints_of=prints_of) as lines:
         run_steps(
-            trainer, outer, checkpoints, first_step, lines, where, profiler, counts_bytes=launched.local_rank == 0
+            *(trainer, outer, checkpoints, first_step, lines, where, profiler, notices),
+            counts_bytes=launched.local_rank == 0,
         )
         trainer.zero1.wait()
         dist.destroy_process_group()

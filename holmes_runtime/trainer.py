@@ -28,7 +28,7 @@ from holmes_runtime.model.build_stage import build_stage, loss_function
 from holmes_runtime.model.context_parallel import ContextParallel
 from holmes_runtime.model.expert_parallel import ExpertParallel
 from holmes_runtime.model.tensor_parallel import TensorParallel
-from holmes_runtime.node.checkpoint_files.description import Counters, OuterCounters
+from holmes_runtime.node.checkpoint_files.description import Counters, OuterCounters, Validated, validated_after
 from holmes_runtime.parallel.batch import Batch
 from holmes_runtime.parallel.loss_scale import LossScale
 from holmes_runtime.parallel.not_finite import first_makers, in_words, last_makers
@@ -76,6 +76,7 @@ class Trainer:
         self.stopwatch = stopwatch or Stopwatch(device)
         self._wants_stop = self._wants_examination = False
         self._wanted_exchange = 0
+        self.validated: Validated | None = None  # the evaluations so far, equal on all ranks
         self._before_update = before_update
         self.training = make_samples(config, corpus.training, str(config.seed))
         # In an order of their own, the same at every evaluation, and on every island.
@@ -194,31 +195,53 @@ class Trainer:
             exchange=int(exchange),
         )
 
-    def evaluate(self, num_batches: int) -> float | None:
-        """Return the mean validation loss of `num_batches` global batches; None except on the last pipeline rank."""
+    def evaluate(self, num_batches: int, steps: int) -> float | None:
+        """Return the mean validation loss of `num_batches` global batches; None except on the last pipeline rank.
+
+        All ranks add the loss of one of them to what was `validated`, as that after so many `steps`. A loss that is not
+        finite is None there, too.
+        """
         losses: list[Tensor] = []
         with self.stopwatch.lap("evaluation"):
             for batch in range(num_batches):
                 own = self._read(self.validation, batch).with_tensors(lambda values: to_device(values, self.device))
                 losses += self.pipeline.evaluate(own, self.config.microbatches[self.me.dp_rank], batch)
-        if not self.pipeline.is_last:
-            return None
         total = self._sum_of(losses)
-        for group in self.groups.replicas:
-            dist.all_reduce(total, group=group)
-        return total.item() / self.config.total_microbatches / num_batches
+        if self.pipeline.is_last:
+            for group in self.groups.replicas:
+                dist.all_reduce(total, group=group)
+        loss = total / self.config.total_microbatches / num_batches
+        is_teller = self.me == self.config.grid.at(self.config.pp - 1, 0, 0)
+        agreed = self._sum_over_ranks(loss if is_teller else torch.zeros_like(loss))
+        if self.groups.digests is not None:
+            self.groups.digests.sums.add(agreed.nan_to_num())
+        self.validated = validated_after(self.validated, agreed.item(), steps)
+        return loss.item() if self.pipeline.is_last and self.validated.loss is not None else None
+
+    @property
+    def early_stop(self) -> str | None:
+        """The reason why the run ends now, before its last step; None while the validation loss may still fall."""
+        settings, seen = self.config.evaluation, self.validated
+        if settings is None or settings.patience is None or seen is None or seen.since_lowest < settings.patience:
+            return None
+        if seen.lowest is None:
+            return f"the validation loss was never finite in {seen.since_lowest} evaluations"
+        lowest = f"{seen.lowest:.4f} (step {seen.lowest_steps})"
+        return f"the validation loss did not fall below {lowest} in {seen.since_lowest} evaluations"
 
     def counters(self, steps: int, outer: OuterCounters | None = None) -> Counters:
         """Return the counters of a checkpoint after `steps` steps. `outer` are an island's."""
         scale = self.loss_scale or LossScale(1.0)
         samples = self.training.first + steps * self.config.global_batch_size
-        return Counters(steps, self.zero1.steps_taken, scale.scale, scale.good_steps, samples, outer)
+        taken = self.zero1.steps_taken
+        return Counters(steps, taken, scale.scale, scale.good_steps, samples, outer, self.validated)
 
     def restore(self, counters: Counters) -> None:
         """Continue from `counters`, after masters and moments were loaded."""
         first = counters.samples - counters.steps * self.config.global_batch_size  # not 0 if that was another size
         self.training = replace(self.training, first=first)
         self.zero1.steps_taken = counters.optimizer_steps
+        self.validated = counters.validated
         if self.loss_scale is not None:
             self.loss_scale.scale, self.loss_scale.good_steps = counters.loss_scale, counters.good_steps
         self.zero1.publish()

@@ -72,7 +72,9 @@ def show_speed(plan: Plan, steps: Sequence[StepMetrics]) -> None:
         return
     seconds, guess = median_s([step.step_s for step in steps]), plan.prediction
     tokens_per_s = plan.job.global_batch_size * plan.job.model.seq_length / seconds
-    out.print(f"step {steps[-1].step + 1} of {plan.job.steps}, loss {format_loss(steps[-1].loss)}")
+    evaluated = next((step for step in reversed(steps) if step.eval_loss is not None), None)
+    validation = f", validation loss {evaluated.eval_loss:.4f} after step {evaluated.step + 1}" if evaluated else ""
+    out.print(f"step {steps[-1].step + 1} of {plan.job.steps}, loss {format_loss(steps[-1].loss)}{validation}")
     out.print(
         f"step {format_seconds(seconds)} (predicted {format_seconds(guess.step_s)}), "
         f"{tokens_per_s:.0f} tokens/s (predicted {guess.tokens_per_s:.0f})"
@@ -125,13 +127,15 @@ def _show_result(plan: Plan, run: Run) -> None:
 
 
 def sentences_of(plan: Plan, run: Run) -> Iterator[str]:
-    """Yield the networks of a trainer's process groups, and the newest checkpoint."""
+    """Yield the networks of a trainer's process groups, the reason of an early stop, and the newest checkpoint."""
     words = []
     for each in run.groups:
         where = "inside hosts" if each.network is None else f"on {each.network}"
         words.append(f"{each.count} {where}{f' ({each.net_name})' if each.net_name else ''}")
     if words:
         yield f"process groups: {', '.join(words)}"
+    if run.early_stop is not None:
+        yield run.early_stop
     yield safe_in_words(plan, run)
 
 
@@ -145,7 +149,7 @@ def code_in_words(code: SentCode) -> str:
 
 
 def safe_in_words(plan: Plan, run: Run) -> str:
-    """Return the newest checkpoint, the way to resume from it, and the step up to which hosts agree."""
+    """Return the newest checkpoint, the way to resume from it, the best, and the step up to which hosts agree."""
     if run.compared_steps is None:
         return _saved_in_words(plan, run)
     equal = f"digests of what travelled between hosts were equal at both ends up to step {run.compared_steps}"
@@ -161,7 +165,9 @@ def _saved_in_words(plan: Plan, run: Run) -> str:
     if run.safe_steps is None:
         return f"checkpoint: none is whole yet in {path}"
     onward = "" if run.state in ("done", "running") else "; `holmes launch --resume` goes on from it"
-    return f"checkpoint: the one after step {run.safe_steps} is whole in {path}{onward}"
+    # The reason of an early stop names it, too.
+    best = f"; {run.best_checkpoint}" if run.best_checkpoint is not None and run.early_stop is None else ""
+    return f"checkpoint: the one after step {run.safe_steps} is whole in {path}{onward}{best}"
 
 
 def _known_bytes(size_bytes: int | None) -> str:

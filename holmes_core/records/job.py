@@ -312,13 +312,10 @@ class Job(FileRecord):
         model = fields.get("model")
         if isinstance(model, dict) and self.model.experts is None and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
-        optimizer = fields.get("optimizer")
-        if isinstance(optimizer, dict) and not self.optimizer.router_balance:
-            optimizer.pop("router_balance", None)
-        parallel = fields.get("parallel")
-        if isinstance(parallel, dict):
-            absent = {key for key in ("ep", "cp") if getattr(self.parallel, key) is None}
-            fields["parallel"] = {key: value for key, value in parallel.items() if key not in absent}
+        later = {"optimizer": ("router_balance",), "parallel": ("ep", "cp"), "evaluation": ("patience",)}
+        for section, keys in later.items():
+            if isinstance(said := fields.get(section), dict):
+                fields[section] = {key: value for key, value in said.items() if value or key not in keys}
         return fields
 
     @model_validator(mode="after")
@@ -374,6 +371,8 @@ class Job(FileRecord):
         self._check_batch()
         if self.evaluation is not None and self.corpus.validation_fraction == 0:
             raise ValueError("evaluation is asked for, data.validation_fraction is 0: there is nothing to evaluate on")
+        if self.evaluation is not None:
+            self.evaluation.check_patience(self.compute.emulate is not None, self.islands is not None)
         if self.data is not None and self.data.documents == "separate" and self.model.factory is not None:
             raise ValueError("data.documents is separate, which a model of one's own (model.factory) is not told of")
         if self.weights is not None and self.model.factory is not None:

@@ -98,6 +98,9 @@ class Run(FileRecord):
     steps_done: int = 0  # all attempts together
     origin: str | None = None  # the sentence on the source of the last attempt's weights
     safe_steps: int | None = None  # after which the newest whole checkpoint was taken
+    best_steps: int | None = None  # the same of the checkpoint of the lowest validation loss; None: none has a loss
+    best_checkpoint: str | None = None  # the sentence on its path and loss
+    early_stop: str | None = None  # the sentence on why the run ended before its last step, if it did by itself
     # The last step up to which digests of the traffic between hosts were equal at both ends; None: not compared.
     compared_steps: int | None = None
     bad_lines_skipped: int = 0  # lines of the data, in the last attempt

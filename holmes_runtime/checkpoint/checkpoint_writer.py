@@ -42,10 +42,14 @@ from holmes_runtime.node.checkpoint_files.piece_index import (
     index_text,
     sizes_of,
 )
+from holmes_runtime.node.checkpoint_files.whole_checkpoints import BestCheckpoint
 
 
 class CheckpointWriter:
-    """The part of rank `me` in each save. `generation`: the number of times the run has been started."""
+    """The part of rank `me` in each save. `generation`: the number of times the run has been started.
+
+    `best` is the whole checkpoint of the lowest validation loss. All ranks know it, so that all folders keep it.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class CheckpointWriter:
         self._copied_to = folders.copied_to(config.checkpoint.copies)
         self._newest: str | None = None
         self._loaded: Origin | None = None
+        self.best: BestCheckpoint | None = None
         self.note_newest()
 
     def note_newest(self) -> None:
@@ -108,8 +113,11 @@ class CheckpointWriter:
                 f"the checkpoint after {counters.steps} steps could not be written to {partial}; "
                 f"those before it are whole: {trouble}"
             )
+        loss = counters.validation_loss
+        if loss is not None and (self.best is None or loss < self.best.loss):
+            self.best = BestCheckpoint(loss, counters.steps)
         if self._folders.is_first(self._me.rank):
-            self._folder.remove_old(counters.steps)
+            self._folder.remove_old(counters.steps, self.best.steps if self.best else None)
 
     def _own_names(self, mine: Written, index: PieceIndex | None) -> set[PieceName]:
         """Return the files that this rank has written or copied."""

@@ -40,6 +40,7 @@ from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece, ReadI
 from holmes_runtime.node.checkpoint_files.whole_checkpoints import (
     Offers,
     WholeCheckpoint,
+    best_of,
     found_in,
     offers_in,
     read_description,
@@ -155,13 +156,25 @@ class Checkpoints:
                     self._writer.note_newest()
                 self._begun_by = found.offer.begun_by
                 self._steps = found.offer.steps
+                self._writer.best = best_of(self._found, self._steps)
                 self._notices.say("start", self._origin(found), found.offer.steps)
+                self._say_best()
                 self._has_too_few = any(len(at) < min(self._copies, len(self._offers)) for at in found.holders.values())
                 return counters
             reasons.append(f"{found.offer.name}: {fault}")
             if len(self._offers) > 1:
                 self._warn([f"checkpoint {found.offer.name} cannot be read and is left out: {fault}"])
         raise RuntimeError(self._unreadable(reasons))
+
+    @property
+    def best(self) -> str | None:
+        """The path and the loss of the checkpoint of the lowest validation loss; None if no checkpoint has one."""
+        best = self._writer.best
+        return None if best is None else f"{self._folder.named(best.steps)} (validation loss {best.loss:.4f})"
+
+    def _say_best(self) -> None:
+        if self._writer.best is not None:
+            self._notices.say("best", f"the best checkpoint is {self.best}", self._writer.best.steps)
 
     def _origin(self, found: WholeCheckpoint) -> str:
         hosts = [host for at in found.folders for host in self._folders.hosts[at]]
@@ -274,12 +287,12 @@ class Checkpoints:
         if self._saving is not None:
             self._saving.result()
 
-    def close(self) -> None:
-        """Wait as `finish` does. After the last step of the run, remove the files kept in memory."""
+    def close(self, is_over: bool = False) -> None:
+        """Wait as `finish` does. After the last step, or in a run that `is_over`, remove the files kept in memory."""
         self.finish()
         for connection in self._of_training:  # peers see its end once this process has closed every copy
             connection.close()
-        if self._steps >= self._config.steps:
+        if is_over or self._steps >= self._config.steps:
             self._memory.remove()
 
     def _run(self, outcome: Future[None], counters: Counters) -> None:
@@ -287,6 +300,8 @@ class Checkpoints:
             self._writer.write(self._snapshot.finish(), counters, self._begun_by, self._pace)
             sentence = f"the checkpoint after step {counters.steps} is whole: {self._folder.named(counters.steps)}"
             self._notices.say("saved", sentence, counters.steps)
+            if self._writer.best is not None and self._writer.best.steps == counters.steps:
+                self._say_best()
         except Exception as error:  # all are raised again in the training thread
             outcome.set_exception(error)
         else:

@@ -81,7 +81,8 @@ class AppliedOuterSync(NamedTuple):
 class RankMetrics(NamedTuple):
     """One rank's metrics of one step.
 
-    loss: mean over the global batch; eval_loss: of the evaluation after this step; both None except on the last stage.
+    loss: mean over the global batch; eval_loss: of the evaluation after this step, None if not finite; both are None
+    except on the last stage.
     grad_norm: global norm before clipping; None if `skipped`: fp16 gradients overflowed, and the weights did not
     change. step_s: from the end of the step before to the end of this one, without paused_s, the time of evaluation,
     checkpoint and health between them. tokens_per_s: of the whole run. tflops_per_s and mfu: of one rank; mfu is 0 when
@@ -112,15 +113,16 @@ class RankMetrics(NamedTuple):
     outer: AppliedOuterSync | None
 
 
-NoticeTopic = Literal["data", "start", "warning", "saved", "compared"]
+NoticeTopic = Literal["data", "start", "warning", "saved", "best", "early stop", "compared"]
 
 
 class RankNotice(NamedTuple):
     """A sentence on the data and the weights of a run.
 
     topic: data: lines are skipped, `bad_lines_skipped` in all; start: the source of the weights; warning: something in
-    their checkpoint is wrong or different; saved: one more checkpoint is whole; compared: both ends compare all traffic
-    between hosts in every step from now on. safe_steps: the steps of a whole checkpoint, to start again from; None in
+    their checkpoint is wrong or different; saved: one more checkpoint is whole; best: the checkpoint of the lowest
+    validation loss; early stop: why the run ends before its last step; compared: both ends compare all traffic between
+    hosts in every step from now on. safe_steps: the steps of a whole checkpoint, to start again from; None in
     other sentences.
     """
 

@@ -262,6 +262,8 @@ class RunConfig:
         check("model.vocab_size", vocab_size, rule, vocab_size >= BYTE_VALUES or not self.data.is_bytes)
         rule = "must be above 0 for an evaluation"
         check("data.validation_fraction", fraction, rule, fraction > 0 or self.evaluation is None)
+        if self.evaluation is not None:
+            self.evaluation.check_patience(self.emulation is not None, self.outer_sync is not None)
         balance = self.optimizer.router_balance
         rule = "must be 0 for a model without experts"
         check("optimizer.router_balance", balance, rule, not balance or self.model.experts is not None)

@@ -123,6 +123,16 @@ class EvaluationSettings(SharedSettings):
     """Steps between two evaluations; needs `data.validation_fraction`. Example: 200"""
     num_batches: Positive = 1
     """Global batches of the validation split that each evaluation reads. Example: 8"""
+    patience: Positive | None = None
+    """Evaluations in a row without a loss below the lowest so far after which the run ends, as if done; not set: it
+    takes all its steps. Not for rehearsals and islands. Example: 5"""
+
+    def check_patience(self, emulates: bool, has_islands: bool) -> None:
+        """Raise ValueError if a run that cannot stop early is asked to."""
+        rule = "must be null in a rehearsal (emulate), which trains nothing"
+        check("evaluation.patience", self.patience, rule, self.patience is None or not emulates)
+        rule = "must be null with islands, one of which would stop alone"
+        check("evaluation.patience", self.patience, rule, self.patience is None or not has_islands)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,9 @@ class RunRecord:
         self._bad_lines_skipped = 0
         self._origin: str | None = None
         self.safe_steps: int | None = None
+        self._best_steps: int | None = None
+        self._best: str | None = None
+        self._early_stop: str | None = None
         self._says_full = False
         self._compares = False  # every step compares what travels between hosts
         self.begin_attempt()
@@ -61,6 +64,7 @@ class RunRecord:
         """Continue the record of another controller."""
         self._started_at_s, self._code = run.started_at_s, run.code
         self._origin, self.safe_steps, self._bad_lines_skipped = run.origin, run.safe_steps, run.bad_lines_skipped
+        self._best_steps, self._best, self._early_stop = run.best_steps, run.best_checkpoint, run.early_stop
         self._compares = run.compared_steps is not None
         for step in read_steps(self._folder.path, most=2):
             self._take_step(step)
@@ -87,12 +91,20 @@ class RunRecord:
             key = event.network, event.net_name
             self._groups[key] = self._groups.get(key, 0) + 1
         elif isinstance(event, RankNotice):
-            self._bad_lines_skipped = max(self._bad_lines_skipped, event.bad_lines_skipped)
-            self._compares = self._compares or event.topic == "compared"
-            if event.topic == "start":
-                self._origin = event.sentence
-                self._begun_steps = self._begun_steps if self._last else event.safe_steps or 0
-            self.safe_steps = self.safe_steps if event.safe_steps is None else event.safe_steps
+            self._take_notice(event)
+
+    def _take_notice(self, event: RankNotice) -> None:
+        self._bad_lines_skipped = max(self._bad_lines_skipped, event.bad_lines_skipped)
+        self._compares = self._compares or event.topic == "compared"
+        if event.topic == "start":
+            self._origin = event.sentence
+            self._begun_steps = self._begun_steps if self._last else event.safe_steps or 0
+        if event.topic == "early stop":
+            self._early_stop = event.sentence
+        if event.topic == "best":
+            self._best_steps, self._best = event.safe_steps, event.sentence
+        elif event.safe_steps is not None:
+            self.safe_steps = event.safe_steps
 
     def _show(self, event: RunEvent) -> None:
         with self._folder.as_room_allows():  # the screen may be a file on that disk, too
@@ -144,6 +156,9 @@ class RunRecord:
             bad_lines_skipped=self._bad_lines_skipped,
             origin=self._origin,
             safe_steps=self.safe_steps,
+            best_steps=self._best_steps,
+            best_checkpoint=self._best,
+            early_stop=self._early_stop,
             compared_steps=self._last.step + 1 if self._compares and self._last else None,
             steps_skipped=self.steps_skipped,
             first_loss=self._first.loss if self._first else None,

@@ -18,6 +18,7 @@ from holmes_runtime.node.checkpoint_files.description import (
     Description,
     Origin,
     OuterCounters,
+    Validated,
 )
 from holmes_runtime.node.checkpoint_files.piece_index import (
     PieceFile,
@@ -108,6 +109,44 @@ def test_whose_weights_an_island_has_saved_is_said_of_each_checkpoint(tmp_path: 
         "step-00000020: the common model after exchange 8, the last, of islands 0, 1, 2",
         "step-00000010: one island's own weights since exchange 3 with islands 0, 2: those of the others differ",
     ]
+
+
+def save_with_losses(folder: Path, losses: dict[int, float | None]) -> None:
+    for steps, loss in losses.items():
+        validated = None if loss is None else Validated(loss, steps, loss, steps, 0)
+        counters = Counters(steps, steps, 1.0, 0, 8 * steps, validated=validated)
+        saved = Description(FORMAT_VERSION, counters, "fp32", {}, {"global_batch_size": 8}, Origin(None, None))
+        save(folder, steps, *CONTENT, description=saved.to_json())
+
+
+def test_the_best_by_validation_is_marked_and_gathered(tmp_path: Path, command: Command) -> None:
+    save_with_losses(tmp_path / "a1", {10: 2.0, 20: 1.5, 30: 1.75, 40: None})
+
+    listed = command("checkpoint", "list", "a1")
+    gathered = command("checkpoint", "gather", "a1", "-o", "whole", "--best")
+
+    assert [row[4] for row in rows(listed.stdout)] == ["-", "1.7500", "1.5000 (best)", "2.0000"]
+    assert (listed.code, gathered.code) == (0, 0)
+    assert (tmp_path / "whole" / "latest").read_text() == "step-00000020\n"
+
+
+def test_a_best_that_is_not_whole_is_not_marked_nor_gathered(tmp_path: Path, command: Command) -> None:
+    save_with_losses(tmp_path / "a1", {10: 2.0, 20: 1.5})
+    (tmp_path / "a1" / "step-00000020" / FIRST).unlink()
+
+    assert [row[4] for row in rows(command("checkpoint", "list", "a1").stdout)] == ["1.5000", "2.0000 (best)"]
+    assert command("checkpoint", "gather", "a1", "-o", "whole", "--best").code == 0
+    assert (tmp_path / "whole" / "latest").read_text() == "step-00000010\n"
+
+
+def test_a_best_is_not_gathered_where_no_checkpoint_has_a_loss(tmp_path: Path, command: Command) -> None:
+    save_with_losses(tmp_path / "a1", {10: None})
+
+    done = command("checkpoint", "gather", "a1", "-o", "whole", "--best")
+
+    assert done.code == 1
+    assert "no whole checkpoint in these folders has a validation loss" in done.stderr
+    assert command("checkpoint", "list", "a1", "--best").code == 2
 
 
 def test_every_file_that_is_not_as_it_was_written_is_named(tmp_path: Path, command: Command) -> None:

@@ -22,6 +22,7 @@ from tests.planner.fleets import bed_job, cpu_inventory, gpu_inventory
 MODEL = {"num_layers": 36, "hidden_size": 4096, "num_heads": 32, "seq_length": 2048, "vocab_size": 51200}
 JOB: dict[str, Any] = {"model": MODEL, "data": {"path": "/data"}, "steps": 10, "global_batch_size": 512}
 SMALL_JOB = bed_job().model_dump(mode="json", exclude_defaults=True)
+PATIENT = {"evaluation": {"every_steps": 5, "patience": 3}, "data": {"path": "/d/t.bin", "validation_fraction": 0.1}}
 THREE_FIT = {**MODEL, "hidden_size": 4608, "num_heads": 48, "vocab_size": 51201}
 
 
@@ -85,6 +86,11 @@ def refused(command: Command, tmp_path: Path) -> Refused:
             "zero-bubble with compile left out, which on GPUs is true",
         ),
         ({"profile": {"after": 8}}, "profile of 3 steps after 8: the job has only 10"),
+        (
+            {**PATIENT, "compute": {"emulate": {"forward_s_per_layer": 0.1, "backward_s_per_layer": 0.2}}},
+            "evaluation.patience: must be null in a rehearsal (emulate), which trains nothing (value 3)",
+        ),
+        ({**PATIENT, "islands": {"inner_steps": 10}}, "evaluation.patience: must be null with islands"),
         ({"steps": "many"}, "job.yaml: steps: must be a whole number"),
         ({"compute": {"flops_per_s": -1.0}}, "job.yaml: compute.flops_per_s: must be above 0 (value -1"),
         ({"compute": {"flops_per_s": float("nan")}}, "job.yaml: compute.flops_per_s: must be a finite number"),

@@ -27,6 +27,7 @@ from .forked_ranks import run
 from .launched_runs import TINY_MIXTRAL, make_config, write_corpus
 
 STOPPED_AFTER, STEPS = 3, 6
+PATIENCE, RISING_RATE = 4, 1.0
 # Plans to go on with: keyword arguments of `make_config`.
 PLANS: dict[str, dict[str, Any]] = {
     "same cut": {"pipelines": ((0, 1),), "cuts": (0, 1, 3)},
@@ -73,8 +74,9 @@ class Worker:
         saving = CheckpointSettings(str(checkpoints), 2, 2, 2) if checkpoints else None
         num_layers = plan.get("cuts", (0, 3))[-1]
         shape = replace(make_config().model, num_layers=num_layers)
-        arguments = {"model": shape, "steps": steps, "checkpoint": saving, "resume": resume, **plan}
-        return make_config(self._corpus, validation_fraction=0.2, evaluation=EvaluationSettings(2, 1), **arguments)
+        arguments: dict[str, Any] = {"model": shape, "steps": steps, "checkpoint": saving, "resume": resume}
+        arguments |= {"evaluation": EvaluationSettings(2, 1), **plan}
+        return make_config(self._corpus, validation_fraction=0.2, **arguments)
 
     def run(self, name: str, config: RunConfig, **what: Any) -> None:
         self.results[name] = run(config, self._folder / name.replace(" ", "-"), **what)
@@ -124,10 +126,30 @@ class Worker:
             during=self.ask_one,
         )
         self.run("after being asked", self.plan(1, self._folder / "saved-asked", True))
+        self.stop_early()
+
+    def stop_early(self) -> None:
+        """A run whose rate is far too high, so that its losses rise: stopped, and gone on with under other plans.
+
+        Each host has a folder of its own.
+        """
+        rising = {"evaluation": EvaluationSettings(1, 1, PATIENCE), "learning_rate": RISING_RATE}
+        saved = CheckpointSettings(str(self._folder / "saved-rising"), 1, 1, 2)
+        for name, plan in (("rising", "same cut"), ("early stop", "two replicas"), ("stopped early", "one process")):
+            is_first = name == "rising"
+            arguments = {**PLANS[plan], **rising, "checkpoint": saved}
+            config = self.plan(STOPPED_AFTER if is_first else 50, None, not is_first, **arguments)
+            self.run(name, config, own=in_own_folder)
 
     def ask_one(self, ranks: list[int]) -> None:
         """SIGTERM to one of the ranks once it trains."""
         ask_to_stop(ranks[2], self._folder / "asked-to-stop" / "metrics" / "metrics-rank2.jsonl")
+
+
+def in_own_folder(config: RunConfig, rank: int) -> RunConfig:
+    """The configuration of a rank whose host has its own disk."""
+    assert config.checkpoint is not None
+    return replace(config, checkpoint=replace(config.checkpoint, path=f"{config.checkpoint.path}/host{rank}"))
 
 
 def ask_to_stop(process_id: int, metrics: Path) -> None:

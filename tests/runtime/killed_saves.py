@@ -28,13 +28,14 @@ from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.model.tensor_part import TensorPart
-from holmes_runtime.node.checkpoint_files.description import Counters
+from holmes_runtime.node.checkpoint_files.description import Counters, validated_after
 from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.rank_notices import RankNotices
 
 from .launched_runs import make_config
 
 ELEMENTS = 2**18
+LOWER_EVERY = 5  # steps: the others have a higher validation loss, and are more than are kept
 CLUSTERS = {"shared": "oo", "own": "oo", "cluster": "aabb"}  # of each rank
 
 
@@ -77,12 +78,20 @@ def train(rank: int, folder: Path, attempt: int, report: Connection, how: str) -
     for got, wanted in zip(mine, expected, strict=True):
         for name in ("master", "exp_avg", "exp_avg_sq"):
             assert torch.equal(getattr(got, name), getattr(wanted, name)), f"resumed at {steps} with another {name}"
+    seen = counters.validated if counters else None
+    if how == "shared" and steps:
+        lowest = max(1, steps - steps % LOWER_EVERY)
+        assert checkpoints.best is not None
+        assert f"step-{lowest:08d} " in checkpoints.best, f"resumed at {steps} with another best: {checkpoints.best}"
     report.send(("resumed", steps))
     while True:
         steps += 1
         checkpoints.await_copy()
         fill(mine, steps)
-        checkpoints.save(mine, Counters(steps, steps, 1.0, 0, steps))  # returns once the save before it is whole
+        seen = validated_after(seen, 9.0 if steps % LOWER_EVERY else 1.0 / steps, steps)
+        checkpoints.save(
+            mine, Counters(steps, steps, 1.0, 0, steps, validated=seen)
+        )  # returns once the save before it is whole
         report.send(("saved", steps - 1))
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from .continuity_worker import EXPERT_PLANS, PLANS, STOPPED_AFTER
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import names_in
+
+from .continuity_worker import EXPERT_PLANS, PATIENCE, PLANS, STOPPED_AFTER
 from .launched_runs import REPOSITORY
 
 WORKER_LIMIT_S = 900  # two minutes on two idle cores
@@ -122,6 +124,29 @@ def test_one_rank_asked_to_stop_ends_all_in_order_after_the_same_saved_step(runs
     assert run["exit_codes"] == [0, 0, 0, 0], run["said"]
     assert (folder / "saved-asked" / "latest").read_text() == f"step-{run['steps'][-1] + 1:08d}\n"
     assert runs["after being asked"]["exit_codes"] == [0], runs["after being asked"]["said"]
+
+
+def test_hosts_keep_the_same_best_checkpoint_under_another_plan_and_the_run_stops_early(
+    runs: dict[str, Any], folder: Path
+) -> None:
+    first, stopped = runs["rising"], runs["early stop"]
+    assert first["exit_codes"] == stopped["exit_codes"] == [0, 0], stopped["said"]
+    losses: list[float] = first["eval_losses"] + stopped["eval_losses"]
+    lowest, others = losses[0], losses[1:]
+    assert len(others) == PATIENCE
+    assert min(others) > lowest
+    for host in ("host0", "host1"):
+        steps = [name.steps for name in names_in(folder / "saved-rising" / host)]
+        assert steps == [1, 1 + PATIENCE]
+    reason = f"did not fall below {lowest:.4f} (step 1) in {PATIENCE} evaluations: stopped at step {1 + PATIENCE}; "
+    assert reason in stopped["said"]
+    assert f"/saved-rising/host0/step-00000001 (validation loss {lowest:.4f})" in stopped["said"]
+
+
+def test_a_run_that_has_stopped_early_has_nothing_to_do(runs: dict[str, Any]) -> None:
+    again = runs["stopped early"]
+    assert (again["exit_codes"], again["steps"]) == ([0], []), again["said"]
+    assert f"stopped at step {1 + PATIENCE}; the best checkpoint is " in again["said"]
 
 
 def test_twenty_kills_in_the_midst_of_saves_lose_nothing_that_was_saved(tmp_path: Path) -> None:

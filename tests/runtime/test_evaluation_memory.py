@@ -43,7 +43,7 @@ def test_an_evaluation_holds_two_rounds_of_the_pipeline_and_not_all_it_has_sent(
         lambda *_: held.append(sum(type(each) is Transfer for each in gc.get_objects()))
     )
 
-    trainer.evaluate(num_batches=1)
+    trainer.evaluate(num_batches=1, steps=1)
 
     assert len(held) == MICROBATCHES
     assert 0 < max(held) < 2 * 2  # pipeline ranks, rounds

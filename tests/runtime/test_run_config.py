@@ -13,10 +13,11 @@ import pytest
 
 from holmes_runtime.config.codec import EdgeSettings
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import DataSource, EmulationSettings
+from holmes_runtime.config.run_settings import DataSource, EmulationSettings, EvaluationSettings
 
 from .launched_runs import ONE_ISLAND, REPOSITORY, TINY, layout, make_config
 
+EVALUATION = {"every_steps": 5, "num_batches": 1, "patience": None}
 FOUR = make_config(pipelines=((0, 2), (3, 1)), cuts=(0, 1, 3))
 
 
@@ -258,8 +259,9 @@ def test_config_and_schedule_load_without_torch() -> None:
         ({"data": {"path": 3}}, r"^data\.path: expected a list, got 3"),
         ({"data": {"path": [{"path": "a", "weight": 0}]}}, r"^data\.path\[0\]\.weight: must be above 0, got 0\.0"),
         ({"data": {"validation_fraction": 1.0}}, r"^data\.validation_fraction: must be below 1, got 1\.0"),
-        ({"evaluation": {"every_steps": 5, "num_batches": 1}}, r"^data\.validation_fraction: must be above 0"),
-        ({"evaluation": {"every_steps": 0, "num_batches": 1}}, r"^evaluation\.every_steps: must be at least 1, got 0"),
+        ({"evaluation": EVALUATION}, r"^data\.validation_fraction: must be above 0"),
+        ({"evaluation": {**EVALUATION, "every_steps": 0}}, r"^evaluation\.every_steps: must be at least 1, got 0"),
+        ({"evaluation": {**EVALUATION, "patience": 0}}, r"^evaluation\.patience: must be at least 1, got 0"),
         (
             {"checkpoint": {"path": "c", "every_steps": 1, "keep_last": 0, "copies": 2}},
             r"^checkpoint\.keep_last: must be at least 1",
@@ -343,3 +345,15 @@ def test_islands_that_cannot_be_are_refused(change: dict[str, Any], message: str
 
     with pytest.raises(ValueError, match=message):
         RunConfig.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"emulation": EmulationSettings(0.01, 0.02)}, r"^evaluation\.patience: must be null in a rehearsal"),
+        ({"outer_sync": ONE_ISLAND, "steps": 8}, r"^evaluation\.patience: must be null with islands"),
+    ],
+)
+def test_runs_that_cannot_stop_early_refuse_patience(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_config(evaluation=EvaluationSettings(2, 1, patience=3), validation_fraction=0.1, **more)

@@ -18,9 +18,11 @@ from holmes_core.records.regular_file import is_there
 from holmes_core.units import format_bytes
 from holmes_runtime.node.checkpoint_files.description import whose_weights
 from holmes_runtime.node.checkpoint_files.whole_checkpoints import (
+    BestCheckpoint,
     Offers,
     OtherRun,
     WholeCheckpoint,
+    best_of,
     found_in,
     offers_in,
 )
@@ -47,9 +49,14 @@ def checkpoint_command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="For gather: the folder to make, or an empty one.")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="For gather: the lowest validation loss, in place of the newest.")
+    ] = False,
 ) -> None:
     """Show, check or gather what a run has saved, on one disk or on several hosts' own."""
     _check_paths(action, folders, output)
+    if best and action != CheckpointAction.GATHER:
+        raise HolmesError(f"{action.value}: --best is for gather", "gather PATH... --output FOLDER --best")
     host = os.uname().nodename
     offers = [offers_in(host, folder) for folder in folders]
     try:
@@ -63,7 +70,7 @@ def checkpoint_command(
     if action == CheckpointAction.VERIFY:
         faults += [fault for each in found for fault in damaged(each, folders)]
     if action == CheckpointAction.GATHER:
-        _gather(found, faults, folders, output or Path())
+        _gather(found, faults, folders, output or Path(), best)
     else:
         _show(found, folders, offers, faults, action)
 
@@ -87,14 +94,17 @@ def _show(
 ) -> None:
     """Print the table, the faults and the next step; exit with code 1 for faults in `verify` or without a whole
     checkpoint."""
+    best = best_of(found)
+    headings = (*HEADINGS[:-1], "validation loss", *HEADINGS[-1:]) if best is not None else HEADINGS
     rows = []
     for each in found:
         held = sum(bool(holders) for holders in each.holders.values())
         size_bytes = sum(file.size_bytes for file in each.offer.files)
         files = f"{held} of {len(each.offer.files)}"
         said = (each.offer.name, str(each.offer.generation), files, format_bytes(size_bytes))
-        rows.append((*said, "yes" if each.is_whole else "no"))
-    out.print(fitted_table(HEADINGS, rows, out.width))
+        validated = (_loss_of(each, best),) if best is not None else ()
+        rows.append((*said, *validated, "yes" if each.is_whole else "no"))
+    out.print(fitted_table(headings, rows, out.width))
     for each in found:
         missing = [file for file in each.offer.files if not each.holders[file.name]]
         for file, why in list(zip(missing, each.lacking, strict=True))[:MISSING_SHOWN]:
@@ -117,18 +127,39 @@ def _show(
     )
 
 
-def _gather(found: Sequence[WholeCheckpoint], faults: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """Make one folder of the newest whole checkpoint."""
+def _loss_of(found: WholeCheckpoint, best: BestCheckpoint) -> str:
+    """Return the validation loss of a checkpoint, the best one marked."""
+    loss = found.offer.validation_loss
+    if loss is None:
+        return "-"
+    is_best = found.is_whole and best == (loss, found.offer.steps)
+    return f"{loss:.4f}{' (best)' if is_best else ''}"
+
+
+def _gather(
+    found: Sequence[WholeCheckpoint], faults: Sequence[str], folders: Sequence[Path], output: Path, best: bool
+) -> None:
+    """Make one folder of the newest whole checkpoint, or of the best one."""
     for fault in faults:
         err.print(fault, markup=False, soft_wrap=True)
-    newest = next((each for each in found if each.is_whole), None)
-    if newest is None:
+    lowest = best_of(found)
+    if best and lowest is None and any(each.is_whole for each in found):
+        raise HolmesError(
+            "--best: no whole checkpoint in these folders has a validation loss",
+            "leave --best out for the newest; a job with `evaluation:` saves losses, where it evaluates what it saves",
+            ANSWER_IS_NO,
+        )
+    whole = (each for each in found if each.is_whole)
+    wanted = next(
+        (each for each in whole if not best or (each.offer.validation_loss, each.offer.steps) == lowest), None
+    )
+    if wanted is None:
         hosts = sorted({host for each in found[:1] for file in each.offer.files for host in file.hosts})
         hint = f"add the folders of more hosts: it was saved on {', '.join(hosts)}" if hosts else "name another folder"
         why = "".join(f": {fault}" for each in found[:1] for fault in each.lacking[:1])
         raise HolmesError(f"no checkpoint is whole in these folders{why}", hint, ANSWER_IS_NO)
-    size_bytes = gather(newest, folders, output)
-    out.print(f"checkpoint: {output / newest.offer.name} ({format_bytes(size_bytes)})", markup=False, soft_wrap=True)
+    size_bytes = gather(wanted, folders, output)
+    out.print(f"checkpoint: {output / wanted.offer.name} ({format_bytes(size_bytes)})", markup=False, soft_wrap=True)
     err.print(
         f"next: `checkpoint: {{path: {output.absolute()}}}` on one host and `holmes launch --resume`, "
         f"or python -m holmes_runtime.export {output} FOLDER",

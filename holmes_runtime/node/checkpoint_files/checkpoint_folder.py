@@ -26,7 +26,7 @@ SEEN = "seen-"  # prefix of the files by which hosts find out which of them shar
 
 
 class CheckpointFolder(NamedTuple):
-    """The folder `path`, in which the newest `keep_last` checkpoints are kept."""
+    """The folder `path`, in which the newest `keep_last` checkpoints are kept, and the best by validation."""
 
     path: Path
     keep_last: int
@@ -74,11 +74,12 @@ class CheckpointFolder(NamedTuple):
         write_durably(pointer, name + "\n")
         pointer.replace(self.path / LATEST_FILE)
 
-    def remove_old(self, steps: int) -> None:
-        """Keep the newest checkpoints up to the one after `steps`, once all folders have that one."""
+    def remove_old(self, steps: int, best_steps: int | None = None) -> None:
+        """Keep the newest checkpoints up to the one after `steps`, once all folders have that one, and the best."""
         older = [name for name in names_in(self.path) if name.steps <= steps]
         for name in older[: -self.keep_last]:
-            _remove(self.path / name)
+            if name.steps != best_steps:
+                _remove(self.path / name)
 
 
 def names_in(folder: Path) -> list[CheckpointName]:

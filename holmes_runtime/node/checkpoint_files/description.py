@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ RATE_TOLERANCE = 0.01  # relative difference of learning rates that needs no war
 DESCRIPTION_FILE = "checkpoint.json"
 MAX_DESCRIPTION_BYTES = 1 << 20
 MAX_COUNT = 10**15 - 1  # of steps and samples
+NOT_VALIDATED = {"validated": None}  # as of checkpoints from before they held losses
 
 
 class OuterCounters(NamedTuple):
@@ -45,6 +47,37 @@ class OuterCounters(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Validated:
+    """The evaluations of a run so far: the last, after `steps`, and the lowest loss, after `lowest_steps`.
+
+    `loss` is None if it was not finite; `lowest` is None, after 0 steps, if all were. `since_lowest` counts the
+    evaluations after the lowest.
+    """
+
+    loss: float | None
+    steps: int
+    lowest: float | None
+    lowest_steps: int
+    since_lowest: int
+
+    def __post_init__(self) -> None:
+        check_counts(self, MAX_COUNT, "steps", "lowest_steps", "since_lowest")
+        check("lowest_steps", self.lowest_steps, f"must be at most steps {self.steps}", self.lowest_steps <= self.steps)
+        of_none = self.lowest is None and self.lowest_steps == 0 and self.loss is None
+        is_lowest = self.lowest is not None and (self.loss is None or self.lowest <= self.loss)
+        check("lowest", self.lowest, f"must be null, or at most loss {self.loss}", of_none or is_lowest)
+
+
+def validated_after(before: Validated | None, loss: float, steps: int) -> Validated:
+    """Return the evaluations with one more, after `steps`. Only a loss below all others is the lowest."""
+    before = before or Validated(None, 0, None, 0, 0)
+    said = loss if math.isfinite(loss) else None
+    if said is not None and (before.lowest is None or said < before.lowest):
+        return Validated(said, steps, said, steps, 0)
+    return Validated(said, steps, before.lowest, before.lowest_steps, before.since_lowest + 1)
+
+
+@dataclass(frozen=True)
 class Counters:
     """The counts saved with the tensors: steps of the run and of AdamW, and the loss scale of fp16 (else 1 and 0).
 
@@ -57,12 +90,21 @@ class Counters:
     good_steps: int
     samples: int
     outer: OuterCounters | None = None
+    validated: Validated | None = None
 
     def __post_init__(self) -> None:
         check_counts(self, MAX_COUNT, "steps", "optimizer_steps", "good_steps", "samples")
         check("loss_scale", self.loss_scale, "must be above 0", self.loss_scale > 0)
         if self.outer is not None:
             check_counts(self.outer, MAX_COUNT, "exchange", "synced_steps", "islands")
+        if self.validated is not None:
+            rule = f"must be at most steps {self.steps}"
+            check("validated.steps", self.validated.steps, rule, self.validated.steps <= self.steps)
+
+    @property
+    def validation_loss(self) -> float | None:
+        """The loss of these very weights on the validation split; None if it was not taken after this step."""
+        return self.validated.loss if self.validated is not None and self.validated.steps == self.steps else None
 
 
 @dataclass(frozen=True)
@@ -107,7 +149,7 @@ class Description:
                 raise ValueError(f"format_version {shown(version)}, this Holmes reads {FORMAT_VERSION}")
             return cls(
                 FORMAT_VERSION,
-                decode(Counters, data["counters"], "counters"),
+                decode(Counters, {**NOT_VALIDATED, **data["counters"]}, "counters"),
                 decode(Precision, data["value_type"], "value_type"),
                 _with_defaults(dict(data["shape"]), ModelShape),
                 dict(data["trained_with"]),

@@ -39,6 +39,7 @@ class FolderCheckpoint:
     files: tuple[PieceFile, ...]
     held: tuple[PieceName, ...]
     lacking: dict[PieceName, str]
+    validation_loss: float | None = None  # of its weights; None if they were not evaluated
 
     def __post_init__(self) -> None:
         check_counts(self, MAX_COUNT, "generation", "steps")
@@ -75,6 +76,13 @@ class WholeCheckpoint(NamedTuple):
         return not self.lacking
 
 
+class BestCheckpoint(NamedTuple):
+    """The validation loss and the steps of a checkpoint; the best is the least of these."""
+
+    loss: float
+    steps: int
+
+
 class OtherRun(RuntimeError):
     """Folders hold checkpoints of different runs, and nothing shows which to take; the text names them."""
 
@@ -105,14 +113,14 @@ def _offer(folder: Path, name: CheckpointName) -> FolderCheckpoint:
         raise DamagedPiece(f"{checkpoint}, which {LATEST_FILE} there names, is missing")
     index = read_index(checkpoint)
     try:
-        Description.parse(read_description(checkpoint, index), checkpoint / DESCRIPTION_FILE)
+        described = Description.parse(read_description(checkpoint, index), checkpoint / DESCRIPTION_FILE)
     except ValueError as error:
         raise DamagedPiece(str(error)) from None
     lacking = {file.name: fault for file in index.files if (fault := lacks(checkpoint, file)) is not None}
     held = tuple(file.name for file in index.files if file.name not in lacking)
     said = (index.save_id, index.begun_by, index.generation, index.steps)
     try:
-        return FolderCheckpoint(name, *said, index.files, held, lacking)
+        return FolderCheckpoint(name, *said, index.files, held, lacking, described.counters.validation_loss)
     except ValueError as error:
         raise DamagedPiece(f"{checkpoint} is not as it was written: {error}") from None
 
@@ -145,6 +153,19 @@ def found_in(folders: Sequence[Offers]) -> list[WholeCheckpoint]:
     found = [_found(folders, held) for held in saves.values()]
     found.sort(key=lambda each: (each.offer.generation, each.offer.steps, each.offer.save_id), reverse=True)
     return found
+
+
+def best_of(found: Sequence[WholeCheckpoint], steps: int | None = None) -> BestCheckpoint | None:
+    """Return the whole checkpoint of the lowest validation loss, of equal ones the first; None if none has a loss.
+
+    Later ones than `steps`, if given, do not count.
+    """
+    losses = [
+        BestCheckpoint(each.offer.validation_loss, each.offer.steps)
+        for each in found
+        if each.is_whole and each.offer.validation_loss is not None and (steps is None or each.offer.steps <= steps)
+    ]
+    return min(losses, default=None)
 
 
 def _found(folders: Sequence[Offers], held: Sequence[tuple[int, FolderCheckpoint]]) -> WholeCheckpoint:
