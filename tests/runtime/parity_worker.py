@@ -41,7 +41,8 @@ def run(
     """
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
     trainer = Trainer(config, config.grid.rank(rank), corpus, groups, torch.device("cpu"))
-    results, gradients, shards = [], [], trainer.zero1.shards()
+    results, shards = [], trainer.zero1.shards()
+    gradients: list[Any] = []
     is_alone = config.world_size == 1
     follower = PackedCuts(trainer, plans[0]) if plans and is_alone else trainer.pipeline
     for step in range(config.steps):
