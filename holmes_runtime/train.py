@@ -144,9 +144,9 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
         outer = OuterLoop(config, me, trainer.zero1, groups, trainer.ask_for_exchange)
     counters = resume(trainer, checkpoints, outer) if checkpoints else None
     first_step = counters.steps if counters else 0
+    if config.weights is not None and config.reads_weights and (is_new or config.lora is not None):
+        trainer.begin_from(Path(config.weights))
     if is_new:
-        if config.weights is not None and config.emulation is None:
-            trainer.begin_from(Path(config.weights))
         notices.say("start", first_weights(config))
     if outer is not None:
         where.now("meeting the other islands")

@@ -30,6 +30,7 @@ from holmes_runtime.config.run_settings import (
 )
 from holmes_runtime.config.schedule import Schedule, ScheduleName, make_schedule
 from holmes_runtime.config.strict_json import parse
+from holmes_runtime.config.trainable import Lora, broken_rule
 
 SCHEMA_VERSION = 1
 
@@ -60,13 +61,13 @@ class RunConfig:
     experts: ep / tp neighbouring replicas, each with as many of them. `zero` is the stage of ZeRO: 1 shards optimizer
     states over replicas, 3 also weights and gradients over the ranks of one group on axis dp. With `optimizer_offload`,
     for stage 1 only, masters and moments are in host memory, where the CPU updates them. `value_type` is the precision
-    of weights, activations and messages between stages; masters, moments and gradient sums are fp32.
+    of weights, activations and messages between stages; masters, moments and gradient sums are fp32. With `lora`, for
+    stage 1 only, adapters are trained, and all other weights are frozen.
 
-    `weights` is a published model's folder, on every host; a run that does not resume starts from it.
-    `expected_tokenizer` is the one that text needs where the model's tokens are not bytes; None where they are, or may
-    be. With
-    `from_scratch`, a run that resumes begins at step 1 where no folder holds a checkpoint; `resume_step` names the
-    checkpoint to go back to. With `outer_sync` the run is an island, which shares progress with other runs.
+    `weights` is a published model's folder, on every host; a run that does not resume starts from it, and one with
+    `lora` also where it resumes. `expected_tokenizer` is the one that text needs where the model's tokens are not
+    bytes; None where they are, or may be. With `from_scratch`, a run that resumes begins at step 1 where no folder
+    holds a checkpoint; `resume_step` names the checkpoint to go back to. With `outer_sync` the run is an island, which shares progress with other runs.
 
     Limits for changing edges during a run: `lossiest_codec` is the lossiest codec allowed, `room_in_flight` the
     micro-batches that each pipeline rank has memory for, empty where not known.
@@ -94,6 +95,7 @@ class RunConfig:
     lossiest_codec: Codec
     recompute: Recompute = "none"
     optimizer_offload: bool = False
+    lora: Lora | None = None
     value_type: Precision
     compile: bool
     model: ModelShape
@@ -130,6 +132,7 @@ class RunConfig:
         self._check_stages()
         self.grid.check_groups(self.groups)
         self._check_zero()
+        self._check_lora()
         self._check_codecs()
         self._check_outer_sync()
 
@@ -160,8 +163,9 @@ class RunConfig:
 
     @property
     def reads_weights(self) -> bool:
-        """True if ranks may start from a published model: not in a rehearsal, nor where a checkpoint must be found."""
-        return self.weights is not None and self.emulation is None and (not self.resume or self.from_scratch)
+        """True if ranks may read a published model: not in a rehearsal, nor where a checkpoint has all weights."""
+        may_read = self.lora is not None or not self.resume or self.from_scratch
+        return may_read and self.weights is not None and self.emulation is None
 
     @property
     def world_size(self) -> int:
@@ -351,6 +355,13 @@ class RunConfig:
                 counts = tuple(self.microbatches[self.grid.rank(rank).dp_rank] for rank in group.ranks)
                 rule = f"must be equal, under zero 3, for the replicas of groups[{position}], {group.name}"
                 check("microbatches", counts, rule, len(set(counts)) == 1)
+
+    def _check_lora(self) -> None:
+        if self.lora is not None:
+            is_plain = self.zero == 1 and self.emulation is None
+            check("lora", self.lora, "must be null under zero 3 and in an emulated run", is_plain)
+            rule = broken_rule(self.lora, self.model)
+            check("lora.targets", list(self.lora.targets), rule or "", rule is None)
 
     def _check_codecs(self) -> None:
         for position, group in enumerate(self.groups):

@@ -147,6 +147,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             compile=job.compiles,
             model=replace(job.model, factory=model_file(job)),
             emulation=job.compute.emulate,
+            lora=job.trainable.lora if job.trainable is not None else None,
             expected_tokenizer=job.expected_tokenizer,
             stages=tuple(Stage(each.index, each.first_layer, each.stop_layer) for each in plan.stages),
             ranks=tuple(map(_rank, plan.ranks)),

@@ -37,6 +37,7 @@ def run(
 ) -> dict[str, Any]:
     """Losses and norms of all steps, gradients of the first one taken, weights after the last, an evaluation's losses.
 
+    Gradients are of the second step where adapters are trained: in the first, B is zero, and so is the gradient of A.
     `plans` are what the plan is at each step; a process alone packs at their cuts what would cross edges.
     """
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
@@ -48,7 +49,7 @@ def run(
         if plans:
             follower.follow(plans[step])
         results.append(trainer.step(step))
-        if not gradients and not results[-1].skipped:
+        if not gradients and not results[-1].skipped and step >= (config.lora is not None):
             gradients = [
                 (shard.name, shard.part, shard.start, shard.stop, shard.state_gradient.clone()) for shard in shards
             ]
