@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holmes_runtime.checkpoint.tensor_piece import TensorPiece
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece, weights_of
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.comm.stopwatch import Stopwatch
@@ -239,15 +239,16 @@ class Trainer:
         if self.config.lora is None:
             self.zero1.publish()
 
-    def _first_pieces(self) -> Iterator[tuple[str, TensorPiece]]:
-        """Yield the weights that a published model gives this rank: the frozen ones if there are any, else shards."""
+    def _first_pieces(self) -> dict[str, TensorPiece]:
+        """Return the weights that a published model gives this rank: the frozen ones if there are any, else shards."""
         if self.config.lora is None:
-            for shard in self.zero1.shards():
-                yield shard.name, TensorPiece(shard.master, shard.part, shard.start, shard.stop)
-        for stage in self._stages if self.config.lora is not None else ():
-            for name, parameter in stage.module.named_parameters():
-                if not parameter.requires_grad:
-                    yield name, TensorPiece(parameter.detach().flatten(), stage.parts[name], 0, parameter.numel())
+            return weights_of(self.zero1.shards())
+        return {
+            name: TensorPiece(parameter.detach().flatten(), stage.parts[name], 0, parameter.numel())
+            for stage in self._stages
+            for name, parameter in stage.module.named_parameters()
+            if not parameter.requires_grad
+        }
 
     def _scale(self) -> float:
         """Return the factor on the gradients of losses."""

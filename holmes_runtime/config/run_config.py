@@ -64,10 +64,10 @@ class RunConfig:
     of weights, activations and messages between stages; masters, moments and gradient sums are fp32. With `lora`, for
     stage 1 only, adapters are trained, and all other weights are frozen.
 
-    `weights` is a published model's folder, on every host; a run that does not resume starts from it, and one with
-    `lora` also where it resumes. `expected_tokenizer` is the one that text needs where the model's tokens are not
-    bytes; None where they are, or may be. With `from_scratch`, a run that resumes begins at step 1 where no folder
-    holds a checkpoint; `resume_step` names the checkpoint to go back to. With `outer_sync` the run is an island, which shares progress with other runs.
+    `weights` is a published model's folder, on every host; a run that does not resume starts from it, and with `lora`
+    any run. `expected_tokenizer` is the one that text needs where the model's tokens are not bytes; None where they
+    are, or may be. With `from_scratch`, a run that resumes begins at step 1 where no folder holds a checkpoint;
+    `resume_step` names the checkpoint to go back to. With `outer_sync` the run is an island, which shares progress.
 
     Limits for changing edges during a run: `lossiest_codec` is the lossiest codec allowed, `room_in_flight` the
     micro-batches that each pipeline rank has memory for, empty where not known.
@@ -164,8 +164,8 @@ class RunConfig:
     @property
     def reads_weights(self) -> bool:
         """True if ranks may read a published model: not in a rehearsal, nor where a checkpoint has all weights."""
-        may_read = self.lora is not None or not self.resume or self.from_scratch
-        return may_read and self.weights is not None and self.emulation is None
+        may_read = not self.resume or self.from_scratch or self.lora is not None
+        return self.weights is not None and self.emulation is None and may_read
 
     @property
     def world_size(self) -> int:
@@ -358,10 +358,9 @@ class RunConfig:
 
     def _check_lora(self) -> None:
         if self.lora is not None:
-            is_plain = self.zero == 1 and self.emulation is None
-            check("lora", self.lora, "must be null under zero 3 and in an emulated run", is_plain)
-            rule = broken_rule(self.lora, self.model)
-            check("lora.targets", list(self.lora.targets), rule or "", rule is None)
+            rule, broken = "must be null under zero 3 and in an emulated run", broken_rule(self.lora, self.model)
+            check("lora", self.lora, rule, self.zero == 1 and self.emulation is None)
+            check("lora.targets", list(self.lora.targets), broken or "", broken is None)
 
     def _check_codecs(self) -> None:
         for position, group in enumerate(self.groups):

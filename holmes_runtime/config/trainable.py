@@ -27,7 +27,7 @@ class Lora(SharedSettings):
     """Matrices of each layer that have an adapter: query, key, value (or qkv, where they are one matrix), projection,
     gate (of a llama), up and down. Example: [query, value]"""
     alpha: AboveZero | None = None
-    """Weight of all adapters, times rank; `rank` where it is not set. Another engine's script has its own. Example: 32"""
+    """Weight of what adapters add, times rank; not set: rank. Another engine's script has its own. Example: 32"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ from holmes_runtime.model.tensor_parallel import TensorParallel
 
 
 class Adapter(nn.Module):
-    """The matrices A (rank, inputs) and B (outputs, rank) beside a frozen one.
+    """The matrices A (rank, inputs) and B (outputs, rank) of a frozen one.
 
     Under tensor parallelism the one that meets the split side of the frozen matrix is split with it. The other is
     whole, and each shard has a part of its gradient.
@@ -32,13 +32,15 @@ class Adapter(nn.Module):
         self.b = nn.Parameter(torch.empty(outputs, rank))
 
     def forward(self, inside: Tensor) -> Tensor:
-        """Return what is added to the frozen product: (.., outputs); inside: the product of A (.., rank)."""
+        """Return the part to add to the frozen product: (.., outputs); inside: the product of A (.., rank)."""
         return functional.linear(inside * self.scale, self.b)
 
 
 def make_adapter(shape: ModelShape, lora: Lora | None, matrix: Matrix) -> Adapter | None:
     """Return the adapter of `matrix`; None if it has none."""
-    return Adapter(*matrix_size(shape, matrix), lora.rank, lora.scale) if lora is not None and lora.has(matrix) else None
+    return (
+        Adapter(*matrix_size(shape, matrix), lora.rank, lora.scale) if lora is not None and lora.has(matrix) else None
+    )
 
 
 def gather_adapted(

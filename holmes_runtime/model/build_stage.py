@@ -58,7 +58,8 @@ def build_stage(
     """Return the module of `stage` for rank `me` on `device`. Raise RuntimeError if it cannot be built there.
 
     Without `draws` a GPT's or Llama's weights are zeros, for a checkpoint to be loaded into; also in a run that starts
-    from a published model. Frozen ones, which no checkpoint has, are always drawn or read. `loss_scale` returns the factor on the gradients of losses at present.
+    from a published model. Frozen ones, which no checkpoint has, are always drawn or read. `loss_scale` returns the
+    factor on the gradients of losses at present.
     """
     is_end = stage.index in (0, len(config.stages) - 1)
     is_tied = config.model.tied_embeddings and is_end and config.pp > 1 and config.lora is None

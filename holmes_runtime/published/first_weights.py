@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -14,10 +14,10 @@ from holmes_runtime.node.published_files.weight_names import Rows, is_transposed
 from holmes_runtime.published.safetensors_files import TensorFolder
 
 
-def load_first_weights(folder: Path, shape: ModelShape, pieces: Iterable[tuple[str, TensorPiece]]) -> None:
+def load_first_weights(folder: Path, shape: ModelShape, pieces: Mapping[str, TensorPiece]) -> None:
     """Fill `pieces` of weights, by name, from the model in `folder`. Raise ValueError if its shape is not `shape`."""
     tensors = TensorFolder(check_published(folder, shape))
-    for name, piece in pieces:
+    for name, piece in pieces.items():
         rows = rows_of(shape, name, piece.part.global_shape[0])
         for chunk, values in piece.chunks():
             _fill(values, tuple(chunk.offsets), tensors, rows)

@@ -221,12 +221,12 @@ def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
     """Return the files and folders that every host must have: data, tokenizer, weights, a model's file that is not
     sent.
 
-    A run that can only continue from a checkpoint reads no `weights`.
+    A run that can only continue from a checkpoint reads no `weights`, unless they are frozen and not in it.
     """
     model_file = (job.model.factory or "").rpartition(":")[0]
     data = job.data.paths if job.data is not None else ()
     others = (
-        job.weights if reads_weights else None,
+        job.weights if reads_weights or job.trainable is not None else None,
         model_file if Path(model_file).is_absolute() else None,
     )
     return (*data, *(each for each in others if each is not None))

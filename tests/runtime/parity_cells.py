@@ -144,7 +144,13 @@ class Cell:
             zero=self.zero,
             tied=self.tied,
             ep=self.ep,
-            lora=Lora(rank=4, targets=TARGETS[SHAPES[self.family].family], alpha=320.0) if self.lora else None,
+            lora=Lora(
+                rank=4,
+                targets=TARGETS[self.family if "mixtral" in self.family else SHAPES[self.family].family],
+                alpha=128.0,
+            )
+            if self.lora
+            else None,
             router_balance=self.balance if "mixtral" in self.family else 0.0,
         )
 
@@ -319,8 +325,8 @@ CELLS = [
     Cell(1, 2, 1, "zero-bubble", "tied-llama", cp=2, recompute="selective", separate=True),
     Cell(2, 2, 1, "zero-bubble", "llama", cp=2, recompute="selective"),
     Cell(1, 1, 2, family="llama", microbatches=(3, 5), twice=True, lora=True),
-    Cell(1, 1, 1, family="qwen", recompute="selective", cp=2, lora=True),
-    Cell(1, 2, 1, "zero-bubble", "llama", recompute="selective", offload=True, lora=True),
+    Cell(1, 1, 1, family="llama", recompute="selective", cp=2, lora=True),
+    Cell(1, 2, 1, "zero-bubble", "qwen", recompute="selective", offload=True, lora=True),
     Cell(1, 2, 1, "interleaved", "tied-gpt", recompute="full", chunks=2, lora=True),
     Cell(1, 2, 1, "eager", codecs=("int8", "int4"), lora=True),
     Cell(2, 1, 1, recompute="selective", lora=True),

@@ -24,6 +24,7 @@ from holmes_runtime.comm import process_groups
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.health.edge_timing import time_edges
+from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.trainer import Trainer
 
 from .packed_cuts import PackedCuts
@@ -42,7 +43,8 @@ def run(
     """
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
     trainer = Trainer(config, config.grid.rank(rank), corpus, groups, torch.device("cpu"))
-    results, gradients, shards = [], [], trainer.zero1.shards()
+    results, shards = [], trainer.zero1.shards()
+    gradients: list[tuple[str, TensorPart, int, int, Tensor]] = []
     is_alone = config.world_size == 1
     follower = PackedCuts(trainer, plans[0]) if plans and is_alone else trainer.pipeline
     for step in range(config.steps):
