@@ -358,12 +358,12 @@ def _add_up(linear: nn.Linear, inputs: Sequence[Tensor], tp: TensorParallel, ada
 
     `inputs` are chunks of a sequence, each multiplied by itself, so that no copy of all of them is kept.
     """
-    bias = linear.bias if tp.size == 1 else None
-    products = [functional.linear(chunk, linear.weight, bias) for chunk in inputs]
+    is_whole = tp.size == 1
+    products = [linear(chunk) if is_whole else functional.linear(chunk, linear.weight) for chunk in inputs]
     if adapter is not None:
         more = [adapter(functional.linear(chunk, adapter.a)) for chunk in inputs]
         products = [product + each for product, each in zip(products, more, strict=True)]
-    if tp.size == 1:
+    if is_whole:
         return _joined(products)
     summed = tp.scatter_sum(_joined(products))
     return summed if linear.bias is None else summed + linear.bias

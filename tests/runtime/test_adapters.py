@@ -82,7 +82,7 @@ def test_fifty_steps_are_those_of_merged_weights(shape: ModelShape, lora: Lora, 
         logits = functional_call(plain, merged(frozen, adapters, shape, lora.scale), (tokens[:, :-1],))
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(adapters.values(), settings.grad_clip or torch.inf)
         optimizer.step()
         assert trainer.step(step).loss == pytest.approx(loss.item(), abs=1e-5)
@@ -139,8 +139,9 @@ def test_a_resumed_run_loads_adapters_and_reads_frozen_weights_again(tmp_path: P
     """Under another plan the losses go on, the checkpoint has adapters alone, and another base is refused."""
     publish(random_stage(TINY_LLAMA), tmp_path / "published")
     saved = CheckpointSettings(str(tmp_path / "saved"), 2, 3, 2)
+    corpus = write_corpus(tmp_path)
     config = make_config(
-        write_corpus(tmp_path), model=TINY_LLAMA, steps=4, lora=LLAMA_LORA, learning_rate=1e-3,
+        corpus, model=TINY_LLAMA, steps=4, lora=LLAMA_LORA, learning_rate=1e-3,
         weights=str(tmp_path / "published"),
     )  # fmt: skip
     whole = launch_forked(config, tmp_path / "whole")
@@ -149,7 +150,7 @@ def test_a_resumed_run_loads_adapters_and_reads_frozen_weights_again(tmp_path: P
     assert first.exit_code == 0, first.stderr[-2000:]
 
     shards = make_config(
-        config.data.path, cuts=(0, 1, 3), shards=layout(2, 2, 1), model=TINY_LLAMA, steps=4, lora=LLAMA_LORA,
+        corpus, cuts=(0, 1, 3), shards=layout(2, 2, 1), model=TINY_LLAMA, steps=4, lora=LLAMA_LORA,
         learning_rate=1e-3, weights=config.weights, checkpoint=saved, resume=True,
     )  # fmt: skip
     second = launch_forked(shards, tmp_path / "second")
