@@ -49,7 +49,8 @@ class Lora(SharedSettings):
 @dataclass(frozen=True, kw_only=True)
 class Trainable(SharedSettings):
     """The parameters that are trained, where they are not all: with `lora` adapters alone, with `frozen_layers` the
-    layers after the first ones and the head. The engine's script has to freeze the others; the planner prices it so.
+    layers after the first ones and the head. The bundled runtime trains adapters, and no frozen layers. Another
+    engine's script has to freeze the others itself; the planner prices it so.
     """
 
     lora: Lora | None = None
