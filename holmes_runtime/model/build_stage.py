@@ -73,6 +73,12 @@ def build_stage(
     if config.model.factory is not None:
         layers = range(stage.first_layer, stage.stop_layer)
         module = load_factory(config.model.factory, me.host)(layers, config)
+        frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+        if frozen:  # no checkpoint would have them
+            raise RuntimeError(
+                f"host {me.host}: model.factory {config.model.factory}: parameter {frozen[0]} is frozen, and would "
+                "not be saved: train it, or make it a buffer"
+            )
         return StageModule(stage, module.to(device, DTYPES[config.value_type]), {})
     balance = config.optimizer.router_balance / config.model.num_layers
     decoder = DecoderStage(
