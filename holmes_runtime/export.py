@@ -52,6 +52,11 @@ def export(checkpoint: Path, output: Path, published: Path | None = None, tell: 
         raise ValueError(f"{output} exists")
     folder = newest_in(checkpoint) or checkpoint
     description = Description.read(folder)
+    if description.lora is not None:
+        raise ValueError(
+            f"{folder} holds adapters alone, which are no model without the frozen weights: "
+            f"{description.origin.weights or 'random ones'}"
+        )
     shape: ModelShape = decode(ModelShape, {"preset": None, **description.shape}, "shape")
     origin = description.origin
     model = read_carried(published, shape) if published is not None else None

@@ -23,6 +23,7 @@ from holmes_runtime.config.rank_metrics import PRINTS_STEPS
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.same_corpus import HostCorpus, check_same_corpus
+from holmes_runtime.data.same_weights import common_frozen_weights
 from holmes_runtime.health.position_report import PositionReport, whereabouts_of
 from holmes_runtime.memory_report import named_when_full, record_places
 from holmes_runtime.node.checkpoint_files.description import Counters
@@ -128,10 +129,11 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     groups = process_groups.open_groups(config, me.rank, device, where.now)
     where.now("comparing its data with the others'")
     check_same_corpus(HostCorpus(me.host, corpus.num_tokens, corpus.digest))
+    frozen_weights = common_frozen_weights(config, me.host) if config.lora is not None else None
     notices = RankNotices(launched.metrics_dir, me.rank)
     if corpus.bad_lines.count:
         notices.say("data", corpus.bad_lines.sentence, bad_lines_skipped=corpus.bad_lines.count)
-    checkpoints = open_checkpoints(config, me, corpus.digest, notices) if config.checkpoint else None
+    checkpoints = open_checkpoints(config, me, corpus.digest, notices, frozen_weights) if config.checkpoint else None
     is_new = checkpoints is None or checkpoints.is_empty
     where.now("building the model", alone=True)
     before_update = checkpoints.await_copy if checkpoints else lambda: None
@@ -144,9 +146,9 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
         outer = OuterLoop(config, me, trainer.zero1, groups, trainer.ask_for_exchange)
     counters = resume(trainer, checkpoints, outer) if checkpoints else None
     first_step = counters.steps if counters else 0
+    if config.weights is not None and config.reads_weights and (is_new or config.lora is not None):
+        trainer.begin_from(Path(config.weights))
     if is_new:
-        if config.weights is not None and config.emulation is None:
-            trainer.begin_from(Path(config.weights))
         notices.say("start", first_weights(config))
     if outer is not None:
         where.now("meeting the other islands")
@@ -170,11 +172,13 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
         lines.end(first_step)
 
 
-def open_checkpoints(config: RunConfig, me: Rank, digest: str, notices: RankNotices) -> Checkpoints:
+def open_checkpoints(
+    config: RunConfig, me: Rank, digest: str, notices: RankNotices, frozen_weights: str | None
+) -> Checkpoints:
     """Return the checkpoints of a job that saves some."""
     from holmes_runtime.checkpoint.checkpoints import Checkpoints  # half a second: it brings torch's tensors of ranks
 
-    return Checkpoints(config, me, digest, notices)
+    return Checkpoints(config, me, digest, notices, frozen_weights)
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) -> Counters | None:

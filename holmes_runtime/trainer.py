@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece, weights_of
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.comm.stopwatch import Stopwatch
@@ -87,7 +88,7 @@ class Trainer:
         cp = context_parallel(config, me, groups, self.stopwatch)
         ep = ExpertParallel(groups.ep, config.grid.expert_part(me), config.grid.expert_replicas, self.stopwatch)
         self.loss_scale = LossScale() if config.value_type == "fp16" else None
-        stages = [
+        self._stages = stages = [
             build_stage(config, stage, me, tp, device, draws, self._scale, cp, ep)
             for stage in config.stages_of(me.pp_rank)
         ]
@@ -249,16 +250,28 @@ class Trainer:
     def begin_from(self, weights: Path) -> None:
         """Start from the published model in the folder `weights`.
 
-        Each replica reads its shards, and gets the rest from the others.
+        Each replica reads its shards, and gets the rest from the others. Frozen weights are read by all that use them.
 
         Raises:
             RuntimeError: The folder cannot be read, or holds another model.
         """
         try:
-            load_first_weights(weights, self.config.model, self.zero1.shards())
+            load_first_weights(weights, self.config.model, self._first_pieces())
         except (OSError, ValueError) as error:
             raise RuntimeError(f"host {self.me.host}: weights {weights}: {error}") from None
-        self.zero1.publish()
+        if self.config.lora is None:
+            self.zero1.publish()
+
+    def _first_pieces(self) -> dict[str, TensorPiece]:
+        """Return the weights that a published model gives this rank: the frozen ones if there are any, else shards."""
+        if self.config.lora is None:
+            return weights_of(self.zero1.shards())
+        return {
+            name: TensorPiece(parameter.detach().flatten(), stage.parts[name], 0, parameter.numel())
+            for stage in self._stages
+            for name, parameter in stage.module.named_parameters()
+            if not parameter.requires_grad
+        }
 
     def _scale(self) -> float:
         """Return the factor on the gradients of losses."""

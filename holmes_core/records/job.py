@@ -137,7 +137,8 @@ class Job(FileRecord):
     model: Model
     weights: RootedPath | None = None
     """Folder of a published model (config.json and .safetensors), at the same path on every host. Training starts from
-    its weights; not set: from random ones. A run that resumes continues from its checkpoint. Example: /models/llama"""
+    its weights; not set: from random ones. A run that resumes continues from its checkpoint, and reads weights that
+    are frozen again. Example: /models/llama"""
     data: DataSettings | None = None
     steps: Positive
     """Optimizer steps of the whole training. Example: 1000"""

@@ -48,14 +48,15 @@ from holmes_runtime.node.checkpoint_files.whole_checkpoints import BestCheckpoin
 class CheckpointWriter:
     """The part of rank `me` in each save. `generation`: the number of times the run has been started.
 
-    `best` is the whole checkpoint of the lowest validation loss. All ranks know it, so that all folders keep it.
+    `digests` are of the data and, where there are any, of the frozen weights. `best` is the whole checkpoint of the
+    lowest validation loss. All ranks know it, so that all folders keep it.
     """
 
     def __init__(
         self,
         config: RunConfig,
         me: Rank,
-        data_digest: str,
+        digests: tuple[str, str | None],
         folder: CheckpointFolder,
         folders: HostFolders,
         generation: int,
@@ -63,7 +64,7 @@ class CheckpointWriter:
         group: ProcessGroup,
     ) -> None:
         assert config.checkpoint is not None
-        self._config, self._me, self._data_digest = config, me, data_digest
+        self._config, self._me, self._digests = config, me, digests
         self._folder, self._folders, self._generation = folder, folders, generation
         self._memory, self._group = memory, group
         self._copied_to = folders.copied_to(config.checkpoint.copies)
@@ -187,7 +188,7 @@ class CheckpointWriter:
         return PieceIndex(*said, digest_of(text.encode()), files_of(together, hosts), together)
 
     def _describe(self, counters: Counters) -> Description:
-        described = describe(self._config, self._data_digest, counters)
+        described = describe(self._config, self._digests[0], counters, self._digests[1])
         if self._loaded is None:
             return described
         return replace(described, origin=kept_origin(self._loaded, described.origin))

@@ -2,8 +2,8 @@
 
 A checkpoint is a folder with the tensors as torch.distributed.checkpoint stores them, checkpoint.json and pieces.json.
 Each tensor is saved whole, under its name in the whole model, as fp32: `weight/NAME`, `exp_avg/NAME` and
-`exp_avg_sq/NAME`. So a checkpoint knows nothing of the plan that wrote it. Where hosts have folders of their own, each
-holds the files of its ranks and copies of others', and all together hold the checkpoint.
+`exp_avg_sq/NAME`; frozen ones are not saved. So a checkpoint knows nothing of the plan that wrote it. Where hosts have
+folders of their own, each holds the files of its ranks and copies of others', and all together hold the checkpoint.
 """
 
 from __future__ import annotations
@@ -61,10 +61,15 @@ class Checkpoints:
     step waits for it only before it updates the state, until a copy of the state is in host memory.
     """
 
-    def __init__(self, config: RunConfig, me: Rank, data_digest: str, notices: RankNotices) -> None:
-        """Raise RuntimeError if a host cannot write, or if folders hold a run that this one does not resume."""
+    def __init__(
+        self, config: RunConfig, me: Rank, data_digest: str, notices: RankNotices, frozen_weights: str | None = None
+    ) -> None:
+        """`frozen_weights` is their identity, if any are frozen.
+
+        Raise RuntimeError if a host cannot write, or if folders hold a run that this one does not resume."""
         assert config.checkpoint is not None
-        self._config, self._me, self._data_digest, self._notices = config, me, data_digest, notices
+        self._config, self._me, self._notices = config, me, notices
+        self._digests = data_digest, frozen_weights
         self._folder = CheckpointFolder(Path(config.checkpoint.path), config.checkpoint.keep_last)
         of_training = own_connections()
         self._group = new_control_group(config.timeout_s)
@@ -89,7 +94,7 @@ class Checkpoints:
         self._begun_by = config.run_id
         self._memory = MemoryFiles(me, config.ranks, os.environ)
         self._writer = CheckpointWriter(
-            config, me, data_digest, self._folder, self._folders, generation, self._memory, self._group
+            config, me, self._digests, self._folder, self._folders, generation, self._memory, self._group
         )
         if not self.is_empty and not config.resume:
             holder = next((each for each in self._offers if each.latest is not None), None)
@@ -219,8 +224,8 @@ class Checkpoints:
             saved = Description.parse(described.description, folder / DESCRIPTION_FILE)
         except ValueError as error:
             return None, str(error)
-        wanted = describe(self._config, self._data_digest, saved.counters)
-        wrong = differences(saved.shape, wanted.shape)
+        wanted = describe(self._config, self._digests[0], saved.counters, self._digests[1])
+        wrong = differences(saved.model, wanted.model)
         if wrong:
             raise RuntimeError(f"checkpoint {folder} is of another model: {'; '.join(wrong)}")
         changed = changed_settings(saved, wanted)

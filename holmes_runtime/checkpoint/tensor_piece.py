@@ -89,6 +89,11 @@ class TensorPiece:
         return next(values for chunk, values in self.chunks() if chunk.offsets == offsets)
 
 
+def weights_of(shards: Iterable[Shard]) -> dict[str, TensorPiece]:
+    """Return the pieces of weights that `shards` are, by name."""
+    return {shard.name: TensorPiece(shard.master, shard.part, shard.start, shard.stop) for shard in shards}
+
+
 def pieces_of(shards: Iterable[Shard]) -> dict[str, TensorPiece]:
     """Return all tensors a rank holds parts of, by their names in a checkpoint."""
     return {

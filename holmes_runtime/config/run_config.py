@@ -30,6 +30,7 @@ from holmes_runtime.config.run_settings import (
 )
 from holmes_runtime.config.schedule import Schedule, ScheduleName, make_schedule
 from holmes_runtime.config.strict_json import parse
+from holmes_runtime.config.trainable import Lora, broken_rule
 
 SCHEMA_VERSION = 1
 
@@ -60,13 +61,13 @@ class RunConfig:
     experts: ep / tp neighbouring replicas, each with as many of them. `zero` is the stage of ZeRO: 1 shards optimizer
     states over replicas, 3 also weights and gradients over the ranks of one group on axis dp. With `optimizer_offload`,
     for stage 1 only, masters and moments are in host memory, where the CPU updates them. `value_type` is the precision
-    of weights, activations and messages between stages; masters, moments and gradient sums are fp32.
+    of weights, activations and messages between stages; masters, moments and gradient sums are fp32. With `lora`, for
+    stage 1 only, adapters are trained, and all other weights are frozen.
 
-    `weights` is a published model's folder, on every host; a run that does not resume starts from it.
-    `expected_tokenizer` is the one that text needs where the model's tokens are not bytes; None where they are, or may
-    be. With
-    `from_scratch`, a run that resumes begins at step 1 where no folder holds a checkpoint; `resume_step` names the
-    checkpoint to go back to. With `outer_sync` the run is an island, which shares progress with other runs.
+    `weights` is a published model's folder, on every host; a run that does not resume starts from it, and with `lora`
+    any run. `expected_tokenizer` is the one that text needs where the model's tokens are not bytes; None where they
+    are, or may be. With `from_scratch`, a run that resumes begins at step 1 where no folder holds a checkpoint;
+    `resume_step` names the checkpoint to go back to. With `outer_sync` the run is an island, which shares progress.
 
     Limits for changing edges during a run: `lossiest_codec` is the lossiest codec allowed, `room_in_flight` the
     micro-batches that each pipeline rank has memory for, empty where not known.
@@ -94,6 +95,7 @@ class RunConfig:
     lossiest_codec: Codec
     recompute: Recompute = "none"
     optimizer_offload: bool = False
+    lora: Lora | None = None
     value_type: Precision
     compile: bool
     model: ModelShape
@@ -130,6 +132,7 @@ class RunConfig:
         self._check_stages()
         self.grid.check_groups(self.groups)
         self._check_zero()
+        self._check_lora()
         self._check_codecs()
         self._check_outer_sync()
 
@@ -160,8 +163,9 @@ class RunConfig:
 
     @property
     def reads_weights(self) -> bool:
-        """True if ranks may start from a published model: not in a rehearsal, nor where a checkpoint must be found."""
-        return self.weights is not None and self.emulation is None and (not self.resume or self.from_scratch)
+        """True if ranks may read a published model: not in a rehearsal, nor where a checkpoint has all weights."""
+        may_read = not self.resume or self.from_scratch or self.lora is not None
+        return self.weights is not None and self.emulation is None and may_read
 
     @property
     def world_size(self) -> int:
@@ -234,8 +238,7 @@ class RunConfig:
     @cached_property
     def grid(self) -> RankGrid:
         """The ranks by their coordinates. Raises ValueError if they do not fill the grid."""
-        is_tied = self.model.tied_embeddings
-        shape = self.pp, self.dp, self.tp, self.chunks > 1, is_tied, self.data_parallel
+        shape = self.pp, self.dp, self.tp, self.chunks > 1, self.model.tied_embeddings, self.data_parallel
         return RankGrid(*shape, self.ranks, self.cp, self.ep)
 
     def shards_weights(self, me: Rank) -> bool:
@@ -260,9 +263,8 @@ class RunConfig:
         vocab_size, fraction = self.model.vocab_size, self.data.validation_fraction
         rule = f"must be at least {BYTE_VALUES} for text read as bytes"
         check("model.vocab_size", vocab_size, rule, vocab_size >= BYTE_VALUES or not self.data.is_bytes)
-        rule = "must be above 0 for an evaluation"
-        check("data.validation_fraction", fraction, rule, fraction > 0 or self.evaluation is None)
         if self.evaluation is not None:
+            check("data.validation_fraction", fraction, "must be above 0 for an evaluation", fraction > 0)
             self.evaluation.check_patience(self.emulation is not None, self.outer_sync is not None)
         balance = self.optimizer.router_balance
         rule = "must be 0 for a model without experts"
@@ -281,19 +283,18 @@ class RunConfig:
         counts, samples = self.microbatches, self.total_microbatches * self.micro_batch_size / self.cp
         rule = f"must be {self.dp} positive numbers, one for each of dp"
         check("microbatches", counts, rule, len(counts) == self.dp and min(counts) > 0)
-        shared = " / cp" if self.cp > 1 else ""
-        rule = f"must be micro_batch_size * sum(microbatches){shared} = {samples:g}"
+        rule = f"must be micro_batch_size * sum(microbatches){' / cp' * (self.cp > 1)} = {samples:g}"
         check("global_batch_size", self.global_batch_size, rule, self.global_batch_size == samples)
 
     def _check_context(self) -> None:
-        if self.cp == 1:
+        cp, counts, length = self.cp, self.microbatches, self.model.seq_length
+        if cp == 1:
             return
-        cp, counts = self.cp, self.microbatches
         check("cp", cp, f"must be a divisor of dp {self.dp}", self.dp % cp == 0)
         equal = all(len(set(counts[first : first + cp])) == 1 for first in range(0, self.dp, cp))
         check("microbatches", counts, f"must be equal for each {cp} replicas that share sequences", equal)
-        length, pieces = self.model.seq_length, 2 * cp * self.tp
-        check("model.seq_length", length, f"must be a multiple of 2 cp tp = {pieces}", length % pieces == 0)
+        rule = f"must be a multiple of 2 cp tp = {2 * cp * self.tp}"
+        check("model.seq_length", length, rule, length % (2 * cp * self.tp) == 0)
         is_plain = self.model.factory is None and self.emulation is None and self.outer_sync is None
         check("cp", cp, "must be 1 for emulation, for islands and for a model of one's own", is_plain)
 
@@ -307,10 +308,11 @@ class RunConfig:
         room = self.room_in_flight
         rule = f"must be empty or {self.pp} positive numbers, one a pipeline rank"
         check("room_in_flight", room, rule, not room or (len(room) == self.pp and min(room) > 0))
-        rule = "must not be full under zero-bubble, where each delayed gradient would compute its layer again"
-        check("recompute", self.recompute, rule, self.schedule != "zero-bubble" or self.recompute != "full")
-        rule = "must be false under zero-bubble: a compiled layer's backward is one piece, none of which can be delayed"
-        check("compile", self.compile, rule, self.schedule != "zero-bubble" or not self.compile)
+        if self.schedule == "zero-bubble":
+            rule = "must not be full under zero-bubble, where each delayed gradient would compute its layer again"
+            check("recompute", self.recompute, rule, self.recompute != "full")
+            rule = "must be false under zero-bubble: a compiled layer's backward is one piece, which cannot be delayed"
+            check("compile", self.compile, rule, not self.compile)
 
     def _check_shards(self) -> None:
         for key in self.model.beyond_bundled:
@@ -319,8 +321,8 @@ class RunConfig:
             check(f"model.{key}", size, f"must be a multiple of tp {self.tp}", size % self.tp == 0)
         factory, emulates = self.model.factory, self.emulation is not None
         check("weights", self.weights, "must be null for a model of one's own", self.weights is None or factory is None)
-        rule = "must be 1 for emulation and for a model of one's own"
-        check("tp", self.tp, rule, self.tp == 1 or (factory is None and not emulates))
+        can_shard = self.tp == 1 or (factory is None and not emulates)
+        check("tp", self.tp, "must be 1 for emulation and for a model of one's own", can_shard)
         check("model.factory", factory, "must be null in an emulated run", factory is None or not emulates)
 
     def _check_experts(self) -> None:
@@ -353,6 +355,12 @@ class RunConfig:
                 counts = tuple(self.microbatches[self.grid.rank(rank).dp_rank] for rank in group.ranks)
                 rule = f"must be equal, under zero 3, for the replicas of groups[{position}], {group.name}"
                 check("microbatches", counts, rule, len(set(counts)) == 1)
+
+    def _check_lora(self) -> None:
+        if self.lora is not None:
+            rule, broken = "must be null under zero 3 and in an emulated run", broken_rule(self.lora, self.model)
+            check("lora", self.lora, rule, self.zero == 1 and self.emulation is None)
+            check("lora.targets", list(self.lora.targets), broken or "", broken is None)
 
     def _check_codecs(self) -> None:
         for position, group in enumerate(self.groups):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from holmes_runtime.config.checks import check
-from holmes_runtime.config.field_limits import Count, Limits, SharedSettings
+from holmes_runtime.config.field_limits import AboveZero, Count, Limits, SharedSettings
 from holmes_runtime.config.model_shape import ModelShape, attention_flops, head_flops, matrix_flops, step_flops
 
 Matrix = Literal["query", "key", "value", "qkv", "projection", "gate", "up", "down"]
@@ -16,7 +16,9 @@ OUT_OF_SHARDS: tuple[Matrix, ...] = ("projection", "down")  # their inputs are s
 
 @dataclass(frozen=True, kw_only=True)
 class Lora(SharedSettings):
-    """Low-rank adapters (LoRA): the product of a matrix W becomes W x + B (A x), and A and B alone are trained."""
+    """Low-rank adapters (LoRA): the product of a matrix W becomes W x + alpha / rank B (A x), and A and B alone are
+    trained.
+    """
 
     # Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021.
     rank: Annotated[int, Limits(ge=1, le=65_536)]
@@ -24,6 +26,8 @@ class Lora(SharedSettings):
     targets: tuple[Matrix, ...]
     """Matrices of each layer that have an adapter: query, key, value (or qkv, where they are one matrix), projection,
     gate (of a llama), up and down. Example: [query, value]"""
+    alpha: AboveZero | None = None
+    """Weight of what adapters add, times rank; not set: rank. Another engine's script has its own. Example: 32"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -31,6 +35,11 @@ class Lora(SharedSettings):
         check("targets", list(named), "must name a matrix, and none twice", 0 < len(named) == len(set(named)))
         twice = "qkv" in named and any(each in named for each in QKV[1:])
         check("targets", list(named), "must name qkv, or query, key and value", not twice)
+
+    @property
+    def scale(self) -> float:
+        """The factor on what an adapter adds."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
 
     def has(self, *matrices: Matrix) -> bool:
         """Return True if one of these matrices has an adapter."""
@@ -40,7 +49,8 @@ class Lora(SharedSettings):
 @dataclass(frozen=True, kw_only=True)
 class Trainable(SharedSettings):
     """The parameters that are trained, where they are not all: with `lora` adapters alone, with `frozen_layers` the
-    layers after the first ones and the head. The engine's script has to freeze the others; the planner prices it so.
+    layers after the first ones and the head. The bundled runtime trains adapters, and no frozen layers. Another
+    engine's script has to freeze the others itself; the planner prices it so.
     """
 
     lora: Lora | None = None
@@ -50,6 +60,22 @@ class Trainable(SharedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check("lora", self.lora, "must be set, or frozen_layers", self.lora is not None or self.frozen_layers > 0)
+
+
+def broken_rule(lora: Lora, model: ModelShape) -> str | None:
+    """Return the rule that the targets break in the bundled trainer; None if it trains these adapters.
+
+    A Llama's queries, keys and values have adapters of their own, and a GPT's one, as in published models.
+    """
+    if model.factory is not None:
+        return "must not be set with model.factory: matrices of a model of one's own are not known"
+    if model.family == "gpt" and lora.has("query", "key", "value", "gate"):
+        return "must be of qkv, projection, up and down in a gpt, where query, key and value are one matrix"
+    if model.family == "llama" and lora.has("qkv"):
+        return "must name query, key and value instead of qkv in a llama, where each is a matrix"
+    if model.experts is not None and lora.has("gate", "up", "down"):
+        return "must be matrices of attention with model.experts, whose experts have no adapters"
+    return None
 
 
 def matrix_size(model: ModelShape, matrix: Matrix) -> tuple[int, int]:

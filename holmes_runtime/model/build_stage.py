@@ -35,7 +35,7 @@ Factory = Callable[[range, RunConfig], nn.Module]
 class StageModule:
     """The module of a stage; `parts` has by name the part of each parameter here under tensor parallelism.
 
-    `tied` is the parameter that the other end of the pipeline holds a copy of, if any.
+    `tied` is the trained parameter that the other end of the pipeline holds a copy of, if any.
     """
 
     stage: Stage
@@ -58,10 +58,11 @@ def build_stage(
     """Return the module of `stage` for rank `me` on `device`. Raise RuntimeError if it cannot be built there.
 
     Without `draws` a GPT's or Llama's weights are zeros, for a checkpoint to be loaded into; also in a run that starts
-    from a published model. `loss_scale` returns the factor on the gradients of losses at present.
+    from a published model. Frozen ones, which no checkpoint has, are always drawn or read. `loss_scale` returns the
+    factor on the gradients of losses at present.
     """
     is_end = stage.index in (0, len(config.stages) - 1)
-    is_tied = config.model.tied_embeddings and is_end and config.pp > 1
+    is_tied = config.model.tied_embeddings and is_end and config.pp > 1 and config.lora is None
     if config.emulation is not None:
         share = WEIGHT_HALF if config.schedule == "zero-bubble" else GRADIENT_READY
         dtype = DTYPES[config.value_type]
@@ -72,6 +73,12 @@ def build_stage(
     if config.model.factory is not None:
         layers = range(stage.first_layer, stage.stop_layer)
         module = load_factory(config.model.factory, me.host)(layers, config)
+        frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+        if frozen:  # no checkpoint would have them
+            raise RuntimeError(
+                f"host {me.host}: model.factory {config.model.factory}: parameter {frozen[0]} is frozen, and would "
+                "not be saved: train it, or make it a buffer"
+            )
         return StageModule(stage, module.to(device, DTYPES[config.value_type]), {})
     balance = config.optimizer.router_balance / config.model.num_layers
     decoder = DecoderStage(
@@ -83,10 +90,11 @@ def build_stage(
         recompute=config.recompute,
         value_type=config.value_type,
         device=device,
-        draws=draws and config.weights is None,
+        draws=(draws or config.lora is not None) and config.weights is None,
         lazily=config.shards_weights(me),
         balancing=Balancing(balance, loss_scale) if balance else None,
         ep=ep,
+        lora=config.lora,
     )
     if config.compile:
         check_compiler(me.host, device)

@@ -23,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import Precision, Recompute
+from holmes_runtime.config.trainable import Lora
+from holmes_runtime.model.adapters import Adapter, gather_adapted, is_adapter, make_adapter, plus
 from holmes_runtime.model.context_parallel import WHOLE, ContextParallel, Masks
 from holmes_runtime.model.document_mask import document_mask
 from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
@@ -45,7 +47,12 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, shape: ModelShape, tp: TensorParallel, cp: ContextParallel = WHOLE, gathers_again: bool = False
+        self,
+        shape: ModelShape,
+        tp: TensorParallel,
+        cp: ContextParallel = WHOLE,
+        gathers_again: bool = False,
+        lora: Lora | None = None,
     ) -> None:
         """`gathers_again`: keys and values of other parts of a sequence are not kept for the backward."""
         super().__init__()
@@ -57,6 +64,11 @@ class Attention(nn.Module):
         self.query_norm = nn.RMSNorm(shape.head_size, eps=shape.norm_eps) if shape.qk_norm else None
         self.key_norm = nn.RMSNorm(shape.head_size, eps=shape.norm_eps) if shape.qk_norm else None
         self.projection = nn.Linear(shape.query_size, shape.hidden_size, bias=is_gpt)
+        self.qkv_lora = make_adapter(shape, lora, "qkv")
+        self.query_lora = make_adapter(shape, lora, "query")
+        self.key_lora = make_adapter(shape, lora, "key")
+        self.value_lora = make_adapter(shape, lora, "value")
+        self.projection_lora = make_adapter(shape, lora, "projection")
 
     def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | Masks | None = None) -> Tensor:
         """Attend within each sample, or, with the mask of `document_mask`, within each document.
@@ -64,11 +76,14 @@ class Attention(nn.Module):
         hidden and result: (micro_batch_size, seq_length / tp, hidden_size); rotation: see `make_rotation`. It turns by
         places in the sample, also inside documents: scores depend on the distance alone.
         """
-        (made,) = self.tp.gather_linear(hidden, self.qkv)
+        adapters = self.qkv_lora, self.query_lora, self.key_lora, self.value_lora
+        (made,), (of_all, of_query, of_key, of_value) = gather_adapted(self.tp, hidden, [self.qkv], adapters)
+        made = plus(made, of_all)
         # grouped: (micro_batch_size, seq_length, num_kv_heads / tp, queries_per_kv + 2, head_size)
         grouped = made.view(*made.shape[:2], -1, self.queries_per_kv + 2, self.head_size)
         query = grouped[:, :, :, :-2].flatten(2, 3)  # (micro_batch_size, seq_length, num_heads / tp, head_size)
         key, value = grouped[:, :, :, -2], grouped[:, :, :, -1]  # (.., num_kv_heads / tp, head_size)
+        query, key, value = plus(query, of_query), plus(key, of_key), plus(value, of_value)
         if self.query_norm is not None and self.key_norm is not None:
             # Norms keep their inputs: copies, so that they keep no more of `grouped`.
             query, key = self.query_norm(query.contiguous()), self.key_norm(key.contiguous())
@@ -76,10 +91,10 @@ class Attention(nn.Module):
             # The backward of a rotation needs no head as it was: with a copy of the values, `grouped` is let go.
             query, key, value = rotate(query, rotation), rotate(key, rotation), value.contiguous()
         if not isinstance(mask, Masks) and self.cp.size == 1:
-            return _add_up(self.projection, [self._mix(query, key, value, mask)], self.tp)
+            return _add_up(self.projection, [self._mix(query, key, value, mask)], self.tp, self.projection_lora)
         assert not isinstance(mask, Tensor)
         mixed = self.cp.attend(query, key, value, mask, self.gathers_again)
-        return _add_up(self.projection, mixed, self.tp)
+        return _add_up(self.projection, mixed, self.tp, self.projection_lora)
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention's core: (micro_batch_size, seq_length, query_size / tp), heads one after the other."""
@@ -101,7 +116,7 @@ class Mlp(nn.Module):
     `keep` sets how the results of cheap operators are kept for the backward, here and in Block.
     """
 
-    def __init__(self, shape: ModelShape, tp: TensorParallel, keep: Keep) -> None:
+    def __init__(self, shape: ModelShape, tp: TensorParallel, keep: Keep, lora: Lora | None = None) -> None:
         super().__init__()
         is_gpt = shape.family == "gpt"
         self.tp, self.keep = tp, keep
@@ -111,20 +126,25 @@ class Mlp(nn.Module):
         self.gate = None if is_gpt else nn.Linear(shape.hidden_size, shape.ffn_size, bias=False)
         self.up = nn.Linear(shape.hidden_size, shape.ffn_size, bias=is_gpt)
         self.down = nn.Linear(shape.ffn_size, shape.hidden_size, bias=is_gpt)
+        self.gate_lora = make_adapter(shape, lora, "gate")
+        self.up_lora = make_adapter(shape, lora, "up")
+        self.down_lora = make_adapter(shape, lora, "down")
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden and result: (micro_batch_size, seq_length / tp, hidden_size)."""
         # inner: (micro_batch_size, seq_length, ffn_hidden_size / tp), as all values here
+        linears = [self.up] if self.gate is None else [self.gate, self.up]
+        adapters = [self.up_lora] if self.gate is None else [self.gate_lora, self.up_lora]
+        products, added = gather_adapted(self.tp, hidden, linears, adapters)
+        made = [plus(product, more) for product, more in zip(products, added, strict=True)]
         if self.gate is None:
-            made = self.tp.gather_linear(hidden, self.up)
             inner = self.make(*made)
         else:
-            made = self.tp.gather_linear(hidden, self.gate, self.up)
             gated = functional.silu(made[0])
             with self.keep(gated, functional.silu, made[0]):
                 inner = gated * made[1]
         with self.keep(inner, self.make, *made):
-            return _add_up(self.down, [inner], self.tp)
+            return _add_up(self.down, [inner], self.tp, self.down_lora)
 
 
 class Block(nn.Module):
@@ -138,13 +158,15 @@ class Block(nn.Module):
         balancing: Balancing | None = None,
         cp: ContextParallel = WHOLE,
         ep: ExpertParallel = ALL_EXPERTS,
+        lora: Lora | None = None,
     ) -> None:
         super().__init__()
         self.keep = made_again if recompute == "selective" else keeping
         self.attention_norm = make_norm(shape)
-        self.attention = Attention(shape, tp, cp, gathers_again=recompute == "selective")
+        self.attention = Attention(shape, tp, cp, gathers_again=recompute == "selective", lora=lora)
         self.mlp_norm = make_norm(shape)
-        self.mlp = Mlp(shape, tp, self.keep) if shape.experts is None else Experts(shape, tp, self.keep, balancing, ep)
+        is_dense = shape.experts is None
+        self.mlp = Mlp(shape, tp, self.keep, lora) if is_dense else Experts(shape, tp, self.keep, balancing, ep)
         self.is_interrupted = tp.size > 1 or cp.size > 1 or shape.experts is not None  # a compiler stops inside
 
     def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | Masks | None = None) -> Tensor:
@@ -226,9 +248,11 @@ class DecoderStage(nn.Module):
         lazily: bool = False,
         balancing: Balancing | None = None,
         ep: ExpertParallel = ALL_EXPERTS,
+        lora: Lora | None = None,
     ) -> None:
         """Without `draws` weights are zeros, for a checkpoint to be loaded into. `balancing` is for the experts
-        of each layer, which the replicas of `ep` share.
+        of each layer, which the replicas of `ep` share. With `lora` all parameters but adapters, which are always
+        drawn, are frozen.
 
         `lazily`: parameters take memory only when the caller gives them values by `fill`.
         """
@@ -244,7 +268,7 @@ class DecoderStage(nn.Module):
                     self.position_embedding = Embedding(shape.seq_length, shape.hidden_size)
             layers = range(stage.first_layer, stage.stop_layer)
             self.blocks = nn.ModuleDict(
-                {str(layer): Block(shape, tp, recompute, balancing, cp, ep) for layer in layers}
+                {str(layer): Block(shape, tp, recompute, balancing, cp, ep, lora) for layer in layers}
             )
             if self.is_last:
                 self.final_norm = make_norm(shape)
@@ -260,7 +284,8 @@ class DecoderStage(nn.Module):
             owner, _, leaf = name.rpartition(".")
             empty = torch.empty(part.shape, dtype=DTYPES[value_type], device=device)
             empty.untyped_storage().resize_(0)
-            setattr(self.get_submodule(owner), leaf, nn.Parameter(empty))
+            is_trained = lora is None or is_adapter(name)
+            setattr(self.get_submodule(owner), leaf, nn.Parameter(empty, requires_grad=is_trained))
             if not lazily:
                 self.fill([name])
 
@@ -269,7 +294,7 @@ class DecoderStage(nn.Module):
         for name in names:
             part, parameter = self.parts[name], self.get_parameter(name)
             parameter.untyped_storage().resize_(parameter.nbytes)
-            if self.draws:
+            if self.draws or is_adapter(name):
                 value = initial_value(name, part.global_shape, self.seed, self.shape.num_layers, part)
                 parameter.data.copy_(value)
             else:
@@ -326,14 +351,21 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def _add_up(linear: nn.Linear, inputs: Sequence[Tensor], tp: TensorParallel) -> Tensor:
+def _add_up(linear: nn.Linear, inputs: Sequence[Tensor], tp: TensorParallel, adapter: Adapter | None = None) -> Tensor:
     """Apply `linear` whose columns are split: add partial results up and only then, once, the bias.
+
+    The `adapter` adds its own partial results, so that both are added up at once.
 
     `inputs` are chunks of a sequence, each multiplied by itself, so that no copy of all of them is kept.
     """
-    if tp.size == 1:
-        return _joined([linear(chunk) for chunk in inputs])
-    summed = tp.scatter_sum(_joined([functional.linear(chunk, linear.weight) for chunk in inputs]))
+    is_whole = tp.size == 1
+    products = [linear(chunk) if is_whole else functional.linear(chunk, linear.weight) for chunk in inputs]
+    if adapter is not None:
+        more = [adapter(functional.linear(chunk, adapter.a)) for chunk in inputs]
+        products = [product + each for product, each in zip(products, more, strict=True)]
+    if is_whole:
+        return _joined(products)
+    summed = tp.scatter_sum(_joined(products))
     return summed if linear.bias is None else summed + linear.bias
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from holmes_runtime.model.adapters import is_adapter
 from holmes_runtime.model.tensor_part import TensorPart, split_dim
 
 INIT_STD = 0.02  # GPT-2
@@ -26,7 +29,8 @@ def initial_value(
     """Return the initial value of parameter `name`, of `shape` as a whole, fp32 on the CPU; or that `part` of it.
 
     Biases 0, norms 1, weights normal with standard deviation 0.02, divided by sqrt(2 * num_layers) for the
-    matrices that write to the residual stream (GPT-2).
+    matrices that write to the residual stream (GPT-2). An adapter's B 0, A uniform within 1 / sqrt(columns), as the
+    peft library draws it.
     """
     part = part or TensorPart(shape, (0,) * len(shape), shape)
     owner, _, kind = name.rpartition(".")
@@ -34,12 +38,24 @@ def initial_value(
         return torch.zeros(part.shape)
     if owner.endswith("norm"):
         return torch.ones(part.shape)
+    if is_adapter(name):
+        bound = 1 / math.sqrt(shape[1])
+        return torch.zeros(part.shape) if kind == "b" else _draw(name, part, partial(_uniform, bound=bound), seed)
     writes_residual = owner.endswith(("attention.projection", "mlp.down", "experts.down"))
-    return _draw(name, part, INIT_STD / math.sqrt(2 * num_layers) if writes_residual else INIT_STD, seed)
+    std = INIT_STD / math.sqrt(2 * num_layers) if writes_residual else INIT_STD
+    return _draw(name, part, partial(_normal, std=std), seed)
 
 
-def _draw(name: str, part: TensorPart, std: float, seed: int) -> Tensor:
-    """Return normal numbers: each block of the whole that reaches into `part`, cut to it.
+def _normal(values: Tensor, generator: torch.Generator, std: float) -> Tensor:
+    return values.normal_(0.0, std, generator=generator)
+
+
+def _uniform(values: Tensor, generator: torch.Generator, bound: float) -> Tensor:
+    return values.uniform_(-bound, bound, generator=generator)
+
+
+def _draw(name: str, part: TensorPart, draw: Callable[[Tensor, torch.Generator], Tensor], seed: int) -> Tensor:
+    """Return numbers that `draw` fills in: each block of the whole that reaches into `part`, cut to it.
 
     A block that is wholly there is drawn in place: to copy it took half as long again.
     """
@@ -53,9 +69,9 @@ def _draw(name: str, part: TensorPart, std: float, seed: int) -> Tensor:
         place, generator = drawn.narrow(dim, low - own.start, high - low), _generator(seed, name, block)
         shape = (*part.global_shape[:dim], stop - first, *part.global_shape[dim + 1 :])
         if place.shape == shape and place.is_contiguous():  # else torch would draw others, or one by one
-            place.normal_(0.0, std, generator=generator)
+            draw(place, generator)
             return
-        values = torch.empty(shape).normal_(0.0, std, generator=generator).narrow(dim, low - first, high - low)
+        values = draw(torch.empty(shape), generator).narrow(dim, low - first, high - low)
         if dim > 0:  # of the experts drawn, this rank's
             values = values.narrow(0, part.offset[0], part.shape[0])
         place.copy_(values)

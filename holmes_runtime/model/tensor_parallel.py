@@ -9,7 +9,7 @@ Source: Korthikanti et al., Reducing Activation Recomputation in Large Transform
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -39,14 +39,16 @@ class TensorParallel:
         """Return this rank's share of `length` rows, columns or positions; shares differ by one where they must."""
         return range(length * self.rank // self.size, length * (self.rank + 1) // self.size)
 
-    def gather_linear(self, hidden: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
+    def gather_linear(self, hidden: Tensor, *linears: nn.Linear, more: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         """Apply each of `linears`, split by rows, to the whole sequence: (batch, seq, own rows) each.
 
-        hidden: this rank's stretch (batch, seq / tp, channels).
+        hidden: this rank's stretch (batch, seq / tp, channels). Of each matrix of `more` (rows, channels) all shards
+        have all rows, and return the same (batch, seq, rows); each has a part of its gradient.
         """
         if self.group is None:
-            return tuple(linear(hidden) for linear in linears)
-        weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
+            return (*(linear(hidden) for linear in linears), *(functional.linear(hidden, each) for each in more))
+        weights = [*(linear.weight for linear in linears), *more]
+        biases = [*(linear.bias for linear in linears), *(None for _ in more)]
         products: tuple[Tensor, ...] = _gather_linear(hidden, self, *weights, *biases)
         return products
 
@@ -178,15 +180,17 @@ def _scatter_sum(partial: Tensor, tp: TensorParallel) -> Tensor:
 
 
 class _GatherLinear(torch.autograd.Function):
-    """Gathers stretches and multiplies them by weights; keeps the stretch alone, and gathers again in the backward."""
+    """Gathers stretches and multiplies them by weights; keeps the stretch alone, and gathers again in the backward.
+
+    Where all weights and biases are frozen it does neither.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, tp: TensorParallel, *weights_and_biases: Any) -> tuple[Tensor, ...]:
         """part: (batch, seq / tp, channels); weights: (own rows, channels) each; then the bias of each (own rows,)."""
         ctx.tp, count = tp, len(weights_and_biases) // 2
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
-        ctx.save_for_backward(part, *weights)
-        ctx.has_bias = [bias is not None for bias in biases]
+        ctx.save_for_backward(part if any(ctx.needs_input_grad[2:]) else None, *weights)
         whole = _start_gather(part, tp)()
         return tuple(functional.linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
@@ -195,21 +199,21 @@ class _GatherLinear(torch.autograd.Function):
         """Return the gradients of stretch, weights and biases. Transfers for one overlap computing another."""
         part, *weights = ctx.saved_tensors
         flat = [gradient.flatten(0, 1) for gradient in gradients]  # (tokens, own rows) each
-        none = [None] * len(weights)
-        gathering = _start_gather(part, ctx.tp) if _HALVES.weights else None
+        count, (of_input, _, *trained) = len(weights), ctx.needs_input_grad
+        gathering = _start_gather(part, ctx.tp) if _HALVES.weights and any(trained) else None
         scattering = None
-        if _HALVES.inputs:
+        if _HALVES.inputs and of_input:
             whole = flat[0] @ weights[0]
             for gradient, weight in zip(flat[1:], weights[1:], strict=True):
                 whole.addmm_(gradient, weight)
             scattering = _start_scatter_sum(whole.view(*gradients[0].shape[:2], -1), ctx.tp)
-        if gathering is None:
-            assert scattering is not None
-            return (scattering(), None, *none, *none)
-        inputs = gathering().flatten(0, 1)
-        of_weights = [gradient.t() @ inputs for gradient in flat]
-        of_biases = [gradient.sum(0) if has else None for gradient, has in zip(flat, ctx.has_bias, strict=True)]
-        return (scattering() if scattering is not None else None, None, *of_weights, *of_biases)
+        found: list[Tensor | None] = [None] * (2 * count)
+        if gathering is not None:
+            inputs = gathering().flatten(0, 1)
+            for place, (weight, bias) in enumerate(zip(trained[:count], trained[count:], strict=True)):
+                found[place] = flat[place].t() @ inputs if weight else None
+                found[count + place] = flat[place].sum(0) if bias else None
+        return (scattering() if scattering is not None else None, None, *found)
 
 
 class _Gather(torch.autograd.Function):

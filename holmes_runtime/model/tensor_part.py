@@ -22,6 +22,14 @@ SPLIT_DIM = {
     "experts.up.weight": 1,
     "experts.down.weight": 2,
     "head.weight": 0,
+    "query_lora.b": 0,
+    "key_lora.b": 0,
+    "value_lora.b": 0,
+    "qkv_lora.b": 0,
+    "projection_lora.a": 1,
+    "gate_lora.b": 0,
+    "up_lora.b": 0,
+    "down_lora.a": 1,
 }
 """By the end of a parameter's name, the dimension tensor parallelism cuts; all others are whole on every rank."""
 EXPERT_MATRICES = tuple(name for name in SPLIT_DIM if name.startswith("experts."))

@@ -31,7 +31,8 @@ ADAM_EPS = 1e-8  # Kingma and Ba, 2015
 class Zero1:
     """Gradients, optimizer states and weights of all stages of one rank.
 
-    Owns the gradients and the memory of the weights: other code must not set `.grad` to None or replace `.data`. Each
+    Owns the gradients and the memory of the weights: other code must not set `.grad` to None or replace `.data`. It
+    leaves frozen parameters alone. Each
     step: `start()`; backwards, whose gradients come in by hooks or, where these do not fire, `gradient_added`;
     `finish()`; then `step(...)`, or `publish_update()` to leave the weights as they are. `tied` is the parameter that
     another rank holds a copy of, if any.
@@ -290,10 +291,12 @@ def clip_divisor(norm: Tensor, grad_clip: float | None) -> Tensor | None:
 
 
 def _name_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
-    """Return all parameters by name. Raise ValueError if stages use one name for two of them."""
+    """Return all trained parameters by name. Raise ValueError if stages use one name for two of them."""
     named: dict[str, nn.Parameter] = {}
     for module in modules:
         for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
             if name in named:
                 raise ValueError(f"parameter {name} is in two stages: name layers as they are in the whole model")
             named[name] = parameter
@@ -306,13 +309,16 @@ def _whole(parameter: nn.Parameter) -> TensorPart:
 
 
 def units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Yield the modules that wait for weights before they run, and the weights; a list's element with all it holds."""
-    own = list(module.parameters(recurse=False))
+    """Yield the modules that wait for weights before they run, and the trained weights.
+
+    A list's element comes with all it holds.
+    """
+    own = [each for each in module.parameters(recurse=False) if each.requires_grad]
     if own:
         yield module, own
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
             elements = child.children()
-            yield from ((element, list(element.parameters())) for element in elements)
+            yield from ((each, [own for own in each.parameters() if own.requires_grad]) for each in elements)
         else:
             yield from units(child)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -11,16 +11,14 @@ from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.node.published_files.check_published import check_published
 from holmes_runtime.node.published_files.weight_names import Rows, is_transposed, rows_of
-from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.published.safetensors_files import TensorFolder
 
 
-def load_first_weights(folder: Path, shape: ModelShape, shards: Iterable[Shard]) -> None:
-    """Fill the masters of `shards` from the model in `folder`. Raise ValueError if its shape is not `shape`."""
+def load_first_weights(folder: Path, shape: ModelShape, pieces: Mapping[str, TensorPiece]) -> None:
+    """Fill `pieces` of weights, by name, from the model in `folder`. Raise ValueError if its shape is not `shape`."""
     tensors = TensorFolder(check_published(folder, shape))
-    for shard in shards:
-        rows = rows_of(shape, shard.name, shard.part.global_shape[0])
-        piece = TensorPiece(shard.master, shard.part, shard.start, shard.stop)
+    for name, piece in pieces.items():
+        rows = rows_of(shape, name, piece.part.global_shape[0])
         for chunk, values in piece.chunks():
             _fill(values, tuple(chunk.offsets), tensors, rows)
 

@@ -147,6 +147,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             compile=job.compiles,
             model=replace(job.model, factory=model_file(job)),
             emulation=job.compute.emulate,
+            lora=job.trainable.lora if job.trainable is not None else None,
             expected_tokenizer=job.expected_tokenizer,
             stages=tuple(Stage(each.index, each.first_layer, each.stop_layer) for each in plan.stages),
             ranks=tuple(map(_rank, plan.ranks)),
@@ -220,12 +221,12 @@ def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
     """Return the files and folders that every host must have: data, tokenizer, weights, a model's file that is not
     sent.
 
-    A run that can only continue from a checkpoint reads no `weights`.
+    A run that can only continue from a checkpoint reads no `weights`, unless they are frozen and not in it.
     """
     model_file = (job.model.factory or "").rpartition(":")[0]
     data = job.data.paths if job.data is not None else ()
     others = (
-        job.weights if reads_weights else None,
+        job.weights if reads_weights or job.trainable is not None else None,
         model_file if Path(model_file).is_absolute() else None,
     )
     return (*data, *(each for each in others if each is not None))

@@ -264,11 +264,13 @@ def engine_of(job: Job) -> Engine:
     """Return the engine that `job` names, as its stage of ZeRO makes it.
 
     The bundled runtime's replicas that share experts or sequences run equally many micro-batches, and the former have
-    whole weights.
+    whole weights, as have those that train adapters.
     """
     engine = ENGINES[job.engine]
     if job.is_bundled and (job.ep > 1 or job.cp > 1):
         engine = replace(engine, unequal_replicas=False, shards_weights=engine.shards_weights and job.ep == 1)
+    if job.is_bundled and job.trainable is not None:
+        engine = replace(engine, shards_weights=False)
     if engine.unsharded is not None and job.zero != 3:
         engine = engine.unsharded
     if isinstance(job.trainer, LongContextTrainer):

@@ -14,8 +14,8 @@ from itertools import permutations
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, PlanRank
 from holmes_runtime.config.codec import OUTER_BLOCK, pack_s, packed_bytes, unpack_s
-from holmes_runtime.config.model_shape import stage_parameters
 from planner.cost.engines import expert_shards
+from planner.cost.trained import stage_of
 from planner.problem.networks import Networks, SharedWire, require_bandwidth
 
 VALUE_BYTES = 4  # pseudo-gradients are fp32, like masters
@@ -87,11 +87,11 @@ def _senders(job: Job, plan: Plan) -> list[_Sender]:
 
 
 def rank_share(plan: Plan, rank: PlanRank) -> int:
-    """Return the parameters whose masters a rank holds: 1/dp of its shard's."""
+    """Return the parameters whose masters a rank holds: 1/dp of its shard's trained ones."""
     layers = sum(stage.num_layers for stage in plan.stages if stage.index % plan.pp == rank.pp_rank)
-    is_last = rank.pp_rank == (len(plan.stages) - 1) % plan.pp
-    shards = expert_shards(plan.job, plan.tp)
-    return -(-stage_parameters(plan.job.model, layers, rank.pp_rank == 0, is_last, plan.tp, shards) // plan.dp)
+    ends = rank.pp_rank == 0, rank.pp_rank == (len(plan.stages) - 1) % plan.pp
+    shards = plan.tp, expert_shards(plan.job, plan.tp)
+    return -(-stage_of(plan.job.model, plan.job.trainable, layers, ends, *shards).trained // plan.dp)
 
 
 def _nics_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterator[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
+from holmes_runtime.config.trainable import Trainable, broken_rule
 
 
 def check_trainable(job: Job) -> None:
@@ -11,11 +12,13 @@ def check_trainable(job: Job) -> None:
     trainable, model, layers = job.trainable, job.model, job.parallel.layers or ()
     if trainable is None:
         return
-    if job.is_bundled:
+    if job.parallel.schedule == "zero-bubble":
         raise HolmesError(
-            "job: trainable with the bundled runtime: it trains all parameters",
-            "leave trainable out, or set trainer.engine to the software that freezes the others",
+            "job: parallel.schedule zero-bubble with trainable: frozen weights have no gradients that it could delay",
+            "leave parallel.schedule out, or choose another",
         )
+    if job.is_bundled:
+        _check_bundled(job, trainable)
     adapts_mlp = trainable.lora is None or trainable.lora.has("gate", "up", "down")
     on_attention = not adapts_mlp and not trainable.frozen_layers
     unlike = tuple(key for key in model.beyond_bundled if key != "shared_experts")
@@ -53,3 +56,28 @@ def check_trainable(job: Job) -> None:
             "stages with frozen layers are not priced, so such a job is planned without a pipeline",
             "leave parallel.pp and parallel.layers out",
         )
+
+
+def _check_bundled(job: Job, trainable: Trainable) -> None:
+    """Refuse what the bundled runtime does not train."""
+    lora, model = trainable.lora, job.model
+    if trainable.frozen_layers or lora is None:
+        raise HolmesError(
+            f"job: trainable.frozen_layers is {trainable.frozen_layers} with the bundled runtime, which freezes all "
+            "weights or none",
+            "set trainable.lora instead, or set trainer.engine to the software that freezes those layers",
+        )
+    for key, is_set in (
+        ("compute.emulate", job.compute.emulate is not None),
+        ("model.factory", model.factory is not None),
+        ("parallel.zero 3", job.zero == 3),
+    ):
+        if is_set:
+            raise HolmesError(
+                f"job: trainable.lora with {key}: the bundled runtime trains adapters of its own GPT and Llama, whose "
+                "frozen weights are whole on each replica",
+                f"leave trainable or {key} out",
+            )
+    rule = broken_rule(lora, model)
+    if rule is not None:
+        raise HolmesError(f"job: trainable.lora.targets is {list(lora.targets)}: it {rule}", "correct the targets")

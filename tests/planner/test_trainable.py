@@ -11,6 +11,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.trainer_settings import TrainerName
 from holmes_runtime.config.model_shape import ModelShape, expert_parameters, step_flops
 from holmes_runtime.config.trainable import Lora, Matrix, Trainable, adapter_parameters, trained_step_flops
+from launcher.prepare.prepare import run_config_of
 from planner.cost import counts as cost
 from planner.cost.compute_time import head_s, layer_s
 from planner.cost.gpu_speeds import constant_speed
@@ -39,6 +40,13 @@ def lora(*targets: Matrix, rank: int = 2) -> Trainable:
 def job_of(engine: TrainerName, trainable: dict[str, Any] | None = LORA, **changes: Any) -> Job:
     """A model of 1.9 billion parameters with `trainable` as given."""
     return trainer_job(engine, **{"model": SMALL, "global_batch_size": 32, "trainable": trainable} | changes)
+
+
+def bundled(trainable: dict[str, Any] | None = LORA, **changes: Any) -> Job:
+    """The same model under the bundled runtime."""
+    return bed_job(
+        **{"model": SMALL, "device": "cuda", "compute": {}, "parallel": {}, "trainable": trainable} | changes
+    )
 
 
 def test_adapters_are_counted_by_hand() -> None:
@@ -200,10 +208,32 @@ def test_no_way_to_train_adapters_comes_below_the_bound(engine: TrainerName) -> 
     assert plan_for(problem.inventory, job).prediction.step_s <= min(best.values()) * 1.001
 
 
+def test_the_bundled_runtime_trains_adapters_on_whole_frozen_weights() -> None:
+    """A run of the same settings, in which replicas exchange adapters alone; weights are never sharded."""
+    fleet = gpu_inventory([1, 1], gpus_per_host=2)
+    trainable = {"lora": {"rank": 16, "targets": ["qkv", "projection", "up", "down"], "alpha": 32}}
+    full, adapted = (plan_for(fleet, bundled(each, parallel={"dp": 4})) for each in (None, trainable))
+    assert adapted.zero == 1
+    assert 50 * sum(t.sent_bytes for t in adapted.prediction.traffic) < sum(
+        t.sent_bytes for t in full.prediction.traffic
+    )
+    assert run_config_of(adapted, "run").lora == Lora(rank=16, targets=("qkv", "projection", "up", "down"), alpha=32.0)
+    assert run_config_of(full, "run").lora is None
+
+
 @pytest.mark.parametrize(
     ("job", "named"),
     [
-        (bed_job(trainable=LORA), "trainable with the bundled runtime"),
+        (bundled({"frozen_layers": 2}), "frozen_layers is 2 with the bundled runtime"),
+        (bundled(LORA, parallel={"zero": 3}), "trainable.lora with parallel.zero 3"),
+        (
+            bundled(LORA, compute={"emulate": {"forward_s_per_layer": 1.0, "backward_s_per_layer": 2.0}}),
+            "trainable.lora with compute.emulate",
+        ),
+        (bundled(LORA, model=SMALL | {"factory": "m.py:build"}), "trainable.lora with model.factory"),
+        (bundled(LORA, model=SMALL | {"family": "llama"}), "must name query, key and value instead of qkv in a llama"),
+        (bundled({"lora": {"rank": 4, "targets": ["query"]}}), "must be of qkv, projection, up and down in a gpt"),
+        (bundled(LORA, parallel={"pp": 2, "schedule": "zero-bubble"}), "schedule zero-bubble with trainable"),
         (job_of("megatron", {"frozen_layers": 8}), "frozen_layers is 8 and model.num_layers 8"),
         (job_of("megatron", {"frozen_layers": 2}, parallel={"pp": 2}), "frozen_layers is 2, parallel.pp 2"),
         (job_of("torch", {"lora": {"rank": 4, "targets": ["gate"]}}), "a gpt has no gate"),

@@ -31,6 +31,7 @@ from holmes_runtime.config.run_settings import (
     Zero,
 )
 from holmes_runtime.config.schedule import ScheduleName
+from holmes_runtime.config.trainable import Lora
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = ModelShape(
@@ -174,6 +175,7 @@ def make_config(
     outer_sync: OuterSync | None = None,
     cp: int = 1,
     ep: int = 1,
+    lora: Lora | None = None,
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
 
@@ -216,6 +218,7 @@ def make_config(
         lossiest_codec=lossiest_codec,
         recompute=recompute,
         optimizer_offload=optimizer_offload,
+        lora=lora,
         value_type=value_type,
         compile=compile_blocks,
         model=model,

@@ -11,6 +11,7 @@ from holmes_runtime.config.model_shape import RopeScaling
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import Precision, Recompute, Zero
 from holmes_runtime.config.schedule import ScheduleName
+from holmes_runtime.config.trainable import Lora, Matrix
 
 from .launched_runs import REPOSITORY, TINY, layout, make_config
 
@@ -25,6 +26,10 @@ SHAPES = {
     "qwen": replace(LLAMA, head_dim=6, qkv_bias=True, qk_norm=True, norm_eps=1e-6, tied_embeddings=True),
     "mixtral": replace(LLAMA, experts=4, experts_per_token=2, expert_ffn=24),
     "tied-mixtral": replace(LLAMA, experts=4, experts_per_token=2, expert_ffn=24, tied_embeddings=True),
+}
+TARGETS: dict[str, tuple[Matrix, ...]] = {
+    "gpt": ("qkv", "projection", "up", "down"),
+    "llama": ("query", "key", "value", "projection", "gate", "up", "down"),
 }
 STEPS = 3
 Codecs = tuple[Codec, Codec]
@@ -43,7 +48,7 @@ class Cell:
     stays inside documents, the lines of a .jsonl in the same folder; with `examples`, packed ones, and some of their
     tokens are only read. `tied` are the ranks that own the same piece of a tied table, where they are not the ends of
     one replica. `cp` replicas share each sequence, and there are `dp` times `cp`; `microbatches` has one number for all
-    that share them. `ep` ranks share experts.
+    that share them. `ep` ranks share experts. With `lora` adapters alone are trained.
     """
 
     tp: int
@@ -70,6 +75,7 @@ class Cell:
     cp: int = 1
     ep: int = 1
     balance: float = 0.05
+    lora: bool = False
 
     @property
     def world_size(self) -> int:
@@ -98,7 +104,7 @@ class Cell:
             parts.append(self.clusters)
         parts += [f"zero{self.zero}"] * (self.zero > 1)
         marks = {"compiled": self.compiled, "documents": self.separate, "examples": self.examples}
-        marks |= {"offload": self.offload, f"cp{self.cp}": self.cp > 1, f"ep{self.ep}": self.ep > 1}
+        marks |= {"offload": self.offload, f"cp{self.cp}": self.cp > 1, f"ep{self.ep}": self.ep > 1, "lora": self.lora}
         return "-".join((*parts, *(name for name, is_on in marks.items() if is_on)))
 
     @property
@@ -138,6 +144,13 @@ class Cell:
             zero=self.zero,
             tied=self.tied,
             ep=self.ep,
+            lora=Lora(
+                rank=4,
+                targets=TARGETS[self.family if "mixtral" in self.family else SHAPES[self.family].family],
+                alpha=128.0,
+            )
+            if self.lora
+            else None,
             router_balance=self.balance if "mixtral" in self.family else 0.0,
         )
 
@@ -246,7 +259,7 @@ CELLS = [
     Cell(2, 2, 1, family="qwen"),
     Cell(1, 2, 2, family="tied-llama", microbatches=(3, 5), twice=True),
     Cell(1, 2, 2, "interleaved", "qwen", chunks=2, value_type="fp16"),
-    Cell(2, 2, 2, "zero-bubble", "tied-gpt"),
+    Cell(2, 2, 2, "zero-bubble", "tied-gpt", microbatches=(4, 4)),
     # The replicas of the first stage own their pieces in another order than those of the second.
     Cell(1, 2, 4, family="tied-llama", clusters="aabbcccc", tied=((0, 4), (2, 5), (1, 6), (3, 7))),
     Cell(1, 2, 1, codecs=("int8", "int4")),
@@ -311,4 +324,12 @@ CELLS = [
     Cell(2, 1, 1, family="qwen", cp=2, recompute="selective", separate=True),
     Cell(1, 2, 1, "zero-bubble", "tied-llama", cp=2, recompute="selective", separate=True),
     Cell(2, 2, 1, "zero-bubble", "llama", cp=2, recompute="selective"),
+    Cell(1, 1, 2, family="llama", microbatches=(3, 5), twice=True, lora=True),
+    Cell(1, 1, 1, family="llama", recompute="selective", cp=2, lora=True),
+    Cell(1, 2, 1, "zero-bubble", "qwen", recompute="selective", offload=True, lora=True),
+    Cell(1, 2, 1, "interleaved", "tied-gpt", recompute="full", chunks=2, lora=True),
+    Cell(1, 2, 1, "eager", codecs=("int8", "int4"), lora=True),
+    Cell(2, 1, 1, recompute="selective", lora=True),
+    Cell(2, 1, 1, family="llama", recompute="full", lora=True),
+    Cell(2, 2, 1, "zero-bubble", "tied-llama", lora=True),
 ]

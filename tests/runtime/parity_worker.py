@@ -24,6 +24,7 @@ from holmes_runtime.comm import process_groups
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.health.edge_timing import time_edges
+from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.trainer import Trainer
 
 from .packed_cuts import PackedCuts
@@ -37,19 +38,20 @@ def run(
 ) -> dict[str, Any]:
     """Losses and norms of all steps, gradients of the first one taken, weights after the last, an evaluation's losses.
 
+    Gradients are of the second step where adapters are trained: in the first, B is zero, and so is the gradient of A.
     `plans` are what the plan is at each step; a process alone packs at their cuts what would cross edges.
     """
     corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
     trainer = Trainer(config, config.grid.rank(rank), corpus, groups, torch.device("cpu"))
     results, shards = [], trainer.zero1.shards()
-    gradients: list[Any] = []
+    gradients: list[tuple[str, TensorPart, int, int, Tensor]] = []
     is_alone = config.world_size == 1
     follower = PackedCuts(trainer, plans[0]) if plans and is_alone else trainer.pipeline
     for step in range(config.steps):
         if plans:
             follower.follow(plans[step])
         results.append(trainer.step(step))
-        if not gradients and not results[-1].skipped:
+        if not gradients and not results[-1].skipped and step >= (config.lora is not None):
             gradients = [
                 (shard.name, shard.part, shard.start, shard.stop, shard.state_gradient.clone()) for shard in shards
             ]

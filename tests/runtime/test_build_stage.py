@@ -43,6 +43,16 @@ def test_a_model_of_ones_own_starts_from_the_same_weights_under_any_cut() -> Non
     assert {parameter.dtype for parameter in named.values()} == {torch.bfloat16}
 
 
+def test_a_model_of_ones_own_with_a_frozen_parameter_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "frozen.py"
+    file.write_text(
+        "from torch import nn\n\n\ndef build(layers, config):\n    return nn.Linear(2, 2).requires_grad_(False)\n"
+    )
+    config = make_config(model=dataclasses.replace(TINY, factory=f"{file}:build"))
+    with pytest.raises(RuntimeError, match=r"host host0: model\.factory .*: parameter weight is frozen"):
+        build(config)
+
+
 def test_a_factory_that_is_not_there_is_named_with_its_host(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"host a1: model\.factory .*none\.py:build: there is no Python file"):
         load_factory(f"{tmp_path}/none.py:build", "a1")

@@ -12,6 +12,7 @@ import torch
 
 from holmes_runtime import export as export_command
 from holmes_runtime.carried_files import copy_files, files_to_carry
+from holmes_runtime.checkpoint.tensor_piece import weights_of
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import CheckpointSettings
@@ -170,7 +171,7 @@ def test_a_published_model_trained_and_exported_is_itself_but_for_its_weights(
     assert type(again) is type(model)
 
     stage = DecoderStage(shape, Stage(0, 0, shape.num_layers), 0, draws=False)
-    load_first_weights(out, shape, Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards())
+    load_first_weights(out, shape, weights_of(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards()))
     tokens = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits, untrained = again.eval()(tokens).logits, model.eval()(tokens).logits

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from holmes_runtime.checkpoint.tensor_piece import weights_of
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.model.decoder import DecoderStage
@@ -37,7 +38,7 @@ def test_logits_are_those_of_the_library(activation: str, has_head: bool, tmp_pa
 
     shape = read_shape(tmp_path, TOKENS.shape[1])
     stage = DecoderStage(shape, Stage(0, 0, shape.num_layers), 0, draws=False)
-    load_first_weights(tmp_path, shape, Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards())
+    load_first_weights(tmp_path, shape, weights_of(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards()))
 
     with torch.no_grad():
         expected = model.eval()(TOKENS, use_cache=False).logits

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holmes_runtime.checkpoint.tensor_piece import boxes
+from holmes_runtime.checkpoint.tensor_piece import boxes, weights_of
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 from holmes_runtime.config.run_config import Stage
@@ -109,7 +109,7 @@ def test_each_rank_gets_its_part_of_every_weight(name: str, tp: int, cut: int, t
         for stage in [Stage(0, 0, cut)] + ([Stage(1, cut, 3)] if cut < 3 else []):
             module = DecoderStage(shape, stage, 0, tp=TensorParallel(None, tp_rank, tp), draws=False)
             shards = Zero1([module], module.parts, SETTINGS, RankGroups(), 1).shards()
-            load_first_weights(tmp_path, shape, shards)
+            load_first_weights(tmp_path, shape, weights_of(shards))
             for parameter_name, parameter in module.named_parameters():
                 assert torch.equal(parameter, module.parts[parameter_name].of(weights[parameter_name]))
 
@@ -126,7 +126,7 @@ def test_a_replica_reads_its_piece_alone_wherever_it_begins(name: str, tmp_path:
         start, stop = sorted(torch.randint(size + 1, (2,), generator=generator).tolist())
         values = [torch.zeros(stop - start) for _ in range(5)]
         assert all(box.start >= start for box in boxes(part.shape, start, stop))
-        load_first_weights(tmp_path, shape, [Shard(weight, part, start, stop, *values)])
+        load_first_weights(tmp_path, shape, weights_of([Shard(weight, part, start, stop, *values)]))
         assert torch.equal(values[0], weights[weight].flatten()[start:stop])
 
 
@@ -138,7 +138,7 @@ def test_what_was_written_in_16_bits_is_read_into_fp32(tmp_path: Path) -> None:
     )
     again = DecoderStage(TINY_LLAMA, Stage(0, 0, 3), 0, draws=False)
 
-    load_first_weights(tmp_path, TINY_LLAMA, Zero1([again], {}, SETTINGS, RankGroups(), 1).shards())
+    load_first_weights(tmp_path, TINY_LLAMA, weights_of(Zero1([again], {}, SETTINGS, RankGroups(), 1).shards()))
 
     for name, parameter in again.named_parameters():
         assert torch.equal(parameter, weights[name].bfloat16().float())
@@ -230,7 +230,7 @@ def test_a_folder_of_another_model_is_refused_by_what_differs(tmp_path: Path) ->
     publish(random_stage(TINY_LLAMA), tmp_path)
 
     with pytest.raises(ValueError, match=r"rope_theta 10000\.0, not 5000\.0 as in job\.yaml"):
-        load_first_weights(tmp_path, replace(TINY_LLAMA, rope_theta=5e3), [])
+        load_first_weights(tmp_path, replace(TINY_LLAMA, rope_theta=5e3), {})
 
 
 def header_file(folder: Path, header: object, data: bytes = b"\0" * 64, length: int | None = None) -> Path:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
+from holmes_runtime.checkpoint.tensor_piece import weights_of
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import CheckpointSettings
@@ -80,7 +81,7 @@ def test_a_model_the_library_wrote_has_the_library_s_logits(name: str, tmp_path:
 
     shape = read_shape(tmp_path, TOKENS.shape[1])
     stage = DecoderStage(shape, Stage(0, 0, shape.num_layers), 0, draws=False)
-    load_first_weights(tmp_path, shape, Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards())
+    load_first_weights(tmp_path, shape, weights_of(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards()))
 
     expected = library_logits(model)
     assert expected.abs().amax() > 0.5
@@ -134,7 +135,7 @@ def test_a_step_adds_the_library_s_balancing_loss_of_each_layer(tmp_path: Path) 
     shape = read_shape(tmp_path, TOKENS.shape[1])
     balancing = Balancing(0.3 / shape.num_layers, lambda: 1.0)
     stage = DecoderStage(shape, Stage(0, 0, shape.num_layers), 0, draws=False, balancing=balancing)
-    load_first_weights(tmp_path, shape, Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards())
+    load_first_weights(tmp_path, shape, weights_of(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards()))
     torch.autograd.backward(functional.cross_entropy(stage(TOKENS).flatten(0, 1), targets.flatten()))
 
     for layer in range(shape.num_layers):

@@ -120,7 +120,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Description:
-    """checkpoint.json. `shape` must be that of the run that loads it; `trained_with` may have changed."""
+    """checkpoint.json. `shape` must be that of the run that loads it; `trained_with` may have changed.
+
+    Where adapters alone are trained, the checkpoint has no other weights. `lora` then has their rank, alpha and
+    targets, and the identity of the `frozen_weights`: the run that loads it must have the same.
+    """
 
     format_version: int
     counters: Counters
@@ -128,6 +132,12 @@ class Description:
     shape: dict[str, Any]
     trained_with: dict[str, Any]
     origin: Origin
+    lora: dict[str, Any] | None = None
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The settings of the tensors in the checkpoint."""
+        return self.shape if self.lora is None else {**self.shape, "lora": self.lora}
 
     @classmethod
     def read(cls, folder: Path) -> Description:
@@ -154,6 +164,7 @@ class Description:
                 _with_defaults(dict(data["shape"]), ModelShape),
                 dict(data["trained_with"]),
                 decode(Origin, data["origin"], "origin"),
+                dict(data["lora"]) if data.get("lora") is not None else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not describe a checkpoint: {error}") from None
@@ -161,6 +172,8 @@ class Description:
     def to_json(self) -> str:
         """Return the text of the file."""
         said, outer = asdict(self), self.counters.outer
+        if self.lora is None:
+            del said["lora"]
         said["counters"]["outer"] = None if outer is None else outer._asdict()
         return json.dumps(said, indent=1) + "\n"
 
@@ -180,8 +193,9 @@ def whose_weights(checkpoint: Path) -> str | None:
     return outer.in_words() if outer is not None else None
 
 
-def describe(config: RunConfig, data_digest: str, counters: Counters) -> Description:
+def describe(config: RunConfig, data_digest: str, counters: Counters, frozen_weights: str | None = None) -> Description:
     """Return the description of a checkpoint of this run."""
+    lora = config.lora
     return Description(
         FORMAT_VERSION,
         counters,
@@ -200,6 +214,14 @@ def describe(config: RunConfig, data_digest: str, counters: Counters) -> Descrip
             "islands": _islands_in_words(config.outer_sync),
         },
         Origin(config.weights, config.data.tokenizer),
+        {
+            "rank": lora.rank,
+            "alpha": lora.scale * lora.rank,
+            "targets": sorted(lora.targets),
+            "frozen_weights": frozen_weights,
+        }
+        if lora is not None
+        else None,
     )
 
 
