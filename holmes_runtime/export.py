@@ -1,7 +1,8 @@
 """`python -m holmes_runtime.export CHECKPOINT FOLDER`: write a checkpoint's weights as a model for transformers.
 
 Numbers have the precision that the run trained in. Names and layouts follow the published architecture that computes
-the same function (docs/models.md).
+the same function (docs/models.md). Adapters are written as the peft library reads them, or merged with the published
+model that they were trained on.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from holmes_runtime.carried_files import copy_files, files_to_carry
 from holmes_runtime.checkpoint.piece_loading import values_of
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.strict_json import decode
+from holmes_runtime.config.trainable import Lora
+from holmes_runtime.data.same_weights import identity_of
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import newest_in
 from holmes_runtime.node.checkpoint_files.description import Description, whose_weights
 from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece, WrittenTensor, lacks, read_box, read_index
 from holmes_runtime.node.data_files.text import FileTokenizer
 from holmes_runtime.node.published_files.architectures import CONFIG_FILE
 from holmes_runtime.published.carried_model import read_carried
+from holmes_runtime.published.peft_adapters import write_adapters, write_merged
 from holmes_runtime.published.write_model import write_model
 
 WEIGHT = "weight/"
@@ -38,27 +42,30 @@ def _silent(_: str) -> None:
     """Ignore a message."""
 
 
-def export(checkpoint: Path, output: Path, published: Path | None = None, tell: Tell = _silent) -> int:
+def export(
+    checkpoint: Path, output: Path, published: Path | None = None, tell: Tell = _silent, merge: bool = False
+) -> int:
     """Write the model of `checkpoint` to `output` and return the number of its tensors.
 
     `checkpoint` is one checkpoint, or the folder of a run's checkpoints, whose newest is taken. Only one weight at a
     time is in memory. Configuration, generation settings and tokenizer, which training does not change, come from the
-    published model that the run began with, or from `published` if that model is elsewhere now.
+    published model that the run began with, or from `published` if that model is elsewhere now. If the checkpoint
+    holds adapters alone, they are written; with `merge`, the published model with them in its weights.
 
     Raises:
         ValueError: `checkpoint` is no checkpoint, `published` is another model, or `output` exists and is not empty.
+            With `merge`: the checkpoint holds no adapters, or the published model is not there.
     """
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise ValueError(f"{output} exists")
     folder = newest_in(checkpoint) or checkpoint
     description = Description.read(folder)
-    if description.lora is not None:
-        raise ValueError(
-            f"{folder} holds adapters alone, which are no model without the frozen weights: "
-            f"{description.origin.weights or 'random ones'}"
-        )
     shape: ModelShape = decode(ModelShape, {"preset": None, **description.shape}, "shape")
     origin = description.origin
+    if description.lora is not None:
+        return _export_adapters(folder, output, shape, description, published, tell, merge)
+    if merge:
+        raise ValueError(f"{folder} holds all weights and no adapters: nothing is to be merged, leave --merge out")
     model = read_carried(published, shape) if published is not None else None
     if published is None and origin.weights is not None:
         try:
@@ -85,6 +92,38 @@ def export(checkpoint: Path, output: Path, published: Path | None = None, tell: 
     carried = ([CONFIG_FILE] if model is not None else []) + [name for name in files if (output / name).exists()]
     if carried:
         tell(f"taken over: {', '.join(carried)}")
+    return count
+
+
+def _export_adapters(
+    folder: Path,
+    output: Path,
+    shape: ModelShape,
+    description: Description,
+    published: Path | None,
+    tell: Tell,
+    merge: bool,
+) -> int:
+    """Write the adapters in the checkpoint `folder`, or the model that they were trained on merged with them."""
+    said, origin, saved = description.lora or {}, description.origin, _weights_of(folder)
+    lora: Lora = decode(Lora, {key: said.get(key) for key in ("rank", "targets", "alpha")}, "lora")
+    sizes = {name: tensor.shape for name, tensor in saved.items()}
+    base = published or (Path(origin.weights) if origin.weights is not None else None)
+
+    def load(name: str) -> Tensor:
+        return _load(folder, saved[name])
+
+    if not merge:
+        return write_adapters(output, shape, lora, None if base is None else str(base), sizes, load)
+    if base is None:
+        raise ValueError(f"{folder} has adapters of random weights: no published model is there to merge them with")
+    identity, expected = identity_of(base, shape), said.get("frozen_weights")
+    if identity != expected:
+        raise ValueError(f"{folder} has adapters of weights with the {expected}; {base} has the {identity}")
+    count = write_merged(output, base, shape, lora, sizes, load)
+    tokenizer = Path(origin.tokenizer) if origin.tokenizer is not None else None
+    for reason in copy_files({CONFIG_FILE: base / CONFIG_FILE, **files_to_carry(base, tokenizer)}, output):
+        tell(f"note: {reason}")
     return count
 
 
@@ -139,10 +178,14 @@ def main() -> int:
     parser.add_argument(
         "--published", type=Path, help="the model the run began with, where it is not where `weights` named it"
     )
+    parser.add_argument(
+        "--merge", action="store_true", help="of adapters: write the model that they were trained on, with them in it"
+    )
     arguments = parser.parse_args()
     try:
         count = export(
-            arguments.checkpoint, arguments.output, arguments.published, lambda said: print(said, file=sys.stderr)
+            *(arguments.checkpoint, arguments.output, arguments.published, lambda said: print(said, file=sys.stderr)),
+            merge=arguments.merge,
         )
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holmes_runtime.comm.record_exchange import all_gather_records
+from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.same_corpus import digest_of
 from holmes_runtime.node.data_files.stored_bytes import FileBytes
@@ -43,8 +44,12 @@ def _identity(config: RunConfig, host: str) -> str:
     if config.weights is None:
         return f"drawn by seed {config.seed}"
     try:
-        stored = check_published(Path(config.weights), config.model)
-        files = sorted({tensor.file for tensor in stored.values()})
-        return f"digest {digest_of([FileBytes(file) for file in files])[:32]}"
+        return identity_of(Path(config.weights), config.model)
     except (OSError, ValueError) as error:
         raise RuntimeError(f"host {host}: weights {config.weights}: {error}") from None
+
+
+def identity_of(folder: Path, shape: ModelShape) -> str:
+    """Return the identity of the published weights in `folder`. Raise ValueError if they are not of `shape`."""
+    files = sorted({tensor.file for tensor in check_published(folder, shape).values()})
+    return f"digest {digest_of([FileBytes(file) for file in files])[:32]}"

@@ -47,12 +47,24 @@ def write_model(
         rows = {name: rows_of(shape, name, size[0]) for name, size in weights.items()}
     else:
         rows = {name: (Rows(name, 0, size[0] if size else 1),) for name, size in weights.items()}
-    tensors = {name: size for weight in weights for name, size in _published(rows[weight], weights[weight]).items()}
-    values = (tensor for name in weights for tensor in _converted(load(name), rows[name]))
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / SINGLE_FILE, FORMAT_NAMES[value_type], tensors, values)
+    count = write_rows(folder / SINGLE_FILE, value_type, weights, load, rows)
     if config is not None:
         (folder / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    return count
+
+
+def write_rows(
+    file: Path,
+    value_type: Precision,
+    weights: Mapping[str, tuple[int, ...]],
+    load: Callable[[str], Tensor],
+    rows: Mapping[str, tuple[Rows, ...]],
+) -> int:
+    """Write the published tensors that `weights` of these shapes are, by their `rows`. Return their number."""
+    tensors = {name: size for weight in weights for name, size in _published(rows[weight], weights[weight]).items()}
+    values = (tensor for name in weights for tensor in published_values(load(name), rows[name]))
+    write_tensors(file, FORMAT_NAMES[value_type], tensors, values)
     return len(tensors)
 
 
@@ -79,7 +91,7 @@ def _published(rows: tuple[Rows, ...], size: tuple[int, ...]) -> dict[str, tuple
     return {name: each[::-1] if is_transposed(name) else each for name, each in sizes.items()}
 
 
-def _converted(weight: Tensor, rows: tuple[Rows, ...]) -> Iterator[Tensor]:
+def published_values(weight: Tensor, rows: tuple[Rows, ...]) -> Iterator[Tensor]:
     """Yield the published tensors of `weight`, in the order of their names in `rows`."""
     found = {name: torch.empty(size) for name, size in _published(rows, tuple(weight.shape)).items()}
     row = 0

@@ -1,0 +1,113 @@
+"""Adapters in peft's layout, and merged into the published model, which the transformers library then loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from holmes_runtime.checkpoint.checkpoints import Checkpoints
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.config.model_shape import ModelShape
+from holmes_runtime.config.run_config import Stage
+from holmes_runtime.config.run_settings import CheckpointSettings
+from holmes_runtime.config.trainable import Lora
+from holmes_runtime.data.same_weights import identity_of
+from holmes_runtime.export import export
+from holmes_runtime.model.decoder import DecoderStage
+from holmes_runtime.node.checkpoint_files.description import Counters
+from holmes_runtime.node.published_files.adapter_names import adapter_rows
+from holmes_runtime.node.published_files.safetensors_header import read_header
+from holmes_runtime.parallel.zero1 import Zero1
+from holmes_runtime.published.safetensors_files import TensorFolder
+from holmes_runtime.rank_notices import RankNotices
+
+from .launched_runs import TINY, TINY_LLAMA, make_config
+from .test_adapters import GPT_LORA, LLAMA_LORA
+from .test_published import SETTINGS, publish, random_stage
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("lone_group")]
+MODELS = {"gpt": (TINY, GPT_LORA), "llama": (TINY_LLAMA, LLAMA_LORA)}
+TOKENS = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(0))
+
+
+def adapted(folder: Path, shape: ModelShape, lora: Lora) -> DecoderStage:
+    """A model with random adapters on published weights, saved after a step, and published."""
+    published, saved = folder / "published", str(folder / "saved")
+    frozen = random_stage(shape)
+    publish(frozen, published)
+    stage = DecoderStage(shape, Stage(0, 0, shape.num_layers), 0, lora=lora)
+    stage.load_state_dict(frozen.state_dict(), strict=False)
+    with torch.no_grad():
+        for name, parameter in stage.named_parameters():
+            if name.endswith("_lora.b"):
+                parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(len(name)))
+    config = make_config(model=shape, lora=lora, weights=str(published), checkpoint=CheckpointSettings(saved, 1, 1, 2))
+    frozen_weights = identity_of(published, shape)
+    checkpoints = Checkpoints(config, config.grid.rank(0), "digest", RankNotices(folder, 0), frozen_weights)
+    checkpoints.save(Zero1([stage], stage.parts, SETTINGS, RankGroups(), 1).shards(), Counters(1, 1, 1.0, 0, 8))
+    checkpoints.finish()
+    return stage
+
+
+def tensors_in(file: Path) -> dict[str, Tensor]:
+    stored = read_header(file)
+    return {name: TensorFolder(stored).tensor(name) for name in stored}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_merged_model_has_in_the_library_the_logits_of_weights_and_adapters(family: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    stage = adapted(tmp_path, *MODELS[family])
+
+    export(tmp_path / "saved", tmp_path / "out", merge=True)
+
+    model, said = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(said[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        expected = stage(TOKENS)
+        assert (model.eval()(TOKENS, use_cache=False).logits - expected).abs().amax() <= 1e-5
+        plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "published", dtype=torch.float32)
+        assert (plain.eval()(TOKENS, use_cache=False).logits - expected).abs().amax() > 0.01
+
+
+def test_adapters_have_the_names_shapes_and_settings_of_peft(tmp_path: Path) -> None:
+    """As peft 0.21.2 writes those of the same matrices: it loads these, and has the same logits to 1e-5."""
+    for family, (shape, lora) in MODELS.items():
+        stage = adapted(tmp_path / family, shape, lora)
+        export(tmp_path / family / "saved", tmp_path / family / "out")
+
+        found = tensors_in(tmp_path / family / "out" / "adapter_model.safetensors")
+        settings = json.loads((tmp_path / family / "out" / "adapter_config.json").read_text())
+        assert (settings["r"], settings["lora_alpha"], settings["fan_in_fan_out"]) == (4, 8.0, family == "gpt")
+        assert settings["base_model_name_or_path"] == str(tmp_path / family / "published")
+        assert len(found) == 3 * len(lora.targets) * 2
+        named = dict(stage.named_parameters())
+        if family == "llama":
+            name = "base_model.model.model.layers.2.self_attn.k_proj.lora_B.weight"
+            assert torch.equal(found[name], named["blocks.2.attention.key_lora.b"].detach())
+            assert settings["target_modules"][:2] == ["down_proj", "gate_proj"]
+        else:
+            assert settings["target_modules"] == ["attn.c_proj", "c_attn", "c_fc", "mlp.c_proj"]
+            ours = named["blocks.1.attention.qkv_lora.b"].detach().view(4, 3, 8, 4)  # (heads, q k v, head_size, rank)
+            theirs = found["base_model.model.transformer.h.1.attn.c_attn.lora_B.weight"]
+            assert torch.equal(theirs, ours.transpose(0, 1).reshape(96, 4))
+
+
+def test_what_cannot_be_merged_is_refused_with_the_reason(tmp_path: Path) -> None:
+    adapted(tmp_path, TINY_LLAMA, LLAMA_LORA)
+    publish(random_stage(TINY_LLAMA), tmp_path / "again")
+    publish(DecoderStage(TINY_LLAMA, Stage(0, 0, 3), 9), tmp_path / "other")
+
+    export(tmp_path / "saved", tmp_path / "moved", tmp_path / "again", merge=True)
+    with pytest.raises(ValueError, match=r"adapters of weights with the digest .{32}; .*other has the digest"):
+        export(tmp_path / "saved", tmp_path / "out", tmp_path / "other", merge=True)
+    assert not (tmp_path / "out").exists()
+    for name in ("blocks.0.mlp.router_lora.a", "blocks.0.mlp.up_lora.c", "blocks.../x.mlp.up_lora.a", "head"):
+        with pytest.raises(ValueError, match="is no adapter of a llama"):
+            adapter_rows(TINY_LLAMA, name, 4)
