@@ -97,6 +97,7 @@ def plan(
     from planner.make_plan import TIME_LIMIT_S, make_plan
 
     _refuse_other_weights(job)
+    _refuse_other_adapters(job)
     if job.islands is not None:
         raise HolmesError("the job allows islands, and this plans all hosts as one", "call `plan_any_mode`")
 
@@ -132,6 +133,7 @@ def plan_any_mode(
     from planner.make_plan import TIME_LIMIT_S
 
     _refuse_other_weights(job)
+    _refuse_other_adapters(job)
     sources = _sources(inventory, job, inventory_source, job_source)
 
     def make(together: Job, within_s: float) -> Plan:
@@ -162,6 +164,26 @@ def _refuse_other_weights(job: Job) -> None:
             f"job.yaml: weights: {error}",
             f"put into job.yaml what `holmes model {folder}` prints, or name another model's folder",
         ) from None
+
+
+def _refuse_other_adapters(job: Job) -> None:
+    """Raise HolmesError if the first adapters lie on this machine, too, and are others than the job's.
+
+    For a folder on the hosts alone, they make the same comparison before ranks start.
+    """
+    lora = None if job.trainable is None else job.trainable.lora
+    if lora is None or lora.adapters is None or not job.is_bundled:
+        return
+    from holmes_runtime.node.published_files.check_adapters import SETTINGS_FILE, check_adapters
+
+    folder = Path(lora.adapters).expanduser()
+    if not os.access(folder / SETTINGS_FILE, os.R_OK):
+        return
+    try:
+        check_adapters(folder, job.model, lora)
+    except (OSError, ValueError) as error:
+        hint = "set rank, alpha and targets as they are there, or name another folder"
+        raise HolmesError(f"job.yaml: trainable.lora.adapters: {error}", hint) from None
 
 
 def _sources(

@@ -106,7 +106,9 @@ def _export_adapters(
 ) -> int:
     """Write the adapters in the checkpoint `folder`, or the model that they were trained on merged with them."""
     said, origin, saved = description.lora or {}, description.origin, _weights_of(folder)
-    lora: Lora = decode(Lora, {key: said.get(key) for key in ("rank", "targets", "alpha")}, "lora")
+    lora: Lora = decode(
+        Lora, {"adapters": None, **{key: said.get(key) for key in ("rank", "targets", "alpha")}}, "lora"
+    )
     sizes = {name: tensor.shape for name, tensor in saved.items()}
     base = published or (Path(origin.weights) if origin.weights is not None else None)
 

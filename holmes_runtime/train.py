@@ -27,6 +27,7 @@ from holmes_runtime.data.same_weights import common_frozen_weights
 from holmes_runtime.health.position_report import PositionReport, whereabouts_of
 from holmes_runtime.memory_report import named_when_full, record_places
 from holmes_runtime.node.checkpoint_files.description import Counters
+from holmes_runtime.node.data_files.home_folder import read_run_config
 from holmes_runtime.node.lean_start import run_and_leave
 from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent
@@ -148,6 +149,8 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     first_step = counters.steps if counters else 0
     if config.weights is not None and config.reads_weights and (is_new or config.lora is not None):
         trainer.begin_from(Path(config.weights))
+    if is_new and config.first_adapters is not None:
+        trainer.begin_from_adapters(Path(config.first_adapters))
     if is_new:
         notices.say("start", first_weights(config))
     if outer is not None:
@@ -197,6 +200,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) 
 def first_weights(config: RunConfig) -> str:
     """Return the sentence on the first weights of a run that resumes nothing, and the folder of its checkpoints."""
     weights = "random weights" if config.weights is None else f"the weights of {config.weights}"
+    weights += f" and the adapters of {config.first_adapters}" if config.first_adapters is not None else ""
     if config.checkpoint is None:
         return f"starting at step 1 with {weights}; the job saves no checkpoints"
     path = config.checkpoint.path
@@ -219,7 +223,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_parent()
     launched = read_environment(os.environ)
-    config = RunConfig.from_json(arguments.config.read_text(encoding="utf-8")).with_home_folder()
+    config = read_run_config(arguments.config.read_text(encoding="utf-8"))
     train(config, launched)
 
 

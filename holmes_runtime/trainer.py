@@ -36,7 +36,7 @@ from holmes_runtime.parallel.not_finite import first_makers, in_words, last_make
 from holmes_runtime.parallel.pipeline import Pipeline
 from holmes_runtime.parallel.zero1 import Zero1
 from holmes_runtime.parallel.zero3 import Zero3
-from holmes_runtime.published.first_weights import load_first_weights
+from holmes_runtime.published.first_weights import load_first_adapters, load_first_weights
 
 
 @dataclass(frozen=True)
@@ -261,6 +261,19 @@ class Trainer:
             raise RuntimeError(f"host {self.me.host}: weights {weights}: {error}") from None
         if self.config.lora is None:
             self.zero1.publish()
+
+    def begin_from_adapters(self, folder: Path) -> None:
+        """Start from the adapters in `folder`, as the peft library writes them.
+
+        Raises:
+            RuntimeError: The folder cannot be read, or holds other adapters.
+        """
+        assert self.config.lora is not None
+        try:
+            load_first_adapters(folder, self.config.model, self.config.lora, weights_of(self.zero1.shards()))
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"host {self.me.host}: adapters {folder}: {error}") from None
+        self.zero1.publish()
 
     def _first_pieces(self) -> dict[str, TensorPiece]:
         """Return the weights that a published model gives this rank: the frozen ones if there are any, else shards."""

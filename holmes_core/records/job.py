@@ -307,9 +307,8 @@ class Job(FileRecord):
     def _sections_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what most jobs do not have: plans of those are the same as before these keys came."""
         fields: dict[str, object] = serialize(self)
-        for key in ("islands", "trainable"):
-            if getattr(self, key) is None:
-                fields.pop(key, None)
+        for absent in (key for key in ("islands", "trainable") if getattr(self, key) is None):
+            fields.pop(absent, None)
         model = fields.get("model")
         if isinstance(model, dict) and self.model.experts is None and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
@@ -317,6 +316,8 @@ class Job(FileRecord):
         for section, keys in later.items():
             if isinstance(said := fields.get(section), dict):
                 fields[section] = {key: value for key, value in said.items() if value or key not in keys}
+        if isinstance(tuned := fields.get("trainable"), dict) and isinstance(lora := tuned.get("lora"), dict):
+            tuned["lora"] = {key: value for key, value in lora.items() if value is not None}
         return fields
 
     @model_validator(mode="after")

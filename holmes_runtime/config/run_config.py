@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 from holmes_runtime.config.checks import check, check_positive
 from holmes_runtime.config.codec import BF16_BYTES, CODECS, Codec, Device, EdgeSettings, codecs_up_to, packed_bytes
@@ -145,27 +144,16 @@ class RunConfig:
         """Return the JSON text that `from_json` reads back to an equal configuration."""
         return json.dumps(asdict(self), indent=2, allow_nan=False) + "\n"
 
-    def with_home_folder(self) -> RunConfig:
-        """Return the same run with the home folder of this host's user in place of `~` in every path."""
-        data, checkpoint = self.data, self.checkpoint
-        path = (
-            _at_home(data.path)
-            if isinstance(data.path, str)
-            else tuple(replace(source, path=_at_home(source.path)) for source in data.path)
-        )
-        tokenizer = None if data.tokenizer is None else _at_home(data.tokenizer)
-        return replace(
-            self,
-            weights=None if self.weights is None else _at_home(self.weights),
-            data=replace(data, path=path, tokenizer=tokenizer),
-            checkpoint=None if checkpoint is None else replace(checkpoint, path=_at_home(checkpoint.path)),
-        )
-
     @property
     def reads_weights(self) -> bool:
         """True if ranks may read a published model: not in a rehearsal, nor where a checkpoint has all weights."""
         may_read = not self.resume or self.from_scratch or self.lora is not None
         return self.weights is not None and self.emulation is None and may_read
+
+    @property
+    def first_adapters(self) -> str | None:
+        """The folder of adapters that ranks may start from; None where a checkpoint must have them."""
+        return self.lora.adapters if self.lora is not None and (not self.resume or self.from_scratch) else None
 
     @property
     def world_size(self) -> int:
@@ -394,7 +382,3 @@ class RunConfig:
             next_layer = stage.stop_layer
         key, rule = f"stages[{expected - 1}].stop_layer", f"must be num_layers {self.model.num_layers}"
         check(key, next_layer, rule, next_layer == self.model.num_layers)
-
-
-def _at_home(path: str) -> str:
-    return str(Path(path).expanduser())

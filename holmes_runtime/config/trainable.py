@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from holmes_runtime.config.checks import check
 from holmes_runtime.config.field_limits import AboveZero, Count, Limits, SharedSettings
 from holmes_runtime.config.model_shape import ModelShape, attention_flops, head_flops, matrix_flops, step_flops
+from holmes_runtime.config.rooted_path import RootedPath
 
 Matrix = Literal["query", "key", "value", "qkv", "projection", "gate", "up", "down"]
 QKV: tuple[Matrix, ...] = ("qkv", "query", "key", "value")
@@ -28,6 +29,9 @@ class Lora(SharedSettings):
     gate (of a llama), up and down. Example: [query, value]"""
     alpha: AboveZero | None = None
     """Weight of what adapters add, times rank; not set: rank. Another engine's script has its own. Example: 32"""
+    adapters: RootedPath | None = None
+    """Folder of adapters as the peft library writes them, at the same path on every host. Training starts from them;
+    not set: from new ones. A run that resumes continues from its checkpoint. Example: /models/adapters"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,6 +64,11 @@ class Trainable(SharedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check("lora", self.lora, "must be set, or frozen_layers", self.lora is not None or self.frozen_layers > 0)
+
+
+def first_adapters(trainable: Trainable | None) -> str | None:
+    """Return the folder of adapters that training starts from, if there is one."""
+    return None if trainable is None or trainable.lora is None else trainable.lora.adapters
 
 
 def broken_rule(lora: Lora, model: ModelShape) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,14 +11,16 @@ from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.same_corpus import digest_of
 from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.published_files.check_adapters import TENSORS_FILE, check_adapters
 from holmes_runtime.node.published_files.check_published import check_published
 
 
 class HostWeights(NamedTuple):
-    """The frozen weights that one host reads."""
+    """The frozen weights that one host reads, and the adapters that it starts from; "none" if those are new."""
 
     host: str
     identity: str
+    adapters: str
 
 
 def common_frozen_weights(config: RunConfig, host: str) -> str:
@@ -26,18 +29,23 @@ def common_frozen_weights(config: RunConfig, host: str) -> str:
     Called by all ranks of the default group.
 
     Raises:
-        RuntimeError: The folder cannot be read or holds another model, or hosts have other weights than others.
+        RuntimeError: The folder cannot be read or holds another model, or hosts have other weights or first adapters
+            than others.
     """
-    mine = HostWeights(host, _identity(config, host))
-    hosts: dict[str, set[str]] = {}
-    for each in all_gather_records(mine):
-        hosts.setdefault(each.identity, set()).add(each.host)
-    if len(hosts) > 1:
-        parts = [f"{', '.join(sorted(names))}: {identity}" for identity, names in hosts.items()]
-        raise RuntimeError(
-            f"weights {config.weights}, which stay frozen, are not the same on every host: {'; '.join(parts)}"
-        )
+    mine = HostWeights(host, _identity(config, host), _identity_of_adapters(config, host))
+    everyone = all_gather_records(mine)
+    _check_equal(f"weights {config.weights}, which stay frozen,", {each.host: each.identity for each in everyone})
+    _check_equal(f"adapters {config.first_adapters}", {each.host: each.adapters for each in everyone})
     return mine.identity
+
+
+def _check_equal(what: str, by_host: Mapping[str, str]) -> None:
+    hosts: dict[str, list[str]] = {}
+    for host in sorted(by_host):
+        hosts.setdefault(by_host[host], []).append(host)
+    if len(hosts) > 1:
+        parts = [f"{', '.join(names)}: {identity}" for identity, names in hosts.items()]
+        raise RuntimeError(f"{what} are not the same on every host: {'; '.join(parts)}")
 
 
 def _identity(config: RunConfig, host: str) -> str:
@@ -47,6 +55,16 @@ def _identity(config: RunConfig, host: str) -> str:
         return identity_of(Path(config.weights), config.model)
     except (OSError, ValueError) as error:
         raise RuntimeError(f"host {host}: weights {config.weights}: {error}") from None
+
+
+def _identity_of_adapters(config: RunConfig, host: str) -> str:
+    if config.lora is None or config.first_adapters is None:
+        return "none"
+    try:
+        check_adapters(Path(config.first_adapters), config.model, config.lora)
+        return f"digest {digest_of([FileBytes(Path(config.first_adapters) / TENSORS_FILE)])[:32]}"
+    except (OSError, ValueError) as error:
+        raise RuntimeError(f"host {host}: adapters {config.first_adapters}: {error}") from None
 
 
 def identity_of(folder: Path, shape: ModelShape) -> str:

@@ -14,14 +14,12 @@ from torch import Tensor
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.trainable import Lora
 from holmes_runtime.node.published_files.adapter_names import MODULES, adapted_weight, adapter_rows
+from holmes_runtime.node.published_files.check_adapters import SETTINGS_FILE, TENSORS_FILE
 from holmes_runtime.node.published_files.check_published import check_published
 from holmes_runtime.node.published_files.safetensors_header import SINGLE_FILE
 from holmes_runtime.node.published_files.weight_names import is_transposed
 from holmes_runtime.published.safetensors_files import TensorFolder, write_tensors
 from holmes_runtime.published.write_model import published_values, write_rows
-
-SETTINGS_FILE = "adapter_config.json"
-TENSORS_FILE = "adapter_model.safetensors"
 
 Load = Callable[[str], Tensor]
 """A function from the name of an adapter's parameter to its values, fp32."""

@@ -17,6 +17,7 @@ from holmes_runtime.config.node_config import TRAINER_FILE, NodeConfig, TunnelCo
 from holmes_runtime.config.rank_grid import Group, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.config.run_settings import OuterSync
+from holmes_runtime.config.trainable import first_adapters
 from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, NodeBundle, Parcel
 from launcher.prepare.env_file import env_file
 from launcher.prepare.expectation import expectation_of
@@ -221,12 +222,14 @@ def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
     """Return the files and folders that every host must have: data, tokenizer, weights, a model's file that is not
     sent.
 
-    A run that can only continue from a checkpoint reads no `weights`, unless they are frozen and not in it.
+    A run that can only continue from a checkpoint reads no `weights`, unless they are frozen and not in it, and no
+    first adapters.
     """
     model_file = (job.model.factory or "").rpartition(":")[0]
     data = job.data.paths if job.data is not None else ()
     others = (
         job.weights if reads_weights or job.trainable is not None else None,
+        first_adapters(job.trainable) if reads_weights else None,
         model_file if Path(model_file).is_absolute() else None,
     )
     return (*data, *(each for each in others if each is not None))

@@ -10,6 +10,7 @@ from holmes_core.records.access import Access
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
+from holmes_runtime.config.trainable import first_adapters
 
 ALL_RANKS = "all ranks"
 HERE = "this machine"
@@ -105,6 +106,6 @@ def _paths(job: Job) -> Iterable[tuple[str, str]]:
     checkpoint = (job.checkpoint.path,) if job.checkpoint is not None else ()
     return (
         *(("program", each) for each in (job.model.factory,) if each is not None),
-        *(("read", each) for each in (*data, job.weights) if each is not None),
+        *(("read", each) for each in (*data, job.weights, first_adapters(job.trainable)) if each is not None),
         *(("write", each) for each in checkpoint),
     )

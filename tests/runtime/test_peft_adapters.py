@@ -1,8 +1,10 @@
-"""Adapters in peft's layout, and merged into the published model, which the transformers library then loads."""
+"""Adapters in peft's layout: written, read, and merged into the published model, which transformers then loads."""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,18 +17,21 @@ from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.config.trainable import Lora
-from holmes_runtime.data.same_weights import identity_of
+from holmes_runtime.data.same_weights import common_frozen_weights, identity_of
 from holmes_runtime.export import export
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.node.checkpoint_files.description import Counters
-from holmes_runtime.node.published_files.adapter_names import adapter_rows
+from holmes_runtime.node.published_files.adapter_names import adapter_rows, adapter_sizes
+from holmes_runtime.node.published_files.check_adapters import check_adapters
+from holmes_runtime.node.published_files.check_published import wrong_weights
 from holmes_runtime.node.published_files.safetensors_header import read_header
 from holmes_runtime.parallel.zero1 import Zero1
+from holmes_runtime.published.peft_adapters import write_adapters
 from holmes_runtime.published.safetensors_files import TensorFolder
 from holmes_runtime.rank_notices import RankNotices
 
-from .launched_runs import TINY, TINY_LLAMA, make_config
-from .test_adapters import GPT_LORA, LLAMA_LORA
+from .launched_runs import TINY, TINY_LLAMA, make_config, write_corpus
+from .test_adapters import GPT_LORA, LLAMA_LORA, trainer_of
 from .test_published import SETTINGS, publish, random_stage
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("lone_group")]
@@ -97,6 +102,79 @@ def test_adapters_have_the_names_shapes_and_settings_of_peft(tmp_path: Path) -> 
             ours = named["blocks.1.attention.qkv_lora.b"].detach().view(4, 3, 8, 4)  # (heads, q k v, head_size, rank)
             theirs = found["base_model.model.transformer.h.1.attn.c_attn.lora_B.weight"]
             assert torch.equal(theirs, ours.transpose(0, 1).reshape(96, 4))
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_run_starts_from_adapters_in_the_layout_of_peft(family: str, tmp_path: Path) -> None:
+    shape, lora = MODELS[family]
+    stage = adapted(tmp_path, shape, lora)
+    export(tmp_path / "saved", tmp_path / "out")
+    lora = replace(lora, adapters=str(tmp_path / "out"))
+    config = make_config(write_corpus(tmp_path), model=shape, lora=lora, weights=str(tmp_path / "published"))
+    assert wrong_weights(config.to_json()) == ()
+    assert common_frozen_weights(config, "here") == identity_of(tmp_path / "published", shape)
+
+    trainer = trainer_of(config)
+    trainer.begin_from(tmp_path / "published")
+    trainer.begin_from_adapters(tmp_path / "out")
+
+    module = trainer._stages[0].module
+    with torch.no_grad():
+        assert torch.equal(module(TOKENS), stage(TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"r": 8}, "r is 8, job.yaml has rank 4"),
+        ({"lora_alpha": 16}, "lora_alpha is 16, job.yaml has alpha 8"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', only LORA is trained here"),
+        ({"bias": "all"}, "bias is 'all', only none is trained here"),
+        ({"use_dora": True}, "use_dora is True, which is not trained here"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is"),
+        ({"init_lora_weights": "pissa"}, "other frozen weights"),
+        ({"r": "4\x1b[31m"}, "job.yaml has rank 4"),
+    ],
+)
+def test_adapters_that_would_compute_something_else_are_refused(
+    change: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    write(tmp_path, TINY_LLAMA, LLAMA_LORA, change)
+
+    with pytest.raises(ValueError, match=re.escape(reason)) as error:
+        check_adapters(tmp_path, TINY_LLAMA, LLAMA_LORA)
+
+    assert "\x1b" not in str(error.value)
+
+
+def test_adapters_of_other_matrices_or_sizes_are_refused(tmp_path: Path) -> None:
+    fewer = replace(LLAMA_LORA, targets=("query", "value"))
+    write(tmp_path / "fewer", TINY_LLAMA, fewer)
+    write(tmp_path / "more", TINY_LLAMA, LLAMA_LORA)
+    write(tmp_path / "wide", replace(TINY_LLAMA, ffn_hidden_size=128), LLAMA_LORA)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "adapter_config.json").write_text((tmp_path / "more" / "adapter_config.json").read_text())
+    (tmp_path / "cut" / "adapter_model.safetensors").write_bytes(b"\xff" * 20)
+
+    for folder, lora, reason in (
+        ("fewer", LLAMA_LORA, "k_proj.lora_A.weight, which trainable.lora.targets name"),
+        ("more", fewer, "of no matrix of trainable.lora.targets"),
+        ("wide", LLAMA_LORA, r"has the shape \[128, 4\], the model needs \[64, 4\]"),
+        ("cut", LLAMA_LORA, "is not a safetensors file"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            check_adapters(tmp_path / folder, TINY_LLAMA, lora)
+    config = make_config(model=TINY_LLAMA, lora=replace(LLAMA_LORA, adapters=str(tmp_path / "fewer")))
+    (said,) = wrong_weights(config.to_json())
+    assert said.startswith("trainable.lora.adapters: ")
+
+
+def write(folder: Path, shape: ModelShape, lora: Lora, change: dict[str, object] | None = None) -> None:
+    """Zeros as adapters, with settings changed."""
+    sizes = dict(adapter_sizes(shape, lora))
+    write_adapters(folder, shape, lora, None, sizes, lambda name: torch.zeros(sizes[name]))
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **(change or {})}))
 
 
 def test_what_cannot_be_merged_is_refused_with_the_reason(tmp_path: Path) -> None:

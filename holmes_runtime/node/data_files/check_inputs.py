@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.documents import has_documents, read_documents
 from holmes_runtime.node.data_files.file_kind import check_text
+from holmes_runtime.node.data_files.home_folder import read_run_config
 from holmes_runtime.node.data_files.text import source_files
 from holmes_runtime.node.data_files.token_file import TokenFile, read_index
 
@@ -18,7 +18,7 @@ def wrong_inputs(run_config: str) -> tuple[str, ...]:
 
     Missing files are left to another check, of all files that job.yaml names.
     """
-    config, reasons = RunConfig.from_json(run_config).with_home_folder(), []
+    config, reasons = read_run_config(run_config), []
     for source in config.data.sources:
         try:
             check_source(Path(source.path), config.data, config.expected_tokenizer, config.model.seq_length)

@@ -5,13 +5,14 @@ Source: the files that peft 0.21.2 writes for Llama and GPT-2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from holmes_runtime.config.model_shape import Family, ModelShape
-from holmes_runtime.config.trainable import Matrix
+from holmes_runtime.config.trainable import Lora, Matrix, matrix_size
 from holmes_runtime.node.published_files.weight_names import BLOCKS, Rows, rows_of
 
 PREFIX = "base_model.model."
+MLP = ("gate", "up", "down")
 LEAVES = {"a": "lora_A.weight", "b": "lora_B.weight"}
 MODULES: Mapping[Family, Mapping[Matrix, str]] = {
     "gpt": {"qkv": "attn.c_attn", "projection": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
@@ -26,6 +27,15 @@ MODULES: Mapping[Family, Mapping[Matrix, str]] = {
     },
 }
 """By family and matrix, the published module in its layer that has the adapter."""
+
+
+def adapter_sizes(shape: ModelShape, lora: Lora) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield name and shape of each parameter of all adapters, layer by layer."""
+    for layer in range(shape.num_layers):
+        for matrix in lora.targets:
+            inputs, outputs = matrix_size(shape, matrix)
+            name = f"blocks.{layer}.{'mlp' if matrix in MLP else 'attention'}.{matrix}_lora"
+            yield from ((f"{name}.a", (lora.rank, inputs)), (f"{name}.b", (outputs, lora.rank)))
 
 
 def adapter_rows(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...]:

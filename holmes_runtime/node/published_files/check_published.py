@@ -10,8 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.node.data_files.home_folder import read_run_config
 from holmes_runtime.node.published_files.architectures import CONFIG_FILE, read_shape
+from holmes_runtime.node.published_files.check_adapters import check_adapters
 from holmes_runtime.node.published_files.needed_tensors import check_tensors
 from holmes_runtime.node.published_files.safetensors_header import INDEX_FILE, SINGLE_FILE, StoredTensor, read_headers
 
@@ -21,18 +22,24 @@ class PickledWeights(ValueError):
 
 
 def wrong_weights(run_config: str) -> tuple[str, ...]:
-    """Return why the run of this configuration cannot begin with the published model on this host, if it would.
+    """Return why the run of this configuration cannot begin with the published files on this host, if it would.
 
     A missing folder is left to another check, of all files that job.yaml names.
     """
-    config = RunConfig.from_json(run_config).with_home_folder()
-    if config.weights is None or not config.reads_weights or not Path(config.weights).exists():
-        return ()
+    config = read_run_config(run_config)
+    weights = Path(config.weights) if config.weights is not None and config.reads_weights else None
+    adapters, reasons = config.first_adapters, []
     try:
-        check_published(Path(config.weights), config.model)
+        if weights is not None and weights.exists():
+            check_published(weights, config.model)
     except (OSError, ValueError) as error:
-        return (f"weights: {error}",)
-    return ()
+        reasons.append(f"weights: {error}")
+    try:
+        if config.lora is not None and adapters is not None and Path(adapters).exists():
+            check_adapters(Path(adapters), config.model, config.lora)
+    except (OSError, ValueError) as error:
+        reasons.append(f"trainable.lora.adapters: {error}")
+    return tuple(reasons)
 
 
 def check_published(folder: Path, shape: ModelShape) -> Mapping[str, StoredTensor]:
