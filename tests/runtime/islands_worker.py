@@ -26,6 +26,7 @@ from holmes_runtime.config.islands.rendezvous_messages import MEETING
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings, EvaluationSettings
 from holmes_runtime.config.strict_json import parse
+from holmes_runtime.config.trainable import Lora
 from holmes_runtime.outer import island_sync, state_transfer
 from holmes_runtime.outer.lane_exchange import carry
 from holmes_runtime.outer.rendezvous_store import RendezvousStore, open_meeting
@@ -45,6 +46,7 @@ REPLICAS: dict[str, Any] = {"pipelines": ((0,), (1,)), "cuts": (0, 3)}
 THREE: dict[str, Any] = {"pipelines": ((0,), (1,), (2,)), "cuts": (0, 3), "microbatches": (3, 3, 2)}
 SHARDS: dict[str, Any] = {"shards": (((0,),), ((1,),)), "cuts": (0, 3)}
 ALONE: dict[str, Any] = {}
+LORA = Lora(rank=4, targets=("qkv", "down"))
 
 Gates = Mapping[int, Callable[[], None]]
 """By step what a rank does before it takes the step."""
@@ -321,6 +323,7 @@ class Worker:
         self.together("int4", [ALONE, ALONE], codec="int4")
         self.together("two and three", [SHARDS, THREE], codec="int8")
         self.together("streaming", [ALONE, ALONE], codec="int8", fragments=2, delay_steps=1)
+        self.together("adapters", [{**ALONE, "lora": LORA}, {**PIPELINE, "lora": LORA}], codec="int4")
         sharded = {**REPLICAS, "zero": 3}
         self.together("sharded weights", [sharded, PIPELINE], codec="int8", fragments=2, delay_steps=1)
         self.by_itself("alone", REPLICAS)

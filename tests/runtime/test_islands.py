@@ -15,11 +15,12 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
 from holmes_runtime.config.islands.rendezvous_messages import MEETING
 from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.trainable import adapter_parameters
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.trainer import Trainer
 
 from .islands_in_process import IslandsInProcess
-from .islands_worker import LONG, PIPELINE, REPLICAS, SLOW_AFTER, STEPS, H, Worker
+from .islands_worker import LONG, LORA, PIPELINE, REPLICAS, SLOW_AFTER, STEPS, H, Worker
 from .launched_runs import ONE_ISLAND, TINY, FinishedRun, launch, make_config
 from .meeting_place import MeetingPlace
 from .test_continuity import WORKER_LIMIT_S, start
@@ -106,6 +107,13 @@ def test_each_island_sends_its_packed_change_once(runs: dict[str, Islands]) -> N
         # Plain data parallelism of two sends as much as all gradients every step.
         assert 20 * 4 * PARAMETERS / packed > 154  # 155.15 of whole blocks
     assert together(runs["int4"]) == [0, 1, 2, 3, 4, 5]
+
+
+def test_islands_that_train_adapters_exchange_those_alone(runs: dict[str, Islands]) -> None:
+    islands = ended_well(runs["adapters"])
+    assert together(islands) == [0, 1, 2, 3, 4, 5]
+    packed = packed_bytes("int4", 3 * adapter_parameters(TINY, LORA), 4, OUTER_BLOCK)
+    assert {line["sent_bytes"] for line in islands[0]["outer"]["0"]} == {packed}
 
 
 @pytest.mark.parametrize(
