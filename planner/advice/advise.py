@@ -22,7 +22,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Order, Plan
 from holmes_runtime.config.codec import CODECS, Codec
 from planner.advice.changes import Change, FabricRate, LinkRate, MoreHost, TrunkRate
-from planner.advice.engine_price import engine_sentence, long_context_sentence
+from planner.advice.engine_price import engine_sentence, long_context_sentence, trained_sentence
 from planner.advice.other_batch import BatchGain, faster_batch
 from planner.background import BackgroundCall
 from planner.cost.packing import allowed_codecs
@@ -76,7 +76,7 @@ class Advised:
     """The changes that would make the job faster, best first, and in words the ones that no time was left for.
 
     Also codecs that job.yaml does not allow but that would make the step faster, mildest first, and such a batch; and
-    sentences on the price of the engine.
+    sentences on the price of the engine and the gain of frozen parameters.
     """
 
     found: tuple[Advice, ...]
@@ -117,7 +117,8 @@ def advise(
 ) -> Advised:
     """Return changes that make `plan`'s job faster; `with_more_hosts_s` are the results of `trying_more_hosts`."""
     if len(inventory.hosts) > MAX_HOSTS:
-        return Advised((), (f"any change on more than {MAX_HOSTS} hosts",))
+        of_trained = trained_sentence(inventory, plan, 0.0)
+        return Advised((), (f"any change on more than {MAX_HOSTS} hosts",), engine=of_trained)
     left, found, untried = TimeLeft(effort.in_all_s), list[Advice](), list[str]()
     for change, words in _more_hosts(inventory):
         step_s = with_more_hosts_s.get(change)
@@ -132,6 +133,7 @@ def advise(
     batch = faster_batch(inventory, plan, min(effort.limit_s, left.seconds))
     engine = engine_sentence(inventory, plan, min(effort.limit_s, left.seconds))
     engine += long_context_sentence(inventory, plan, min(effort.limit_s, left.seconds))
+    engine += trained_sentence(inventory, plan, min(effort.limit_s, left.seconds))
     return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried), codecs, batch, engine)
 
 

@@ -1,4 +1,4 @@
-"""The price of an engine's limits: its plan compared with the free choice of an engine as fast."""
+"""The price of an engine's limits, and the gain of frozen parameters: the plan compared with one without them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_seconds
 from planner.cost.engines import FreeTrainer, LongContextTrainer, engine_of
+from planner.cost.trained import stage_of
 from planner.layout.write_out import WrittenPlan
 from planner.make_plan import planned_anew, planned_step_s
 from planner.problem.context_groups import LONG_TOKENS, context_degrees
@@ -60,6 +61,29 @@ def long_context_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> t
         return (f"{said}.",)
     more = plan.prediction.step_s / best_s - 1
     return (f"{said}, {more:+.0%} a step against cp {best} at the same speed ({format_seconds(best_s)}).",)
+
+
+def trained_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[str, ...]:
+    """Return a sentence on the part of the parameters that trains, and the plan that training all of them would have.
+
+    The latter is left out where there is no such plan, or none within `limit_s` seconds.
+    """
+    job = plan.job
+    if job.trainable is None:
+        return ()
+    count = stage_of(job.model, job.trainable, job.model.num_layers, (True, True))
+    said = f"{count.trained:,} parameters train, {count.trained / count.whole:.2%} of all"
+    if plan.order == "usual" or limit_s <= 0:
+        return (f"{said}.",)
+    try:
+        _, whole = planned_anew(inventory, job.model_copy(update={"trainable": None}), limit_s)
+    except HolmesError:  # no room, or no time
+        return (f"{said}.",)
+    candidate, step_s = whole.layout.candidate, format_seconds(whole.prediction.step_s)
+    mine, theirs = (plan.tp, plan.pp, plan.engine_dp), (candidate.tp, candidate.pp, candidate.dp // job.cp)
+    at, instead = ("" if mine == theirs else " at tp {}, pp {}, dp {}".format(*each) for each in (theirs, mine))
+    my_s = format_seconds(plan.prediction.step_s)
+    return (f"{said}; training all would take {step_s} a step{at} instead of {my_s}{instead}.",)
 
 
 def _differences(plan: Plan, free: WrittenPlan) -> Iterator[str]:

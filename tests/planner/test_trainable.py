@@ -12,6 +12,8 @@ from holmes_core.records.trainer_settings import TrainerName
 from holmes_runtime.config.model_shape import ModelShape, expert_parameters, step_flops
 from holmes_runtime.config.trainable import Lora, Matrix, Trainable, adapter_parameters, trained_step_flops
 from launcher.prepare.prepare import run_config_of
+from planner.advice.advise import advise
+from planner.advice.engine_price import trained_sentence
 from planner.cost import counts as cost
 from planner.cost.compute_time import head_s, layer_s
 from planner.cost.gpu_speeds import constant_speed
@@ -183,6 +185,14 @@ def test_adapters_turn_the_placement_around(engine: TrainerName) -> None:
     if engine == "megatron":  # as docs/planning.md says
         assert [round(plan.prediction.step_s, 2) for plan in (full, adapted)] == [1.41, 0.69]
         assert (full.pp, full.dp) == (4, 1)
+        (sentence,) = trained_sentence(fleet, adapted, 600.0)
+        assert sentence == (
+            "8,388,608 parameters train, 0.44% of all; training all would take 1.41 s a step at tp 1, pp 4, dp 1 "
+            "instead of 690 ms at tp 1, pp 1, dp 4."
+        )
+        assert trained_sentence(fleet, full, 600.0) == ()
+        (of_many,) = advise(gpu_inventory([65], gpus_per_host=2), adapted, {}).engine
+        assert of_many == sentence.partition(";")[0] + "."
 
 
 def test_copies_of_shards_exchange_trained_gradients_between_clusters() -> None:
