@@ -29,7 +29,7 @@ from planner.advice.left_out import left_out_sentences
 from planner.advice.measured_spread import spread_sentence
 from planner.advice.unknown_hosts import unknown_host_sentences
 from planner.advice.unmeasured_wire import unmeasured_wire_sentence
-from planner.advice.unsaved_work import unsaved_sentences
+from planner.advice.unsaved_work import unevaluated_sentences, unsaved_sentences
 from planner.advice.unused_fabric import unused_fabric_sentences
 from planner.advice.utilisation import predicted_mfu
 from planner.cost.codec_loss import loss_words
@@ -142,6 +142,7 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         *unknown_host_sentences(plan, inventory),
         *left_out_sentences(plan, inventory),
         *unsaved_sentences(plan.job, plan.prediction.step_s),
+        *unevaluated_sentences(plan.job),
         *_overrides_sentence(plan.job_source),
     )
 

@@ -1,6 +1,10 @@
-"""A sentence on long jobs that save nothing: the loss of any host takes all their work."""
+"""Sentences on long jobs that save nothing, so that the loss of any host takes all their work, and on jobs that
+evaluate no model that they save.
+"""
 
 from __future__ import annotations
+
+from math import lcm
 
 from holmes_core.records.job import Job
 from holmes_core.units import format_duration
@@ -18,4 +22,17 @@ def unsaved_sentences(job: Job, step_s: float) -> tuple[str, ...]:
     return (
         f"The job saves no checkpoints: whatever ends it within its {format_duration(lasts_s)} loses all steps. Add to "
         f"job.yaml `checkpoint: {{path: ~/checkpoints, every_steps: {every_steps}}}`.",
+    )
+
+
+def unevaluated_sentences(job: Job) -> tuple[str, ...]:
+    """Return the sentence on a job whose checkpoints are all of steps without an evaluation: none is the best."""
+    evaluation, checkpoint = job.evaluation, job.checkpoint
+    if evaluation is None or checkpoint is None or job.steps % evaluation.every_steps == 0:
+        return ()  # the last step is saved
+    if lcm(evaluation.every_steps, checkpoint.every_steps) <= job.steps:
+        return ()
+    return (
+        f"No checkpoint is of an evaluated step, so none is kept as the best: set checkpoint.every_steps "
+        f"({checkpoint.every_steps}) to a multiple of evaluation.every_steps ({evaluation.every_steps}).",
     )
