@@ -88,7 +88,7 @@ def run_steps(
         meter.resume()
     gc.enable()
     profiler.finish()
-    end(trainer.early_stop, next_step, checkpoints, notices)
+    end(trainer.early_stop if next_step < config.steps else None, next_step, checkpoints, notices)
 
 
 def evaluate(trainer: Trainer, steps: int, notices: RankNotices) -> float | None:

@@ -268,7 +268,8 @@ class Launch:
         if state.cause is not None:
             plan = self._replanning.after_failure(self._plan, state.cause, state.lost_hosts)
         else:
-            plan = self._replanning.take_next_plan() if self._record.steps_done < self._plan.job.steps else None
+            is_over = self._record.stopped_early or self._record.steps_done >= self._plan.job.steps
+            plan = None if is_over else self._replanning.take_next_plan()
         why = state.cause.message if state.cause is not None else "another plan"
         self._attempt = replace(self._attempt, reason=" ".join(why.split())[:MAX_REASON])
         return plan is not None and self._start_attempts(plan)

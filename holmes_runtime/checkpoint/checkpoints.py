@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
@@ -40,6 +40,7 @@ from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece, ReadI
 from holmes_runtime.node.checkpoint_files.whole_checkpoints import (
     Offers,
     WholeCheckpoint,
+    before,
     best_of,
     found_in,
     offers_in,
@@ -161,9 +162,9 @@ class Checkpoints:
                     self._writer.note_newest()
                 self._begun_by = found.offer.begun_by
                 self._steps = found.offer.steps
-                self._writer.best = best_of(self._found, self._steps)
                 self._notices.say("start", self._origin(found), found.offer.steps)
-                self._say_best()
+                assert counters is not None
+                self._find_best(before(self._found, counters))
                 self._has_too_few = any(len(at) < min(self._copies, len(self._offers)) for at in found.holders.values())
                 return counters
             reasons.append(f"{found.offer.name}: {fault}")
@@ -176,6 +177,16 @@ class Checkpoints:
         """The path and the loss of the checkpoint of the lowest validation loss; None if no checkpoint has one."""
         best = self._writer.best
         return None if best is None else f"{self._folder.named(best.steps)} (validation loss {best.loss:.4f})"
+
+    def _find_best(self, earlier: Sequence[WholeCheckpoint]) -> None:
+        self._writer.best = best_of(earlier)
+        for each in earlier:
+            lower = each.validated is not None and (self._writer.best is None or each.validated < self._writer.best)
+            if lower and each.validated is not None:
+                missing = "; ".join(each.lacking[:1])
+                loss = f"validation loss {each.validated.loss:.4f}"
+                self._warn([f"checkpoint {each.offer.name} ({loss}) is not whole, and no longer the best: {missing}"])
+        self._say_best()
 
     def _say_best(self) -> None:
         if self._writer.best is not None:

@@ -154,7 +154,7 @@ class CheckpointSettings(SharedSettings):
     every_steps: Positive
     """Steps between two checkpoints. Example: 100"""
     keep_last: Positive = 2
-    """Number of checkpoints to keep. Older ones are deleted. Example: 5"""
+    """Number of newest checkpoints to keep, and the best one of an evaluated run. Others are deleted. Example: 5"""
     copies: Positive = 2
     """Number of hosts that hold each shard, if hosts save on their own disks; in other clusters where there are any.
     Example: 2"""

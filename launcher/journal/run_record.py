@@ -53,6 +53,11 @@ class RunRecord:
         self._groups: dict[tuple[str | None, str | None], int] = {}
 
     @property
+    def stopped_early(self) -> bool:
+        """True once the ranks ended the run before its last step, by its validation loss."""
+        return self._early_stop is not None
+
+    @property
     def steps_done(self) -> int:
         """The number of steps of this run, each counted once however many attempts did it."""
         if self._first is None or self._last is None:
@@ -97,7 +102,7 @@ class RunRecord:
         self._bad_lines_skipped = max(self._bad_lines_skipped, event.bad_lines_skipped)
         self._compares = self._compares or event.topic == "compared"
         if event.topic == "start":
-            self._origin = event.sentence
+            self._origin, self._best_steps, self._best = event.sentence, None, None
             self._begun_steps = self._begun_steps if self._last else event.safe_steps or 0
         if event.topic == "early stop":
             self._early_stop = event.sentence

@@ -26,13 +26,15 @@ def unsaved_sentences(job: Job, step_s: float) -> tuple[str, ...]:
 
 
 def unevaluated_sentences(job: Job) -> tuple[str, ...]:
-    """Return the sentence on a job whose checkpoints are all of steps without an evaluation: none is the best."""
+    """Return the sentence on a job some of whose checkpoints are of steps without an evaluation: none of them can be
+    the best.
+    """
     evaluation, checkpoint = job.evaluation, job.checkpoint
-    if evaluation is None or checkpoint is None or job.steps % evaluation.every_steps == 0:
-        return ()  # the last step is saved
-    if lcm(evaluation.every_steps, checkpoint.every_steps) <= job.steps:
+    if evaluation is None or checkpoint is None or checkpoint.every_steps % evaluation.every_steps == 0:
         return ()
+    both = lcm(evaluation.every_steps, checkpoint.every_steps)
+    which = f"one in {both // checkpoint.every_steps} is" if both <= job.steps else "none is"
     return (
-        f"No checkpoint is of an evaluated step, so none is kept as the best: set checkpoint.every_steps "
+        f"Of the checkpoints {which} of an evaluated step and may be kept as the best: set checkpoint.every_steps "
         f"({checkpoint.every_steps}) to a multiple of evaluation.every_steps ({evaluation.every_steps}).",
     )

@@ -16,9 +16,11 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -104,6 +106,17 @@ def lose(folder: Path, how: str) -> None:
         shutil.rmtree(folder / "checkpoints" / f"host{rank}")
 
 
+def kill_all(ranks: Sequence[BaseProcess], attempt: int) -> None:
+    """Kill ranks that live: all are looked at before the first is killed, which others do not outlive."""
+    ended = [process.exitcode for process in ranks if not process.is_alive()]
+    assert not ended, f"attempt {attempt}: ranks ended by themselves with {ended}"
+    for process in ranks:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+    for process in ranks:
+        process.join()
+
+
 def main() -> None:
     folder, kills, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     random.seed(7)
@@ -129,12 +142,7 @@ def main() -> None:
             assert reader.poll(300), "nothing was saved within 300 s"
             last_saved = reader.recv()[1]
         time.sleep(random.uniform(0.0, 0.4))
-        for process in ranks:
-            assert process.is_alive(), f"attempt {attempt}: rank ended by itself with {process.exitcode}"
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-        for process in ranks:
-            process.join()
+        kill_all(ranks, attempt)
         was_in_midst = any((folder / "checkpoints").rglob("step-*.partial"))
         while reader.poll():
             try:

@@ -12,6 +12,7 @@ import pytest
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import names_in
 from holmes_runtime.node.checkpoint_files.description import Counters, Description, Validated, describe, validated_after
+from holmes_runtime.node.checkpoint_files.whole_checkpoints import before, best_of, found_in, offers_in
 
 from .test_checkpoint import config, going_back, make_shards, open_folder
 
@@ -107,6 +108,38 @@ def test_a_damaged_best_is_told_and_the_best_of_the_others_taken(
 
     assert f"{path} " in capsys.readouterr().out.replace(":", " ")
     assert (kept(tmp_path), resumed.best) == ([2, 4], f"{tmp_path}/step-00000002 (validation loss 2.0000)")
+
+
+def test_a_best_with_a_short_file_is_told_and_the_best_of_the_others_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, {1: 1.0, 2: 2.0, 3: 3.0}, keep_last=3)
+    file = next((tmp_path / "step-00000001").glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-10])
+
+    resumed = save(tmp_path, {4: 4.0})
+
+    said = capsys.readouterr().out
+    assert "checkpoint step-00000001 (validation loss 1.0000) is not whole, and no longer the best: " in said
+    assert (kept(tmp_path), resumed.best) == ([2, 4], f"{tmp_path}/step-00000002 (validation loss 2.0000)")
+
+
+def test_a_loss_that_the_resumed_run_never_had_is_of_another_branch(tmp_path: Path) -> None:
+    save(tmp_path, {1: 3.0, 2: 1.0, 3: 2.5}, keep_last=3)
+    found = found_in([offers_in("here", tmp_path)])
+
+    seen = validated_after(validated_after(None, 3.0, 1), 2.4, 2)
+    earlier = before(found, Counters(3, 3, 1.0, 0, 24, validated=seen))
+
+    assert best_of(found) == (1.0, 2)
+    assert best_of(earlier) == (2.5, 3)
+    assert [each.offer.steps for each in before(found, Counters(1, 1, 1.0, 0, 8))] == [1]
+
+
+def test_a_checkpoint_without_an_evaluation_is_described_as_before_there_were_any() -> None:
+    text = describe(config(Path("/ck")), "digest", Counters(4, 4, 1.0, 0, 32)).to_json()
+    assert "validated" not in text
+    assert Description.parse(text, Path("c")).counters.validated is None
 
 
 def described(**validated: Any) -> str:

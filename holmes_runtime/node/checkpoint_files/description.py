@@ -74,7 +74,7 @@ def validated_after(before: Validated | None, loss: float, steps: int) -> Valida
     said = loss if math.isfinite(loss) else None
     if said is not None and (before.lowest is None or said < before.lowest):
         return Validated(said, steps, said, steps, 0)
-    return Validated(said, steps, before.lowest, before.lowest_steps, before.since_lowest + 1)
+    return Validated(said, steps, before.lowest, before.lowest_steps, min(before.since_lowest + 1, MAX_COUNT))
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,10 @@ class Description:
     def to_json(self) -> str:
         """Return the text of the file."""
         said, outer = asdict(self), self.counters.outer
-        if self.lora is None:
+        if self.lora is None:  # as before these keys came
             del said["lora"]
+        if self.counters.validated is None:
+            del said["counters"]["validated"]
         said["counters"]["outer"] = None if outer is None else outer._asdict()
         return json.dumps(said, indent=1) + "\n"
 

@@ -14,7 +14,12 @@ from typing import NamedTuple
 from holmes_runtime.config.checks import check, check_counts
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import LATEST_FILE, names_in, newest_in
 from holmes_runtime.node.checkpoint_files.checkpoint_names import CheckpointName, PieceName, SaveId
-from holmes_runtime.node.checkpoint_files.description import DESCRIPTION_FILE, MAX_DESCRIPTION_BYTES, Description
+from holmes_runtime.node.checkpoint_files.description import (
+    DESCRIPTION_FILE,
+    MAX_DESCRIPTION_BYTES,
+    Counters,
+    Description,
+)
 from holmes_runtime.node.checkpoint_files.piece_index import (
     MAX_COUNT,
     DamagedPiece,
@@ -61,6 +66,13 @@ class Offers(NamedTuple):
     faults: tuple[str, ...]
 
 
+class BestCheckpoint(NamedTuple):
+    """The validation loss and the steps of a checkpoint; the best is the least of these."""
+
+    loss: float
+    steps: int
+
+
 class WholeCheckpoint(NamedTuple):
     """A checkpoint, its files in any of the folders. `holders`: by file the numbers of the folders that hold it."""
 
@@ -75,12 +87,11 @@ class WholeCheckpoint(NamedTuple):
         """True if each of its files is in some folder, judging by sizes."""
         return not self.lacking
 
-
-class BestCheckpoint(NamedTuple):
-    """The validation loss and the steps of a checkpoint; the best is the least of these."""
-
-    loss: float
-    steps: int
+    @property
+    def validated(self) -> BestCheckpoint | None:
+        """The loss after its steps, if the run was evaluated there."""
+        loss = self.offer.validation_loss
+        return None if loss is None else BestCheckpoint(loss, self.offer.steps)
 
 
 class OtherRun(RuntimeError):
@@ -155,17 +166,23 @@ def found_in(folders: Sequence[Offers]) -> list[WholeCheckpoint]:
     return found
 
 
-def best_of(found: Sequence[WholeCheckpoint], steps: int | None = None) -> BestCheckpoint | None:
-    """Return the whole checkpoint of the lowest validation loss, of equal ones the first; None if none has a loss.
+def best_of(found: Sequence[WholeCheckpoint]) -> BestCheckpoint | None:
+    """Return the whole checkpoint of the lowest validation loss, of equal ones the first; None if none has a loss."""
+    return min((best for each in found if each.is_whole and (best := each.validated) is not None), default=None)
 
-    Later ones than `steps`, if given, do not count.
+
+def before(found: Sequence[WholeCheckpoint], counters: Counters) -> list[WholeCheckpoint]:
+    """Return the checkpoints that may be earlier ones of the run with these `counters`.
+
+    After a run went back, others may lie on hosts that were away: later ones, and ones of a loss that it never had.
     """
-    losses = [
-        BestCheckpoint(each.offer.validation_loss, each.offer.steps)
+    lowest = counters.validated.lowest if counters.validated is not None else None
+    return [
+        each
         for each in found
-        if each.is_whole and each.offer.validation_loss is not None and (steps is None or each.offer.steps <= steps)
+        if each.offer.steps <= counters.steps
+        and (each.offer.validation_loss is None or lowest is None or each.offer.validation_loss >= lowest)
     ]
-    return min(losses, default=None)
 
 
 def _found(folders: Sequence[Offers], held: Sequence[tuple[int, FolderCheckpoint]]) -> WholeCheckpoint:
