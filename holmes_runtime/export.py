@@ -115,13 +115,14 @@ def _export_adapters(
     def load(name: str) -> Tensor:
         return _load(folder, saved[name])
 
+    if base is not None and (merge or published is not None or base.is_dir()):
+        identity, expected = identity_of(base, shape), said.get("frozen_weights")
+        if identity != expected:
+            raise ValueError(f"{folder} has adapters of weights with the {expected}; {base} has the {identity}")
     if not merge:
         return write_adapters(output, shape, lora, None if base is None else str(base), sizes, load)
     if base is None:
         raise ValueError(f"{folder} has adapters of random weights: no published model is there to merge them with")
-    identity, expected = identity_of(base, shape), said.get("frozen_weights")
-    if identity != expected:
-        raise ValueError(f"{folder} has adapters of weights with the {expected}; {base} has the {identity}")
     count = write_merged(output, base, shape, lora, sizes, load)
     tokenizer = Path(origin.tokenizer) if origin.tokenizer is not None else None
     for reason in copy_files({CONFIG_FILE: base / CONFIG_FILE, **files_to_carry(base, tokenizer)}, output):

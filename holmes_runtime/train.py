@@ -144,7 +144,7 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     where.now("loading a checkpoint, or meeting the others for the first step")
     outer = None
     if config.outer_sync:
-        outer = OuterLoop(config, me, trainer.zero1, groups, trainer.ask_for_exchange)
+        outer = OuterLoop(config, me, trainer.zero1, groups, trainer.ask_for_exchange, frozen_weights)
     counters = resume(trainer, checkpoints, outer) if checkpoints else None
     first_step = counters.steps if counters else 0
     if config.weights is not None and config.reads_weights and (is_new or config.lora is not None):

@@ -191,7 +191,10 @@ class CheckpointWriter:
         described = describe(self._config, self._digests[0], counters, self._digests[1])
         if self._loaded is None:
             return described
-        return replace(described, origin=kept_origin(self._loaded, described.origin))
+        kept = kept_origin(self._loaded, described.origin)
+        if self._config.lora is not None:  # frozen weights are read at each start, from a folder that may have moved
+            kept = replace(kept, weights=described.origin.weights)
+        return replace(described, origin=kept)
 
     def _publish(self, partial: Path, index: PieceIndex | None, counters: Counters) -> Exception | None:
         """On the first rank of a folder, give the checkpoint there its name. Return the error, if any."""

@@ -31,7 +31,8 @@ class Lora(SharedSettings):
     """Weight of what adapters add, times rank; not set: rank. Another engine's script has its own. Example: 32"""
     adapters: RootedPath | None = None
     """Folder of adapters as the peft library writes them, at the same path on every host. Training starts from them;
-    not set: from new ones. A run that resumes continues from its checkpoint. Example: /models/adapters"""
+    not set: from new ones. A run that resumes continues from its checkpoint. Another engine's script reads its own.
+    Example: /models/adapters"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,9 +42,14 @@ class Lora(SharedSettings):
         check("targets", list(named), "must name qkv, or query, key and value", not twice)
 
     @property
+    def weight(self) -> float:
+        """The `alpha` in force."""
+        return float(self.rank) if self.alpha is None else self.alpha
+
+    @property
     def scale(self) -> float:
         """The factor on what an adapter adds."""
-        return 1.0 if self.alpha is None else self.alpha / self.rank
+        return self.weight / self.rank
 
     def has(self, *matrices: Matrix) -> bool:
         """Return True if one of these matrices has an adapter."""
@@ -111,7 +117,7 @@ def adapter_parameters(model: ModelShape, lora: Lora, tp: int = 1) -> int:
 def trained_step_flops(model: ModelShape, trainable: Trainable | None, batch_size: int) -> float:
     """Return the FLOPs of `batch_size` samples as `step_flops`, without gradients that frozen weights do not need.
 
-    Adapters' own are left out: they are less than a hundredth.
+    Adapters' own are left out: of rank 16 they are less than a hundredth.
     """
     if trainable is None:
         return step_flops(model, batch_size)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from holmes_runtime.comm.record_exchange import all_gather_records
+from holmes_runtime.config.bounded_file import open_bounded
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.same_corpus import digest_of
 from holmes_runtime.node.data_files.stored_bytes import FileBytes
 from holmes_runtime.node.published_files.check_adapters import TENSORS_FILE, check_adapters
 from holmes_runtime.node.published_files.check_published import check_published
+
+BLOCK_BYTES = 2**20
 
 
 class HostWeights(NamedTuple):
@@ -62,7 +66,11 @@ def _identity_of_adapters(config: RunConfig, host: str) -> str:
         return "none"
     try:
         check_adapters(Path(config.first_adapters), config.model, config.lora)
-        return f"digest {digest_of([FileBytes(Path(config.first_adapters) / TENSORS_FILE)])[:32]}"
+        with open_bounded(Path(config.first_adapters) / TENSORS_FILE) as file:
+            hashed = hashlib.blake2b(digest_size=16)
+            while block := file.read(BLOCK_BYTES):
+                hashed.update(block)
+        return f"digest {hashed.hexdigest()}"
     except (OSError, ValueError) as error:
         raise RuntimeError(f"host {host}: adapters {config.first_adapters}: {error}") from None
 

@@ -94,7 +94,7 @@ class CatchUp:
         carry(messages, streams)
         first = positions[0]
         carry([LaneMessage(lane, None, (), {first: each}) for (lane, _), each in zip(lanes, tags, strict=True)], 1)
-        exchange_tags = SyncTags(self._maker, roster)
+        exchange_tags = SyncTags(self._maker, roster, self._state.frozen_weights)
         for message, each in zip(messages, tags, strict=True):
             exchange_tags.check(message.lane.lane, first, message.gets[first], each)
         packed = [[message.gets[each] for each in positions] for message in messages]
@@ -151,7 +151,7 @@ class CatchUp:
         state, sync, (anchor, momentum) = self._state, self._sync, (self.outcome.anchor, self.outcome.momentum)
         tokens = [each.tokens for each in followed.roster.members]
         rate, factor = self._fragments.rule(followed.roster.exchange, sync)
-        tags = SyncTags(self._maker, followed.roster)
+        tags = SyncTags(self._maker, followed.roster, state.frozen_weights)
         first = followed.roster.participants.index(followed.roster.members[0])
         by_lane = zip(followed.lanes, followed.cells, followed.packed, followed.tags, strict=True)
         for lane, cells, packed, theirs in by_lane:

@@ -279,8 +279,8 @@ class IslandSync:
         Raises:
             RuntimeError: a message was altered on the way, or the states of members differ.
         """
-        tags = SyncTags(self._maker, roster)
-        comparing = []
+        tags = SyncTags(self._maker, roster, self._state.frozen_weights)
+        comparing, below = [], ", or the frozen weights below them" if self._state.frozen_weights else ""
         for (opened, sends, _, gets), digest in zip(messages, digests, strict=True):
             assert sends is not None
             mine = tags.tags(opened.lane, position, sends, digest)
@@ -292,7 +292,7 @@ class IslandSync:
                 if not tags.agree(lane, peer, digest, theirs):
                     raise RuntimeError(
                         f"exchange {roster.exchange}: what rank {lane.owners[peer]} of island "
-                        f"{roster.participants[peer].island} has is not what this rank has: their states differ"
+                        f"{roster.participants[peer].island} has is not what this rank has: their states differ{below}"
                     )
 
     def _give(self, roster: Roster, outcome: Outcome) -> None:

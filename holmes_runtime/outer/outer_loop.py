@@ -51,8 +51,9 @@ class OuterLoop:
         zero1: Zero1,
         groups: RankGroups,
         call: Callable[[int], None],
+        frozen_weights: str | None,
     ) -> None:
-        """`call` makes all ranks arrive at that outer sync at once.
+        """`call` makes all ranks arrive at that outer sync at once. `frozen_weights`: their identity, if any.
 
         Raises:
             RuntimeError: the rendezvous does not answer.
@@ -60,7 +61,7 @@ class OuterLoop:
         assert config.outer_sync is not None
         self._config, self._sync, self._me, self._zero1, self._groups = config, config.outer_sync, me, zero1, groups
         self._call = call
-        self._state = OuterState(zero1.shards(), me.tp_rank, self._sync)
+        self._state = OuterState(zero1.shards(), me.tp_rank, self._sync, frozen_weights)
         store = open_meeting(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
         self._rendezvous = Rendezvous(store, self._sync, me.rank, config.timeout_s)
         self._exchanges = partial(IslandSync, config, me.rank, self._state, self._rendezvous, store)

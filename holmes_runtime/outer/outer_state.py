@@ -22,10 +22,13 @@ class OuterState:
 
     `error` is what codecs have rounded away, None where none does. `correction` is the anchor less the estimate that
     the parameters went on from, added to them after `delay_steps`; None where there is no delay. Where several ranks
-    of a run have a parameter, one owns it.
+    of a run have a parameter, one owns it. `frozen_weights` is the identity of weights that are not exchanged.
     """
 
-    def __init__(self, shards: Iterable[Shard], tp_rank: int, sync: OuterSync) -> None:
+    def __init__(
+        self, shards: Iterable[Shard], tp_rank: int, sync: OuterSync, frozen_weights: str | None = None
+    ) -> None:
+        self.frozen_weights = frozen_weights
         self.owned = {
             shard.name: shard for shard in shards if (tp_rank == 0 or not shard.part.is_whole) and not shard.is_copy
         }

@@ -15,10 +15,14 @@ TAGS_BYTES = 2 * TAG_BYTES
 
 
 class SyncTags:
-    """Tags of one outer sync. Members are identified by their positions in it."""
+    """Tags of one outer sync. Members are identified by their positions in it.
 
-    def __init__(self, maker: LaneMaker, roster: Roster) -> None:
+    `frozen_weights` is the identity of weights that are no part of the state: states on others differ, too.
+    """
+
+    def __init__(self, maker: LaneMaker, roster: Roster, frozen_weights: str | None) -> None:
         self._maker, self._roster = maker, roster
+        self._after = f"state after {roster.round_id}" + (f" on {frozen_weights}" if frozen_weights else "")
 
     def tags(self, lane: Lane, position: int, packed: Tensor, digest: Tensor) -> Tensor:
         """Return two tags, of what a member sent and of its state afterwards, uint8 (TAGS_BYTES,)."""
@@ -42,7 +46,7 @@ class SyncTags:
         return torch.equal(self._of_state(lane, position, digest), tags[:TAG_BYTES])
 
     def _of_state(self, lane: Lane, position: int, digest: Tensor) -> Tensor:
-        return self._maker.tag(lane, f"state after {self._roster.round_id}", position, digest)
+        return self._maker.tag(lane, self._after, position, digest)
 
     def _of_packed(self, lane: Lane, position: int, packed: Tensor, of_state: Tensor) -> Tensor:
         return self._maker.tag(lane, f"changes for {self._roster.round_id}", position, packed, of_state)

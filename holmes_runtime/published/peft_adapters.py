@@ -16,6 +16,7 @@ from holmes_runtime.config.trainable import Lora
 from holmes_runtime.node.published_files.adapter_names import MODULES, adapted_weight, adapter_rows
 from holmes_runtime.node.published_files.check_adapters import SETTINGS_FILE, TENSORS_FILE
 from holmes_runtime.node.published_files.check_published import check_published
+from holmes_runtime.node.published_files.needed_tensors import needed_tensors
 from holmes_runtime.node.published_files.safetensors_header import SINGLE_FILE
 from holmes_runtime.node.published_files.weight_names import is_transposed
 from holmes_runtime.published.safetensors_files import TensorFolder, write_tensors
@@ -41,7 +42,7 @@ def write_adapters(
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
-        "lora_alpha": lora.scale * lora.rank,
+        "lora_alpha": lora.weight,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": shape.family == "gpt",
@@ -62,15 +63,17 @@ def write_merged(
     folder: Path, base: Path, shape: ModelShape, lora: Lora, sizes: Mapping[str, tuple[int, ...]], load: Load
 ) -> int:
     """Write the tensors of the published model in `base` with alpha / rank B A added to each weight W that has an
-    adapter, in the precision that `base` has. Return their number.
+    adapter, in the precision that `base` has, or fp32 if it has several. Return their number.
 
-    Only one tensor and its adapter are in memory.
+    Only one tensor and its adapter are in memory. Tensors of `base` that the model does not need are left out, such as
+    masks that older libraries saved.
 
     Raises:
         ValueError: `base` is no model of `shape`.
     """
-    published = TensorFolder(check_published(base, shape))
-    kinds = {stored.type_name for stored in published.stored.values()}
+    stored, needed = check_published(base, shape), {name for name, _ in needed_tensors(shape)}
+    published = TensorFolder({name: each for name, each in stored.items() if name in needed})
+    kinds = {each.type_name for each in published.stored.values()}
     added = _adapters_by_weight(shape, sizes)
 
     def merged() -> Iterator[Tensor]:
@@ -84,7 +87,7 @@ def write_merged(
             yield value
 
     folder.mkdir(parents=True, exist_ok=True)
-    shapes = {name: stored.shape for name, stored in published.stored.items()}
+    shapes = {name: each.shape for name, each in published.stored.items()}
     write_tensors(folder / SINGLE_FILE, kinds.pop() if len(kinds) == 1 else "F32", shapes, merged())
     return len(shapes)
 

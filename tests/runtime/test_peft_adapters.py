@@ -26,7 +26,7 @@ from holmes_runtime.node.published_files.check_adapters import check_adapters
 from holmes_runtime.node.published_files.check_published import wrong_weights
 from holmes_runtime.node.published_files.safetensors_header import read_header
 from holmes_runtime.parallel.zero1 import Zero1
-from holmes_runtime.published.peft_adapters import write_adapters
+from holmes_runtime.published.peft_adapters import write_adapters, write_merged
 from holmes_runtime.published.safetensors_files import TensorFolder
 from holmes_runtime.rank_notices import RankNotices
 
@@ -133,6 +133,9 @@ def test_a_run_starts_from_adapters_in_the_layout_of_peft(family: str, tmp_path:
         ({"use_dora": True}, "use_dora is True, which is not trained here"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is"),
         ({"init_lora_weights": "pissa"}, "other frozen weights"),
+        ({"layer_replication": [[0, 2], [0, 1]]}, "layer_replication is"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens is [1, 2], which is not trained here"),
+        ({"a_setting_to_come": 1}, "a_setting_to_come is 1"),
         ({"r": "4\x1b[31m"}, "job.yaml has rank 4"),
     ],
 )
@@ -175,6 +178,31 @@ def write(folder: Path, shape: ModelShape, lora: Lora, change: dict[str, object]
     write_adapters(folder, shape, lora, None, sizes, lambda name: torch.zeros(sizes[name]))
     file = folder / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **(change or {})}))
+
+
+def test_any_alpha_of_peft_is_the_one_of_job_yaml(tmp_path: Path) -> None:
+    lora = Lora(rank=14, targets=("query",), alpha=29.0)
+    write(tmp_path, TINY_LLAMA, lora, {"lora_alpha": 29, "lora_dropout": 0.1})
+    assert len(check_adapters(tmp_path, TINY_LLAMA, lora)) == 6
+    assert Lora(rank=14, targets=("query",)).weight == 14.0
+
+
+def test_tensors_that_a_model_does_not_need_are_not_merged(tmp_path: Path) -> None:
+    """As the masks that older libraries saved with GPT-2, of a type that no weight has."""
+    adapted(tmp_path, TINY, GPT_LORA)
+    file = tmp_path / "published" / "model.safetensors"
+    stored = read_header(file)
+    size = int.from_bytes(file.read_bytes()[:8], "little")
+    header = json.loads(file.read_bytes()[8 : 8 + size])
+    end = max(each.stop for each in stored.values()) - 8 - size
+    header["transformer.h.0.attn.bias"] = {"dtype": "BOOL", "shape": [4], "data_offsets": [end, end + 4]}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + file.read_bytes()[8 + size :] + b"\1\1\0\1")
+    sizes = dict(adapter_sizes(TINY, GPT_LORA))
+
+    write_merged(tmp_path / "out", file.parent, TINY, GPT_LORA, sizes, lambda name: torch.zeros(sizes[name]))
+
+    assert tensors_in(tmp_path / "out" / "model.safetensors").keys() == stored.keys()
 
 
 def test_what_cannot_be_merged_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def coming(island: int) -> Arrival:
 DECISION = Roster(7, 4, (coming(0), coming(1)), ())
 
 
-def tags_of(store: HashStore, island: int, decision: Roster = DECISION) -> SyncTags:
+def tags_of(store: HashStore, island: int, decision: Roster = DECISION, frozen_weights: str | None = None) -> SyncTags:
     """Those that a rank of an island makes in an exchange."""
     sync = replace(ONE_ISLAND, island=island, num_islands=2)
     meeting = Rendezvous(cast(RendezvousStore, store), sync, LANE.owners[island], 60.0)
     maker = LaneMaker(meeting, store, LANE.owners[island], timedelta(seconds=60), "lo", 1)
-    return SyncTags(maker, decision)
+    return SyncTags(maker, decision, frozen_weights)
 
 
 @pytest.fixture
@@ -53,6 +53,17 @@ def store() -> HashStore:
 
 def numbers(seed: int) -> Tensor:
     return torch.randint(256, (333,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def test_equal_states_on_other_frozen_weights_differ(store: HashStore) -> None:
+    digest = digest_of([numbers(2)])
+    mine, same, other = (tags_of(store, island, frozen_weights=name) for island, name in ((0, "a"), (1, "a"), (1, "b")))
+
+    tags = mine.tags(LANE, 0, numbers(1), digest)
+
+    assert same.agree(LANE, 0, digest, tags)
+    assert not other.agree(LANE, 0, digest, tags)
+    other.check(LANE, 0, numbers(1), tags)  # nothing was altered on the way
 
 
 def test_every_flipped_bit_of_what_a_member_sends_is_noticed(store: HashStore) -> None:

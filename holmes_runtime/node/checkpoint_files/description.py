@@ -218,7 +218,7 @@ def describe(config: RunConfig, data_digest: str, counters: Counters, frozen_wei
         Origin(config.weights, config.data.tokenizer),
         {
             "rank": lora.rank,
-            "alpha": lora.scale * lora.rank,
+            "alpha": lora.weight,
             "targets": sorted(lora.targets),
             "frozen_weights": frozen_weights,
         }

@@ -19,10 +19,14 @@ SETTINGS_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
 MAX_SETTINGS_BYTES = 2**20
 PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the frozen weights, too
-OFF = (
-    *("use_dora", "use_rslora", "lora_bias", "rank_pattern", "alpha_pattern"),
-    *("modules_to_save", "trainable_token_indices"),
-)
+# Settings that do not change what the tensors compute, or whose change shows in the tensors' names. All others must be
+# off: known ones, such as `use_dora`, and ones still to come.
+HARMLESS = {
+    *("peft_type", "r", "lora_alpha", "bias", "init_lora_weights", "target_modules", "fan_in_fan_out", "lora_dropout"),
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+    *("exclude_modules", "layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size"),
+    *("runtime_config", "eva_config", "corda_config", "ensure_weight_tying"),
+}
 
 
 def check_adapters(folder: Path, shape: ModelShape, lora: Lora) -> Mapping[str, StoredTensor]:
@@ -34,15 +38,15 @@ def check_adapters(folder: Path, shape: ModelShape, lora: Lora) -> Mapping[str, 
     """
     file = folder / SETTINGS_FILE
     settings = read_json_object(file, MAX_SETTINGS_BYTES)
-    wanted = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.scale * lora.rank, "bias": "none"}
+    wanted = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.weight, "bias": "none"}
     for key, value in wanted.items():
         if settings.get(key) != value:
             of_job = {"r": "rank", "lora_alpha": "alpha"}.get(key)
             rule = f"job.yaml has {of_job} {value:g}" if of_job else f"only {value} is trained here"
             raise ValueError(f"{file}: {key} is {shown(settings.get(key))}, {rule}")
-    for key in OFF:
-        if settings.get(key):
-            raise ValueError(f"{file}: {key} is {shown(settings[key])}, which is not trained here")
+    for key in sorted(settings.keys() - HARMLESS):
+        if settings[key]:
+            raise ValueError(f"{file}: {key:.60} is {shown(settings[key])}, which is not trained here")
     if settings.get("init_lora_weights") not in PLAIN_STARTS:
         raise ValueError(f"{file}: init_lora_weights is {shown(settings['init_lora_weights'])}: other frozen weights")
     return _check_tensors(folder / TENSORS_FILE, shape, lora)
