@@ -73,6 +73,7 @@ def test_without_arguments_it_prints_what_job_yaml_takes_and_a_plan_needs(tmp_pa
 
 
 @pytest.mark.process
+@pytest.mark.exhaustive
 def test_before_anything_was_probed_this_machine_is_measured_with_the_user_s_own_model(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     shutil.copy(OWN_MODEL, tmp_path / "src" / "whole.py")

@@ -1,4 +1,4 @@
-"""A mixture of experts is planned for the bundled trainer, trained by `holmes launch`, and exported."""
+"""A mixture of experts whose ranks share sequences, too, is planned for the bundled trainer, launched, and exported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.testbed.rehearsal import local_site, only_run, standard_library_corpu
 
 
 @pytest.mark.process
-def test_a_mixture_of_experts_is_planned_trained_and_exported(tmp_path: Path) -> None:
+def test_a_mixture_of_experts_on_shared_sequences_is_planned_trained_and_exported(tmp_path: Path) -> None:
     site = local_site(tmp_path)
     shape = {"family": "llama", "num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32}
     job = {
@@ -26,7 +26,7 @@ def test_a_mixture_of_experts_is_planned_trained_and_exported(tmp_path: Path) ->
         "steps": 20,
         "device": "cpu",
         "compute": {"flops_per_s": 1e10},
-        "parallel": {"pp": 2, "dp": 2, "ep": 2, "micro_batch_size": 1},
+        "parallel": {"pp": 2, "dp": 1, "cp": 2, "ep": 2, "micro_batch_size": 1},
         "optimizer": {"learning_rate": 3e-3, "router_balance": 0.01},
         "checkpoint": {"path": str(tmp_path / "saved"), "every_steps": 20},
     }
@@ -42,8 +42,11 @@ def test_a_mixture_of_experts_is_planned_trained_and_exported(tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
 
     plan = read_file(Plan, Path(files[1]))
-    assert (plan.tp, plan.pp, plan.dp, plan.job.ep) == (1, 2, 2, 2)
-    assert [group.ranks for group in plan.groups if group.axis == "ep"] == [(0, 1), (2, 3)]
+    assert (plan.tp, plan.pp, plan.dp, plan.engine_dp, plan.job.cp, plan.job.ep) == (1, 2, 2, 1, 2, 2)
+    for axis in ("cp", "ep"):
+        groups = [group.ranks for group in plan.groups if group.axis == axis]
+        assert groups == [(0, 1), (2, 3)]
+        assert all(len({plan.ranks[rank].cluster for rank in group}) == 1 for group in groups)
     lines = (only_run(tmp_path / "runs") / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [step["loss"] for step in map(json.loads, lines) if step.get("loss") is not None]
     assert len(losses) == 20
