@@ -45,6 +45,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "zero": 3,
     },
     "states in host memory": {"pipelines": ((0, 1),), "cuts": (0, 1, 3), "optimizer_offload": True},
+    "shared sequences": {"pipelines": ((0,), (1,)), "cuts": (0, 3), "cp": 2, "microbatches": (8, 8)},
     "two shards": {"shards": (((0,),), ((1,),)), "cuts": (0, 3)},
     "two shards of two stages": {"shards": (((0, 1),), ((2, 3),)), "cuts": (0, 1, 3)},
     "eager": {"pipelines": ((0, 1),), "cuts": (0, 1, 3), "schedule": "eager", "extra_in_flight": (1,)},
