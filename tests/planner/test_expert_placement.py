@@ -28,7 +28,7 @@ from planner.time_left import TimeLeft
 from tests.planner.fleets import gpt_7b, gpu_inventory, plan_for
 from tests.planner.routing_traces import drawn_layer, drawn_tokens
 from tests.planner.test_expert_groups import MODEL
-from tests.seeds import few_of
+from tests.seeds import few_of, seeds
 
 TWO_HOSTS = gpu_inventory([2])
 LONG = 60.0
@@ -67,7 +67,7 @@ def counted_s(problem: LayerProblem, placement: ExpertRanks) -> float:
     return problem.copy_s * max(copies.values()) + problem.row_s * max(rows.values())
 
 
-@pytest.mark.parametrize("seed", few_of(6, range(100)))
+@pytest.mark.parametrize("seed", seeds(100, few=6, more=6))
 def test_the_placement_is_as_good_as_the_best_of_all(seed: int) -> None:
     problem = drawn_problem(seed)
     best_s = min(counted_s(problem, each) for each in all_placements(range(problem.num_experts), problem.num_ranks))
