@@ -208,7 +208,9 @@ def test_an_island_that_comes_back_is_given_the_state_before_the_next_exchange_i
     first, again, _ = runs["called"]
     ended_well([first, again])
 
-    assert [(line["exchange"], line["step"]) for line in first["outer"]["0"]] == [(0, 7), (1, 13), (2, 23)]
+    *before, last = ((line["exchange"], line["step"]) for line in first["outer"]["0"])
+    assert before == [(0, 7), (1, 13)]
+    assert last in [(2, step) for step in range(14, 24)]  # earlier than due where the other is much faster, and waits
     assert [(line["exchange"], line["has_joined"]) for line in again["outer"]["0"]] == [(1, True), (2, False)]
     assert again["steps"][0] >= 14
     # As many as it has time for until the other has taken its last.
