@@ -81,9 +81,10 @@ def test_every_benchmark_is_started_or_a_reason_is_given() -> None:
     assert {re.sub(r"^on_gpus\..*", "on_gpus", name) for name in names} == STARTED.keys() | set(ON_A_BED) | ELSEWHERE
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=AS_ROOT if name == "probe_scale" else ()) for name in STARTED]
-)
+MARKS = {"probe_scale": AS_ROOT, "chatty_run": pytest.mark.exhaustive}  # a minute of two cores
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in STARTED])
 def test_benchmark_runs_in_its_shortest_form(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,7 @@ def steps_done(island: Path) -> int:
     return len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.exists() else 0
 
 
+@pytest.mark.exhaustive
 def test_clusters_train_as_islands_over_a_narrow_wire(site: Site) -> None:
     done = holmes(site, "launch", str(plan_islands_on_bed(site, 40)), "--runs", str(site.folder / "runs"))
     assert done.returncode == 0, done.stderr

@@ -160,6 +160,7 @@ def test_gradients_stay_on_fast_interfaces_and_only_activations_cross(site: Site
         assert measured == pytest.approx(planned, rel=0.15)
 
 
+@pytest.mark.exhaustive
 def test_usual_order_sends_gradients_across_clusters(site: Site, tmp_path: Path) -> None:
     _, sent = megabytes_sent(site, tmp_path, "--usual-order")
     for measured, planned in sent["shared"].values():

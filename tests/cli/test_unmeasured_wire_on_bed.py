@@ -42,6 +42,7 @@ def first_lines(site: Site, job: Path, inventory: Path) -> str:
     return " ".join(before.split())
 
 
+@pytest.mark.exhaustive
 def test_a_plan_says_that_the_wire_is_not_measured_until_it_is(tmp_path: Path) -> None:
     with bed_site(tmp_path, trunk_mbps=20) as site:
         inventory, job = site.folder / "inventory.json", site.write_job("job", JOB)
