@@ -181,11 +181,10 @@ class Checkpoints:
     def _find_best(self, earlier: Sequence[WholeCheckpoint]) -> None:
         self._writer.best = best_of(earlier)
         for each in earlier:
-            lower = each.validated is not None and (self._writer.best is None or each.validated < self._writer.best)
-            if lower and each.validated is not None:
-                missing = "; ".join(each.lacking[:1])
-                loss = f"validation loss {each.validated.loss:.4f}"
-                self._warn([f"checkpoint {each.offer.name} ({loss}) is not whole, and no longer the best: {missing}"])
+            lower = each.validated
+            if lower is not None and (self._writer.best is None or lower < self._writer.best):
+                name = f"{each.offer.name} (validation loss {lower.loss:.4f})"
+                self._warn([f"checkpoint {name} is not whole, and no longer the best: {each.lacking[0]}"])
         self._say_best()
 
     def _say_best(self) -> None:

@@ -131,7 +131,7 @@ class EvaluationSettings(SharedSettings):
         """Raise ValueError if a run that cannot stop early is asked to."""
         rule = "must be null in a rehearsal (emulate), which trains nothing"
         check("evaluation.patience", self.patience, rule, self.patience is None or not emulates)
-        rule = "must be null with islands, one of which would stop alone"
+        rule = "must be null with islands: an island would stop alone"
         check("evaluation.patience", self.patience, rule, self.patience is None or not has_islands)
 
 

@@ -129,11 +129,10 @@ def _show(
 
 def _loss_of(found: WholeCheckpoint, best: BestCheckpoint) -> str:
     """Return the validation loss of a checkpoint, the best one marked."""
-    loss = found.offer.validation_loss
-    if loss is None:
+    if found.validated is None:
         return "-"
-    is_best = found.is_whole and best == (loss, found.offer.steps)
-    return f"{loss:.4f}{' (best)' if is_best else ''}"
+    is_best = found.is_whole and found.validated == best
+    return f"{found.validated.loss:.4f}{' (best)' if is_best else ''}"
 
 
 def _gather(
@@ -150,9 +149,7 @@ def _gather(
             ANSWER_IS_NO,
         )
     whole = (each for each in found if each.is_whole)
-    wanted = next(
-        (each for each in whole if not best or (each.offer.validation_loss, each.offer.steps) == lowest), None
-    )
+    wanted = next((each for each in whole if not best or each.validated == lowest), None)
     if wanted is None:
         hosts = sorted({host for each in found[:1] for file in each.offer.files for host in file.hosts})
         hint = f"add the folders of more hosts: it was saved on {', '.join(hosts)}" if hosts else "name another folder"
