@@ -42,24 +42,25 @@ class MovedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def gradient_add(value_type: torch.dtype) -> MovedBytes:
-    """What moves when the gradient of one matrix joins the sum of those before it."""
+def gradient_adds(value_type: torch.dtype) -> tuple[MovedBytes, MovedBytes]:
+    """Return what moves when the first gradient of one matrix becomes the sum, and when the second joins it."""
     layer = nn.Linear(INPUTS, OUTPUTS, bias=False, dtype=value_type)
-    zero1 = Zero1([layer], {}, SETTINGS, RankGroups(), num_microbatches=1)
+    zero1 = Zero1([layer], {}, SETTINGS, RankGroups(), num_microbatches=2)
     zero1.start()
-    output = layer(torch.ones(2, INPUTS, dtype=value_type))
-    gradient = torch.ones_like(output)
-    moved = MovedBytes()
-    with moved:
-        torch.autograd.backward(output, gradient)
-    return moved
+    first, second = MovedBytes(), MovedBytes()
+    for moved in (first, second):
+        output = layer(torch.ones(2, INPUTS, dtype=value_type))
+        gradient = torch.ones_like(output)
+        with moved:
+            torch.autograd.backward(output, gradient)
+    return first, second
 
 
 def main() -> None:
     """Prints both precisions' bytes a parameter as figures."""
     for value_type in (torch.bfloat16, torch.float32):
         name = str(value_type).removeprefix("torch.")
-        each = gradient_add(value_type).total_bytes / (INPUTS * OUTPUTS)
+        each = gradient_adds(value_type)[1].total_bytes / (INPUTS * OUTPUTS)
         print_figure(f"runtime.bytes_per_gradient_add.{name}", each, "B")
 
 

@@ -298,10 +298,12 @@ class Trainer:
         """
         numbers = self.config.sample_numbers(self.me.dp_rank)
         needs_positions = self.config.data.documents != "joined" and self.config.emulation is None
+        positions = samples.positions(step, numbers) if needs_positions else None
         return Batch(
             samples.batch(step, numbers) if self.pipeline.is_first or self.pipeline.is_last else None,
-            samples.positions(step, numbers) if needs_positions else None,
+            positions,
             samples.target_weight(step) if self.pipeline.is_last and self.config.emulation is None else 1.0,
+            0 if positions is None else int((positions == 0).sum(1).max()),
         )
 
     def _sum_of(self, losses: list[Tensor]) -> Tensor:

@@ -187,13 +187,12 @@ def _cost_of_rank(trial: Trial, number: int, device: torch.device, port: int, se
     return _take_steps(Trainer(config, me, corpus, groups, device, stopwatch), seconds)
 
 
-def random_corpus(model: ModelShape) -> Corpus:
-    """Return tokens for a hundred samples, the same in every process."""
+def random_corpus(model: ModelShape, documents: Sequence[int] = ()) -> Corpus:
+    """Return tokens for a hundred samples, the same in every process; `documents` are the first tokens of documents."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.vocab_size, (100 * model.seq_length,), generator=generator)
-    return Corpus(
-        (Tokens([TokenPart("random", MemoryBytes(array("q", tokens.tolist())), "int64")]),), (), "", BadLines(0)
-    )
+    stored = MemoryBytes(array("q", tokens.tolist()))
+    return Corpus((Tokens([TokenPart("random", stored, "int64", documents)]),), (), "", BadLines(0))
 
 
 def _take_steps(trainer: Trainer, seconds: float) -> Cost:

@@ -12,12 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.on_gpus.bench import Bench
 from benchmarks.on_gpus.machine import Device, Machine, read_machine
 from benchmarks.on_gpus.report import Failed, Outcome, Skipped, read_outcomes, write_report
-from benchmarks.on_gpus.scale import SCALES
+from benchmarks.on_gpus.scale import SCALES, Scale
 from benchmarks.on_gpus.steps import BY_HAND, STEPS, Step
 
 OUT_OF_TIME = "the time for this call was over"
@@ -98,12 +99,22 @@ def chosen_steps(only: str | None, skip: str | None) -> list[Step]:
     return [step for step in STEPS if (not wanted or step.name in wanted) and step.name not in unwanted]
 
 
+def chosen_shapes(scale: Scale, only: str | None) -> Scale:
+    """Return `scale` with these of its shapes alone. Raises ValueError for a name that none has."""
+    names = only.split(",") if only else list(scale.shapes)
+    unknown = [name for name in names if name not in scale.shapes]
+    if unknown:
+        raise ValueError(f"no shape is named {', '.join(unknown)}; there are {', '.join(scale.shapes)}")
+    return replace(scale, shapes={name: scale.shapes[name] for name in names})
+
+
 def main(command_line: Sequence[str] | None = None, machine: Machine | None = None) -> int:
     """Run the steps on `machine`, this one if it is not given. Return the exit code."""
     parser = _parser()
     given = parser.parse_args(command_line)
     try:
         chosen = chosen_steps(given.only, given.skip)
+        scale = chosen_shapes(SCALES[given.device], given.shapes)
     except ValueError as error:
         parser.error(str(error))
     device: Device = given.device
@@ -111,7 +122,7 @@ def main(command_line: Sequence[str] | None = None, machine: Machine | None = No
     earlier = read_outcomes(given.output, machine, device)
     print("\n".join(first_screen(machine, device, chosen, _useful(earlier))), flush=True)
     with tempfile.TemporaryDirectory(prefix="holmes-on-gpus-") as name:
-        bench = Bench(Path(name), device, SCALES[device], machine.gpus, outcomes=dict(earlier))
+        bench = Bench(Path(name), device, scale, machine.gpus, outcomes=dict(earlier))
         bench.compiles = device == "cpu" or machine.not_compiled is None
         bench.end_s = time.monotonic() + given.seconds
         report = _run(chosen, bench, machine, given.output)
@@ -127,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--only", metavar="STEP,...", help="run these steps alone")
     parser.add_argument("--skip", metavar="STEP,...", help="leave these steps out")
+    parser.add_argument("--shapes", metavar="SHAPE,...", help="train and time these shapes alone")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin and go on with nothing after so long")
     parser.add_argument("-o", "--output", type=Path, default=Path("gpu-report"), help="folder of the report")
     return parser

@@ -46,6 +46,24 @@ SHAPES: Mapping[str, Job] = {
     },
     "small-batch": {"model": LLAMA_1_3B, "global_batch_size": 1},
     "tied-head": {"model": {"preset": "llama-3.2-1b"}, "global_batch_size": 4},
+    "separate-documents": {
+        "model": {**LLAMA_1_3B, "seq_length": 8192},
+        "data": {"path": "corpus.jsonl", "bytes": True, "documents": "separate"},
+        "global_batch_size": 2,
+    },
+    "experts": {
+        "model": {
+            **LLAMA_BF16,
+            **{"num_layers": 6, "hidden_size": 2048, "num_heads": 16, "experts": 64, "experts_per_token": 8},
+            **{"expert_ffn": 1024, "vocab_size": 50304, "seq_length": 4096, "qk_norm": True},
+        },
+        "global_batch_size": 4,
+    },
+    "adapters": {
+        "model": {"preset": "llama-3-8b", "num_layers": 8},
+        "trainable": {"lora": {"rank": 16}},
+        "global_batch_size": 4,
+    },
 }
 TWO: Mapping[str, Job] = {
     "pp2-1f1b": {"pp": 2, "schedule": "1f1b"},
@@ -153,6 +171,12 @@ TINY_SHAPES: Mapping[str, Job] = {
     "long-32k": {"model": {**TINY_MODEL, "seq_length": 64}, "global_batch_size": 1},
     "small-batch": {"model": TINY_MODEL, "global_batch_size": 1},
     "tied-head": {"model": {**TINY_MODEL, "tied_embeddings": True}},
+    "separate-documents": {
+        "model": TINY_MODEL,
+        "data": {"path": "corpus.jsonl", "bytes": True, "documents": "separate"},
+    },
+    "experts": {"model": {**TINY_MODEL, "experts": 4, "experts_per_token": 2, "expert_ffn": 32}},
+    "adapters": {"model": TINY_MODEL, "trainable": {"lora": {"rank": 4}}},
 }
 TINY = Scale(
     model=TINY_MODEL,
@@ -163,7 +187,7 @@ TINY = Scale(
     large={"model": {**TINY_MODEL, "vocab_size": 300}, "parallel": ONE_RANK},
     largest={"model": TINY_MODEL, "parallel": ONE_RANK},
     calibrate_s=0.05,
-    shapes={name: TINY_SHAPES[name] for name in ("gpt-1.3b", "qwen-like")},
+    shapes={name: TINY_SHAPES[name] for name in ("gpt-1.3b", "qwen-like", "separate-documents")},
     shape_steps=4,
     shape_changes={},
 )

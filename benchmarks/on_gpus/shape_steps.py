@@ -1,4 +1,4 @@
-"""The steps on six shapes that no constant of the cost model was fitted to: planned here, trained in one process."""
+"""The steps on shapes that no constant of the cost model was fitted to: planned here, trained in one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner.cost.memory_margin import reserve_bytes, training_margin
 
 MAX_OFF = 2.0  # by which a measured step may differ from its prediction before planning by it is no use
 GIB = 2**30
-PROFILED = "gpt-1.3b"
+BEYOND_PLAIN = ("data", "trainable")  # keys of a shape's job, or "experts" of its model, that the plain loop has not
 # Words in the names of kernels, and of torch's operators on CPUs; the first kind that fits counts.
 KINDS = {
     "attention": ("flash", "fmha", "attention", "sdpa"),
@@ -47,7 +47,7 @@ def shapes(bench: Bench) -> list[Figure]:
 
 def offload(bench: Bench) -> list[Figure]:
     """Train one shape with optimizer states in host memory, and compare it with its plan."""
-    job = _job(bench, PROFILED, bench.compiles)
+    job = _job(bench, profiled_shape(bench), bench.compiles)
     job["parallel"] = {**job["parallel"], "optimizer_offload": True}
     plans, notes = _plans(bench, {"offload": job})
     figures, wrong = _measured(bench, "offload", plans, notes)
@@ -58,7 +58,7 @@ def offload(bench: Bench) -> list[Figure]:
 
 def plain_torch(bench: Bench) -> list[Figure]:
     """Train the same shapes by a plain torch loop, compiled where Holmes' is, with as many samples a micro-batch."""
-    jobs = {name: _job(bench, name, bench.compiles) for name in bench.scale.shapes}
+    jobs = {name: _job(bench, name, bench.compiles) for name, job in bench.scale.shapes.items() if _is_plain(job)}
     plans, notes = _plans(bench, jobs)
     tasks = [Task(name, "plain", _config(plan)) for name, plan in plans.items()]
     figures = []
@@ -81,8 +81,9 @@ def plain_torch(bench: Bench) -> list[Figure]:
 
 def profiled(bench: Bench) -> list[Figure]:
     """Record the kernels of one shape, and compare their seconds by kind with the plan's."""
-    name = mode_name(PROFILED, bench.compiles)
-    plans, notes = _plans(bench, {name: _job(bench, PROFILED, bench.compiles)})
+    shape = profiled_shape(bench)
+    name = mode_name(shape, bench.compiles)
+    plans, notes = _plans(bench, {name: _job(bench, shape, bench.compiles)})
     if name not in plans:
         raise Failed(notes[0])
     result = bench.run_tasks("profile", [Task(name, "holmes", _config(plans[name]), profiled=True)], plans.values())[
@@ -112,12 +113,22 @@ def compared_with_calibration(bench: Bench, flops_per_s: float) -> list[Figure]:
     Raises:
         Skipped: No step of the shape was measured.
     """
-    name = mode_name(PROFILED, bench.compiles)
+    shape = profiled_shape(bench)
+    name = mode_name(shape, bench.compiles)
     measured_s = bench.figure("shapes", f"{name}: step")
     if measured_s is None:
         raise Skipped(f"no step of {name} was measured")
-    plan = bench.plan({**_job(bench, PROFILED, bench.compiles), "compute": {"flops_per_s": flops_per_s}})
+    plan = bench.plan({**_job(bench, shape, bench.compiles), "compute": {"flops_per_s": flops_per_s}})
     return [Figure("step over its prediction after calibrate", measured_s / plan.prediction.step_s, "")]
+
+
+def profiled_shape(bench: Bench) -> str:
+    """Return the shape that steps of one shape take: the first."""
+    return next(iter(bench.scale.shapes))
+
+
+def _is_plain(job: Job) -> bool:
+    return not any(key in job for key in BEYOND_PLAIN) and "experts" not in job["model"]
 
 
 def shape_plan(bench: Bench, name: str) -> Plan:

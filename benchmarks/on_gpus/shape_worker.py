@@ -31,6 +31,7 @@ from holmes_runtime.trainer import Trainer
 from holmes_runtime.trial import random_corpus
 
 PROFILED_STEPS = 2
+DOCUMENT_TOKENS = 1403  # of each document, where they are separate; borders fall anywhere in samples
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ def _by_holmes(task: Task, device: torch.device) -> dict[str, Any]:
     config = RunConfig.from_json(task.config)
     torch.set_num_threads(num_threads(config, os.environ, len(os.sched_getaffinity(0))))
     began_s = time.monotonic()
-    trainer = Trainer(config, config.grid.rank(0), random_corpus(config.model), RankGroups(), device)
+    separate = config.data.documents == "separate"
+    documents = range(0, 100 * config.model.seq_length, DOCUMENT_TOKENS) if separate else ()
+    trainer = Trainer(config, config.grid.rank(0), random_corpus(config.model, documents), RankGroups(), device)
     _wait_for(device)
     build_s = time.monotonic() - began_s
     losses, steps_s, laps_s = [], [], []

@@ -25,11 +25,11 @@ from benchmarks.on_gpus.report import Failed, Figure, Seen, Skipped
 from benchmarks.on_gpus.scale import ONE_RANK
 from benchmarks.on_gpus.shape_steps import (
     MAX_OFF,
-    PROFILED,
     compared_with_calibration,
     offload,
     plain_torch,
     profiled,
+    profiled_shape,
     shape_plan,
     shapes,
 )
@@ -40,6 +40,8 @@ FP32_TOLERANCE = 1e-3  # of losses, relative: kernels and orders of sums differ
 # Three to four times what bf16 makes of the small job's losses on CPUs, against fp32: 2.1e-3 to 2.8e-3 over four seeds.
 # Measured by benchmarks/on_gpus/loss_spread.py on 2026-11-26 with torch 2.13.
 BF16_TOLERANCE = 1e-2
+# Batch, query heads, key-value heads, sequence length and head size.
+MASK_SIZES = {"2k": (4, 16, 16, 2048, 128), "8k grouped": (2, 32, 8, 8192, 128), "32k": (1, 16, 8, 32768, 128)}
 
 
 def single(bench: Bench) -> list[Figure]:
@@ -85,7 +87,7 @@ def _against_plan(bench: Bench, run: ProductRun) -> list[Figure]:
 
 def calibrated(bench: Bench) -> list[Figure]:
     """Measure the speed for one of the shapes by `holmes_runtime.calibrate`, and predict its step by that."""
-    plan = shape_plan(bench, PROFILED)
+    plan = shape_plan(bench, profiled_shape(bench))
     model = run_config_of(plan, "calibrate").model
     numbers = {
         "--hidden-size": model.hidden_size,
@@ -130,6 +132,27 @@ def attention(bench: Bench) -> list[Figure]:
             figures.append(Figure(name, flops[line["name"]] / line["seconds"] / 1e12, "TFLOP/s"))
     notes.append("the count is 12 b s^2 q, also above the diagonal, as in the plan")
     return Seen(figures, notes)
+
+
+def masks(bench: Bench) -> list[Figure]:
+    """Time attention inside documents, and of a part of a sequence, by a mask and by the kernel that needs none.
+
+    Raises:
+        Failed: The two differ by more than bf16 makes.
+    """
+    if bench.device == "cpu":
+        raise Skipped("these kernels are for GPUs")
+    file = bench.folder / "masks.json"
+    file.write_text(json.dumps(MASK_SIZES), encoding="utf-8")
+    figures, wrong = [], []
+    for line in map(json.loads, _module("benchmarks.on_gpus.masked_attention", str(file)).splitlines()):
+        figures += [Figure(f"{line['name']}: by the {way}", line[way] * 1e3, "ms") for way in ("mask", "kernel")]
+        figures.append(Figure(f"{line['name']}: differs by", line["difference"], ""))
+        if not line["difference"] <= BF16_TOLERANCE:
+            wrong.append(f"{line['name']}: {line['difference']:.2g}, {BF16_TOLERANCE:g} are allowed")
+    if wrong:
+        raise Failed("; ".join(wrong), figures)
+    return figures
 
 
 def nccl_settings(bench: Bench) -> list[Figure]:
@@ -242,11 +265,12 @@ class Step:
 STEPS = (
     Step("single", "losses of one GPU against CPUs, fp32, bf16, compiled", 1, single),
     Step("memory", "memory, step and MFU of 1.3 B, launched, against the plan", 1, memory),
-    Step("shapes", "step, tokens/s, MFU and memory of six shapes against their plans, eager and compiled", 1, shapes),
+    Step("shapes", "step, tokens/s, MFU and memory of the shapes against their plans, eager and compiled", 1, shapes),
     Step("plain-torch", "the same shapes by a plain torch loop", 1, plain_torch),
     Step("calibrate", "measured FLOP/s, and a step predicted by them", 1, calibrated, ("shapes",)),
     Step("offload", "optimizer states in host memory against the plan", 1, offload),
     Step("attention", "TFLOP/s of each backend of attention at the shapes' sizes", 1, attention),
+    Step("masks", "attention inside documents, and of a part of a sequence, without a mask and with", 1, masks),
     Step("shared-gpu", "two ranks of a pipeline on one GPU against one rank", 1, shared_gpu, shares_gpu=True),
     Step(
         "trainer-hook",

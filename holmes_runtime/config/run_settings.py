@@ -97,6 +97,10 @@ class DataSettings(SharedSettings):
         twice = next((path for path in paths if paths.count(path) > 1), None)
         check("path", twice, "must name each once: add up the weights", twice is None)
 
+    def is_masked(self, device: str, precision: Precision, cp: int) -> bool:
+        """Return True if a mask shows attention where documents end, and not their ends: see `document_mask.py`."""
+        return self.documents == "separate" and (device, precision, cp) != ("cuda", "bf16", 1)
+
     @property
     def sources(self) -> tuple[DataSource, ...]:
         """The sources of a blend, or the only source."""

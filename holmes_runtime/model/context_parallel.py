@@ -96,7 +96,9 @@ class ContextParallel:
         chunks = query.transpose(1, 2).chunk(2, 2)
         early, late = (None, None) if masks is None else masks[:2]
         with _gathered_again(whole[0], key, value, self, repeats) if gathers_again else nullcontext():
-            return _attend(chunks[0], whole[0], whole[1], early), _attend(chunks[1], whole[2], whole[3], late)
+            return attend_up_to_end(chunks[0], whole[0], whole[1], early), attend_up_to_end(
+                chunks[1], whole[2], whole[3], late
+            )
 
 
 WHOLE = ContextParallel()
@@ -107,7 +109,7 @@ def _chunks_of(part: int, parts: int) -> tuple[int, int]:
     return part, 2 * parts - 1 - part
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def attend_up_to_end(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Attend to keys and values up to the end of the queries: (batch, chunk, heads * head_size).
 
     query: (batch, heads, chunk, head_size); key, value: (batch, keys, kv heads, head_size).

@@ -26,7 +26,7 @@ from holmes_runtime.config.run_settings import Precision, Recompute
 from holmes_runtime.config.trainable import Lora
 from holmes_runtime.model.adapters import Adapter, gather_adapted, is_adapter, make_adapter, plus
 from holmes_runtime.model.context_parallel import WHOLE, ContextParallel, Masks
-from holmes_runtime.model.document_mask import document_mask
+from holmes_runtime.model.document_mask import attend_documents, document_ends, document_mask, takes_document_ends
 from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.experts import Balancing, Experts
 from holmes_runtime.model.initial_weights import initial_value
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         self.projection_lora = make_adapter(shape, lora, "projection")
 
     def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | Masks | None = None) -> Tensor:
-        """Attend within each sample, or, with the mask of `document_mask`, within each document.
+        """Attend within each sample, or, with the mask of `document_mask` or int32 `document_ends`, each document.
 
         hidden and result: (micro_batch_size, seq_length / tp, hidden_size); rotation: see `make_rotation`. It turns by
         places in the sample, also inside documents: scores depend on the distance alone.
@@ -98,6 +98,8 @@ class Attention(nn.Module):
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention's core: (micro_batch_size, seq_length, query_size / tp), heads one after the other."""
+        if mask is not None and mask.dtype == torch.int32:
+            return attend_documents(query, key, value, mask).flatten(2)
         # by head: (micro_batch_size, heads, seq_length, head_size)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         grouped = self.queries_per_kv > 1
@@ -305,24 +307,31 @@ class DecoderStage(nn.Module):
         for block in self.blocks.values():
             block.forward = torch.compile(cast(Block, block).forward_to_compile)
 
-    def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: Tensor, positions: Tensor | None = None, most_documents: int = 0) -> Tensor:
         """Return logits (micro_batch_size, seq_length, vocab_size / tp) on the last stage, else hidden states.
 
         inputs: int64 tokens (micro_batch_size, seq_length) on the first stage, else hidden states (micro_batch_size,
         seq_length / tp, hidden_size). positions: where documents are separate, the position of each token of a whole
-        sequence in its own, int64 (micro_batch_size, seq_length).
+        sequence in its own, int64 (micro_batch_size, seq_length), of no more than `most_documents`.
         """
         hidden = self._embed(inputs, positions) if self.is_first else inputs
         mask: Tensor | Masks | None = self.causal_masks
         if positions is not None:
-            make = document_mask if self.cp.size == 1 else self.cp.document_masks
-            mask = make(positions, hidden.dtype)
+            mask = self._borders(positions, most_documents, hidden.dtype)
         for block in self.blocks.values():
             if self.recompute:
                 hidden = checkpoint(block, hidden, self.rotation, mask, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden = block(hidden, self.rotation, mask)
         return self._logits(self.final_norm(hidden)) if self.is_last else hidden
+
+    def _borders(self, positions: Tensor, most_documents: int, dtype: torch.dtype) -> Tensor | Masks:
+        """Return what shows attention where documents end."""
+        if self.cp.size > 1:
+            return self.cp.document_masks(positions, dtype)
+        if takes_document_ends(dtype, positions.device):
+            return document_ends(positions, most_documents)
+        return document_mask(positions, dtype)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Map hidden (.., seq_length / tp, hidden_size) to logits (micro_batch_size, seq_length, vocab_size / tp)."""

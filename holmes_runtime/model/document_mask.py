@@ -1,8 +1,16 @@
-"""Attention that stays inside documents; a sample may hold several."""
+"""Attention that stays inside documents; a sample may hold several.
+
+A mask shows attention their borders; on GPUs in bf16 a kernel takes their ends instead, and computes no score between
+two documents.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -30,3 +38,36 @@ def causal_mask(queries: int, keys: int, dtype: torch.dtype) -> Tensor:
     """Return the same, on the CPU, for the last `queries` of so many `keys` of one document: (1, 1, queries, keys)."""
     mask = torch.full((1, 1, queries, keys), -math.inf, dtype=dtype)
     return mask.triu_(keys - queries + 1)
+
+
+def takes_document_ends(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return True if `attend_documents` works there; each GPU that computes in bf16 has the kernel."""
+    return device.type == "cuda" and dtype == torch.bfloat16
+
+
+def document_ends(positions: Tensor, most: int) -> Tensor:
+    """Return the ends of the documents of a micro-batch, int32 (n + 1,), after a zero, n a power of two >= `most`.
+
+    positions: int64 (batch, seq), each token's position in its document; there are at most `most` documents. The ends
+    are counted over all samples, and further ones repeat the last. So the host need not wait for the device to know how
+    many there are, and compiled code meets few lengths.
+    """
+    number = (positions == 0).flatten().cumsum(0)  # of each token's document, from 1
+    lengths = number.new_zeros((1 << max(0, most - 1).bit_length()) + 1)
+    return lengths.scatter_add_(0, number, torch.ones_like(number)).cumsum(0).int()
+
+
+def attend_documents(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
+    """Attend to the token itself and the tokens before it in its document: (batch, seq, heads, head_size).
+
+    query: (batch, seq, heads, head_size), bf16; key, value: (batch, seq, kv heads, head_size); ends: `document_ends`.
+    """
+    from torch.nn.attention.varlen import varlen_attn  # imports the compiler, so only where it is used
+
+    # From torch 2.12 on it asks to be told of groups of heads; the kernel takes them in each version.
+    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    attend = partial(cast(Callable[..., Tensor], varlen_attn), window_size=(-1, 0), **grouped)
+    seq_length = query.shape[1]
+    query, key, value = (each.flatten(0, 1) for each in (query, key, value))
+    mixed = attend(query, key, value, ends, ends, seq_length, seq_length)
+    return mixed.view(-1, seq_length, *mixed.shape[1:])

@@ -10,21 +10,22 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-ATEN = torch.ops.aten
-COSTLY = [
-    ATEN.mm.default,
-    ATEN.addmm.default,
-    ATEN._scaled_dot_product_flash_attention.default,
-    ATEN._scaled_dot_product_efficient_attention.default,
-    ATEN._scaled_dot_product_cudnn_attention.default,
-    ATEN._scaled_dot_product_flash_attention_for_cpu.default,
-]
+COSTLY = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "torch_attn::_varlen_attn",
+}
 
 Keep = Callable[..., AbstractContextManager[object]]
 """`made_again` or `keeping`."""
@@ -67,9 +68,14 @@ def kept_selectively(forward: Callable[..., Tensor], *inputs: Tensor | None) -> 
 
     `forward` has no collectives inside, as a compiler stops at them.
     """
-    contexts = partial(create_selective_checkpoint_contexts, COSTLY)
+    contexts = partial(create_selective_checkpoint_contexts, _policy)
     made: Tensor = checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return made
+
+
+def _policy(context: object, operator: Any, *inputs: object, **options: object) -> CheckpointPolicy:
+    del context, inputs, options
+    return CheckpointPolicy.MUST_SAVE if operator.name() in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def keeping(value: Tensor, make: Callable[..., Tensor], *inputs: Tensor) -> AbstractContextManager[object]:

@@ -12,17 +12,28 @@ from torch import Tensor
 class Batch(NamedTuple):
     """A rank's samples of a step, int64: tokens (samples, seq_length + 1) and positions (samples, seq_length).
 
-    `weight` is the factor on the mean loss of each micro-batch's targets: see `Samples.target_weight`.
+    `weight` is the factor on the mean loss of each micro-batch's targets: see `Samples.target_weight`. No sample has
+    more than `most_documents`.
     """
 
     tokens: Tensor | None
     positions: Tensor | None
     weight: float = 1.0
+    most_documents: int = 0
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the same batch with each tensor changed, such as copied to a device."""
         tokens, positions = (None if values is None else change(values) for values in self[:2])
         return self._replace(tokens=tokens, positions=positions)
+
+    def beside_inputs(self, num_microbatches: int) -> list[tuple[Tensor, int] | tuple[()]]:
+        """Return the further arguments of a stage's module by micro-batch, if there are positions.
+
+        They are its part of them, and the most documents it may have.
+        """
+        if self.positions is None:
+            return [()] * num_microbatches
+        return [(part, self.most_documents * len(part)) for part in self.positions.chunk(num_microbatches)]
 
 
 def as_read(tokens: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class Shard:
     """The piece of one parameter whose optimizer state is on this rank: all that a checkpoint needs to know.
 
     `part` is this tensor shard's part of the whole parameter; flattened, row by row, this rank holds numbers [start,
-    stop) of that part. master (the weights), exp_avg, exp_avg_sq (AdamW's moments) and gradient (the mean of the last
+    stop) of that part. master (the weights), exp_avg, exp_avg_sq (AdamW's moments) and gradient (the sum of the last
     step) are fp32 (stop - start,): views, to be read and loaded in place. The first three may be in host memory;
     `state_gradient` is the gradient in the same memory, else `gradient` itself. If it `is_copy`, the first stage has
     the same, and it counts there.

@@ -26,13 +26,6 @@ from holmes_runtime.parallel.loss_scale import LossScale
 from holmes_runtime.parallel.stage_run import GradientAdded, StageRun
 
 
-def beside_inputs(positions: Tensor | None, num_microbatches: int) -> list[tuple[Tensor, ...]]:
-    """Return the further arguments of a stage's module by micro-batch: its part of `positions`, if there are any."""
-    if positions is None:
-        return [()] * num_microbatches
-    return [(part,) for part in positions.chunk(num_microbatches)]
-
-
 def _direction(action: Action) -> Direction:
     """Return the direction of the message that `action` needs."""
     return Direction.FORWARD if action.kind is ActionKind.FORWARD else Direction.BACKWARD
@@ -107,7 +100,7 @@ class Pipeline:
         self._messages.begin(step, self._expected)
         tokens, self._weight = batch.tokens, batch.weight
         microbatches = [None] * self._num_microbatches if tokens is None else tokens.chunk(self._num_microbatches)
-        beside = beside_inputs(batch.positions, self._num_microbatches)
+        beside = batch.beside_inputs(self._num_microbatches)
         for stage in self._stages.values():
             stage.extremes.clear()
         losses: list[Tensor] = []
@@ -152,7 +145,7 @@ class Pipeline:
         self,
         action: Action,
         microbatch: Tensor | None,
-        beside: Sequence[Tensor],
+        beside: Sequence[Tensor | int],
         losses: list[Tensor],
     ) -> None:
         """Run a forward; its input proves that some gradients sent earlier have arrived."""
@@ -223,7 +216,7 @@ class Pipeline:
         losses: list[Tensor] = []
         sent: list[Transfer] = []
         microbatches = [None] * num_microbatches if tokens is None else tokens.chunk(num_microbatches)
-        more = beside_inputs(batch.positions, num_microbatches)
+        more = batch.beside_inputs(num_microbatches)
         # As many at a time as keep all ranks busy; sent tensors are released when those after them have been sent.
         for start in range(0, num_microbatches, len(self._ranks)):
             sends: list[Transfer] = []
@@ -240,7 +233,7 @@ class Pipeline:
         chunk: int,
         number: int,
         microbatch: Tensor | None,
-        more: Sequence[Tensor],
+        more: Sequence[Tensor | int],
         losses: list[Tensor],
         sends: list[Transfer],
     ) -> None:

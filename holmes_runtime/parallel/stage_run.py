@@ -27,7 +27,9 @@ class StageRun:
         self._later: dict[int, tuple[Tensor | GradientEdge, Tensor | None, Sequence[WeightGroup]]] = {}
         self.extremes: list[Tensor] = []  # least and greatest output of each micro-batch's forward, if it is sent on
 
-    def forward(self, microbatch: int, inputs: Tensor, beside: Sequence[Tensor], targets: Tensor | None) -> Tensor:
+    def forward(
+        self, microbatch: int, inputs: Tensor, beside: Sequence[Tensor | int], targets: Tensor | None
+    ) -> Tensor:
         """Return the hidden states of one micro-batch, detached, or on the last stage its loss.
 
         inputs: tokens int64 (b, s) on the first stage, elsewhere hidden states (b, s / tp, h).

@@ -31,11 +31,10 @@ ADAM_EPS = 1e-8  # Kingma and Ba, 2015
 class Zero1:
     """Gradients, optimizer states and weights of all stages of one rank.
 
-    Owns the gradients and the memory of the weights: other code must not set `.grad` to None or replace `.data`. It
-    leaves frozen parameters alone. Each
-    step: `start()`; backwards, whose gradients come in by hooks or, where these do not fire, `gradient_added`;
-    `finish()`; then `step(...)`, or `publish_update()` to leave the weights as they are. `tied` is the parameter that
-    another rank holds a copy of, if any.
+    Owns the gradients and the memory of the weights: other code must not replace `.grad` or `.data`. It leaves frozen
+    parameters alone. Each step: `start()`; backwards, whose gradients come in by hooks or, where these do not fire,
+    `gradient_added`; `finish()`; then `step(...)`, or `publish_update()` to leave the weights as they are. `tied` is
+    the parameter that another rank holds a copy of, if any.
     """
 
     def __init__(
@@ -67,13 +66,16 @@ class Zero1:
         self.tied = tied
         self._buckets = self._make_buckets(modules, named, partial, bucket_bytes, memory)
         self._bucket_of: dict[Tensor, Bucket] = {}
+        self._sum_of: dict[Tensor, Tensor] = {}
         for bucket in self._buckets:
             for parameter in bucket.parameters:
-                self._bucket_of[parameter] = bucket
+                assert parameter.grad is not None
+                self._bucket_of[parameter], self._sum_of[parameter] = bucket, parameter.grad
                 parameter.register_post_accumulate_grad_hook(self.gradient_added)  # type: ignore[no-untyped-call]
         self._hook(modules)
         self._next_to_send = 0
         self.is_held = False
+        self._divisor = 1.0  # of the gradients of the step under way
         self._stopwatch = stopwatch or Stopwatch(self._buckets[0].gradient.device)
         held = [(bucket, list(bucket.shards(all_parts, tied if is_copy else None))) for bucket in self._buckets]
         self._shards = [shard for _, shards in held for shard in shards]
@@ -117,14 +119,23 @@ class Zero1:
             counted.fill_(steps)
 
     def start(self) -> None:
-        """Clear the gradients; called before the first backward of a step."""
+        """Forget the gradients; called before the first backward of a step."""
         self._next_to_send = 0
         for bucket in self._buckets:
-            bucket.gradients.zero_()
             bucket.awaited = len(bucket.parameters) * self._num_microbatches
+            for parameter in bucket.parameters:
+                parameter.grad = None
 
     def gradient_added(self, parameter: Tensor) -> None:
-        """Count one micro-batch's gradient of `parameter`. Buckets leave in one order, the same on all replicas."""
+        """Count one micro-batch's gradient of `parameter`. Buckets leave in one order, the same on all replicas.
+
+        The first one of a step is written over the sum of the step before, which so need not be cleared.
+        """
+        summed = self._sum_of[parameter]
+        if parameter.grad is not summed:
+            assert parameter.grad is not None
+            summed.copy_(parameter.grad)
+            parameter.grad = summed
         self._bucket_of[parameter].awaited -= 1
         while self._next_to_send < len(self._buckets) and not self._buckets[self._next_to_send].awaited:
             self._send(self._buckets[self._next_to_send])
@@ -142,19 +153,21 @@ class Zero1:
         return self._expert_replicas if bucket.has_experts else self._replicas
 
     def finish(self, divisor: float) -> Tensor:
-        """Wait for this rank's parts of the gradients, divide them, and return the sum of their squares.
+        """Wait for this rank's parts of the gradients, and return the sum of the squares of their quotients.
 
-        The sum, float64 (1,), is this rank's: over all ranks they add up to the square of the norm. Raises RuntimeError
-        if a parameter got no gradient, which would have left its bucket unsent.
+        They are divided by `divisor` as AdamW reads them. The sum, float64 (1,), is this rank's: over all ranks they
+        add up to the square of the norm. Raises RuntimeError if a parameter got no gradient, which would have left its
+        bucket unsent.
         """
         missing = [name for bucket in self._buckets if bucket.awaited for name in bucket.names]
         if missing:
             raise RuntimeError(f"gradients never came for all micro-batches in the bucket of {', '.join(missing)}")
         for buckets, _ in self._updates:
-            self._take_in(buckets, divisor)
-        return self._sum_of_squares()
+            self._take_in(buckets)
+        self._divisor = divisor
+        return self._sum_of_squares() / divisor**2
 
-    def _take_in(self, buckets: Sequence[Bucket], divisor: float) -> None:
+    def _take_in(self, buckets: Sequence[Bucket]) -> None:
         with self._stopwatch.lap("dp"), named_range("await gradients"):
             for bucket in buckets:
                 if bucket.reduced is not None:
@@ -165,7 +178,6 @@ class Zero1:
                     assert self._groups.tied is not None
                     start_sum_of_two(bucket.gradient, self._groups.tied, self._groups.messages_of("tied"))()
         for bucket in buckets:
-            bucket.gradient.div_(divisor)
             if bucket.host is not None:
                 bucket.host.fetch(bucket.gradient)
 
@@ -191,7 +203,7 @@ class Zero1:
         """
         norm = norm.to(self._steps[""].device)
         overflow = norm.isfinite().logical_not().float()
-        divisor = clip_divisor(norm, self._settings.grad_clip)
+        divisor = (self._divisor * clip_divisor(norm, self._settings.grad_clip)).float()
         for buckets, shards in self._updates:
             with named_range("update"):
                 for bucket in buckets:
@@ -209,7 +221,7 @@ class Zero1:
         shards: Sequence[Shard],
         learning_rate: float,
         weight_decay: float,
-        divisor: Tensor | None,
+        divisor: Tensor,
         overflow: Tensor,
     ) -> None:
         adamw(
@@ -285,9 +297,9 @@ class Zero1:
                     bucket.gathering = None
 
 
-def clip_divisor(norm: Tensor, grad_clip: float | None) -> Tensor | None:
-    """Return the fp32 divisor that limits gradients of global norm `norm` to `grad_clip`; None without a limit."""
-    return None if grad_clip is None else (norm / grad_clip).clamp(min=1.0).float()
+def clip_divisor(norm: Tensor, grad_clip: float | None) -> Tensor:
+    """Return the divisor that limits gradients of global norm `norm` to `grad_clip`; 1 without a limit."""
+    return torch.ones_like(norm) if grad_clip is None else (norm / grad_clip).clamp(min=1.0)
 
 
 def _name_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:

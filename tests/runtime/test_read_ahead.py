@@ -42,7 +42,7 @@ def test_batches_are_those_of_their_steps(steps: tuple[int, ...]) -> None:
     batches = BatchesAhead(batch_of, 4, "here", CPU)
 
     for step in steps:
-        tokens, positions, _ = batches.take(step)
+        tokens, positions, *_ = batches.take(step)
         assert tokens is not None
         assert tokens.tolist() == [[step] * 3] * 2
         assert positions is None

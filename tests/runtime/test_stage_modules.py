@@ -14,6 +14,7 @@ from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import EmulationSettings, Recompute
 from holmes_runtime.model.decoder import DecoderStage
+from holmes_runtime.model.document_mask import document_ends
 from holmes_runtime.model.emulated import EmulatedStage, mean_activation
 from holmes_runtime.model.initial_weights import initial_value
 from holmes_runtime.model.rotary import make_rotation, rotate
@@ -108,6 +109,13 @@ def test_each_document_of_a_sample_has_the_logits_it_has_by_itself(shape: ModelS
         torch.testing.assert_close(together[:, start : start + length], stage(alone)[:, :length], atol=1e-6, rtol=1e-5)
         start += length
     assert (together - stage(tokens)).abs().amax() > 1e-3
+
+
+def test_ends_of_documents_are_counted_over_the_samples_of_a_micro_batch() -> None:
+    positions = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
+    assert document_ends(positions, 4).tolist() == [0, 3, 5, 6, 10]
+    assert document_ends(positions, 6).tolist() == [0, 3, 5, 6, 10, 10, 10, 10, 10]
+    assert document_ends(torch.tensor([[0, 1, 2]]), 1).tolist() == [0, 3]
 
 
 def test_one_document_a_sample_is_as_if_documents_were_joined() -> None:
