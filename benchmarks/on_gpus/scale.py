@@ -20,6 +20,7 @@ LLAMA_1_3B = {
     "vocab_size": 32000,
     "seq_length": 2048,
 }
+ADAPTED = ["query", "key", "value", "projection", "gate", "up", "down"]
 LLAMA_BF16 = {"family": "llama", "rope_theta": 500000.0}
 # No constant of the cost model was fitted to a run of one of these.
 SHAPES: Mapping[str, Job] = {
@@ -48,7 +49,7 @@ SHAPES: Mapping[str, Job] = {
     "tied-head": {"model": {"preset": "llama-3.2-1b"}, "global_batch_size": 4},
     "separate-documents": {
         "model": {**LLAMA_1_3B, "seq_length": 8192},
-        "data": {"path": "corpus.jsonl", "bytes": True, "documents": "separate"},
+        "data": {"path": "/corpus.jsonl", "bytes": True, "documents": "separate"},
         "global_batch_size": 2,
     },
     "experts": {
@@ -61,7 +62,7 @@ SHAPES: Mapping[str, Job] = {
     },
     "adapters": {
         "model": {"preset": "llama-3-8b", "num_layers": 8},
-        "trainable": {"lora": {"rank": 16}},
+        "trainable": {"lora": {"rank": 16, "targets": ADAPTED}},
         "global_batch_size": 4,
     },
 }
@@ -173,10 +174,10 @@ TINY_SHAPES: Mapping[str, Job] = {
     "tied-head": {"model": {**TINY_MODEL, "tied_embeddings": True}},
     "separate-documents": {
         "model": TINY_MODEL,
-        "data": {"path": "corpus.jsonl", "bytes": True, "documents": "separate"},
+        "data": {"path": "/corpus.jsonl", "bytes": True, "documents": "separate"},
     },
     "experts": {"model": {**TINY_MODEL, "experts": 4, "experts_per_token": 2, "expert_ffn": 32}},
-    "adapters": {"model": TINY_MODEL, "trainable": {"lora": {"rank": 4}}},
+    "adapters": {"model": TINY_MODEL, "trainable": {"lora": {"rank": 4, "targets": ADAPTED}}},
 }
 TINY = Scale(
     model=TINY_MODEL,
