@@ -64,7 +64,7 @@ def attend_documents(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) ->
     """
     from torch.nn.attention.varlen import varlen_attn  # imports the compiler, so only where it is used
 
-    # From torch 2.12 on it asks to be told of groups of heads; the kernel takes them in each version.
+    # From torch 2.12 on groups of heads have to be allowed; the kernel takes them in each version.
     grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
     attend = partial(cast(Callable[..., Tensor], varlen_attn), window_size=(-1, 0), **grouped)
     seq_length = query.shape[1]

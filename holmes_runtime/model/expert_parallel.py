@@ -42,11 +42,11 @@ class ExpertParallel:
         with timed_group(self) as group:
             dist.all_to_all_single(incoming, counts, group=group)
         outgoing, came = counts.view(self.size, -1), incoming.view(self.size, -1)
-        sizes = torch.cat([outgoing.sum(1), came.sum(1), came.sum(0)]).tolist()  # the host waits for the device once
-        sent, received, own = sizes[: self.size], sizes[self.size : 2 * self.size], sizes[2 * self.size :]
-        experts = torch.arange(len(own), device=counts.device).repeat(self.size)
+        sizes = torch.cat([outgoing.sum(1), came.sum(1)]).tolist()  # the host waits for the device once
+        sent, received = sizes[: self.size], sizes[self.size :]
+        experts = torch.arange(came.shape[1], device=counts.device).repeat(self.size)
         order = experts.repeat_interleave(incoming, output_size=sum(received)).argsort(stable=True)
-        return ExpertRows(self, sent, received, order, own)
+        return ExpertRows(self, sent, received, order, came.sum(0))
 
 
 ALL_EXPERTS = ExpertParallel()
@@ -56,14 +56,15 @@ ALL_EXPERTS = ExpertParallel()
 class ExpertRows:
     """The rows of one layer and micro-batch that travel: `sent` to each replica and `received` from each.
 
-    `order` sorts the rows that came by expert, then by replica and token; `counts` are the rows of each own expert.
+    `order` sorts the rows that came by expert, then by replica and token; `counts` are the rows of each own expert,
+    int64 (own experts,).
     """
 
     ep: ExpertParallel
     sent: list[int]
     received: list[int]
     order: Tensor
-    counts: list[int]
+    counts: Tensor
 
     def to_experts(self, rows: Tensor) -> Tensor:
         """Send `rows` (sum of sent, ..), sorted by expert; return those that came, sorted by expert."""

@@ -2,23 +2,28 @@
 
 As in Mixtral (Jiang et al., Mixtral of Experts, 2024) and Qwen 3: the experts of highest probability, SwiGLU each. No
 token is dropped. Tokens are sorted by expert, so that an expert multiplies the rows that came for it at once, and sums
-are the same in every run.
+are the same in every run. On GPUs in bf16 one kernel multiplies the rows of all experts, elsewhere one after the other
+does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.recomputed_values import Keep
 from holmes_runtime.model.tensor_parallel import TensorParallel
+
+Product = Callable[[Tensor, Tensor], Tensor]  # of rows with a matrix, or with the matrices of all experts
 
 
 @dataclass(frozen=True)
@@ -77,20 +82,24 @@ class Experts(nn.Module):
         copies = tokens.repeat_interleave(k, 0)[order]
         shares = weights.to(hidden.dtype).flatten()[order].unsqueeze(1)  # (tokens * k, 1)
         if self.ep.group is None:
-            made = self._compute(copies, shares, counts.tolist())
+            made = self._compute(copies, shares, counts)
         else:
             rows = self.ep.travel(counts)
             made = rows.back(self._compute(rows.to_experts(copies), rows.to_experts(shares), rows.counts))
         return self.tp.scatter_sum(made[order.argsort()].view(-1, k, made.shape[1]).sum(1).view_as(whole))
 
-    def _compute(self, copies: Tensor, shares: Tensor, counts: list[int]) -> Tensor:
-        """Return the weighed results of `copies` (rows, hidden_size) and `shares` (rows, 1), `counts` of each expert.
+    def _compute(self, copies: Tensor, shares: Tensor, counts: Tensor) -> Tensor:
+        """Return the weighed results of `copies` (rows, hidden_size) and `shares` (rows, 1).
 
-        Rows are in the order of experts.
+        Rows are in the order of experts; counts: of each expert's rows, int64 (experts,).
         """
-        matrices = (each.weight.unbind() for each in cast(Iterable[ExpertMatrices], self.experts.children()))
-        split = torch.split(copies, counts), torch.split(shares, counts)
-        return torch.cat([self._expert(*each) for each in zip(*split, *matrices, strict=True)])
+        matrices = [each.weight for each in cast(Iterable[ExpertMatrices], self.experts.children())]
+        if multiplies_in_groups(copies, matrices):
+            product = partial(_grouped_product, counts=counts, ends=counts.cumsum(0).int())
+            return self._weighed(product, copies, shares, *matrices)
+        rows = counts.tolist()
+        split = torch.split(copies, rows), torch.split(shares, rows), *(each.unbind() for each in matrices)
+        return torch.cat([self._weighed(functional.linear, *each) for each in zip(*split, strict=True)])
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights, fp32, and numbers, int64, of the experts of each of `tokens`: (tokens, experts_per_token)."""
@@ -103,12 +112,56 @@ class Experts(nn.Module):
             weights = _WithLoss.apply(weights, loss, self.balancing.scale)  # type: ignore[no-untyped-call]
         return weights, chosen
 
-    def _expert(self, rows: Tensor, shares: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        """Return the weighed results (rows, hidden_size) of one expert; shares: (rows, 1)."""
-        made = functional.linear(rows, gate), functional.linear(rows, up)  # (rows, expert_ffn / tp) each
+    def _weighed(
+        self, product: Product, rows: Tensor, shares: Tensor, gate: Tensor, up: Tensor, down: Tensor
+    ) -> Tensor:
+        """Return the weighed results (rows, hidden_size) of one expert, or of all of them; shares: (rows, 1)."""
+        made = product(rows, gate), product(rows, up)  # (rows, expert_ffn / tp) each
         weighed: Tensor = _WeighedSwiglu.apply(*made, shares)  # type: ignore[no-untyped-call]
         with self.keep(weighed, _weighed_swiglu, *made, shares):
-            return functional.linear(weighed, down)
+            return product(weighed, down)
+
+
+def multiplies_in_groups(rows: Tensor, matrices: Sequence[Tensor]) -> bool:
+    """Return True if one kernel multiplies `rows` with the matrices of all experts; it loads 16 bytes at a time."""
+    takes = rows.device.type == "cuda" and rows.dtype == torch.bfloat16
+    return takes and all(size % 8 == 0 for each in matrices for size in each.shape[1:]) and _is_right(rows.device)
+
+
+@cache
+def _is_right(device: torch.device) -> bool:
+    """Return True if the kernel of this torch and GPU gives what products one after the other give.
+
+    The second of three experts has no rows, and its gradient is zero. If it is not right, that is printed.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    made = [torch.randn(shape, device=device, generator=generator) for shape in ((24, 64), (3, 32, 64), (24, 32))]
+    rows, weights, gradient = (each.bfloat16().requires_grad_() for each in made)
+    counts = torch.tensor([16, 0, 8], device=device)
+    # Whoever recomputes the layer that asks must not take these values for the layer's.
+    with torch.enable_grad(), saved_tensors_hooks(lambda value: value, lambda value: value):
+        parts = zip(torch.split(rows, counts.tolist()), weights.unbind(), strict=True)
+        expected = torch.cat([functional.linear(*part) for part in parts])
+        wanted = expected, *torch.autograd.grad(expected, [rows, weights], gradient)
+        try:
+            result = _grouped_product(rows, weights, counts, counts.cumsum(0).int())
+            found = result, *torch.autograd.grad(result, [rows, weights], gradient)
+        except (AttributeError, RuntimeError) as error:
+            print(f"experts are multiplied one after the other, as torch refuses to do it at once: {error}", flush=True)
+            return False
+    is_right = all(torch.allclose(one, other, rtol=0.05, atol=0.05) for one, other in zip(found, wanted, strict=True))
+    if not is_right:
+        print("experts are multiplied one after the other, as torch does not give the same at once here", flush=True)
+    return is_right
+
+
+def _grouped_product(rows: Tensor, weights: Tensor, counts: Tensor, ends: Tensor) -> Tensor:
+    """Return the products (rows, out) of each expert's rows with its matrix of `weights` (experts, out, in).
+
+    counts: of each expert's rows, int64 (experts,); ends: of these rows among all, int32 (experts,).
+    """
+    used: Tensor = _WithoutRows.apply(weights, counts)  # type: ignore[no-untyped-call]
+    return functional.grouped_mm(rows, used.transpose(1, 2), offs=ends)
 
 
 def balancing_loss(probabilities: Tensor, chosen: Tensor) -> Tensor:
@@ -138,6 +191,22 @@ class _WithLoss(torch.autograd.Function):
         """Return the gradients of values and loss."""
         (loss,) = ctx.saved_tensors
         return gradients[0], torch.full_like(loss, ctx.scale()), None
+
+
+class _WithoutRows(torch.autograd.Function):
+    """Passes weights on; the backward clears the gradients of experts without rows, which a kernel may leave unset."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, counts: Tensor) -> Tensor:
+        """weights: (experts, out, in); counts: (experts,)."""
+        ctx.save_for_backward(counts)
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of the weights."""
+        (counts,) = ctx.saved_tensors
+        return torch.where(counts.view(-1, 1, 1) > 0, gradients[0], 0), None
 
 
 class _WeighedSwiglu(torch.autograd.Function):

@@ -33,13 +33,16 @@ ROUTED_PASSES = 8
 # share of one large product's rate that a grouped one has. GUESSES, chosen with the first four rows of V17 in view.
 ROUTED_WAIT_S = 8e-4
 GROUPED_SHARE = 0.9
-# Seconds of a forward in which the host launches one expert's operators in the bundled runtime's loop, and about half
-# a backward's: on a CPU with tiny matrices, where a dense layer took 0.43 ms, about an H100's `launch_s`.
-EXPERT_LAUNCH_S = 4.5e-5
+# Seconds of a forward in which the host launches one expert's operators in the bundled runtime's loop, which fp32 has,
+# and half a backward's: 64 experts of 1,024 on one H200, 2,048 rows each (0.44 ms, compiled around them 0.56).
+EXPERT_LAUNCH_S = 5e-4
 NORM_PASSES = 4  # of those through a hidden state, what selective recomputation does again
 ACTIVATION_PASSES_AGAIN = {"gpt": 2, "llama": 5}  # SiLU once more for the product's gradients: read and write
 SCORE_PASSES = 6
-ADAPTER_PASSES = 4  # of an adapter's result
+# Of an adapter's input and of its result, forward and backward. A reads the input; the result is written by B, read
+# with the matrix's, and written as their sum. Its gradient is read for B and for what B was given; A reads the input
+# once more, and the input's gradient is written, read with the matrix's, and written as their sum.
+ADAPTER_PASSES, ADAPTER_PASSES_BACK = (1, 4), (5, 2)
 LOGIT_BYTES = 18  # apart from the logits themselves, a third of what the fp32 loss and its gradient move
 SUM_BYTES = 8  # a backward reads and writes the fp32 sum of each gradient; it also reads the gradient
 UPDATE_BYTES = 28  # AdamW reads and writes master and moments (24), reads the gradient (4); the weight is extra
@@ -62,10 +65,11 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
     if routed:
         matrices_s += _experts_s(routed, model, execution, speed)
     core_s, frozen_s = attention_core_s(model, execution, speed), matrices_s * (execution.lora is not None)
-    compute_s = matrices_s + _adapters_s(model, execution, speed) + core_s
+    adapters = _adapters_s(model, execution, speed)
+    compute_s = matrices_s + adapters.forward_s + core_s
     compute_s += _memory_s(_moved_values(model, execution) * execution.value_bytes, speed)
     launch_s = speed.launch_s
-    if launch_s and execution.splits_experts:
+    if launch_s and execution.splits_experts and execution.value_bytes == GRADIENT_BYTES:
         launch_s += EXPERT_LAUNCH_S * (model.experts or 0) / expert_holders(execution)
     fused_s = max(compute_s, launch_s - collectives.forward_s)
     excess = eager_bytes(model, execution)
@@ -73,7 +77,8 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
     selective_s = _made_again_s(model, execution, speed) if execution.fused_attention else core_s
     again_s = {"none": 0.0, "selective": selective_s, "full": forward_s}[execution.recompute]
     sums_s = _accumulate_s(trained_layer(model, execution.trainable, execution.tp, execution.ep), execution, speed)
-    return PassTimes(forward_s, 2 * fused_s - frozen_s + _memory_s(excess.backward, speed) + again_s + sums_s)
+    backward_s = 2 * (fused_s - adapters.forward_s) + adapters.backward_s - frozen_s
+    return PassTimes(forward_s, backward_s + _memory_s(excess.backward, speed) + again_s + sums_s)
 
 
 def head_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTimes:
@@ -129,18 +134,19 @@ def _matrix_s(flops: float, model: ModelShape, execution: Execution, speed: Spee
     return flops / speed.matrix_flops_per_s * (1 + speed.half_size / size)
 
 
-def _adapters_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
-    """Return the seconds of the adapters of one layer's forward: their products, and the sum with the matrix's result.
-
-    A reads its input; the result is written by B, read with the matrix's, and written as their sum.
-    """
+def _adapters_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTimes:
+    """Return the seconds of the adapters of one layer: their products, and the sums with the matrices' results."""
     if execution.lora is None:
-        return 0.0
+        return NO_TIME
     sizes = [matrix_size(model, matrix) for matrix in execution.lora.targets]
+    inputs, outputs = map(sum, zip(*sizes, strict=True))
     tokens = execution.tokens(model) / execution.tp
-    flops = 2 * tokens * execution.lora.rank * sum(inputs + outputs for inputs, outputs in sizes)
-    values = tokens * sum(inputs + ADAPTER_PASSES * outputs for inputs, outputs in sizes)
-    return _matrix_s(flops, model, execution, speed) + _memory_s(values * execution.value_bytes, speed)
+    products_s = _matrix_s(2 * tokens * execution.lora.rank * (inputs + outputs), model, execution, speed)
+    sums_s = [
+        _memory_s(tokens * (before * inputs + after * outputs) * execution.value_bytes, speed)
+        for before, after in (ADAPTER_PASSES, ADAPTER_PASSES_BACK)
+    ]
+    return PassTimes(products_s + sums_s[0], 2 * products_s + sums_s[1])
 
 
 def _experts_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from holmes_runtime.config.model_shape import ModelShape, layer_parameters, stage_parameters
 from holmes_runtime.config.run_config import Stage
+from holmes_runtime.model import experts as expert_layer
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.expert_parallel import ExpertParallel
 from holmes_runtime.model.experts import Balancing, Experts, balancing_loss
@@ -19,6 +22,8 @@ from holmes_runtime.model.recomputed_values import Keep, keeping, made_again
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
 
 from .launched_runs import TINY_LLAMA, TINY_MIXTRAL, make_config
+
+CPU = torch.device("cpu")
 
 
 def make_experts(shape: ModelShape = TINY_MIXTRAL, keep: Keep = keeping, balancing: Balancing | None = None) -> Experts:
@@ -72,6 +77,43 @@ def test_experts_give_results_and_gradients_of_tokens_taken_one_by_one(
     pairs = zip(all_gradients(experts, hidden, output), all_gradients(experts, hidden, expected), strict=True)
     for got, wanted in pairs:
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("keep", [keeping, made_again])
+def test_products_of_all_experts_at_once_give_what_one_after_the_other_gives(
+    keep: Keep, recomputes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = replace(TINY_MIXTRAL, hidden_size=32, experts_per_token=2)
+    module, hidden = make_experts(shape, keep).bfloat16(), inputs(tokens=1).detach().bfloat16().requires_grad_()
+    results = []
+    for at_once in (False, True):
+        takes = partial(lambda at_once, *_: at_once and expert_layer._is_right(CPU), at_once)
+        monkeypatch.setattr(expert_layer, "multiplies_in_groups", takes)
+        expert_layer._is_right.cache_clear()  # so that its own values are made inside of the checkpoint
+        output = checkpoint(module, hidden, use_reentrant=False) if recomputes else module(hidden)
+        assert isinstance(output, Tensor)
+        results.append([output, *all_gradients(module, hidden, output)])
+
+    assert not results[0][2][0].equal(results[0][2][1])  # the router
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, one, atol=0.05, rtol=0.02)
+    assert any(not gradients.any() for gradients in results[1][3])  # of an expert without tokens
+
+
+@pytest.mark.parametrize("fault", [lambda *_, **__: torch.zeros(24, 32).bfloat16(), None])
+def test_a_torch_that_multiplies_groups_wrongly_or_not_at_all_is_not_used_for_it(
+    fault: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expert_layer._is_right.cache_clear()
+    assert expert_layer._is_right(CPU)
+    if fault is None:
+        monkeypatch.delattr(functional, "grouped_mm")
+    else:
+        monkeypatch.setattr(functional, "grouped_mm", fault)
+    expert_layer._is_right.cache_clear()
+    assert not expert_layer._is_right(CPU)
+    assert "one after the other" in capsys.readouterr().out
 
 
 def test_an_expert_without_tokens_has_gradients_of_zero() -> None:
