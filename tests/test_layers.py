@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "launcher": {"launcher", "holmes_core", "templates", "holmes_runtime.config"},
     "holmes_cli": {
         *("holmes_cli", "holmes_core", "prober", "planner", "launcher", "templates"),
-        *("holmes_runtime.config", "holmes_runtime.node"),
+        *("holmes_runtime.config", "holmes_runtime.node", "holmes_runtime.export"),  # torch, where an export is asked
     },
 }
 ROOMS: dict[str, tuple[str, ...]] = {

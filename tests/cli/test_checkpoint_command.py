@@ -202,8 +202,12 @@ def test_folders_of_different_runs_are_not_put_together(tmp_path: Path, command:
     ("words", "said"),
     [
         (("list", "nowhere"), "nowhere is no folder"),
-        (("list", "a1", "-o", "one"), "--output is for gather"),
-        (("gather", "a1"), "--output is for gather, which needs it"),
+        (("list", "a1", "-o", "one"), "--output is for gather and export"),
+        (("list", "a1", "--merge"), "--published and --merge are for export"),
+        (("export", "a1"), "--output is for gather and export, which need it"),
+        (("export", "a1", "a1", "-o", "one"), "2 folders are named, and one is read"),
+        (("export", "a1", "-o", "one"), "export: "),
+        (("gather", "a1"), "--output is for gather and export, which need it"),
         (("gather", "a1", "-o", "a1"), "--output a1 exists and is not empty"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,7 @@ def test_a_mixture_of_experts_on_shared_sequences_is_planned_trained_and_exporte
         site.command("probe", str(site.hosts_yaml), "-o", files[0]),
         site.command("plan", str(path), "-i", files[0], "-o", files[1]),
         site.command("launch", files[1], "--runs", str(tmp_path / "runs")),
-        [sys.executable, "-m", "holmes_runtime.export", str(tmp_path / "saved"), str(tmp_path / "model")],
+        site.command("checkpoint", "export", str(tmp_path / "saved"), "-o", str(tmp_path / "model")),
     ):
         done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.regular_file import is_there
 from holmes_core.units import format_bytes
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import newest_in
 from holmes_runtime.node.checkpoint_files.description import whose_weights
 from holmes_runtime.node.checkpoint_files.whole_checkpoints import (
     BestCheckpoint,
@@ -37,26 +38,43 @@ class CheckpointAction(str, Enum):
     LIST = "list"
     VERIFY = "verify"
     GATHER = "gather"
+    EXPORT = "export"
+
+
+MAKES_A_FOLDER = CheckpointAction.GATHER, CheckpointAction.EXPORT
 
 
 def checkpoint_command(
     action: Annotated[
-        CheckpointAction, typer.Argument(help="Show what there is, read and check it all, or make one folder of it.")
+        CheckpointAction,
+        typer.Argument(help="Show what there is, read and check it all, make one folder, or a model for transformers."),
     ],
     folders: Annotated[
         list[Path], typer.Argument(help="`checkpoint.path` of a run; of hosts' own disks each one's, as copied here.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="For gather: the folder to make, or an empty one.")
+        Path | None, typer.Option("--output", "-o", help="For gather and export: the folder to make, or an empty one.")
     ] = None,
     best: Annotated[
         bool, typer.Option("--best", help="For gather: the lowest validation loss, in place of the newest.")
     ] = False,
+    published: Annotated[
+        Path | None,
+        typer.Option("--published", help="For export: the model the run began with, where it is not at `weights`."),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="For export: the model that adapters were trained on, with them in it.")
+    ] = False,
 ) -> None:
-    """Show, check or gather what a run has saved, on one disk or on several hosts' own."""
+    """Show, check, gather or export what a run has saved, on one disk or on several hosts' own."""
     _check_paths(action, folders, output)
     if best and action != CheckpointAction.GATHER:
         raise HolmesError(f"{action.value}: --best is for gather", "gather PATH... --output FOLDER --best")
+    if action == CheckpointAction.EXPORT:
+        _export(folders, output or Path(), published, merge)
+        return
+    if merge or published is not None:
+        raise HolmesError(f"{action.value}: --published and --merge are for export", "export PATH --output FOLDER")
     host = os.uname().nodename
     offers = [offers_in(host, folder) for folder in folders]
     try:
@@ -79,8 +97,10 @@ def _check_paths(action: CheckpointAction, folders: Sequence[Path], output: Path
     for folder in folders:
         if not folder.is_dir():
             raise HolmesError(f"{folder} is no folder", "name the `checkpoint.path` of a run")
-    if (action == CheckpointAction.GATHER) != (output is not None):
-        raise HolmesError(f"{action.value}: --output is for gather, which needs it", "gather PATH... --output FOLDER")
+    if (action in MAKES_A_FOLDER) != (output is not None):
+        raise HolmesError(
+            f"{action.value}: --output is for gather and export, which need it", "gather PATH... --output FOLDER"
+        )
     if output is not None and (output.is_file() or (output.is_dir() and any(output.iterdir()))):
         raise HolmesError(f"--output {output} exists and is not empty", "name another folder")
 
@@ -159,7 +179,27 @@ def _gather(
     out.print(f"checkpoint: {output / wanted.offer.name} ({format_bytes(size_bytes)})", markup=False, soft_wrap=True)
     err.print(
         f"next: `checkpoint: {{path: {output.absolute()}}}` on one host and `holmes launch --resume`, "
-        f"or python -m holmes_runtime.export {output} FOLDER",
+        f"or holmes checkpoint export {output} -o FOLDER",
         markup=False,
         soft_wrap=True,
     )
+
+
+def _export(folders: Sequence[Path], output: Path, published: Path | None, merge: bool) -> None:
+    """Write a model for transformers, or adapters for peft, of the newest checkpoint in the only folder."""
+    from holmes_runtime.export import export  # imports torch, so only where it is used
+
+    if len(folders) > 1:
+        raise HolmesError(
+            f"export: {len(folders)} folders are named, and one is read",
+            "make one of them: holmes checkpoint gather PATH... -o FOLDER",
+        )
+    try:
+        count = export(folders[0], output, published, lambda said: err.print(said, markup=False, soft_wrap=True), merge)
+    except (OSError, ValueError) as error:
+        raise HolmesError(
+            f"export: {error}", "`holmes checkpoint verify PATH` reads every byte that was saved"
+        ) from None
+    out.print(f"{count} tensors: {output}", markup=False, soft_wrap=True)
+    if words := whose_weights(newest_in(folders[0]) or folders[0]):
+        out.print(words, markup=False, soft_wrap=True)
