@@ -20,6 +20,7 @@ ATEN = torch.ops.aten
 COSTLY = [
     ATEN.mm.default,
     ATEN.addmm.default,
+    ATEN._scaled_mm.default,
     ATEN._scaled_dot_product_flash_attention.default,
     ATEN._scaled_dot_product_efficient_attention.default,
     ATEN._scaled_dot_product_cudnn_attention.default,
