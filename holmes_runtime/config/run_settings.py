@@ -281,8 +281,8 @@ def fp8_obstacle(
 ) -> str | None:
     """Return the first setting with which layers cannot multiply in FP8; None if there is none.
 
-    GPUs multiply matrices in FP8 whose dimensions are multiples of 16. Tokens are one where a weight's gradient is made,
-    and come in the two parts of a rank where several share a sequence.
+    GPUs multiply matrices in FP8 whose dimensions are multiples of 16. Tokens are one where the gradient of a weight is
+    made; where several ranks share a sequence, they come in the two parts of a rank.
     """
     tokens = model.seq_length if cp == 1 else model.seq_length // (2 * cp)
     widths = model.hidden_size, model.query_size + 2 * model.kv_size, model.query_size, model.ffn_size, tokens
