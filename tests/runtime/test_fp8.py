@@ -14,9 +14,9 @@ from torch import nn
 from holmes_runtime.config.gpu_peaks import PEAK_FLOPS_PER_S, WITHOUT_FP8, lacks_fp8
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.trainable import Lora
-from holmes_runtime.model import fp8
 from holmes_runtime.model.build_stage import build_stage
 from holmes_runtime.model.tensor_parallel import ALONE
+from holmes_runtime.node.compiler import missing_for_fp8
 
 from .launched_runs import TINY, TINY_LLAMA, TINY_MIXTRAL, layout, make_config
 
@@ -78,7 +78,7 @@ def test_the_matrices_of_layers_are_multiplied_in_fp8_and_no_others(torchao: Pre
 
 def test_a_rank_without_torchao_names_its_host_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
-    assert fp8.missing_for_fp8() == "torchao, which this Python does not have"
+    assert missing_for_fp8() == "torchao, which this Python does not have"
     with pytest.raises(RuntimeError, match=r"^host host0: fp8 needs torchao.* `fp8` "):
         build(fp8_config())
 

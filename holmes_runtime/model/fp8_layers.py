@@ -16,8 +16,8 @@ FP8_CAPABILITY = (8, 9)  # the first with products in FP8. Source: torch/nn/func
 def multiply_in_fp8(blocks: nn.Module, host: str, device: torch.device) -> None:
     """Replace the linear modules of `blocks` by torchao's, which multiply in FP8 forward and backward.
 
-    Parameters, their names and what is kept for the backward stay as they are. Each product scales its two matrices by
-    their largest values at that moment, one factor a matrix. CPUs multiply the rounded values in fp32.
+    Parameters, their names and the values kept for the backward stay as they are. Each product scales its two matrices
+    by their largest values at that moment, one factor a matrix. CPUs multiply the rounded values in fp32.
 
     Raises:
         RuntimeError: This host lacks torchao, or its GPU products in FP8.
