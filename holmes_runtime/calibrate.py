@@ -78,8 +78,8 @@ def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, floa
 
     The overhead is what each micro-batch adds to a step outside computing, divided over its forward and backward. The
     split factor is the time of a backward in halves over its time in one piece, and at least 1. It is None if layers
-    are compiled, because a compiled backward is not split. It is measured on the last stages, because the first stages
-    run whole backwards under zero-bubble too.
+    are compiled or in FP8, because their backward is not split. It is measured on the last stages, because the first
+    stages run whole backwards under zero-bubble too.
     """
     pipelines = replace(alone, model=replace(alone.model, num_layers=2), pp=2, dp=max(1, slots // 2))
 
@@ -93,7 +93,7 @@ def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, floa
     few, many = costs(FEW), costs(MANY)
     few_s, many_s = (statistics.median(cost.rest_s for cost in each) for each in (few, many))
     action_s = max(0.0, many_s - few_s) / (2 * (MANY - FEW))
-    if alone.compile:
+    if alone.compile or alone.fp8:
         return action_s, None
     return action_s, max(1.0, last_backwards_s(costs(MANY, "zero-bubble")) / last_backwards_s(many))
 
@@ -140,6 +140,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--factory", help="FILE.py:FUNCTION, as model.factory of the job")
     parser.add_argument("--precision", choices=get_args(Precision), help="bf16 on GPUs and fp32 on CPUs if not given")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="as on GPUs if not given")
+    parser.add_argument("--fp8", action="store_true", help="multiply the matrices of layers in FP8, as fp8 of the job")
     parser.add_argument("--num-layers", type=int, default=2, help="of a stage")
     parser.add_argument("--job-layers", type=int, help="of the whole model, on GPUs; --num-layers if not given")
     parser.add_argument("--seconds", type=float, default=0.5, help="how long each trial takes steps")
@@ -181,7 +182,8 @@ def trial_of(arguments: argparse.Namespace) -> Trial:
         factory=arguments.factory,
     )
     precision: Precision = arguments.precision or ("bf16" if on_gpu else "fp32")
-    return Trial(shape, arguments.device, precision, arguments.threads, arguments.micro_batch_size, compiles)
+    sizes = arguments.threads, arguments.micro_batch_size
+    return Trial(shape, arguments.device, precision, *sizes, compiles, fp8=arguments.fp8)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ class Trial:
     threads: int
     micro_batch_size: int
     compile: bool = False
+    fp8: bool = False
     num_microbatches: int = 4
     pp: int = 1
     dp: int = 1
@@ -82,6 +83,7 @@ class Trial:
             lossiest_codec="none",
             value_type=self.value_type,
             compile=self.compile,
+            fp8=self.fp8,
             model=self.model,
             emulation=None,
             data=DataSettings("/none.bin"),

@@ -237,11 +237,14 @@ def test_a_task_that_fails_leaves_its_error_and_the_next_is_run(tmp_path: Path) 
     assert run_tasks(tmp_path, "cpu", tasks, 60.0, 0.0)["also"].error == "not run: the time for this call was over"
 
 
+ON_CPUS = tuple(step.name for step in STEPS if step.name != "fp8")  # which needs torchao
+
+
 @pytest.mark.process
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "wanted",
-    [("shapes", "calibrate", "two"), pytest.param(tuple(step.name for step in STEPS), marks=pytest.mark.exhaustive)],
+    [("shapes", "calibrate", "two"), pytest.param(ON_CPUS, marks=pytest.mark.exhaustive)],
     ids=["some", "all"],
 )
 def test_steps_work_on_cpus(wanted: tuple[str, ...], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.gpu_peaks import peak_flops_per_s
 from holmes_runtime.config.model_shape import attention_flops, head_flops, matrix_flops, step_flops
+from holmes_runtime.node.compiler import missing_for_fp8
 from launcher.prepare.prepare import run_config_of
 from planner.cost.gpu_speeds import gpu_speed
 from planner.cost.memory_margin import reserve_bytes, training_margin
@@ -19,6 +20,7 @@ from planner.cost.memory_margin import reserve_bytes, training_margin
 MAX_OFF = 2.0  # by which a measured step may differ from its prediction before planning by it is no use
 GIB = 2**30
 BEYOND_PLAIN = ("data", "trainable")  # keys of a shape's job, or "experts" of its model, that the plain loop has not
+FP8_SHAPES = ("gpt-1.3b", "llama-3-8b-8-layers")
 # Words in the names of kernels, and of torch's operators on CPUs; the first kind that fits counts.
 KINDS = {
     "attention": ("flash", "fmha", "attention", "sdpa"),
@@ -51,6 +53,36 @@ def offload(bench: Bench) -> list[Figure]:
     job["parallel"] = {**job["parallel"], "optimizer_offload": True}
     plans, notes = _plans(bench, {"offload": job})
     figures, wrong = _measured(bench, "offload", plans, notes)
+    if wrong:
+        raise Failed("; ".join(wrong), figures, notes)
+    return Seen(figures, notes)
+
+
+def fp8(bench: Bench) -> list[Figure]:
+    """Train two shapes compiled, with their layers in FP8 and in bf16, one after the other."""
+    lacking = missing_for_fp8() or (None if bench.compiles else "a compiler")
+    if lacking is not None:
+        raise Skipped(f"layers in FP8 need {lacking}")
+    names = [name for name in FP8_SHAPES if name in bench.scale.shapes]
+    jobs = {name: {**_job(bench, name, compiles=True), "precision": "bf16"} for name in names}
+    jobs |= {f"{name}/fp8": {**job, "fp8": True} for name, job in jobs.items()}
+    plans, notes = _plans(bench, jobs)
+    results = bench.run_tasks(
+        "fp8", [Task(name, "holmes", _config(plan)) for name, plan in plans.items()], plans.values()
+    )
+    figures, wrong = list[Figure](), list(notes)
+    for name, result in results.items():
+        notes.append(_in_words(name, plans[name], result))
+        if result.error is not None:
+            wrong.append(f"{name}: {result.error}")
+            continue
+        notes.append(f"{name}: losses {', '.join(f'{loss:.5f}' for loss in result.losses)}")
+        figures += _speed(bench, name, plans[name], result)
+        plain = results.get(name.removesuffix("/fp8"))
+        if plain is not None and plain is not result and plain.error is None:
+            off = max(abs(one - other) / other for one, other in zip(result.losses, plain.losses, strict=True))
+            figures.append(Figure(f"{name}: x times as fast as bf16", plain.step_s / result.step_s, ""))
+            figures.append(Figure(f"{name}: largest relative difference of a loss", off, ""))
     if wrong:
         raise Failed("; ".join(wrong), figures, notes)
     return Seen(figures, notes)

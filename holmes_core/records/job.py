@@ -35,7 +35,7 @@ BYTES_VOCABULARY = 4096
 EngineName = Literal["holmes"] | TrainerName | PublishedName
 ALWAYS_SHARDED: tuple[EngineName, ...] = ("fsdp", "torchtitan")  # weights, by FSDP
 BUNDLED_ALONE = (
-    "weights", "data", "seed", "compile", "optimizer", "evaluation", "checkpoint", "profile", "wire", "islands"
+    "weights", "data", "seed", "fp8", "compile", "optimizer", "evaluation", "checkpoint", "profile", "wire", "islands"
 )  # fmt: skip
 """Keys of a job that the bundled runtime reads, and a trainer's command does not."""
 
@@ -149,6 +149,9 @@ class Job(FileRecord):
     precision: Precision | None = None
     """Precision of weights, activations and messages between stages; not set: bf16 on GPUs and fp32 on CPUs. Masters,
     moments and gradient sums are always fp32. Example: bf16"""
+    fp8: bool = False
+    """Multiply the matrices of layers in FP8, by torchao, which every host then needs, on GPUs of compute capability
+    8.9 and later. Weights, activations and messages are bf16 as without it. Example: true"""
     compile: bool | None = None
     """Compile layers with torch.compile; not set: on GPUs, unless `model.factory` is set. Example: false"""
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
@@ -307,7 +310,7 @@ class Job(FileRecord):
     def _sections_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what most jobs do not have: plans of those are the same as before these keys came."""
         fields: dict[str, object] = serialize(self)
-        for absent in (key for key in ("islands", "trainable") if getattr(self, key) is None):
+        for absent in (key for key in ("islands", "trainable", "fp8") if not getattr(self, key)):
             fields.pop(absent, None)
         model = fields.get("model")
         if isinstance(model, dict) and self.model.experts is None and not self.model.beyond_bundled:
@@ -367,9 +370,7 @@ class Job(FileRecord):
             if fixed.pp is not None and len(fixed.layers) != fixed.pp * (fixed.chunks or 1):
                 raise ValueError(f"parallel.layers has {len(fixed.layers)} stages, parallel.pp is {fixed.pp}")
         if fixed.chunks is not None and fixed.chunks > 1 and fixed.schedule not in (None, "interleaved"):
-            raise ValueError(
-                f"parallel.chunks {fixed.chunks} needs parallel.schedule interleaved, not {fixed.schedule}"
-            )
+            raise ValueError(f"parallel.chunks {fixed.chunks} needs schedule interleaved, not {fixed.schedule}")
         self._check_batch()
         if self.evaluation is not None and self.corpus.validation_fraction == 0:
             raise ValueError("evaluation is asked for, data.validation_fraction is 0: there is nothing to evaluate on")
@@ -386,9 +387,7 @@ class Job(FileRecord):
         fixed, batch = self.parallel, self.global_batch_size
         samples = (fixed.dp or 1) * (fixed.micro_batch_size or 1)
         if batch % (fixed.micro_batch_size or 1):
-            raise ValueError(
-                f"global_batch_size {batch} is not a multiple of micro_batch_size {fixed.micro_batch_size}"
-            )
+            raise ValueError(f"global_batch_size {batch} is no multiple of micro_batch_size {fixed.micro_batch_size}")
         if batch < samples:
             raise ValueError(f"global_batch_size {batch} is less than dp x micro_batch_size = {samples}")
         interleaved = fixed.schedule == "interleaved" or (fixed.chunks or 1) > 1

@@ -53,6 +53,10 @@ PEAK_FLOPS_PER_S: dict[str, dict[Precision, float]] = {
     "V100": _peaks(125, 15.7, bf16=False),
     "T4": _peaks(65, 8.1, bf16=False),
 }
+WITHOUT_FP8 = {
+    *("A100 40GB", "A100", "A800", "A40", "A30", "A10G", "A10", "RTX A6000", "RTX 3090", "V100 PCIE", "V100", "T4"),
+}
+"""Products of a compute capability below 8.9, the first with FP8. Source: NVIDIA, CUDA GPU Compute Capability."""
 SLOWER = {"MIG", "Laptop", "Max-Q", "D", "Ti"}
 """Words in the name of another product, or of a part of a GPU, whose peak is not in the table."""
 
@@ -64,6 +68,11 @@ def peak_flops_per_s(gpu_name: str, value_type: Precision) -> float | None:
     """
     product = product_of(gpu_name)
     return PEAK_FLOPS_PER_S[product].get(value_type) if product is not None else None
+
+
+def lacks_fp8(gpu_name: str) -> bool:
+    """Return True if a GPU of that name is known to have no products in FP8."""
+    return product_of(gpu_name) in WITHOUT_FP8
 
 
 @cache

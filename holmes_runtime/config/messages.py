@@ -76,8 +76,8 @@ class NodeFacts(NamedTuple):
     nvidia-smi does not answer. `gpus_failure`: the reason, or nvidia-smi's message about a lost GPU. `gpus_taken`: the
     planned ones that other runs have. `free_bytes` of the home, `shm_free_bytes` of /dev/shm. `missing_inputs`: inputs
     that this node cannot read. `wrong_inputs`: reasons why it cannot train on the inputs that it reads.
-    `compile_lacks`: the unmet need of compiled layers. `memlock_bytes`: -1 without a limit. `memory_bytes`: the
-    host's available memory; None where not known.
+    `compile_lacks`, `fp8_lacks`: the unmet need of compiled layers and of layers in FP8. `memlock_bytes`: -1 without a
+    limit. `memory_bytes`: the host's available memory; None where not known.
     """
 
     python: str
@@ -99,6 +99,7 @@ class NodeFacts(NamedTuple):
     missing_inputs: tuple[str, ...]
     wrong_inputs: tuple[str, ...]
     compile_lacks: str | None
+    fp8_lacks: str | None
     memlock_bytes: int
     memory_bytes: int | None
     nccl_settings: tuple[NodeNcclSetting, ...]

@@ -26,6 +26,7 @@ from holmes_runtime.config.run_settings import (
     ProfileSettings,
     Recompute,
     Zero,
+    fp8_obstacle,
 )
 from holmes_runtime.config.schedule import Schedule, ScheduleName, make_schedule
 from holmes_runtime.config.strict_json import parse
@@ -60,8 +61,8 @@ class RunConfig:
     experts: ep / tp neighbouring replicas, each with as many of them. `zero` is the stage of ZeRO: 1 shards optimizer
     states over replicas, 3 also weights and gradients over the ranks of one group on axis dp. With `optimizer_offload`,
     for stage 1 only, masters and moments are in host memory, where the CPU updates them. `value_type` is the precision
-    of weights, activations and messages between stages; masters, moments and gradient sums are fp32. With `lora`, for
-    stage 1 only, adapters are trained, and all other weights are frozen.
+    of weights, activations and messages between stages; masters, moments and gradient sums are fp32. With `fp8`, layers
+    multiply in FP8. With `lora`, for stage 1 only, adapters are trained, and all other weights are frozen.
 
     `weights` is a published model's folder, on every host; a run that does not resume starts from it, and with `lora`
     any run. `expected_tokenizer` is the one that text needs where the model's tokens are not bytes; None where they
@@ -96,6 +97,7 @@ class RunConfig:
     optimizer_offload: bool = False
     lora: Lora | None = None
     value_type: Precision
+    fp8: bool = False
     compile: bool
     model: ModelShape
     weights: str | None = None
@@ -301,6 +303,9 @@ class RunConfig:
             check("recompute", self.recompute, rule, self.recompute != "full")
             rule = "must be false under zero-bubble: a compiled layer's backward is one piece, which cannot be delayed"
             check("compile", self.compile, rule, not self.compile)
+        settings = self.value_type, self.schedule, self.tp, self.cp, self.lora is None
+        obstacle = fp8_obstacle(self.model, *settings) if self.fp8 else None
+        check("fp8", self.fp8, f"must be false with {obstacle}", obstacle is None)
 
     def _check_shards(self) -> None:
         for key in self.model.beyond_bundled:

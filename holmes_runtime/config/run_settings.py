@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from holmes_runtime.config.checks import check
 from holmes_runtime.config.field_limits import AboveZero, Count, Fraction, NotNegative, Positive, SharedSettings
+from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rooted_path import RootedPath
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -277,3 +278,26 @@ class Expectation:
     compute_s: tuple[float, ...]
     transfer_s: dict[str, float]
     bytes_per_s: dict[str, float]
+
+
+def fp8_obstacle(
+    model: ModelShape, value_type: Precision, schedule: str | None, tp: int, cp: int, trains_all: bool
+) -> str | None:
+    """Return the first setting with which layers cannot multiply in FP8; None if there is none.
+
+    GPUs multiply matrices in FP8 whose dimensions are multiples of 16. Tokens are one where the gradient of a weight is
+    made; where several ranks share a sequence, they come in the two parts of a rank.
+    """
+    tokens = model.seq_length if cp == 1 else model.seq_length // (2 * cp)
+    widths = model.hidden_size, model.query_size + 2 * model.kv_size, model.query_size, model.ffn_size, tokens
+    names = "hidden_size", "queries, keys and values", "queries", "ffn_hidden_size", "tokens"
+    odd = (f"{name} {width}, no multiple of 16" for name, width in zip(names, widths, strict=True) if width % 16)
+    settings = {
+        f"precision {value_type}": value_type != "bf16",
+        "schedule zero-bubble": schedule == "zero-bubble",
+        f"tp {tp}": tp > 1,
+        "trainable": not trains_all,
+        f"model.factory {model.factory}": model.factory is not None,
+        f"model.experts {model.experts}": model.experts is not None,
+    }
+    return next((name for name, is_set in settings.items() if is_set), None) or next(odd, None)

@@ -22,6 +22,7 @@ from holmes_runtime.model.decoder import DTYPES, TABLE, DecoderStage
 from holmes_runtime.model.emulated import EMULATED_TABLE, GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
 from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.experts import Balancing
+from holmes_runtime.model.fp8_layers import multiply_in_fp8
 from holmes_runtime.model.head_loss import cross_entropy
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.model.tensor_part import TensorPart
@@ -96,6 +97,8 @@ def build_stage(
         ep=ep,
         lora=config.lora,
     )
+    if config.fp8:
+        multiply_in_fp8(decoder.blocks, me.host, device)
     if config.compile:
         check_compiler(me.host, device)
         decoder.compile_blocks()

@@ -305,7 +305,8 @@ class DecoderStage(nn.Module):
     def compile_blocks(self) -> None:
         """Compile the blocks; hooks on a block stay outside the compiled code."""
         for block in self.blocks.values():
-            block.forward = torch.compile(cast(Block, block).forward_to_compile)
+            compiled = torch.compile(cast(Block, block).forward_to_compile)
+            block.forward = partial(_without_gradients, compiled, tuple(block.parameters()))
 
     def forward(self, inputs: Tensor, positions: Tensor | None = None, most_documents: int = 0) -> Tensor:
         """Return logits (micro_batch_size, seq_length, vocab_size / tp) on the last stage, else hidden states.
@@ -347,6 +348,21 @@ class DecoderStage(nn.Module):
             places = self.cp.take(whole if positions is None else positions)
             hidden = hidden + self.position_embedding(places[:, own.start : own.stop])
         return hidden
+
+
+def _without_gradients(compiled: Callable[..., Tensor], parameters: Sequence[nn.Parameter], *inputs: object) -> Tensor:
+    """Return `compiled(*inputs)`, in which `parameters` show no gradients.
+
+    A compiler stops at each use of a 16-bit parameter whose gradient is summed in fp32, and compiles what lies between.
+    """
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        return compiled(*inputs)
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
 
 def make_norm(shape: ModelShape) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The requirements of compiled layers on a host with torch. Free of torch: a node is checked before a rank starts."""
+"""The requirements of compiled layers and of FP8 on a host with torch. Free of torch: checked before ranks start."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def missing_for_compile(on_gpu: bool, environ: Mapping[str, str], headers: Path 
     if not (headers / "Python.h").is_file():
         return f"the headers of this Python: there is no {headers / 'Python.h'}"
     return None
+
+
+def missing_for_fp8() -> str | None:
+    """Return the package that layers in FP8 need and this Python lacks; None if it has it."""
+    return "torchao, which this Python does not have" if importlib.util.find_spec("torchao") is None else None

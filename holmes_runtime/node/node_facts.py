@@ -31,7 +31,7 @@ from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.config.rooted_path import CACHE_PARTS
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import newest_in
 from holmes_runtime.node.checkpoint_files.mounts import mount_of
-from holmes_runtime.node.compiler import missing_for_compile
+from holmes_runtime.node.compiler import missing_for_compile, missing_for_fp8
 from holmes_runtime.node.nccl_conf import conf_files, settings_in
 
 RUN_CONFIG_FILE = "run_config.json"
@@ -67,6 +67,7 @@ def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
         missing_inputs=_unreadable(folder, config.inputs),
         wrong_inputs=_wrong_inputs(folder / RUN_CONFIG_FILE),
         compile_lacks=missing_for_compile(bool(config.gpus), {**os.environ, **config.environment}),
+        fp8_lacks=missing_for_fp8(),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         memory_bytes=_available_memory_bytes(Path("/proc/meminfo")),
         nccl_settings=_nccl_settings(config.environment),

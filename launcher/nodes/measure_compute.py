@@ -73,4 +73,5 @@ def trial_words(job: Job, slots: int) -> list[str]:
         **({"factory": model_file(job)} if model.factory is not None else {}),
     }
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    return [f"{RUNTIME_PACKAGE}.calibrate", *options, "--compile" if job.compiles else "--no-compile"]
+    options += ["--compile" if job.compiles else "--no-compile", *(["--fp8"] if job.fp8 else [])]
+    return [f"{RUNTIME_PACKAGE}.calibrate", *options]

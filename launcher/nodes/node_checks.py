@@ -224,6 +224,12 @@ def _compiler(at: CheckedNode) -> Iterator[str]:
         yield f"compiled layers need {at.facts.compile_lacks}"
 
 
+def _fp8(at: CheckedNode) -> Iterator[str]:
+    job = at.plan.job
+    if job.fp8 and job.compute.emulate is None and at.facts.fp8_lacks is not None:
+        yield f"layers in FP8 need {at.facts.fp8_lacks}"
+
+
 def _shared_memory(at: CheckedNode) -> Iterator[str]:
     count, free_bytes = at.node.num_ranks, at.facts.shm_free_bytes or 0
     needed = count * SHM_BYTES_PER_RANK
@@ -269,6 +275,7 @@ _NODE_CHECKS: dict[str, Callable[[CheckedNode], Iterator[str]]] = {
     "inputs": _inputs,
     "contents": _contents,
     "compiler": _compiler,
+    "fp8": _fp8,
     "disk": _disk,
     "shared-memory": _shared_memory,
     "host-memory": _host_memory,

@@ -91,6 +91,7 @@ CHECKS = (
         False,
     ),
     Check("compiler", "layers can be compiled", "install it on the host, or set `compile: false` and plan again"),
+    Check("fp8", "layers can be multiplied in FP8", "install it on the host, or leave `fp8` out and plan again"),
     Check("disk", "there is room for logs and checkpoints", "make room, or name another folder"),
     Check(
         "shared-memory",

@@ -61,7 +61,7 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
     """
     parts = execution.tp * execution.cp
     flops, routed = (count(model, execution.micro_batch_size) / parts for count in (matrix_flops, routed_flops))
-    matrices_s = _matrix_s(flops - routed, model, execution, speed)
+    matrices_s = _matrix_s(flops - routed, model, execution, speed) / speed.layer_speed_up
     if routed:
         matrices_s += _experts_s(routed, model, execution, speed)
     core_s, frozen_s = attention_core_s(model, execution, speed), matrices_s * (execution.lora is not None)

@@ -264,13 +264,15 @@ def engine_of(job: Job) -> Engine:
     """Return the engine that `job` names, as its stage of ZeRO makes it.
 
     The bundled runtime's replicas that share experts or sequences run equally many micro-batches, and the former have
-    whole weights, as have those that train adapters.
+    whole weights, as have those that train adapters. In FP8 it has no tensor shards and no zero-bubble.
     """
     engine = ENGINES[job.engine]
     if job.is_bundled and (job.ep > 1 or job.cp > 1):
         engine = replace(engine, unequal_replicas=False, shards_weights=engine.shards_weights and job.ep == 1)
     if job.is_bundled and job.trainable is not None:
         engine = replace(engine, shards_weights=False)
+    if job.is_bundled and job.fp8:
+        engine = replace(engine, free_degrees=("pp",), schedules=EVERY_SCHEDULE[:-1])
     if engine.unsharded is not None and job.zero != 3:
         engine = engine.unsharded
     if isinstance(job.trainer, LongContextTrainer):

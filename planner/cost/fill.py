@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from holmes_runtime.config.run_settings import Recompute
 from holmes_runtime.config.schedule import ScheduleName
@@ -38,6 +39,17 @@ def splits_backwards(job: Job, pp: int, recompute: Recompute, weight_shards: int
     """
     may_split = "zero-bubble" in engine_of(job).schedules and not job.compiles and job.trainable is None
     return pp > 1 and recompute != "full" and may_split and weight_shards == 1
+
+
+def check_whole_backwards(job: Job) -> None:
+    """Raise HolmesError (wrong usage) for zero-bubble with compiled layers."""
+    if job.parallel.schedule == "zero-bubble" and job.compiles:
+        said = "left out, which on GPUs is true" if job.compile is None else "true"
+        raise HolmesError(
+            f"job: parallel.schedule zero-bubble with compile {said}: a compiled layer's backward is one piece, so "
+            "that its whole would run in each of the two halves",
+            "set `compile: false`, or choose another schedule",
+        )
 
 
 def fill_of(schedule: ScheduleName) -> Fill:

@@ -21,6 +21,7 @@ class Speed:
     attention_flops_per_s: of the attention core; None: as matrices. memory_bytes_per_s: of the GPU's memory, for all
     that is no matrix product; None: those take no time of their own. launch_s: least seconds of a layer's forward,
     which launching its kernels takes. update_bytes_per_s: of memory under the optimizer, without memory_bytes_per_s.
+    layer_speed_up: of the products in layers, the head's left out, over matrix_flops_per_s.
     """
 
     matrix_flops_per_s: float
@@ -29,6 +30,7 @@ class Speed:
     memory_bytes_per_s: float | None = None
     launch_s: float = 0.0
     update_bytes_per_s: float | None = None
+    layer_speed_up: float = 1.0
 
     def slowed(self, factor: float) -> Speed:
         """Return the speed at which everything takes `factor` times as long."""
@@ -39,6 +41,7 @@ class Speed:
             self.memory_bytes_per_s / factor if self.memory_bytes_per_s else None,
             self.launch_s * factor,
             self.update_bytes_per_s / factor if self.update_bytes_per_s else None,
+            self.layer_speed_up,
         )
 
 
@@ -54,6 +57,8 @@ H100_HBM2E = replace(H100.slowed(1.27), memory_bytes_per_s=MEMORY_PART * 2.4e12)
 H200 = Speed(687e12, half_size=5.3e5, attention_flops_per_s=963e12, memory_bytes_per_s=2.63e12, launch_s=5e-4)
 # Likewise on one H100, whose chip is the same: memory and launch alone are fitted.
 H100_BUNDLED = replace(H200, memory_bytes_per_s=2.35e12, launch_s=5.8e-4)
+# Of products in FP8 over those in bf16, the scaling of their matrices included. Not measured yet: 1 is bf16's rate.
+FP8_PRODUCTS_SPEED_UP = 1.0
 # Sailor's fp32, in TF32: just below the data sheet's 494e12.
 GH200_TF32 = Speed(480e12, half_size=3e5, memory_bytes_per_s=3.25e12, launch_s=6e-4)
 

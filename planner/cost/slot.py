@@ -23,6 +23,7 @@ from planner.cost.collectives import (
 from planner.cost.compute_time import NO_TIME, attention_core_s, head_s, layer_s, offloaded_update_s, optimizer_s
 from planner.cost.counts import Execution
 from planner.cost.engines import ENGINES, engine_of
+from planner.cost.fp8 import check_fp8_gpus, in_fp8
 from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
 from planner.cost.trained import backward_share, layers_of
 
@@ -253,6 +254,7 @@ def _host_rates(host: Host) -> HostShare:
 
 def _speed(host: Host, job: Job) -> Speed:
     """Return the speed of the slowest slot: from job.yaml, else from published runs on that GPU or its data sheet."""
+    check_fp8_gpus(host, job)
     if job.compute.flops_per_s is not None:
         overheads = job.compute.overheads or OVERHEADS[job.device]
         return constant_speed(job.compute.flops_per_s, overheads.update_bytes_per_s)
@@ -265,7 +267,7 @@ def _speed(host: Host, job: Job) -> Speed:
             what = f"GPU {gpu.index} ({gpu.name or 'name not known'}) in {job.value_type}"
             has_fp16 = gpu.name is not None and gpu_speed(gpu.name, "fp16") is not None
             raise _unknown_speed(host.name, what, "set `precision: fp16`, or " if has_fp16 else "")
-        speeds.append(speed)
+        speeds.append(in_fp8(speed) if job.fp8 else speed)
     return min(speeds, key=lambda speed: speed.matrix_flops_per_s)
 
 

@@ -14,7 +14,8 @@ from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution
 from planner.cost.engines import engine_of, expert_shards
-from planner.cost.fill import Fill, fills
+from planner.cost.fill import Fill, check_whole_backwards, fills
+from planner.cost.fp8 import check_fp8
 from planner.cost.trained import dense_layers, stage_of
 from planner.problem.context_groups import check_context, takes_sequence
 from planner.problem.expert_groups import check_layers, no_expert_degrees
@@ -138,7 +139,8 @@ def check_job(job: Job) -> None:
     check_context(job)
     check_trainable(job)
     _check_zero(job)
-    _check_compiled(job)
+    check_whole_backwards(job)
+    check_fp8(job)
     _check_engine(job)
 
 
@@ -161,16 +163,6 @@ def _check_zero(job: Job) -> None:
         raise HolmesError(
             f"job: {shards} with parallel.optimizer_offload: its weights are made from masters on the device",
             f"{other}, or leave optimizer_offload out",
-        )
-
-
-def _check_compiled(job: Job) -> None:
-    if job.parallel.schedule == "zero-bubble" and job.compiles:
-        said = "left out, which on GPUs is true" if job.compile is None else "true"
-        raise HolmesError(
-            f"job: parallel.schedule zero-bubble with compile {said}: a compiled layer's backward is one piece, so "
-            "that its whole would run in each of the two halves",
-            "set `compile: false`, or choose another schedule",
         )
 
 

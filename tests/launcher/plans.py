@@ -54,6 +54,7 @@ def _facts(plan: Plan, node: Node) -> NodeFacts:
         missing_inputs=(),
         wrong_inputs=(),
         compile_lacks=None,
+        fp8_lacks=None,
         memlock_bytes=-1,
         memory_bytes=64 << 30,
         nccl_settings=(),

@@ -116,6 +116,16 @@ def test_a_host_that_cannot_compile_is_found_where_layers_are_compiled() -> None
     ]
 
 
+def test_a_host_without_torchao_is_found_where_layers_are_in_fp8() -> None:
+    lacks = "torchao, which this Python does not have"
+    in_fp8 = PLAN.job.model_copy(update={"fp8": True})
+    found = [faults(PLAN.model_copy(update={"job": job}), fp8_lacks=lacks) for job in (in_fp8, PLAN.job)]
+    assert [[(each.check, each.host, each.evidence) for each in one] for one in found] == [
+        [("fp8", HOST, f"layers in FP8 need {lacks}")],
+        [],
+    ]
+
+
 def test_inputs_are_data_tokenizer_weights_and_a_model_that_lies_on_the_hosts() -> None:
     blend = (DataSource(path="/a", weight=1.0), DataSource(path="/b", weight=2.0))
     one, two = (replace(PLAN.job.corpus, path=path, tokenizer="/t.json") for path in ("/d", blend))

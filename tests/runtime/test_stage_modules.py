@@ -237,3 +237,25 @@ def test_the_parts_of_tensor_shards_make_up_the_whole(shape: ModelShape) -> None
         for shard, piece in zip(shards, pieces, strict=True):
             assert torch.equal(shard.parts[name].of(tensor), piece)
         assert sum(piece.numel() for piece in pieces) == tensor.numel() * (2 if shards[0].parts[name].is_whole else 1)
+
+
+def test_a_compiled_block_is_one_graph_although_gradients_are_summed_in_another_type() -> None:
+    """Else the compiler stops at every parameter."""
+    graphs = list[Any]()
+
+    def keep_graph(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    stage = DecoderStage(TINY_LLAMA, Stage(1, 1, 2), 7, value_type="bf16")
+    for parameter in stage.parameters():
+        parameter.grad_dtype = None
+        parameter.grad = torch.zeros(parameter.shape)
+    gradients = [parameter.grad for parameter in stage.parameters()]
+    with torch.compiler.set_stance("default", force_backend=keep_graph):
+        stage.compile_blocks()
+        stage(torch.ones(1, 32, 32, dtype=torch.bfloat16)).sum().backward()
+
+    assert len(graphs) == 1
+    assert all(parameter.grad is gradient for parameter, gradient in zip(stage.parameters(), gradients, strict=True))
+    assert all(bool(gradient.any()) for gradient in gradients if gradient is not None)

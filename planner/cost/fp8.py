@@ -1,0 +1,44 @@
+"""Layers whose matrices are multiplied in FP8: the jobs and GPUs that have them, and their speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holmes_core.errors import HolmesError
+from holmes_core.records.inventory import Host
+from holmes_core.records.job import Job
+from holmes_runtime.config.gpu_peaks import lacks_fp8
+from holmes_runtime.config.run_settings import fp8_obstacle
+from planner.cost.gpu_speeds import FP8_PRODUCTS_SPEED_UP, Speed
+
+
+def check_fp8(job: Job) -> None:
+    """Raise HolmesError (wrong usage) for a job in FP8 that the bundled runtime does not train so."""
+    if not job.fp8:
+        return
+    fixed = job.parallel
+    obstacle = fp8_obstacle(
+        job.model, job.value_type, fixed.schedule, fixed.tp or 1, job.cp, trains_all=job.trainable is None
+    )
+    obstacle = obstacle if job.is_bundled else f"trainer.engine {job.engine}"
+    if obstacle is not None:
+        raise HolmesError(
+            f"job: fp8 is true with {obstacle}: the bundled runtime multiplies in FP8 the matrices of its own dense "
+            "layers, trained in bf16 and whole on a rank",
+            "leave fp8 out, or change that",
+        )
+
+
+def check_fp8_gpus(host: Host, job: Job) -> None:
+    """Raise HolmesError for a host with a GPU that is known to have no products in FP8."""
+    gpu = next((gpu for gpu in host.gpus if gpu.name is not None and lacks_fp8(gpu.name)), None)
+    if job.fp8 and job.device == "cuda" and gpu is not None:
+        raise HolmesError(
+            f"host {host.name}: GPU {gpu.index} ({gpu.name}) has no products in FP8, and fp8 is true in job.yaml",
+            "leave fp8 out of job.yaml, or plan without the host",
+        )
+
+
+def in_fp8(speed: Speed) -> Speed:
+    """Return the speed of a GPU that multiplies the matrices of layers in FP8."""
+    return replace(speed, layer_speed_up=FP8_PRODUCTS_SPEED_UP)
