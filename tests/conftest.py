@@ -15,7 +15,7 @@ from hypothesis import settings
 # A few examples after every change; `make test-slow` has more, and `make test-all` all. A test whose examples
 # are expensive names a number of its own.
 settings.register_profile("full", deadline=None, max_examples=150)
-settings.register_profile("some", deadline=None, max_examples=50)
+settings.register_profile("some", deadline=None, max_examples=25)
 settings.register_profile("brief", deadline=None, max_examples=10)
 settings.load_profile("brief")
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 # For examples that take a tenth of a second each: 3 in the default layer, 15 in the slow one.
 EXPENSIVE = settings(max_examples=max(3, settings().max_examples // 10))
-SOME = 1 / 16  # of the seeds beyond the few, so that CI ends in time
+SOME = 1 / 32  # of the seeds beyond the few, so that CI ends in time
 
 
 def few_of(few: int, cases: Iterable[Any]) -> list[Any]:

@@ -89,6 +89,7 @@ def check_same(folder: Path, by_ssh: BySsh, said: str) -> None:
             assert traffic[where] == pytest.approx(size, rel=0.1), where
 
 
+@pytest.mark.exhaustive  # a batch script has the same command, and test_emitted_trainer.py starts it in any order
 def test_torchrun_on_every_node(site: Site, by_ssh: BySsh, tmp_path: Path) -> None:
     assert site.bed is not None
     folder = emitted(site, by_ssh.folder, "torchrun", tmp_path / "emitted")
@@ -142,6 +143,7 @@ def test_mpirun_over_ssh(site: Site, by_ssh: BySsh, tmp_path: Path) -> None:
     check_same(folder, by_ssh, done.stdout)
 
 
+@pytest.mark.exhaustive  # ranks of test_slurm.py are told by the same signal, and save and go on so
 @pytest.mark.skipif(bool(NO_SLURM), reason=f"no Slurm here: {NO_SLURM}")
 def test_a_batch_job_that_is_told_to_end_saves_and_the_next_one_goes_on(site: Site, tmp_path: Path) -> None:
     assert site.bed is not None

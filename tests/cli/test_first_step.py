@@ -61,6 +61,7 @@ def test_a_model_that_is_never_built_ends_the_run_and_no_rank_is_blamed(tmp_path
     assert "(timeout_s in job.yaml)" in failure.message
 
 
+@pytest.mark.exhaustive  # the verdict of test_hang.py, as ranks that hang later have theirs in test_right_culprit.py
 @pytest.mark.process
 def test_the_one_rank_that_never_builds_its_stage_is_named(tmp_path: Path) -> None:
     said, folder = failed_run(local_site(tmp_path), tmp_path, stages="{0}")

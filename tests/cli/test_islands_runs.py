@@ -98,6 +98,7 @@ def test_islands_train_apart_and_have_the_same_state_after_every_exchange(planne
     assert nothing_is_left(planned)
 
 
+@pytest.mark.exhaustive  # one of detached islands is killed, too
 def test_an_island_that_is_killed_comes_back_while_the_other_goes_on(tmp_path: Path) -> None:
     plan_islands(tmp_path, **LONG)
     with launched(tmp_path) as process:
@@ -141,6 +142,11 @@ def test_detached_islands_outlive_the_shell_and_are_looked_at_and_stopped_as_a_w
             os.kill(agent_of(tmp_path, "island-1"), signal.SIGKILL)
             assert eventually(lambda: any(each["has_joined"] for each in exchanges(folder / "island-1")))
             assert eventually(lambda: "island 1: lost: host b1" in shown())
+            attempts = [read_run(folder / name).attempt for name in ("island-0", "island-1")]
+            assert (attempts, read_run(folder / "island-0").state) == ([0, 1], "running")
+            refused = holmes(tmp_path, "stop", str(folder / "island-1"))
+            assert refused.returncode == 2
+            assert f"is an island of {folder.name}" in refused.stderr
             assert eventually(lambda: read_run(folder / "island-1").steps_skipped > 0)
             stopped = holmes(tmp_path, "stop", run_id)
             assert stopped.stdout == f"run {run_id} is stopped\n"
@@ -151,6 +157,7 @@ def test_detached_islands_outlive_the_shell_and_are_looked_at_and_stopped_as_a_w
     assert nothing_is_left(tmp_path)
 
 
+@pytest.mark.exhaustive  # test_run_commands.py has the verdict, and agents of islands miss a controller as others do
 def test_detached_islands_end_without_their_controller_and_are_not_said_to_go_on(tmp_path: Path) -> None:
     plan_islands(tmp_path, **LONG)
     run_id = launched_detached(tmp_path)

@@ -37,6 +37,7 @@ def until_interrupted(site: Site, folder: Path, plan: Path, *options: str) -> It
     assert process.returncode == 130, said
 
 
+@pytest.mark.exhaustive  # test_lost_disk.py goes on from the newest checkpoint, test_continuity.py with equal losses
 def test_training_goes_on_without_the_lost_host_from_the_newest_checkpoint(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,26 +75,22 @@ def test_training_goes_on_without_the_lost_host_from_the_newest_checkpoint(
     assert again == pytest.approx(after, abs=1e-6)
 
 
-def test_a_host_that_is_out_of_reach_for_nine_seconds_is_not_lost(site: Site, tmp_path: Path) -> None:
-    assert site.bed is not None
-    with until_interrupted(site, tmp_path / "runs", plan_that_saves(site, tmp_path, steps=100000)) as process:
-        said_until(process, "step 13/")
-        site.bed.set_link("b2", "eno1", up=False)
-        time.sleep(9.0)
-        site.bed.set_link("b2", "eno1", up=True)
-        said_until(process, "4 of 4 nodes: stepping")
-        said_until(process, "step ")
-    run = read_run(only_run(tmp_path / "runs"))
-    assert (run.attempt, run.failures) == (0, ())
-
-
-def test_host_that_answers_again_is_taken_back(site: Site, tmp_path: Path) -> None:
+def test_a_host_out_of_reach_for_nine_seconds_is_not_lost_and_one_that_answers_again_is_taken_back(
+    site: Site, tmp_path: Path
+) -> None:
     assert site.bed is not None
     # Emulated, since of hosts that share this machine's cores a plan may leave some out.
     emulated = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}
     plan = plan_that_saves(site, tmp_path, steps=100000, compute=emulated)
     with until_interrupted(site, tmp_path / "runs", plan, "--on-loss", "replan") as process:
         said_until(process, "step 13/")
+        site.bed.set_link("b2", "eno1", up=False)
+        time.sleep(9.0)
+        site.bed.set_link("b2", "eno1", up=True)
+        said_until(process, "4 of 4 nodes: stepping")
+        said_until(process, "step ")
+        run = read_run(only_run(tmp_path / "runs"))
+        assert (run.attempt, run.failures) == (0, ())
         site.bed.set_link("b2", "eno1", up=False)
         assert "plan without b2: " in said_until(process, "3 of 3 nodes: stepping")
         site.bed.set_link("b2", "eno1", up=True)

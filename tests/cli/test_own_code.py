@@ -38,34 +38,27 @@ def with_code(folder: Path) -> Path:
     return code
 
 
-def test_ranks_import_the_users_code_which_is_sent_once_and_shown(tmp_path: Path) -> None:
+def test_ranks_import_the_users_code_which_is_sent_once_shown_and_kept_for_a_detached_run(tmp_path: Path) -> None:
     code = with_code(tmp_path)
-    for _ in range(2):
-        done = holmes(tmp_path, "launch", "plan.json")
-        assert done.returncode == 0, done.stderr
+    done = holmes(tmp_path, "launch", "plan.json")
+    assert done.returncode == 0, done.stderr
+    detached = holmes(tmp_path, "launch", "plan.json", "--detach")
+    assert detached.returncode == 0, detached.stderr
+    kept = code.rename(tmp_path / "gone")
+    last = tmp_path / "runs" / detached.stdout.strip()
+    assert eventually(lambda: read_run(last).state != "running")
+    assert read_run(last).state == "done"
+    kept.rename(code)
     parcels = {each.parent: each for each in (tmp_path / "home/.cache/holmes/parcels").glob("*/code")}
     assert len(parcels) == 1
-    folder = sorted((tmp_path / "runs").iterdir())[-1]
+    folder = next(each for each in (tmp_path / "runs").iterdir() if each != last)
     assert "built with a module beside" in (folder / "logs" / "a1-rank0.log").read_text(encoding="utf-8")
-    sent = read_run(folder).code
-    assert sent is not None
-    assert (sent.folder, sent.files) == (str(code), 3)
+    for run in (folder, last):
+        sent = read_run(run).code
+        assert sent is not None
+        assert (sent.folder, sent.files) == (str(code), 3)
     assert f"code: {code}, 3 files, " in holmes(tmp_path, "status", str(folder)).stdout
     assert (folder / "code" / "net" / "mine.py").read_text(encoding="utf-8") == MINE
-    assert nothing_is_left(tmp_path)
-
-
-def test_a_detached_run_keeps_the_code_it_was_started_with(tmp_path: Path) -> None:
-    code = with_code(tmp_path)
-    done = holmes(tmp_path, "launch", "plan.json", "--detach")
-    assert done.returncode == 0, done.stderr
-    shutil.rmtree(code)
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert eventually(lambda: read_run(folder).state != "running")
-    run = read_run(folder)
-    assert run.state == "done"
-    assert run.code is not None
-    assert run.code.files == 3
     assert eventually(lambda: nothing_is_left(tmp_path))
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from holmes_core.records.run import Run
 from holmes_runtime.config.node_config import KEY_VARIABLE
 from launcher.journal.run_folder import read_run
 from tests.builders.local_runs import LONG, environment, holmes, nothing_is_left, write_plan
@@ -34,9 +33,13 @@ def steps_done(folder: Path) -> int:
 
 
 @pytest.fixture
-def detached(tmp_path: Path) -> Iterator[str]:
-    """The id of a detached run that has taken its first steps; it is ended whatever the test does."""
-    write_plan(tmp_path, **LONG)
+def detached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The id of a detached run that has taken its first steps; it is ended whatever the test does.
+
+    It has a variable of this shell.
+    """
+    write_plan(tmp_path, launch={"environment": {"TAKEN": None}}, **LONG)
+    monkeypatch.setenv("TAKEN", "here")
     done = holmes(tmp_path, "launch", "plan.json", "--detach")
     assert done.returncode == 0, done.stderr
     try:
@@ -54,7 +57,7 @@ def kill_controller(folder: Path) -> None:
     assert eventually(lambda: process_start_time(controller.pid) is None)
 
 
-def test_detached_run_is_listed_shown_and_stopped_from_another_folder(tmp_path: Path, detached: str) -> None:
+def test_detached_run_is_listed_shown_followed_and_stopped_from_another_folder(tmp_path: Path, detached: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "home").symlink_to(tmp_path / "home")
@@ -64,30 +67,35 @@ def test_detached_run_is_listed_shown_and_stopped_from_another_folder(tmp_path: 
     assert status["nodes"] == {"a1": "stepping", "b1": "stepping"}
     assert status["last_step"]["loss"] > 0
     assert "b1 rank 1 | rank 1 on b1" in holmes(elsewhere, "logs", detached, "--rank", "1").stdout
-    stopped = holmes(elsewhere, "stop", detached)
-    assert stopped.stdout == f"run {detached} is stopped\n"
-    run = read_run(run_folder(tmp_path))
-    assert (run.state, run.exit_code) == ("stopped", 130)
-    assert holmes(elsewhere, "ps", "--json").stdout == ""
-    assert nothing_is_left(tmp_path)
-
-
-def test_page_follows_a_run_until_it_has_ended(tmp_path: Path, detached: str) -> None:
     words = [sys.executable, "-m", "holmes_cli", "status", detached, "--html", "page.html", "--follow"]
     following = subprocess.Popen(words, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.DEVNULL)
     page = tmp_path / "page.html"
     assert eventually(lambda: page.exists() and "refresh" in page.read_text(encoding="utf-8"))
-    assert holmes(tmp_path, "stop", detached).returncode == 0
+    stopped = holmes(elsewhere, "stop", detached)
+    assert stopped.stdout == f"run {detached} is stopped\n"
+    run = read_run(run_folder(tmp_path))
+    assert (run.state, run.exit_code, run.controller) == ("stopped", 130, None)
+    assert run.steps_done >= 2
     assert following.wait(timeout=600) == 0
     assert "refresh" not in page.read_text(encoding="utf-8")
     assert "stopped" in page.read_text(encoding="utf-8")
+    assert holmes(elsewhere, "ps", "--json").stdout == ""
+    assert nothing_is_left(tmp_path)
 
 
-def test_detached_run_outlives_its_controller_and_is_watched_again(tmp_path: Path, detached: str) -> None:
+def test_detached_run_outlives_its_controller_and_is_watched_again_by_a_shell_with_its_variables(
+    tmp_path: Path, detached: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kill_controller(tmp_path)
     before = steps_done(tmp_path)
     assert "unwatched" in holmes(tmp_path, "status", detached).stdout
     assert steps_done(tmp_path) == before
+    monkeypatch.delenv("TAKEN")
+    refused = holmes(tmp_path, "attach", detached)
+    assert refused.returncode == 2
+    assert "launch.environment.TAKEN: has no value, and this shell has no variable of that name" in refused.stderr
+    assert read_run(run_folder(tmp_path)).state == "running"
+    monkeypatch.setenv("TAKEN", "here")
     attach = [sys.executable, "-m", "holmes_cli", "attach", detached]
     looking = subprocess.Popen(attach, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
     assert looking.stderr is not None
@@ -100,37 +108,12 @@ def test_detached_run_outlives_its_controller_and_is_watched_again(tmp_path: Pat
     assert steps[0] == 0
     assert set(range(steps[-1] + 1)) - set(steps) <= {before, before + 1}  # the step under way when it was killed
     assert read_run(run_folder(tmp_path)).state == "running"
-    assert holmes(tmp_path, "stop", detached).returncode == 0
+    done = holmes(tmp_path, "stop", detached)  # by the ids that the run has written down
+    assert (done.returncode, done.stdout) == (0, f"run {detached} is stopped\n")
+    assert nothing_is_left(tmp_path)
     run = read_run(run_folder(tmp_path))
     assert run.steps_done >= len(set(steps))
     assert run.first_loss == json.loads(lines[0])["loss"]
-
-
-def test_a_shell_without_a_variable_of_the_run_cannot_watch_it_again_and_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_plan(tmp_path, launch={"environment": {"TAKEN": None}}, **LONG)
-    monkeypatch.setenv("TAKEN", "here")
-    done = holmes(tmp_path, "launch", "plan.json", "--detach")
-    assert done.returncode == 0, done.stderr
-    monkeypatch.delenv("TAKEN")
-    try:
-        assert eventually(lambda: steps_done(tmp_path) > 2)
-        kill_controller(tmp_path)
-        refused = holmes(tmp_path, "attach", done.stdout.strip())
-        assert refused.returncode == 2
-        assert "launch.environment.TAKEN: has no value, and this shell has no variable of that name" in refused.stderr
-        assert read_run(run_folder(tmp_path)).state == "running"
-    finally:
-        assert holmes(tmp_path, "stop", done.stdout.strip()).returncode == 0
-    assert nothing_is_left(tmp_path)
-
-
-def test_detached_run_without_controller_is_stopped_by_recorded_ids(tmp_path: Path, detached: str) -> None:
-    kill_controller(tmp_path)
-    done = holmes(tmp_path, "stop", detached)
-    assert (done.returncode, done.stdout) == (0, f"run {detached} is stopped\n")
-    assert nothing_is_left(tmp_path)
 
 
 def test_detached_run_that_ended_without_its_controller_is_stopped_with_the_verdict_of_its_nodes(
@@ -207,6 +190,7 @@ def test_variables_secrets_and_the_run_s_key_reach_the_ranks_and_no_output(tmp_p
     command_lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)]
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=600)
+    assert process.returncode == 130
     assert len(ranks) == 2
     for variables in ranks:
         assert (variables["MINE"], variables["TAKEN"], variables["TOKEN"]) == (value, "from here", secret)
@@ -239,21 +223,6 @@ def rank_environments(run_id: str) -> Iterator[dict[str, str]]:
                     yield {**variables, "PID": entry.name}
 
 
-def test_record_of_a_stopped_run_is_whole(tmp_path: Path) -> None:
-    write_plan(tmp_path, **LONG)
-    command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    assert next(line for line in process.stderr if line.startswith("step 2/"))
-    done = holmes(tmp_path, "stop", run_folder(tmp_path).name)
-    assert done.returncode == 0, done.stderr
-    assert process.wait(timeout=600) == 130
-    run: Run = read_run(run_folder(tmp_path))
-    assert run.state == "stopped"
-    assert run.steps_done >= 2
-    assert run.controller is None
-
-
 def test_verdict_on_a_killed_rank_is_not_buried_under_its_peers_tracebacks(tmp_path: Path) -> None:
     write_plan(tmp_path, **LONG)
     command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
@@ -267,6 +236,7 @@ def test_verdict_on_a_killed_rank_is_not_buried_under_its_peers_tracebacks(tmp_p
     assert process.returncode == 137
     before, verdict = said.split("error: ")
     assert "Traceback" not in before
+    assert "the kernel counts no out-of-memory kill" in verdict
     assert verdict.startswith("host b1 (b): rank 1 failed first: signal 9")
     assert "Traceback" in (run_folder(tmp_path) / "logs" / "a1-rank0.log").read_text(encoding="utf-8")
     assert nothing_is_left(tmp_path)

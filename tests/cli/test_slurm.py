@@ -152,6 +152,7 @@ def test_a_cancelled_job_saves_before_it_ends_and_goes_on_when_its_script_is_sub
     assert f"resumed after step {steps_done[0]} " in said(tmp_path / "train.sh")
 
 
+@pytest.mark.exhaustive  # "job cancelled" of test_slurm_ends.py has its controller outside the job
 @pytest.mark.usefixtures("no_sshd")
 def test_a_job_cancelled_without_notice_is_stopped(bed: Bed, slurm: SlurmOnBed, tmp_path: Path) -> None:
     """Its controller, inside the batch job, is told with its steps, and has Slurm's KillWait to end them."""

@@ -18,6 +18,9 @@ from tests.testbed.slurm_on_bed import SlurmOnBed, missing_for_slurm
 MISSING = ", ".join(missing_for_slurm())
 pytestmark = [*NEEDS_BED, pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {MISSING}")]
 
+# A job that is cancelled ends with the states of which Slurm has others for these, and a node that is missed is down.
+COVERED = ("slurmd killed", "job preempted", "time over", "step cancelled", "node down")
+
 
 @pytest.fixture(scope="module")
 def slurm(site: Site) -> Iterator[SlurmOnBed]:
@@ -31,7 +34,7 @@ def inventory(site: Site, slurm: SlurmOnBed) -> Path:
     return probed_by_ssh(site, slurm)
 
 
-@pytest.mark.parametrize("ending", all_but(["slurmd killed", "job preempted"], OWN_ENDINGS))
+@pytest.mark.parametrize("ending", all_but(COVERED, OWN_ENDINGS))
 def test_nothing_is_left_and_slurm_is_named_where_it_is_the_cause(
     site: Site, slurm: SlurmOnBed, inventory: Path, tmp_path: Path, ending: Ending
 ) -> None:

@@ -26,7 +26,7 @@ pytestmark = NEEDS_BED
 
 MODEL = {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32}
 # (pp, dp); the model of one's own trains with 2 and 2
-EVERY_HOST = [(1, 4), pytest.param(4, 1, marks=pytest.mark.exhaustive)]
+EVERY_HOST = [(1, 4), (4, 1)]
 ENDED_WITHIN_S = 10.0
 OWN_MODEL = Path(__file__).parent.parent.parent / "docs" / "own_model.py"
 
@@ -105,6 +105,7 @@ def one_process_losses(site: Site, tmp_path_factory: pytest.TempPathFactory) -> 
     return trained(site, folder, path)[1]
 
 
+@pytest.mark.exhaustive  # test_strangers.py compares more steps of 2 and 2 with one process
 @pytest.mark.parametrize(("pp", "dp"), EVERY_HOST)
 def test_stages_and_replicas_on_four_hosts_train_to_the_loss_of_one_process(
     site: Site, bed: Bed, tmp_path: Path, one_process_losses: list[float], pp: int, dp: int
@@ -117,6 +118,7 @@ def test_stages_and_replicas_on_four_hosts_train_to_the_loss_of_one_process(
     assert nothing_is_left(bed)
 
 
+@pytest.mark.exhaustive  # test_dry_run.py sends one to all hosts, and the parity matrix has its losses under plans
 def test_model_of_ones_own_is_sent_and_trains_over_two_clusters(site: Site, bed: Bed, tmp_path: Path) -> None:
     losses = {}
     for pp, dp in ((1, 1), (2, 2)):
@@ -135,13 +137,16 @@ def test_model_of_ones_own_is_sent_and_trains_over_two_clusters(site: Site, bed:
 WIDE = {"num_layers": 4, "hidden_size": 192, "num_heads": 4, "seq_length": 64}
 
 
-def megabytes_sent(site: Site, folder: Path, *options: str) -> tuple[Plan, dict[str, dict[str, tuple[float, float]]]]:
+Sent = dict[str, dict[str, tuple[float, float]]]
+
+
+def megabytes_sent(site: Site, folder: Path, *options: str) -> tuple[Plan, Sent]:
     """A plan that chose its schedule freely; and per network of it and host: MB a step measured and planned."""
     content = job(model=WIDE, steps=6, global_batch_size=16, parallel={"pp": 2, "dp": 2, "micro_batch_size": 2})
     path = plan(site, folder, content, *options)
     run, _ = trained(site, folder, path)
     made = read_file(Plan, path)
-    sent: dict[str, dict[str, tuple[float, float]]] = {}
+    sent: Sent = {}
     for seen, expected in zip(run.traffic, made.prediction.traffic, strict=True):
         network = "shared" if seen.network == "shared" else "fabric"
         assert seen.sent_bytes is not None
@@ -149,8 +154,29 @@ def megabytes_sent(site: Site, folder: Path, *options: str) -> tuple[Plan, dict[
     return made, sent
 
 
-def test_gradients_stay_on_fast_interfaces_and_only_activations_cross(site: Site, tmp_path: Path) -> None:
-    made, sent = megabytes_sent(site, tmp_path)
+@pytest.fixture(scope="module")
+def past_a_port(site: Site, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Sent]:
+    """The same, of a run whose first host has another program at the port that is tried first."""
+    assert site.bed is not None
+    script = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(600)"
+    command = site.bed.on_host_command("a1", [sys.executable, "-c", script])
+    occupant = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert occupant.stdout is not None
+        assert occupant.stdout.readline() == b"up\n"
+        return megabytes_sent(site, tmp_path_factory.mktemp("crossing"))
+    finally:
+        occupant.kill()
+        occupant.communicate()
+
+
+def test_port_in_use_costs_the_next_one(bed: Bed, past_a_port: tuple[Plan, Sent]) -> None:
+    assert {node.host for node in past_a_port[0].nodes} == {"a1", "a2", "b1", "b2"}
+    assert nothing_is_left(bed)
+
+
+def test_gradients_stay_on_fast_interfaces_and_only_activations_cross(past_a_port: tuple[Plan, Sent]) -> None:
+    made, sent = past_a_port
     crossings = 2 * made.chunks - 1  # per micro-batch and host: interleaved stages hand over more often
     for measured, planned in sent["fabric"].values():
         assert planned > 3.5  # half the model's gradients: 4 layers x 12 x 192^2 x 4 bytes / 2
@@ -268,22 +294,6 @@ def plan_from(site: Site, folder: Path) -> Path:
     done = holmes(site, "plan", str(folder / "job.yaml"), "-i", str(folder / "inventory.json"), "-o", str(path))
     assert done.returncode == 0, done.stderr
     return path
-
-
-def test_port_in_use_costs_the_next_one(site: Site, bed: Bed, tmp_path: Path) -> None:
-    path = plan(site, tmp_path, job(parallel={"pp": 2, "dp": 2}))
-    script = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(60)"
-    command = bed.on_host_command("a1", [sys.executable, "-c", script])
-    occupant = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert occupant.stdout is not None
-        assert occupant.stdout.readline() == b"up\n"
-        run, _ = trained(site, tmp_path, path)
-    finally:
-        occupant.kill()
-        occupant.communicate()
-    assert run.state == "done"
-    assert nothing_is_left(bed)
 
 
 def test_edited_plan_is_refused_before_anything_is_touched(site: Site, tmp_path: Path) -> None:

@@ -110,7 +110,11 @@ def test_wrapper_script_and_module_run_like_a_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"), [("raises", "ValueError: a bad batch"), ("dies", "Signal 9 (SIGKILL) received")]
+    ("how", "reason"),
+    [
+        pytest.param("raises", "ValueError: a bad batch", marks=pytest.mark.exhaustive),
+        ("dies", "Signal 9 (SIGKILL) received"),
+    ],
 )
 def test_restart_knows_the_reason(how: str, reason: str, tmp_path: Path) -> None:
     done = launched(tmp_path, FAILS, how, "0", options=("--restarts", "1"))

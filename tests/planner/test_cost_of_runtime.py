@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -110,13 +109,12 @@ def test_states_of_shared_experts_take_the_bytes_that_are_counted() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling on CPUs needs g++")
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_a_compiled_layer_keeps_no_more_than_is_counted_where_it_recomputes_selectively(model: ModelShape) -> None:
-    """Within 3 %, too."""
+    """Within 3 %, too. What is kept is decided before kernels are made, of which there are none here."""
     block, rotation = block_of(model, "selective")
     hidden = hidden_of(model)
-    output: Any = torch.compile(block.forward_to_compile)(hidden, rotation)
+    output: Any = torch.compile(block.forward_to_compile, backend="aot_eager_decomp_partition")(hidden, rotation)
     storages = {each.data_ptr(): each.untyped_storage().nbytes() for each in output.grad_fn.saved_tensors}
     weights = {each.data_ptr() for each in (*block.parameters(), rotation) if each is not None}
 

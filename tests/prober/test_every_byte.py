@@ -95,7 +95,7 @@ def test_what_is_left_of_a_cut_output_was_in_the_whole(output: Recorded) -> None
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(20, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)]
+    "step", [pytest.param(40, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_what_is_left_of_an_output_cut_at_any_byte_was_in_the_whole(output: Recorded, step: int) -> None:

@@ -1,6 +1,6 @@
 """Recordings damaged as pastes are, of one host and of fleets: nothing is invented, nothing contradicts itself.
 
-The default tests read some mutants, the slow ones 2,500, the exhaustive ones all others of 20,000.
+The default tests read some mutants, the slow ones 625, the exhaustive ones all others of 20,000.
 """
 
 from __future__ import annotations

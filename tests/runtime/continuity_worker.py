@@ -1,5 +1,6 @@
-"""`python -m tests.runtime.continuity_worker FOLDER`: stops runs and goes on with them under other plans.
+"""`python -m tests.runtime.continuity_worker FOLDER NAME...`: stops runs and goes on with them under other plans.
 
+The runs of `NAME`, as "fp32 same cut", are left out.
 Torch is imported once and the ranks of each run are forked from it; what they run is `train`, as under torchrun.
 FOLDER/continuity.json holds for each run its losses, how its ranks ended and what they said.
 """
@@ -14,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,8 +69,8 @@ EXPERT_PLANS: dict[str, dict[str, Any]] = {
 class Worker:
     """The runs of one folder, by name."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._corpus = folder, write_corpus(folder)
+    def __init__(self, folder: Path, left_out: Collection[str]) -> None:
+        self._folder, self._corpus, self._left_out = folder, write_corpus(folder), left_out
         self.results: dict[str, dict[str, Any]] = {}
 
     def plan(self, steps: int, checkpoints: Path | None, resume: bool, /, **plan: Any) -> RunConfig:
@@ -92,7 +94,7 @@ class Worker:
         self.run(f"{kind} uninterrupted", self.plan(STEPS, None, False, **stopped, **shared))
         saved = self._folder / f"saved-{kind}"
         self.run(f"{kind} stopped", self.plan(STOPPED_AFTER, saved, False, **stopped, **shared))
-        for name in names:
+        for name in (name for name in names if f"{kind} {name}" not in self._left_out):
             here = self.copy(saved.name, f"{kind}-{name}")
             self.run(f"{kind} {name}", self.plan(STEPS, here, True, **{**PLANS, **EXPERT_PLANS}[name], **shared))
 
@@ -176,4 +178,4 @@ def forbid_pickle() -> None:
 
 
 if __name__ == "__main__":
-    Worker(Path(sys.argv[1])).all()
+    Worker(Path(sys.argv[1]), sys.argv[2:]).all()

@@ -1,5 +1,6 @@
-"""`python -m tests.runtime.islands_worker FOLDER`: islands that meet, are killed, come late and come back.
+"""`python -m tests.runtime.islands_worker FOLDER NAME...`: islands that meet, are killed, come late and come back.
 
+The scenarios of `NAME` are left out.
 Torch is imported once and the ranks of each run are forked from it; what they run is `train`, as under torchrun.
 FOLDER/islands.json holds for each island of each scenario its losses, how its ranks ended, what they exchanged and
 said.
@@ -14,9 +15,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -318,33 +319,42 @@ class Worker:
         second = self.start(f"{name} 1", store, late, lambda: slow_down(SLOW_AFTER))
         self.note(name, first, second)
 
-    def all(self) -> None:
-        """Every scenario."""
-        self.together("int4", [ALONE, ALONE], codec="int4")
-        self.together("two and three", [SHARDS, THREE], codec="int8")
-        self.together("streaming", [ALONE, ALONE], codec="int8", fragments=2, delay_steps=1)
-        self.together("adapters", [{**ALONE, "lora": LORA}, {**PIPELINE, "lora": LORA}], codec="int4")
+    def all(self, left_out: Collection[str]) -> None:
+        """Every scenario that is not left out."""
         sharded = {**REPLICAS, "zero": 3}
-        self.together("sharded weights", [sharded, PIPELINE], codec="int8", fragments=2, delay_steps=1)
-        self.by_itself("alone", REPLICAS)
-        self.by_itself("alone, sharded weights", sharded, fragments=2, delay_steps=1)
-        self.by_itself("alone, streaming", PIPELINE, fragments=2, delay_steps=1, codec="int4")
-        self.stopped("resume", [PIPELINE, REPLICAS], 6, codec="int4", delay_steps=3)
-        self.killed("killed", grace_s=3.0, codec="int8")
-        self.dies_within("dies within", grace_s=3.0)
-        self.cut_off_within("cut off within", grace_s=3.0)
-        self.silent_within("silent within", grace_s=3.0)
-        self.late("late", grace_s=3.0, codec="int4", delay_steps=1)
-        self.called("called", grace_s=3.0)
-        streaming: dict[str, Any] = {"fragments": 2, "delay_steps": 1, "codec": "int8"}
-        self.followed("followed", [REPLICAS, PIPELINE], grace_s=60.0, **streaming)
-        self.followed("followed, one alone", [ALONE, ALONE], grace_s=60.0)
-        self.giver_ends("giver dies", die, grace_s=3.0)
-        self.giver_ends("giver halts", halt, grace_s=3.0)
-        self.newcomer_dies("newcomer dies", grace_s=3.0)
-        self.slow("slow", inner_steps=SLOW_AFTER, grace_s=10.0)
-        self.slow("slow, late", inner_steps=SLOW_AFTER, delay_steps=2, grace_s=10.0)
-        self.slow("slow, streaming", inner_steps=3 * SLOW_AFTER, fragments=3, delay_steps=2, codec="int8", grace_s=10.0)
+        adapted = [{**plan, "lora": LORA} for plan in (ALONE, PIPELINE)]
+        streaming: dict[str, Any] = {"fragments": 2, "delay_steps": 1}
+        packed = {**streaming, "codec": "int8"}
+        rarely: dict[str, Any] = {"inner_steps": SLOW_AFTER, "grace_s": 10.0}
+        thirds = {**rarely, "inner_steps": 3 * SLOW_AFTER, "fragments": 3, "delay_steps": 2, "codec": "int8"}
+        scenarios: dict[str, Callable[[str], None]] = {
+            "int4": partial(self.together, plans=[ALONE, ALONE], codec="int4"),
+            "two and three": partial(self.together, plans=[SHARDS, THREE], codec="int8"),
+            "streaming": partial(self.together, plans=[ALONE, ALONE], **packed),
+            "adapters": partial(self.together, plans=adapted, codec="int4"),
+            "sharded weights": partial(self.together, plans=[sharded, PIPELINE], **packed),
+            "alone": partial(self.by_itself, plan=REPLICAS),
+            "alone, sharded weights": partial(self.by_itself, plan=sharded, **streaming),
+            "alone, streaming": partial(self.by_itself, plan=PIPELINE, **streaming, codec="int4"),
+            "resume": partial(self.stopped, plans=[PIPELINE, REPLICAS], stops_at=6, codec="int4", delay_steps=3),
+            "killed": partial(self.killed, grace_s=3.0, codec="int8"),
+            "dies within": partial(self.dies_within, grace_s=3.0),
+            "cut off within": partial(self.cut_off_within, grace_s=3.0),
+            "silent within": partial(self.silent_within, grace_s=3.0),
+            "late": partial(self.late, grace_s=3.0, codec="int4", delay_steps=1),
+            "called": partial(self.called, grace_s=3.0),
+            "followed": partial(self.followed, plans=[REPLICAS, PIPELINE], grace_s=60.0, **packed),
+            "followed, one alone": partial(self.followed, plans=[ALONE, ALONE], grace_s=60.0),
+            "giver dies": partial(self.giver_ends, how=die, grace_s=3.0),
+            "giver halts": partial(self.giver_ends, how=halt, grace_s=3.0),
+            "newcomer dies": partial(self.newcomer_dies, grace_s=3.0),
+            "slow": partial(self.slow, **rarely),
+            "slow, late": partial(self.slow, **rarely, delay_steps=2),
+            "slow, streaming": partial(self.slow, **thirds),
+        }
+        for name, make in scenarios.items():
+            if name not in left_out:
+                make(name)
 
 
 def before_steps(act: Callable[[Trainer, int], None]) -> None:
@@ -481,4 +491,4 @@ def is_halted(process: BaseProcess) -> bool:
 
 
 if __name__ == "__main__":
-    Worker(Path(sys.argv[1])).all()
+    Worker(Path(sys.argv[1])).all(sys.argv[2:])

@@ -1,5 +1,6 @@
-"""`python -m tests.runtime.own_folders_worker FOLDER`: runs whose hosts, a rank each, have folders of their own.
+"""`python -m tests.runtime.own_folders_worker FOLDER NAME...`: runs whose hosts, a rank each, have own folders.
 
+The runs of `NAME`, which no other run begins with, are left out.
 FOLDER/own_folders.json holds for each run its losses, how its ranks ended and what they said.
 """
 
@@ -10,7 +11,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ NEWEST = f"step-{STOPPED_AFTER:08d}"
 class Worker:
     """The runs of one folder, by name."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._corpus = folder, write_corpus(folder)
+    def __init__(self, folder: Path, left_out: Collection[str] = ()) -> None:
+        self._folder, self._corpus, self._left_out = folder, write_corpus(folder), left_out
         self.results: dict[str, dict[str, Any]] = {}
 
     def config(self, steps: int, plan: dict[str, Any], hosts: Sequence[str], **changes: Any) -> RunConfig:
@@ -57,6 +58,8 @@ class Worker:
         **changes: Any,
     ) -> None:
         """From what the run `source` saved, after `change` of its folders; from the beginning where there is none."""
+        if name in self._left_out:
+            return
         saved = self.saved(name)
         if source:
             shutil.copytree(self.saved(source), saved)
@@ -211,4 +214,4 @@ def fill_one_disk() -> None:
 
 
 if __name__ == "__main__":
-    Worker(Path(sys.argv[1])).all()
+    Worker(Path(sys.argv[1]), sys.argv[2:]).all()

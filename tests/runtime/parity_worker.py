@@ -1,4 +1,4 @@
-"""`python -m tests.runtime.parity_worker WORLD_SIZE FOLDER`: trains every cell of that size, and each alone.
+"""`python -m tests.runtime.parity_worker FOLDER CELL...`: trains the cells, all of one world size, and each alone.
 
 Torch is imported once and the ranks are forked from it; each cell opens its own groups. Rank 0 writes
 FOLDER/parity.json: by cell, how far the distributed run is from the single process.
@@ -6,6 +6,7 @@ FOLDER/parity.json: by cell, how far the distributed run is from the single proc
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import sys
@@ -151,8 +152,9 @@ def work(rank: int, cells: Sequence[Cell], folder: Path) -> None:
 def main() -> None:
     # The same graphs, breaks and gradients without minutes of kernels, which `test_build_stage` compiles.
     torch.compile = partial(torch.compile, backend="aot_eager")
-    world_size, folder = int(sys.argv[1]), Path(sys.argv[2])
-    cells = [cell for cell in CELLS if cell.world_size == world_size]
+    folder, names = Path(sys.argv[1]), set(sys.argv[2:])
+    cells = [cell for cell in CELLS if str(cell) in names]
+    gc.freeze()  # else each rank looks through all that torch has made, and has a copy of it
     codes = [work_together(cells[first : first + TOGETHER], folder) for first in range(0, len(cells), TOGETHER)]
     sys.exit(max(codes))
 

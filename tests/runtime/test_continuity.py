@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,45 @@ import pytest
 
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import names_in
 
+from .asked_for import asked_for
 from .continuity_worker import EXPERT_PLANS, PATIENCE, PLANS, STOPPED_AFTER
 from .launched_runs import REPOSITORY
 
 WORKER_LIMIT_S = 900  # two minutes on two idle cores
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(WORKER_LIMIT_S + 60)]
+
+Names = Collection[tuple[str, str]]
+SAME_SUMS: Names = [
+    *(("fp32", "same cut"), ("fp32", "other cut"), ("bf16", "same cut"), ("bf16", "other cut")),
+    *(("fp16", "same cut"), ("across", "two clusters of two replicas")),
+    ("sharded", "sharded in two clusters"),
+    *(("fp32", "states in host memory"), ("offloaded", "states in host memory")),
+    *((name, name) for name in ("two share experts", "all experts each")),
+]
+OTHER_PLANS: Names = [
+    *(("fp32", name) for name in PLANS if name != "interleaved"),
+    *(("deep", "interleaved"), ("across", "one process"), ("across", "two stages of two replicas")),
+    ("offloaded", "two replicas"),
+    *(("sharded", "one process"), ("sharded", "two stages of two replicas"), ("sharded", "two sharded replicas")),
+    *((kind, name) for kind in ("two share experts", "all experts each") for name in EXPERT_PLANS),
+]
+# Exhaustive: their plans are gone on with from other kinds of runs, or both of their cuts and degrees by other plans.
+COVERED: Names = [
+    *(("fp32", name) for name in ("three uneven replicas", "two sharded replicas", "two shards", "eager")),
+    *(("bf16", "other cut"), ("fp32", "states in host memory"), ("across", "one process")),
+    *(("offloaded", "two replicas"), ("sharded", "one process"), ("sharded", "two sharded replicas")),
+    *(("two share experts", name) for name in ("four share experts", "two stages that share experts")),
+    ("all experts each", "four share experts"),
+    ("all experts each", "two clusters that share experts"),
+    ("all experts each", "two shards that share experts"),
+    ("all experts each", "two stages that share experts"),
+]
+NEEDED = {"fp32 two stages of two replicas", "fp32 other cut"}  # by tests of their own
+
+
+def cases(names: Names) -> list[Any]:
+    """The names as parameters."""
+    return [pytest.param(*of, marks=pytest.mark.exhaustive if of in COVERED else ()) for of in names]
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +69,10 @@ def start(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path) -> dict[str, Any]:
-    done = start("continuity_worker", str(folder))
+def runs(folder: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    needed = {f"{of['kind']} {of['name']}" for of in asked_for(request) if "kind" in of} | NEEDED
+    names = (f"{kind} {name}" for kind, name in (*SAME_SUMS, *OTHER_PLANS))
+    done = start("continuity_worker", str(folder), *(name for name in names if name not in needed))
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads((folder / "continuity.json").read_text())
     return results
@@ -49,32 +86,14 @@ def resumed(runs: dict[str, Any], kind: str, name: str) -> tuple[list[float], li
     return run["losses"], runs[f"{kind} uninterrupted"]["losses"][STOPPED_AFTER:]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *(("fp32", "same cut"), ("fp32", "other cut"), ("bf16", "same cut"), ("bf16", "other cut")),
-        *(("fp16", "same cut"), ("across", "two clusters of two replicas")),
-        ("sharded", "sharded in two clusters"),
-        *(("fp32", "states in host memory"), ("offloaded", "states in host memory")),
-        *((name, name) for name in ("two share experts", "all experts each")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), cases(SAME_SUMS))
 def test_the_loss_after_a_resume_with_the_same_sums_is_bit_equal(runs: dict[str, Any], kind: str, name: str) -> None:
     losses, expected = resumed(runs, kind, name)
 
     assert losses == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *(("fp32", name) for name in PLANS if name != "interleaved"),
-        *(("deep", "interleaved"), ("across", "one process"), ("across", "two stages of two replicas")),
-        ("offloaded", "two replicas"),
-        *(("sharded", "one process"), ("sharded", "two stages of two replicas"), ("sharded", "two sharded replicas")),
-        *((kind, name) for kind in ("two share experts", "all experts each") for name in EXPERT_PLANS),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), cases(OTHER_PLANS))
 def test_the_loss_after_a_resume_under_another_plan_goes_on(runs: dict[str, Any], kind: str, name: str) -> None:
     losses, expected = resumed(runs, kind, name)
 
@@ -149,11 +168,12 @@ def test_a_run_that_has_stopped_early_has_nothing_to_do(runs: dict[str, Any]) ->
     assert f"stopped at step {1 + PATIENCE}; the best checkpoint is " in again["said"]
 
 
-def test_twenty_kills_in_the_midst_of_saves_lose_nothing_that_was_saved(tmp_path: Path) -> None:
-    done = start("killed_saves", str(tmp_path), "20", "shared")
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.exhaustive)])
+def test_kills_in_the_midst_of_saves_lose_nothing_that_was_saved(tmp_path: Path, kills: int) -> None:
+    done = start("killed_saves", str(tmp_path), str(kills), "shared")
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["in_midst"] == 20
+    assert found["in_midst"] == kills
     assert max(found["lost"]) <= 0  # below zero: a save that was under way became whole before the kill
     assert "latest" in found["left"]

@@ -8,11 +8,24 @@ from typing import Any
 
 import pytest
 
+from tests.seeds import all_but
+
+from .asked_for import asked_for
 from .continuity_worker import STEPS, STOPPED_AFTER
 from .own_folders_worker import HOSTS
 from .test_continuity import WORKER_LIMIT_S, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(WORKER_LIMIT_S + 60)]
+
+
+# Exhaustive: another host is lost, another file is damaged, and others are left.
+COVERED = ("h1 lost", "h2 lost", "truncated", "on h1 h2")
+LOST = ("nothing lost", *(f"{host} lost" for host in HOSTS), "h0 and h3 lost")
+DAMAGED = {
+    "truncated": "/h0/step-00000003/__0_0.distcp has 100 of ",
+    "flipped": "/h0/step-00000003/__0_0.distcp: bytes ",
+    "index flipped": "/h0/step-00000003/pieces.json is not as it was written",
+}
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path) -> dict[str, Any]:
-    done = start("own_folders_worker", str(folder))
+def runs(folder: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    needed = {value for parameters in asked_for(request) for value in parameters.values()}
+    done = start("own_folders_worker", str(folder), *(name for name in COVERED if name not in needed))
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads((folder / "own_folders.json").read_text())
     return results
@@ -47,7 +61,7 @@ def test_each_host_has_its_own_files_and_those_of_one_host_of_the_other_cluster(
     assert held == {"h0": {0, 2}, "h1": {1, 0}, "h2": {2, 3}, "h3": {3, 1}}
 
 
-@pytest.mark.parametrize("lost", ["nothing lost", *(f"{host} lost" for host in HOSTS), "h0 and h3 lost"])
+@pytest.mark.parametrize("lost", all_but(COVERED[:2], LOST))
 def test_the_loss_goes_on_bit_equal_whichever_host_has_lost_its_folder(runs: dict[str, Any], lost: str) -> None:
     losses, expected, said = resumed(runs, lost)
 
@@ -81,7 +95,7 @@ def test_a_checkpoint_to_go_back_to_that_no_host_has_is_refused_with_those_there
         assert (after / "latest").read_text() == (before / "latest").read_text()
 
 
-@pytest.mark.parametrize("left", ["on h0 h1 h2", "on h1 h2"])
+@pytest.mark.parametrize("left", all_but(["on h1 h2"], ["on h0 h1 h2", "on h1 h2"]))
 def test_hosts_that_are_left_go_on_under_another_plan(runs: dict[str, Any], left: str) -> None:
     losses, expected, _ = resumed(runs, left)
 
@@ -96,19 +110,12 @@ def test_hosts_that_have_nothing_whole_say_what_is_missing_and_who_had_it(runs: 
     assert "it was also on h3; it was also on h2" in run["said"]
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("truncated", "/h0/step-00000003/__0_0.distcp has 100 of "),
-        ("flipped", "/h0/step-00000003/__0_0.distcp: bytes "),
-        ("index flipped", "/h0/step-00000003/pieces.json is not as it was written"),
-    ],
-)
-def test_a_damaged_file_is_told_and_its_copy_read(runs: dict[str, Any], name: str, sentence: str) -> None:
+@pytest.mark.parametrize("name", all_but(["truncated"], DAMAGED))
+def test_a_damaged_file_is_told_and_its_copy_read(runs: dict[str, Any], name: str) -> None:
     losses, expected, said = resumed(runs, name)
 
     assert losses == expected
-    assert any(line.startswith("host h0: ") and sentence in line for line in said.splitlines())
+    assert any(line.startswith("host h0: ") and DAMAGED[name] in line for line in said.splitlines())
 
 
 def test_where_every_copy_is_damaged_the_checkpoint_before_is_taken_whole(runs: dict[str, Any]) -> None:
@@ -177,7 +184,13 @@ def test_a_run_that_has_taken_its_last_step_leaves_nothing_in_memory(runs: dict[
     assert runs["left in memory"]["paths"] == []
 
 
-@pytest.mark.parametrize(("how", "kills"), [("own", 20), ("cluster", 10)])
+@pytest.mark.parametrize(
+    ("how", "kills"),
+    [
+        *(("own", 5), ("cluster", 4)),
+        *(pytest.param(how, kills, marks=pytest.mark.exhaustive) for how, kills in (("own", 20), ("cluster", 10))),
+    ],
+)
 def test_kills_in_the_midst_of_saves_each_with_folders_deleted_lose_nothing(
     tmp_path: Path, how: str, kills: int
 ) -> None:
