@@ -64,6 +64,15 @@ class _PathOrBlend:
         }
 
 
+def takes_document_ends(device: str, precision: Precision, cp: int, model: ModelShape) -> bool:
+    """Return True if the ends of documents show attention where they are, and no mask: see `document_mask.py`.
+
+    FlashAttention has heads of multiples of 8; of more than 192 not on each GPU that computes in bf16 (flash_api.cpp).
+    """
+    fits = model.head_size % 8 == 0 and model.head_size <= 192
+    return (device, precision, cp) == ("cuda", "bf16", 1) and fits
+
+
 @dataclass(frozen=True)
 class DataSettings(SharedSettings):
     """Text or tokens to train on, at the same path on every host: a file, or a folder and a file pattern.
@@ -98,9 +107,9 @@ class DataSettings(SharedSettings):
         twice = next((path for path in paths if paths.count(path) > 1), None)
         check("path", twice, "must name each once: add up the weights", twice is None)
 
-    def is_masked(self, device: str, precision: Precision, cp: int) -> bool:
-        """Return True if a mask shows attention where documents end, and not their ends: see `document_mask.py`."""
-        return self.documents == "separate" and (device, precision, cp) != ("cuda", "bf16", 1)
+    def is_masked(self, device: str, precision: Precision, cp: int, model: ModelShape) -> bool:
+        """Return True if a mask shows attention where documents end."""
+        return self.documents == "separate" and not takes_document_ends(device, precision, cp, model)
 
     @property
     def sources(self) -> tuple[DataSource, ...]:

@@ -22,11 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
-from holmes_runtime.config.run_settings import Precision, Recompute
+from holmes_runtime.config.run_settings import Precision, Recompute, takes_document_ends
 from holmes_runtime.config.trainable import Lora
 from holmes_runtime.model.adapters import Adapter, gather_adapted, is_adapter, make_adapter, plus
 from holmes_runtime.model.context_parallel import WHOLE, ContextParallel, Masks
-from holmes_runtime.model.document_mask import attend_documents, document_ends, document_mask, takes_document_ends
+from holmes_runtime.model.document_mask import attend_documents, document_ends, document_mask
 from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.experts import Balancing, Experts
 from holmes_runtime.model.initial_weights import initial_value
@@ -279,6 +279,7 @@ class DecoderStage(nn.Module):
                 elif not self.is_first:
                     self.token_embedding = TokenEmbedding(shape, tp)
         self.rotation = cp.take(make_rotation(shape, device)) if shape.family == "llama" else None
+        self.takes_ends = device is not None and takes_document_ends(device.type, value_type, cp.size, shape)
         self.causal_masks = cp.causal_masks(shape.seq_length, DTYPES[value_type], device)
         named = self.named_parameters()
         self.parts = {name: part_of(name, tuple(parameter.shape), tp, ep) for name, parameter in named}
@@ -330,7 +331,7 @@ class DecoderStage(nn.Module):
         """Return what shows attention where documents end."""
         if self.cp.size > 1:
             return self.cp.document_masks(positions, dtype)
-        if takes_document_ends(dtype, positions.device):
+        if self.takes_ends:
             return document_ends(positions, most_documents)
         return document_mask(positions, dtype)
 

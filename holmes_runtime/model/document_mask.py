@@ -40,11 +40,6 @@ def causal_mask(queries: int, keys: int, dtype: torch.dtype) -> Tensor:
     return mask.triu_(keys - queries + 1)
 
 
-def takes_document_ends(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return True if `attend_documents` works there; each GPU that computes in bf16 has the kernel."""
-    return device.type == "cuda" and dtype == torch.bfloat16
-
-
 def document_ends(positions: Tensor, most: int) -> Tensor:
     """Return the ends of the documents of a micro-batch, int32 (n + 1,), after a zero, n a power of two >= `most`.
 

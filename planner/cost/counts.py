@@ -120,7 +120,7 @@ def make_execution(
         *(reserve_bytes(job, tp, pp, dp), training_margin(job), weight_shards, optimizer_offload),
         sequence_parallel=engine.shards_sequences(recompute),
         fused_attention=engine.fused_attention,
-        masked=job.data is not None and job.data.is_masked(job.device, job.value_type, job.cp),
+        masked=job.data is not None and job.data.is_masked(job.device, job.value_type, job.cp, job.model),
         chunked_loss=engine.chunked_loss,
         fused_operators=job.compiles,
         outer_bytes=outer_bytes(job.islands) if job.islands is not None else 0,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_products_of_all_experts_at_once_give_what_one_after_the_other_gives(
     assert any(not gradients.any() for gradients in results[1][3])  # of an expert without tokens
 
 
-@pytest.mark.parametrize("fault", [lambda *_, **__: torch.zeros(24, 32).bfloat16(), None])
+@pytest.mark.parametrize("fault", [lambda rows, *_, **__: rows[:, :32] * 0, None])
 def test_a_torch_that_multiplies_groups_wrongly_or_not_at_all_is_not_used_for_it(
     fault: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,3 +231,21 @@ def test_a_run_of_experts_that_no_rank_computes_is_refused(change: dict[str, int
 def test_a_balancing_loss_without_experts_is_refused() -> None:
     with pytest.raises(ValueError, match=r"optimizer\.router_balance: must be 0 for a model without experts"):
         make_config(model=TINY_LLAMA, router_balance=0.1)
+
+
+def test_only_matrices_that_the_kernel_loads_are_multiplied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_layer, "_is_right", lambda _: True)
+
+    class OnGpu:
+        device, dtype = torch.device("cuda"), torch.bfloat16
+
+    def takes(*shape: int, offset: int = 0) -> bool:
+        flat = torch.empty(math.prod(shape) + 8, dtype=torch.bfloat16)
+        matrix = flat[offset : offset + math.prod(shape)].view(shape)
+        return expert_layer.multiplies_in_groups(cast(Tensor, OnGpu()), [matrix])
+
+    assert takes(4, 16, 32)
+    assert not takes(4, 16, 32, offset=4)  # at a multiple of 8 bytes, not 16
+    assert not takes(4, 12, 32)
+    assert not takes(1024, 8, 8)
+    assert not expert_layer.multiplies_in_groups(torch.empty(1, 8), [torch.empty(4, 16, 32)])

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
-from holmes_runtime.config.run_settings import EmulationSettings, Recompute
+from holmes_runtime.config.run_settings import EmulationSettings, Precision, Recompute, takes_document_ends
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.document_mask import document_ends
 from holmes_runtime.model.emulated import EmulatedStage, mean_activation
@@ -116,6 +116,24 @@ def test_ends_of_documents_are_counted_over_the_samples_of_a_micro_batch() -> No
     assert document_ends(positions, 4).tolist() == [0, 3, 5, 6, 10]
     assert document_ends(positions, 6).tolist() == [0, 3, 5, 6, 10, 10, 10, 10, 10]
     assert document_ends(torch.tensor([[0, 1, 2]]), 1).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "cp", "heads", "takes"),
+    [
+        ("cuda", "bf16", 1, 4, True),
+        ("cpu", "bf16", 1, 4, False),
+        ("cuda", "fp16", 1, 4, False),
+        ("cuda", "bf16", 2, 4, False),
+        ("cuda", "bf16", 1, 32, False),  # heads of 12
+        ("cuda", "bf16", 1, 1, False),  # of 384
+    ],
+)
+def test_the_ends_of_documents_are_taken_where_a_kernel_has_them(
+    device: str, precision: Precision, cp: int, heads: int, takes: bool
+) -> None:
+    model = ModelShape(family="gpt", num_layers=1, hidden_size=384, num_heads=heads, seq_length=64)
+    assert takes_document_ends(device, precision, cp, model) is takes
 
 
 def test_one_document_a_sample_is_as_if_documents_were_joined() -> None:
