@@ -44,7 +44,7 @@ COMMANDS = {
     "model": "Print what job.yaml says of a published model: its shape, and that training starts from its weights.",
     "job": "Print the keys of job.yaml, or explain one: its type, default, meaning and an example.",
     "data": "Turn text, or examples to fine-tune on, into a token file, which nodes train on without the tokenizer.",
-    "checkpoint": "Show, check or gather what a run has saved, on one disk or on several hosts' own.",
+    "checkpoint": "Show, check, gather or export what a run has saved, on one disk or on several hosts' own.",
 }
 HIDDEN = {"control"}
 ELSEWHERE = {
