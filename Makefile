@@ -81,7 +81,7 @@ test-cluster: $(READY)
 
 # What the three layers before leave out, as another test shows most of it; needs what they need.
 test-rest: $(READY)
-	$(BIN)/python -m pytest -q $(PARALLEL_WAITING) $(OPTIONS) -m 'exhaustive and (process or torch or cluster)'
+	$(BIN)/python -m pytest -q $(PARALLEL_FILES) $(OPTIONS) -m 'exhaustive and (process or torch or cluster)'
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,13 +20,17 @@ def multiply_in_fp8(blocks: nn.Module, host: str, device: torch.device) -> None:
     by their largest values at that moment, one factor a matrix. CPUs multiply the rounded values in fp32.
 
     Raises:
-        RuntimeError: This host lacks torchao, or its GPU products in FP8.
+        RuntimeError: This host lacks torchao, or one that goes with its torch, or its GPU products in FP8.
     """
-    lacking = missing_for_fp8()
+    lacking, float8 = missing_for_fp8(), cast(Any, None)
+    if lacking is None:
+        try:
+            float8 = importlib.import_module("torchao.float8")
+        except ImportError as error:
+            lacking = f"a torchao that goes with torch {torch.__version__}: {error}"
     if lacking is None and device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         name, wanted = torch.cuda.get_device_name(device), ".".join(map(str, FP8_CAPABILITY))
         lacking = f"a GPU of compute capability {wanted} or later, which {name} is not"
     if lacking is not None:
         raise RuntimeError(f"host {host}: fp8 needs {lacking}; provide it, or leave `fp8` out of job.yaml")
-    float8: Any = importlib.import_module("torchao.float8")
     float8.convert_to_float8_training(blocks, config=float8.Float8LinearConfig(emulate=device.type == "cpu"))

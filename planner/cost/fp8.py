@@ -40,5 +40,5 @@ def check_fp8_gpus(host: Host, job: Job) -> None:
 
 
 def in_fp8(speed: Speed) -> Speed:
-    """Return the speed of a GPU that multiplies the matrices of layers in FP8."""
+    """Return the speed of a GPU with compiled layers in FP8; of eager ones none was measured."""
     return replace(speed, layer_speed_up=FP8_PRODUCTS_SPEED_UP)

@@ -267,7 +267,7 @@ def _speed(host: Host, job: Job) -> Speed:
             what = f"GPU {gpu.index} ({gpu.name or 'name not known'}) in {job.value_type}"
             has_fp16 = gpu.name is not None and gpu_speed(gpu.name, "fp16") is not None
             raise _unknown_speed(host.name, what, "set `precision: fp16`, or " if has_fp16 else "")
-        speeds.append(in_fp8(speed) if job.fp8 else speed)
+        speeds.append(in_fp8(speed) if job.fp8 and job.compiles else speed)
     return min(speeds, key=lambda speed: speed.matrix_flops_per_s)
 
 

@@ -87,3 +87,13 @@ def test_faster_products_shorten_a_layer_by_their_part_of_it_and_leave_the_head(
     assert one.forward_s - other.forward_s == pytest.approx(matrices_s / 2)
     assert one.backward_s - other.backward_s == pytest.approx(matrices_s)
     assert head_s(SHAPE, execution, plain) == head_s(SHAPE, execution, products)
+
+
+def test_compiled_layers_alone_are_planned_faster_in_fp8() -> None:
+    large = {"model": {"family": "llama", "num_layers": 8, "hidden_size": 4096, "num_heads": 32, "seq_length": 4096}}
+    for compiles in (False, True):
+        plain, in_fp8 = (
+            plan_for(hoppers(), fp8_job(**large, global_batch_size=64, compile=compiles, fp8=fp8)).prediction.step_s
+            for fp8 in (False, True)
+        )
+        assert (in_fp8 < 0.9 * plain) is compiles

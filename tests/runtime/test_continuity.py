@@ -38,8 +38,8 @@ OTHER_PLANS: Names = [
 ]
 # Exhaustive: their plans are gone on with from other kinds of runs, or both of their cuts and degrees by other plans.
 COVERED: Names = [
-    *(("fp32", name) for name in ("three uneven replicas", "two sharded replicas", "two shards", "eager")),
-    *(("bf16", "other cut"), ("fp32", "states in host memory"), ("across", "one process")),
+    *(("fp32", name) for name in ("three uneven replicas", "two sharded replicas", "two shards")),
+    *(("bf16", "other cut"), ("across", "one process")),
     *(("offloaded", "two replicas"), ("sharded", "one process"), ("sharded", "two sharded replicas")),
     *(("two share experts", name) for name in ("four share experts", "two stages that share experts")),
     ("all experts each", "four share experts"),

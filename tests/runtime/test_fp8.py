@@ -15,6 +15,7 @@ from holmes_runtime.config.gpu_peaks import PEAK_FLOPS_PER_S, WITHOUT_FP8, lacks
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.trainable import Lora
 from holmes_runtime.model.build_stage import build_stage
+from holmes_runtime.model.fp8_layers import multiply_in_fp8
 from holmes_runtime.model.tensor_parallel import ALONE
 from holmes_runtime.node.compiler import missing_for_fp8
 
@@ -74,6 +75,15 @@ def test_the_matrices_of_layers_are_multiplied_in_fp8_and_no_others(torchao: Pre
     weights = [dict(each.named_parameters()) for each in (plain, module)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_torchao_that_cannot_be_imported_is_named_with_the_host(
+    torchao: PretendedTorchao, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del torchao
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    with pytest.raises(RuntimeError, match=r"^host host0: fp8 needs a torchao that goes with torch "):
+        multiply_in_fp8(torch.nn.Linear(16, 16), "host0", torch.device("cpu"))
 
 
 def test_a_rank_without_torchao_names_its_host_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
