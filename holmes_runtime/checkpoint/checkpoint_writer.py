@@ -71,6 +71,7 @@ class CheckpointWriter:
         self._newest: str | None = None
         self._loaded: Origin | None = None
         self.best: BestCheckpoint | None = None
+        self.parts_of_better: list[BestCheckpoint] = []  # files are missing here, which a host that is away may have
         self.note_newest()
 
     def note_newest(self) -> None:
@@ -118,7 +119,8 @@ class CheckpointWriter:
         if loss is not None and (self.best is None or loss < self.best.loss):
             self.best = BestCheckpoint(loss, counters.steps)
         if self._folders.is_first(self._me.rank):
-            self._folder.remove_old(counters.steps, self.best.steps if self.best else None)
+            parts = [each.steps for each in self.parts_of_better if self.best is None or each < self.best]
+            self._folder.remove_old(counters.steps, parts if self.best is None else [self.best.steps, *parts])
 
     def _own_names(self, mine: Written, index: PieceIndex | None) -> set[PieceName]:
         """Return the files that this rank has written or copied."""

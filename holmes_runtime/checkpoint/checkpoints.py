@@ -184,7 +184,10 @@ class Checkpoints:
             lower = each.validated
             if lower is not None and (self._writer.best is None or lower < self._writer.best):
                 name = f"{each.offer.name} (validation loss {lower.loss:.4f})"
-                self._warn([f"checkpoint {name} is not whole, and no longer the best: {each.lacking[0]}"])
+                self._writer.parts_of_better.append(lower)
+                self._warn(
+                    [f"checkpoint {name} is not whole, and no longer the best; its files here stay: {each.lacking[0]}"]
+                )
         self._say_best()
 
     def _say_best(self) -> None:

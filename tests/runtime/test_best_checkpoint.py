@@ -110,18 +110,22 @@ def test_a_damaged_best_is_told_and_the_best_of_the_others_taken(
     assert (kept(tmp_path), resumed.best) == ([2, 4], f"{tmp_path}/step-00000002 (validation loss 2.0000)")
 
 
-def test_a_best_with_a_short_file_is_told_and_the_best_of_the_others_taken(
+def test_a_best_with_a_short_file_is_told_and_stays_until_a_better_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, {1: 1.0, 2: 2.0, 3: 3.0}, keep_last=3)
     file = next((tmp_path / "step-00000001").glob("*.distcp"))
     file.write_bytes(file.read_bytes()[:-10])
 
-    resumed = save(tmp_path, {4: 4.0})
+    resumed = save(tmp_path, {4: 4.0, 5: 1.5})
 
     said = capsys.readouterr().out
-    assert "checkpoint step-00000001 (validation loss 1.0000) is not whole, and no longer the best: " in said
-    assert (kept(tmp_path), resumed.best) == ([2, 4], f"{tmp_path}/step-00000002 (validation loss 2.0000)")
+    told = "checkpoint step-00000001 (validation loss 1.0000) is not whole, and no longer the best; its files here stay"
+    assert told in said
+    assert (kept(tmp_path), resumed.best) == ([1, 5], f"{tmp_path}/step-00000005 (validation loss 1.5000)")
+
+    save(tmp_path, {6: 0.5})  # better than what is left of the first
+    assert kept(tmp_path) == [6]
 
 
 def test_a_loss_that_the_resumed_run_never_had_is_of_another_branch(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Container
 from io import BufferedWriter
 from pathlib import Path
 from typing import NamedTuple
@@ -74,11 +75,11 @@ class CheckpointFolder(NamedTuple):
         write_durably(pointer, name + "\n")
         pointer.replace(self.path / LATEST_FILE)
 
-    def remove_old(self, steps: int, best_steps: int | None = None) -> None:
-        """Keep the newest checkpoints up to the one after `steps`, once all folders have that one, and the best."""
+    def remove_old(self, steps: int, spared: Container[int] = ()) -> None:
+        """Keep `spared` steps, and the newest checkpoints up to the one after `steps`, which all folders have."""
         older = [name for name in names_in(self.path) if name.steps <= steps]
         for name in older[: -self.keep_last]:
-            if name.steps != best_steps:
+            if name.steps not in spared:
                 _remove(self.path / name)
 
 
