@@ -96,9 +96,8 @@ class ContextParallel:
         chunks = query.transpose(1, 2).chunk(2, 2)
         early, late = (None, None) if masks is None else masks[:2]
         with _gathered_again(whole[0], key, value, self, repeats) if gathers_again else nullcontext():
-            return attend_up_to_end(chunks[0], whole[0], whole[1], early), attend_up_to_end(
-                chunks[1], whole[2], whole[3], late
-            )
+            first = attend_up_to_end(chunks[0], whole[0], whole[1], early)
+            return first, attend_up_to_end(chunks[1], whole[2], whole[3], late)
 
 
 WHOLE = ContextParallel()
