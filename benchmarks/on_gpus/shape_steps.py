@@ -90,7 +90,7 @@ def fp8(bench: Bench) -> list[Figure]:
 
 def plain_torch(bench: Bench) -> list[Figure]:
     """Train the same shapes by a plain torch loop, compiled where Holmes' is, with as many samples a micro-batch."""
-    jobs = {name: _job(bench, name, bench.compiles) for name, job in bench.scale.shapes.items() if _is_plain(job)}
+    jobs = {name: _job(bench, name, bench.compiles) for name, job in bench.scale.shapes.items() if is_plain(job)}
     plans, notes = _plans(bench, jobs)
     tasks = [Task(name, "plain", _config(plan)) for name, plan in plans.items()]
     figures = []
@@ -159,7 +159,8 @@ def profiled_shape(bench: Bench) -> str:
     return next(iter(bench.scale.shapes))
 
 
-def _is_plain(job: Job) -> bool:
+def is_plain(job: Job) -> bool:
+    """Return True if the loop of plain torch trains what Holmes' trainer does."""
     return not any(key in job for key in BEYOND_PLAIN) and "experts" not in job["model"]
 
 
