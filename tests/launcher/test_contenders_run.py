@@ -65,16 +65,17 @@ def test_the_runtime_blends_and_separates_as_the_job_says() -> None:
 @pytest.mark.slow
 def test_the_mask_of_separate_documents_takes_memory() -> None:
     jobs = (
-        gpt_7b(global_batch_size=64, parallel={"pp": 2, "dp": 1, "tp": 8}, data=data)
-        for data in ({"path": "/a"}, BLEND)
+        gpt_7b(global_batch_size=64, parallel={"pp": 2, "dp": 1, "tp": 8}, data=data, precision=precision)
+        for precision, data in (("fp16", {"path": "/a"}), ("fp16", BLEND), ("bf16", {"path": "/a"}), ("bf16", BLEND))
     )
-    joined, separate = (plan_for(gpu_inventory([1, 1]), job) for job in jobs)
+    joined, separate, *in_bf16 = (plan_for(gpu_inventory([1, 1]), job) for job in jobs)
 
     # 2 bytes a score, of each micro-batch that the first rank holds, and the margin of memory on top.
     more = separate.prediction.memory_bytes[0] - joined.prediction.memory_bytes[0]
     masks = more / (1 + TRAINING_MARGIN) / (2 * separate.micro_batch_size * separate.job.model.seq_length**2)
     assert round(masks) > 0
     assert masks == pytest.approx(round(masks), abs=1e-4)
+    assert in_bf16[0].prediction.memory_bytes == in_bf16[1].prediction.memory_bytes  # by the ends of documents
 
 
 @pytest.mark.parametrize("name", few_of(1, ["free", "full recomputation", "emulated on GPUs"]))
