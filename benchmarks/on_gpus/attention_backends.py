@@ -10,7 +10,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,6 +29,8 @@ BACKENDS = {
 MAX_SCORE_BYTES = 4 * 2**30  # fp32, of the backend that keeps all of them
 ROUNDS, WARM_UP = 6, 2
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
 
 def seconds_of(backend: SDPBackend | None, size: Sequence[int], device: torch.device) -> float:
     """Return the seconds of a forward and backward, by one backend or by the one that torch chooses."""
@@ -35,23 +39,22 @@ def seconds_of(backend: SDPBackend | None, size: Sequence[int], device: torch.de
     shapes = [(batch, each, length, head_size) for each in (heads, kv_heads, kv_heads)]
     query, key, value = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
     gradient = torch.randn_like(query)
-    if backend is None:
-        return _timed((query, key, value), gradient, device)
-    with sdpa_kernel(backend):
-        return _timed((query, key, value), gradient, device)
+    attend = partial(scaled_dot_product_attention, is_causal=True, enable_gqa=heads != kv_heads)
+    with sdpa_kernel(backend) if backend is not None else nullcontext():
+        return timed(attend, (query, key, value), gradient)[0]
 
 
-def _timed(inputs: tuple[Tensor, Tensor, Tensor], gradient: Tensor, device: torch.device) -> float:
-    grouped = inputs[0].shape[1] != inputs[1].shape[1]
-    seconds = []
+def timed(attend: Attend, inputs: Sequence[Tensor], gradient: Tensor) -> tuple[float, list[Tensor]]:
+    """Return the median seconds of a forward and backward; and the result, and the gradients of `inputs`."""
+    seconds, made = list[float](), list[Tensor]()
     for _ in range(ROUNDS):
         began_s = time.perf_counter()
-        mixed = scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=grouped)
-        torch.autograd.grad(mixed, inputs, gradient)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        mixed = attend(inputs[0], inputs[1], inputs[2])
+        made = [mixed.detach(), *torch.autograd.grad(mixed, inputs, gradient)]
+        if gradient.device.type == "cuda":
+            torch.cuda.synchronize(gradient.device)
         seconds.append(time.perf_counter() - began_s)
-    return statistics.median(seconds[WARM_UP:])
+    return statistics.median(seconds[WARM_UP:]), made
 
 
 def measure(name: str, size: Sequence[int], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.on_gpus.masked_attention SIZES.json`: kernels that need no mask beside the mask they stand for.
+"""`python -m benchmarks.on_gpus.masked_attention SIZES.json`: attention with a mask, and by kernels that need none.
 
 SIZES.json has, by name, the batch, query heads, key-value heads, sequence length and head size. Attention inside
 documents is given their ends, and attention of the last quarter of a sequence, as ranks that share one compute it,
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,13 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.on_gpus.attention_backends import Attend, timed
 from benchmarks.on_gpus.shape_worker import DOCUMENT_TOKENS
 from holmes_runtime.model.context_parallel import attend_up_to_end
 from holmes_runtime.model.document_mask import attend_documents, causal_mask, document_ends, document_mask
-
-ROUNDS, WARM_UP = 6, 2
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def by_mask(mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -66,24 +61,10 @@ def compare(size: Sequence[int], queries: int, ways: tuple[Attend, Attend], devi
         torch.randn(*shape, head_size, device=device, dtype=torch.bfloat16, generator=generator) for shape in shapes
     )
     inputs = [each.requires_grad_() for each in (query, key, value)]
-    (mask_s, by), (kernel_s, without) = (_timed(way, inputs, gradient) for way in ways)
-    differences = [
-        ((one - other).abs().max() / other.abs().max()).item() for one, other in zip(without, by, strict=True)
-    ]
+    (mask_s, by), (kernel_s, without) = (timed(way, inputs, gradient) for way in ways)
+    pairs = ((one.float(), other.float()) for one, other in zip(without, by, strict=True))
+    differences = [((one - other).abs().max() / other.abs().max()).item() for one, other in pairs]
     return {"mask": mask_s, "kernel": kernel_s, "difference": max(differences)}
-
-
-def _timed(attend: Attend, inputs: Sequence[Tensor], gradient: Tensor) -> tuple[float, list[Tensor]]:
-    """Return the seconds of a forward and backward, and the result and its gradients, in fp32."""
-    seconds, made = [], []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        began_s = time.perf_counter()
-        mixed = attend(inputs[0], inputs[1], inputs[2])
-        made = [mixed.detach(), *torch.autograd.grad(mixed, inputs, gradient)]
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began_s)
-    return statistics.median(seconds[WARM_UP:]), [each.float() for each in made]
 
 
 def main() -> None:

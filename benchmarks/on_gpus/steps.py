@@ -269,7 +269,7 @@ STEPS = (
     Step("shapes", "step, tokens/s, MFU and memory of the shapes against their plans, eager and compiled", 1, shapes),
     Step("plain-torch", "the same shapes by a plain torch loop", 1, plain_torch),
     Step("calibrate", "measured FLOP/s, and a step predicted by them", 1, calibrated, ("shapes",)),
-    Step("fp8", "two shapes with layers in FP8 beside bf16, compiled; needs torchao", 1, fp8),
+    Step("fp8", "two shapes with layers in FP8 and in bf16, compiled; needs torchao", 1, fp8),
     Step("offload", "optimizer states in host memory against the plan", 1, offload),
     Step("attention", "TFLOP/s of each backend of attention at the shapes' sizes", 1, attention),
     Step("masks", "attention inside documents, and of a part of a sequence, without a mask and with", 1, masks),
