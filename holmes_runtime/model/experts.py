@@ -128,12 +128,13 @@ def multiplies_in_groups(rows: Tensor, matrices: Sequence[Tensor]) -> bool:
     That is one kernel on GPUs of compute capability 9 and 10, of up to 1,023 experts, which loads 16 bytes at a time;
     on others one after the other, but without Python.
     """
-    takes = rows.device.type == "cuda" and rows.dtype == torch.bfloat16
+    if rows.device.type != "cuda" or rows.dtype != torch.bfloat16:
+        return False
     fits = all(
         len(each) < 1024 and all(size % 8 == 0 for size in each.shape[1:]) and each.data_ptr() % 16 == 0
         for each in matrices
     )
-    return takes and fits and _is_right(rows.device)
+    return fits and _is_right(rows.device)
 
 
 @cache

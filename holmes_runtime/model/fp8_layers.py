@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +22,8 @@ def multiply_in_fp8(blocks: nn.Module, host: str, device: torch.device) -> None:
     Raises:
         RuntimeError: This host lacks torchao, or one that goes with its torch, or its GPU products in FP8.
     """
-    lacking, float8 = missing_for_fp8(), cast(Any, None)
+    float8: Any = None
+    lacking = missing_for_fp8()
     if lacking is None:
         try:
             float8 = importlib.import_module("torchao.float8")

@@ -26,7 +26,7 @@ class Batch(NamedTuple):
         tokens, positions = (None if values is None else change(values) for values in self[:2])
         return self._replace(tokens=tokens, positions=positions)
 
-    def beside_inputs(self, num_microbatches: int) -> list[tuple[Tensor, int] | tuple[()]]:
+    def more_inputs(self, num_microbatches: int) -> list[tuple[Tensor, int] | tuple[()]]:
         """Return the further arguments of a stage's module by micro-batch, if there are positions.
 
         They are its part of them, and the most documents it may have.

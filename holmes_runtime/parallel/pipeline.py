@@ -100,7 +100,7 @@ class Pipeline:
         self._messages.begin(step, self._expected)
         tokens, self._weight = batch.tokens, batch.weight
         microbatches = [None] * self._num_microbatches if tokens is None else tokens.chunk(self._num_microbatches)
-        beside = batch.beside_inputs(self._num_microbatches)
+        more = batch.more_inputs(self._num_microbatches)
         for stage in self._stages.values():
             stage.extremes.clear()
         losses: list[Tensor] = []
@@ -108,7 +108,7 @@ class Pipeline:
             for later in self._starts.get(position, ()):
                 self._receives[later] = self._messages.receive(_direction(later))
             if action.kind is ActionKind.FORWARD:
-                self._forward(action, microbatches[action.microbatch], beside[action.microbatch], losses)
+                self._forward(action, microbatches[action.microbatch], more[action.microbatch], losses)
             else:
                 self._backward(action)
         for action in list(self._sends):
@@ -145,7 +145,7 @@ class Pipeline:
         self,
         action: Action,
         microbatch: Tensor | None,
-        beside: Sequence[Tensor | int],
+        more: Sequence[Tensor | int],
         losses: list[Tensor],
     ) -> None:
         """Run a forward; its input proves that some gradients sent earlier have arrived."""
@@ -160,7 +160,7 @@ class Pipeline:
             self._stopwatch.lap("forward"),
             named_range(action_name(action.kind.value, action.microbatch, action.stage)),
         ):
-            output = self._stages[action.stage].forward(action.microbatch, inputs, beside, targets)
+            output = self._stages[action.stage].forward(action.microbatch, inputs, more, targets)
         if action.stage == self._last:
             losses.append(output)
         else:
@@ -216,7 +216,7 @@ class Pipeline:
         losses: list[Tensor] = []
         sent: list[Transfer] = []
         microbatches = [None] * num_microbatches if tokens is None else tokens.chunk(num_microbatches)
-        more = batch.beside_inputs(num_microbatches)
+        more = batch.more_inputs(num_microbatches)
         # As many at a time as keep all ranks busy; sent tensors are released when those after them have been sent.
         for start in range(0, num_microbatches, len(self._ranks)):
             sends: list[Transfer] = []

@@ -27,16 +27,14 @@ class StageRun:
         self._later: dict[int, tuple[Tensor | GradientEdge, Tensor | None, Sequence[WeightGroup]]] = {}
         self.extremes: list[Tensor] = []  # least and greatest output of each micro-batch's forward, if it is sent on
 
-    def forward(
-        self, microbatch: int, inputs: Tensor, beside: Sequence[Tensor | int], targets: Tensor | None
-    ) -> Tensor:
+    def forward(self, microbatch: int, inputs: Tensor, more: Sequence[Tensor | int], targets: Tensor | None) -> Tensor:
         """Return the hidden states of one micro-batch, detached, or on the last stage its loss.
 
         inputs: tokens int64 (b, s) on the first stage, elsewhere hidden states (b, s / tp, h).
         """
         if self.index > 0:
             inputs = inputs.detach().requires_grad_()
-        output: Tensor = self._module(inputs, *beside)
+        output: Tensor = self._module(inputs, *more)
         edge = get_gradient_edge(output)
         if self._loss_function is not None:
             assert targets is not None

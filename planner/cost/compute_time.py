@@ -143,8 +143,8 @@ def _adapters_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTi
     tokens = execution.tokens(model) / execution.tp
     products_s = _matrix_s(2 * tokens * execution.lora.rank * (inputs + outputs), model, execution, speed)
     sums_s = [
-        _memory_s(tokens * (before * inputs + after * outputs) * execution.value_bytes, speed)
-        for before, after in (ADAPTER_PASSES, ADAPTER_PASSES_BACK)
+        _memory_s(tokens * (of_input * inputs + of_result * outputs) * execution.value_bytes, speed)
+        for of_input, of_result in (ADAPTER_PASSES, ADAPTER_PASSES_BACK)
     ]
     return PassTimes(products_s + sums_s[0], 2 * products_s + sums_s[1])
 

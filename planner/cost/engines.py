@@ -272,7 +272,9 @@ def engine_of(job: Job) -> Engine:
     if job.is_bundled and job.trainable is not None:
         engine = replace(engine, shards_weights=False)
     if job.is_bundled and job.fp8:
-        engine = replace(engine, free_degrees=("pp",), schedules=EVERY_SCHEDULE[:-1])
+        engine = replace(
+            engine, free_degrees=("pp",), schedules=tuple(each for each in EVERY_SCHEDULE if each != "zero-bubble")
+        )
     if engine.unsharded is not None and job.zero != 3:
         engine = engine.unsharded
     if isinstance(job.trainer, LongContextTrainer):
