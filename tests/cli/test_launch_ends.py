@@ -45,7 +45,7 @@ SAVING = (
     "controller killed, then a rank",
     "interface down",
 )
-# Other tests of the bed have runs that end well and leave nothing, agents of which no word comes ("interface down"),
+# Other tests of the bed have runs that end well and leave nothing, agents that send no word ("interface down"),
 # scripts that raise, and `holmes stop` (test_goes_on.py); those of training have full disks.
 COVERED = ("normal end", "Ctrl-C twice", "agent stopped", "disk full", "exception in user code")
 

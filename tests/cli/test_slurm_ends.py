@@ -18,7 +18,7 @@ from tests.testbed.slurm_on_bed import SlurmOnBed, missing_for_slurm
 MISSING = ", ".join(missing_for_slurm())
 pytestmark = [*NEEDS_BED, pytest.mark.skipif(bool(MISSING), reason=f"no Slurm here: {MISSING}")]
 
-# A job that is cancelled ends with the states of which Slurm has others for these, and a node that is missed is down.
+# A cancelled job stands for these, whose states Slurm names otherwise; a node that is missed is down.
 COVERED = ("slurmd killed", "job preempted", "time over", "step cancelled", "node down")
 
 

@@ -26,7 +26,7 @@ JOB = {
 
 
 def losses_of(site: Site, folder: Path, pp: int, dp: int) -> list[float]:
-    """Of every step of a run that comes to its end, of so many stages and replicas."""
+    """Return the loss of every step of a run with so many stages and replicas, which comes to its end."""
     folder.mkdir()
     job = site.write_job(f"job-{pp}-{dp}", {**JOB, "parallel": {"pp": pp, "dp": dp, "micro_batch_size": 1}})
     plan, runs = folder / "plan.json", folder / "runs"
@@ -39,7 +39,7 @@ def losses_of(site: Site, folder: Path, pp: int, dp: int) -> list[float]:
 
 
 def test_strangers_get_no_answer_and_the_run_goes_on_with_the_same_losses(site: Site, tmp_path: Path) -> None:
-    """The same as of one process, which nobody can reach."""
+    """The losses are those of one process, which has no open port."""
     assert site.bed is not None
     probe = site.command("probe", str(site.hosts_yaml), "-o", str(site.folder / "inventory.json"))
     subprocess.run(probe, check=True, capture_output=True)

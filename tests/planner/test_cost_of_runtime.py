@@ -111,7 +111,7 @@ def test_states_of_shared_experts_take_the_bytes_that_are_counted() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_a_compiled_layer_keeps_no_more_than_is_counted_where_it_recomputes_selectively(model: ModelShape) -> None:
-    """Within 3 %, too. What is kept is decided before kernels are made, of which there are none here."""
+    """Within 3 %, too. The values that are kept are chosen before kernels are made, and none are made here."""
     block, rotation = block_of(model, "selective")
     hidden = hidden_of(model)
     output: Any = torch.compile(block.forward_to_compile, backend="aot_eager_decomp_partition")(hidden, rotation)

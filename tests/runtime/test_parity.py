@@ -103,7 +103,7 @@ COVERED = [
 def compared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], dict[str, Any]]:
-    """What the worker found for the cells of a world size that are asked for; one start of processes for them."""
+    """Return by world size the worker's results for the cells that this session asks for, of one start of processes."""
     folder = tmp_path_factory.mktemp("parity")
     names = {str(parameters["cell"]) for parameters in asked_for(request)}
     return cache(lambda world_size: compare(world_size, names, folder / str(world_size)))
