@@ -291,7 +291,8 @@ class Trainer:
         return self.loss_scale.scale if self.loss_scale else 1.0
 
     def _read(self, samples: Samples, step: int) -> Batch:
-        """Return this replica's samples in host memory: tokens on the first and last stage, positions, and weight.
+        """Return this replica's samples in host memory: tokens on the first and last stage, positions, and what losses
+        need on the last.
 
         Positions are read only if documents are separate. Every stage then reads them itself, so that none are sent. A
         rehearsal does not use them.
@@ -299,11 +300,14 @@ class Trainer:
         numbers = self.config.sample_numbers(self.me.dp_rank)
         needs_positions = self.config.data.documents != "joined" and self.config.emulation is None
         positions = samples.positions(step, numbers) if needs_positions else None
+        is_taught = self.config.data.teacher is not None and samples is not self.validation
+        needs_teacher = is_taught and self.pipeline.is_last and self.config.emulation is None
         return Batch(
             samples.batch(step, numbers) if self.pipeline.is_first or self.pipeline.is_last else None,
             positions,
             samples.target_weight(step) if self.pipeline.is_last and self.config.emulation is None else 1.0,
             0 if positions is None else int((positions == 0).sum(1).max()),
+            samples.soft_targets(step, numbers) if needs_teacher else None,
         )
 
     def _sum_of(self, losses: list[Tensor]) -> Tensor:

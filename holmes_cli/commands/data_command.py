@@ -14,14 +14,17 @@ from holmes_cli.screen.terminal import err, out
 from holmes_cli.tuning.chat_template import ChatTemplate, open_template
 from holmes_cli.tuning.examples import ExampleReader, holds_examples
 from holmes_cli.tuning.write_examples import stretches, write_examples
+from holmes_cli.tuning.write_teacher import write_teacher
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.check_inputs import check_source
 from holmes_runtime.node.data_files.documents import has_documents
+from holmes_runtime.node.data_files.teacher_file import MAX_TOP
 from holmes_runtime.node.data_files.text import Tokenizer, open_tokenizer, source_files, tokenized
 from holmes_runtime.node.data_files.token_file import TokenFileWriter, index_path, token_type_of
 
+USUAL_TOP = 32  # logits of a teacher
 SHOWN_TEXT = 800  # characters of a stretch of an example
 
 
@@ -30,16 +33,18 @@ def data_command(
         Path,
         typer.Argument(
             help="Text, .jsonl, .jsonl.gz, .jsonl.zst (the field `text`, or examples: `prompt` and `completion`, or "
-            "`messages`) or .parquet: a file or folder."
+            "`messages`) or .parquet: a file or folder. With --teacher, a token file."
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The token file; its .idx is written beside it.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The token file; its .idx is written beside it.")
+    ] = None,
     pattern: Annotated[str, typer.Option("--pattern", help="Which files of a folder.")] = "*",
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="A JSON file of the `tokenizers` library; else bytes.")
     ] = None,
     seq_length: Annotated[
-        int | None, typer.Option("--seq-length", min=2, help="Of examples: the model's seq_length, to pack them in.")
+        int | None, typer.Option("--seq-length", min=2, help="Of examples, and for a teacher: the model's seq_length.")
     ] = None,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file for `messages`; else the tokenizer's own.")
@@ -47,10 +52,31 @@ def data_command(
     skip_bad_lines: Annotated[
         int, typer.Option("--skip-bad-lines", min=0, help="Lines or rows without text that may be left out, in all.")
     ] = 0,
+    teacher: Annotated[
+        Path | None, typer.Option("--teacher", help="A published model's folder: write its logits for SOURCE.")
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            "--top", min=1, max=MAX_TOP, help="Of a teacher: its highest logits, kept for each token; else 32."
+        ),
+    ] = None,
 ) -> None:
-    """Turn text, or examples to fine-tune on, into a token file, which nodes train on without the tokenizer."""
+    """Turn text, or examples to fine-tune on, into a token file, which nodes train on without the tokenizer.
+
+    With --teacher, write the logits of a published model for a token file next to it, for a run that learns from them.
+    """
+    if teacher is not None:
+        for_text: dict[str, object] = {"--output": output, "--tokenizer": tokenizer, "--chat-template": chat_template}
+        for_text |= {"--pattern": pattern != "*" or None, "--skip-bad-lines": skip_bad_lines or None}
+        if (given := next((name for name, value in for_text.items() if value is not None), None)) is not None:
+            raise HolmesError(f"{given} is for text, and --teacher reads a token file", f"leave {given} out")
+        write_teacher(source, teacher, top or USUAL_TOP, seq_length)
+        return
+    if top is not None:
+        raise HolmesError(f"--top {top} is for a teacher", "add --teacher FOLDER, or leave --top out")
     files, bad_lines = _files(source, pattern), BadLines(skip_bad_lines)
-    _check_output(output)
+    output = _checked(output, source)
     try:
         has_examples = holds_examples(files, BadLines(skip_bad_lines), prefers_text=seq_length is None)
     except (OSError, ValueError, ModuleNotFoundError) as error:
@@ -180,7 +206,10 @@ def _progress(files: list[Path]) -> Iterator[Callable[[int], None]]:
         yield lambda source_bytes: progress.advance(task, source_bytes)
 
 
-def _check_output(output: Path) -> None:
+def _checked(output: Path | None, source: Path) -> Path:
+    """Return the output. Raise HolmesError if it is not given, or cannot be written."""
+    if output is None:
+        raise HolmesError("no --output is given", f"`holmes data {source} -o TOKENS.bin`")
     if output.suffix != ".bin":
         raise HolmesError(f"--output {output} does not end in .bin", f"write to {output.with_suffix('.bin')}")
     if not output.absolute().parent.is_dir():
@@ -188,6 +217,7 @@ def _check_output(output: Path) -> None:
     for path in (output, index_path(output)):
         if path.exists():
             raise HolmesError(f"{path} exists", "choose another --output, or remove it if no run needs it")
+    return output
 
 
 def _open(file: Path, tokenizer: Path | None) -> Tokenizer:

@@ -315,10 +315,10 @@ class Job(FileRecord):
         model = fields.get("model")
         if isinstance(model, dict) and self.model.experts is None and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
-        later = {"optimizer": ("router_balance",), "parallel": ("ep", "cp"), "evaluation": ("patience",)}
-        for section, keys in later.items():
+        later = ("router_balance", "ep", "cp", "patience", "teacher")
+        for section in ("optimizer", "parallel", "evaluation", "data"):
             if isinstance(said := fields.get(section), dict):
-                fields[section] = {key: value for key, value in said.items() if value or key not in keys}
+                fields[section] = {key: value for key, value in said.items() if value or key not in later}
         if isinstance(tuned := fields.get("trainable"), dict) and isinstance(lora := tuned.get("lora"), dict):
             tuned["lora"] = {key: value for key, value in lora.items() if value is not None}
         return fields

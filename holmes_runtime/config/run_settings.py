@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from holmes_runtime.config.checks import check
-from holmes_runtime.config.field_limits import AboveZero, Count, Fraction, NotNegative, Positive, SharedSettings
+from holmes_runtime.config.field_limits import (
+    AboveZero,
+    Count,
+    Fraction,
+    Limits,
+    NotNegative,
+    Positive,
+    SharedSettings,
+)
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rooted_path import RootedPath
 
@@ -74,6 +82,22 @@ def takes_document_ends(device: str, precision: Precision, cp: int, model: Model
 
 
 @dataclass(frozen=True)
+class TeacherSettings(SharedSettings):
+    """Distillation: the loss is cross entropy, mixed with the divergence from a teacher's probabilities.
+
+    `holmes data TOKENS.bin --teacher FOLDER` writes these into TOKENS.teacher, which lies in the folder of TOKENS.bin
+    on every host. Evaluations have cross entropy alone.
+    """
+
+    # Hinton, Vinyals and Dean, Distilling the Knowledge in a Neural Network, 2015.
+    weight: Annotated[float, Limits(gt=0, le=1)] = 0.5
+    """Share of the teacher in the loss; the rest is cross entropy with the tokens of the data. Example: 0.5"""
+    temperature: AboveZero = 1.0
+    """Divisor of the logits of both, before they become probabilities; the square of it multiplies the teacher's part.
+    Example: 2"""
+
+
+@dataclass(frozen=True)
 class DataSettings(SharedSettings):
     """Text or tokens to train on, at the same path on every host: a file, or a folder and a file pattern.
 
@@ -99,6 +123,8 @@ class DataSettings(SharedSettings):
     document is one that an .idx lists, a line of a .jsonl, or else a whole file. Example: separate"""
     validation_fraction: Fraction = 0.0
     """The last part of each file's tokens, kept for evaluation and not trained on. Example: 0.01"""
+    teacher: TeacherSettings | None = None
+    """Distillation from a model whose highest logits lie next to the token files."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,6 +13,7 @@ from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.check_inputs import check_source
 from holmes_runtime.node.data_files.documents import has_documents
 from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.teacher_file import TeacherRows, read_teacher
 from holmes_runtime.node.data_files.text import open_tokenizer
 from holmes_runtime.node.data_files.token_file import DocumentStarts, TokenFile, read_index
 
@@ -51,7 +52,9 @@ def load_corpus(
 
 def _load(data: DataSettings, seq_length: int, vocab_size: int, expected_tokenizer: str | None) -> Corpus:
     bad_lines = BadLines(data.skip_bad_lines)
-    files = [check_source(Path(source.path), data, expected_tokenizer, seq_length) for source in data.sources]
+    files = [
+        check_source(Path(source.path), data, expected_tokenizer, seq_length, vocab_size) for source in data.sources
+    ]
     opened = [_open_files(of_source, data, vocab_size, bad_lines) for of_source in files]
     training, validation = [], []
     for source, parts in zip(data.sources, opened, strict=True):
@@ -73,7 +76,8 @@ def _load(data: DataSettings, seq_length: int, vocab_size: int, expected_tokeniz
     if data.documents == "separate" and len(parts) == 1 and not parts[0].documents:
         raise ValueError(f"{parts[0].name} is one document, as plain text is: documents cannot be separate")
     indices = [part.documents.index_file for part in parts if isinstance(part.documents, DocumentStarts)]
-    digest = digest_of([*(part.stored for part in parts), *indices])
+    teachers = [part.teacher.stored for part in parts if part.teacher is not None]
+    digest = digest_of([*(part.stored for part in parts), *indices, *teachers])
     return Corpus(tuple(training), tuple(validation), digest, bad_lines)
 
 
@@ -115,4 +119,10 @@ def _tokenized(path: Path, data: DataSettings, bad_lines: BadLines) -> TokenPart
 def _token_part(name: Path, index: TokenFile, data: DataSettings) -> TokenPart:
     documents = DocumentStarts(index) if data.documents == "separate" else ()
     stored = FileBytes(index.path)
-    return TokenPart(str(name), stored, index.token_type, documents, index.largest_token, index.packed_length)
+    teacher = None if data.teacher is None else TeacherRows(read_teacher(index))
+    if teacher is not None and teacher.file.digest.hex() != digest_of([stored]):
+        raise ValueError(
+            f"{teacher.file.path} has the logits of a teacher for other tokens than {index.path} has now: remove it, "
+            f"and run `holmes data {index.path} --teacher FOLDER`"
+        )
+    return TokenPart(str(name), stored, index.token_type, documents, index.largest_token, index.packed_length, teacher)

@@ -16,6 +16,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.blend import Blend
 from holmes_runtime.data.permutation import permuted
 from holmes_runtime.data.tokens import Tokens
+from holmes_runtime.model.distilled_loss import SoftTargets
 from holmes_runtime.parallel.batch import as_read
 
 
@@ -83,6 +84,32 @@ class Samples:
         """
         found = [self._sample(step, number) for number in numbers]
         return torch.stack([tokens.positions(start, start + self.seq_length) for tokens, start in found])
+
+    def soft_targets(self, step: int, numbers: Sequence[int]) -> SoftTargets:
+        """Return the teacher's tokens for each target of those samples: (len(numbers), seq_length, top).
+
+        Of sources with different numbers of them all have the fewest. Tokens that the vocabulary does not have, as it
+        may lack some of the teacher's padding, become token 0 with a probability of zero.
+
+        Raises:
+            ValueError: The vocabulary has none of a target's tokens, or a number is not finite; names file and offset.
+            OSError: A file has changed.
+        """
+        found = [self._sample(step, number) for number in numbers]
+        read = [tokens.soft_targets(start, start + self.seq_length) for tokens, start in found]
+        top = min(each.tokens.shape[1] for each in read)
+        likeliest, logarithms = (torch.stack([part[:, :top] for part in parts]) for parts in zip(*read, strict=True))
+        is_known = (likeliest >= 0) & (likeliest < self.vocab_size)
+        wrong = ((likeliest < 0) | ~logarithms.isfinite()).any(2) | ~is_known.any(2)
+        if len(outside := wrong.nonzero()):
+            row, column = outside[0].tolist()
+            name, offset = found[row][0].place_of(found[row][1] + column)
+            raise ValueError(
+                f"the teacher's logits for {name} after offset {offset} in tokens are of tokens that a vocabulary of "
+                f"{self.vocab_size} does not have, or no numbers: the file is damaged, or of another model's tokens; "
+                "remove it, and run `holmes data` with --teacher again"
+            )
+        return SoftTargets(likeliest.where(is_known, 0), logarithms.where(is_known, -torch.inf))
 
     def target_weight(self, step: int) -> float:
         """Return the number of targets in the global batch of `step` over the number of predicted ones.

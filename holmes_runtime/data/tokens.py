@@ -10,7 +10,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from holmes_runtime.model.distilled_loss import SoftTargets
 from holmes_runtime.node.data_files.stored_bytes import StoredBytes
+from holmes_runtime.node.data_files.teacher_file import TeacherRows
 from holmes_runtime.node.data_files.token_file import TYPE_BYTES
 
 TORCH_TYPES = {
@@ -36,6 +38,7 @@ class TokenPart:
     documents: Sequence[int] = ()
     largest_token: int | None = None  # None if not all tokens have been checked
     packed_length: int | None = None
+    teacher: TeacherRows | None = None
 
     def __len__(self) -> int:
         return self.stored.size // TYPE_BYTES[self.token_type]
@@ -45,6 +48,17 @@ class TokenPart:
         width = TYPE_BYTES[self.token_type]
         found = self.stored.read(start * width, stop * width)
         return torch.frombuffer(found, dtype=TORCH_TYPES[self.token_type]).to(torch.int64)
+
+    def soft_targets(self, start: int, stop: int) -> SoftTargets:
+        """Return the teacher's tokens for targets [start, stop); the first is token `start` + 1."""
+        assert self.teacher is not None, self.name
+        file = self.teacher.file
+        rows = torch.frombuffer(self.teacher.read(start, stop), dtype=torch.uint8).view(stop - start, file.row_bytes)
+        tokens, logarithms = torch.split(rows, [file.row_bytes - 2 * file.top, 2 * file.top], 1)
+        token_type = torch.uint16 if file.token_bytes == 2 else torch.int32
+        return SoftTargets(
+            tokens.contiguous().view(token_type).to(torch.int32), logarithms.contiguous().view(torch.float16).float()
+        )
 
     def documents_in(self, start: int, stop: int) -> Iterator[int]:
         """Yield the `documents` in [start, stop)."""
@@ -78,6 +92,11 @@ class Tokens:
     def read(self, start: int, stop: int) -> Tensor:
         """Return tokens [start, stop): int64 (stop - start,). Raise OSError naming the file if they are not there."""
         return torch.cat([part.read(first, last) for part, first, last in self._pieces(start, stop)])
+
+    def soft_targets(self, start: int, stop: int) -> SoftTargets:
+        """Return the teacher's tokens for targets [start, stop) of a single file; the first is token `start` + 1."""
+        ((part, first, last),) = self._pieces(start, stop)
+        return part.soft_targets(first, last)
 
     def positions(self, start: int, stop: int) -> Tensor:
         """Return each token's position in its document, counted from `start` at the earliest: int64 (stop - start,).

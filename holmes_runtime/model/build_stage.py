@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.model.context_parallel import WHOLE, ContextParallel
 from holmes_runtime.model.decoder import DTYPES, TABLE, DecoderStage
+from holmes_runtime.model.distilled_loss import SoftTargets, distilled_loss
 from holmes_runtime.model.emulated import EMULATED_TABLE, GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
 from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.experts import Balancing
@@ -28,8 +30,14 @@ from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.node.compiler import missing_for_compile
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
 Factory = Callable[[range, RunConfig], nn.Module]
+
+
+class LossFunction(Protocol):
+    """The mean loss of one micro-batch."""
+
+    def __call__(self, logits: Tensor, targets: Tensor, teacher: SoftTargets | None = None) -> Tensor:
+        """logits: the last stage's output; targets: the next tokens (batch, seq); teacher: (batch, seq, top)."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +114,18 @@ def build_stage(
 
 
 def loss_function(config: RunConfig, tp: TensorParallel) -> LossFunction:
-    """Return the mean loss of one micro-batch, from the last stage's output and the next tokens (batch, seq)."""
+    """Return the loss function of the run. Where it is called without a teacher, as in evaluations, it uses none."""
     if config.emulation is not None:
         return mean_activation
-    vocab_size, overwrites = (
-        config.model.vocab_size,
-        config.model.factory is None,
-    )  # another's model may need its logits
-    return lambda logits, targets: cross_entropy(logits, targets, vocab_size, tp, overwrites)
+    vocab_size, settings = config.model.vocab_size, config.data.teacher
+    overwrites = config.model.factory is None  # another's model may need its logits
+
+    def loss(logits: Tensor, targets: Tensor, teacher: SoftTargets | None = None) -> Tensor:
+        if settings is None or teacher is None:
+            return cross_entropy(logits, targets, vocab_size, tp, overwrites)
+        return distilled_loss(logits, targets, teacher, settings, vocab_size, tp, overwrites)
+
+    return loss
 
 
 def load_factory(factory: str, host: str) -> Factory:

@@ -45,12 +45,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         is_own = predicted & (targets >= 0) & (targets < logits.shape[1])
         columns = targets.masked_fill(~is_own, 0)
         losses = torch.cat(
-            [functional.cross_entropy(chunk.float(), own, reduction="none") for chunk, own in _chunks(logits, columns)]
+            [
+                functional.cross_entropy(chunk.float(), own, reduction="none")
+                for chunk, own in zip_chunks(logits, columns)
+            ]
         )
         picked = logits.gather(1, columns.unsqueeze(1)).squeeze(1).float()
         log_sums = losses + picked
         if tp.group is not None:
-            log_sums, picked = _over_shards(log_sums, picked.masked_fill(~is_own, 0.0), tp)
+            log_sums, picked = over_shards(log_sums, picked.masked_fill(~is_own, 0.0), tp)
             losses = log_sums - picked
         ctx.save_for_backward(logits, columns, is_own, log_sums, predicted)
         ctx.overwrites = overwrites
@@ -62,14 +65,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         logits, columns, is_own, log_sums, predicted = ctx.saved_tensors
         result = logits if ctx.overwrites else torch.empty_like(logits)
         scales = gradients[0] / len(logits) * predicted
-        for chunk, to, own, hits, log_sum, scale in _chunks(logits, result, columns, is_own.float(), log_sums, scales):
+        for chunk, to, own, hits, log_sum, scale in zip_chunks(
+            logits, result, columns, is_own.float(), log_sums, scales
+        ):
             gradient = torch.sub(chunk, log_sum.unsqueeze(1)).exp_()  # fp32, as the sums are
             gradient.scatter_add_(1, own.unsqueeze(1), -hits.unsqueeze(1))
             to.copy_(gradient.mul_(scale.unsqueeze(1)))
         return result, None, None, None, None
 
 
-def _over_shards(log_sums: Tensor, picked: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
+def over_shards(log_sums: Tensor, picked: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
     """Return log sums and target logits over the whole vocabulary, from each shard's: (tokens,)."""
     highest = log_sums.clone()
     with timed_group(tp) as group:
@@ -80,7 +85,7 @@ def _over_shards(log_sums: Tensor, picked: Tensor, tp: TensorParallel) -> tuple[
     return highest + sums[0].log(), sums[1]
 
 
-def _chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def zip_chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield `logits` (tokens, vocabulary) and `others` (tokens, ..) in matching chunks of a few tokens."""
     tokens = max(1, LOSS_CHUNK_BYTES // (4 * logits.shape[1]))
     return zip(*(torch.split(each, tokens) for each in (logits, *others)), strict=True)

@@ -8,10 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from holmes_runtime.model.distilled_loss import SoftTargets
+
 
 class Batch(NamedTuple):
     """A rank's samples of a step, int64: tokens (samples, seq_length + 1) and positions (samples, seq_length).
 
+    `teacher` are the soft targets (samples, seq_length, top) of a rank that computes losses, where there is a teacher.
     `weight` is the factor on the mean loss of each micro-batch's targets: see `Samples.target_weight`. No sample has
     more than `most_documents`.
     """
@@ -20,11 +23,13 @@ class Batch(NamedTuple):
     positions: Tensor | None
     weight: float = 1.0
     most_documents: int = 0
+    teacher: SoftTargets | None = None
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the same batch with each tensor changed, such as copied to a device."""
         tokens, positions = (None if values is None else change(values) for values in self[:2])
-        return self._replace(tokens=tokens, positions=positions)
+        teacher = None if self.teacher is None else SoftTargets(*map(change, self.teacher))
+        return self._replace(tokens=tokens, positions=positions, teacher=teacher)
 
     def more_inputs(self, num_microbatches: int) -> list[tuple[Tensor, int] | tuple[()]]:
         """Return the further arguments of a stage's module by micro-batch, if there are positions.
@@ -34,6 +39,13 @@ class Batch(NamedTuple):
         if self.positions is None:
             return [()] * num_microbatches
         return [(part, self.most_documents * len(part)) for part in self.positions.chunk(num_microbatches)]
+
+    def teachers(self, num_microbatches: int) -> list[SoftTargets] | list[None]:
+        """Return the teacher's soft targets by micro-batch, if there is one."""
+        if self.teacher is None:
+            return [None] * num_microbatches
+        parts = (values.chunk(num_microbatches) for values in self.teacher)
+        return [SoftTargets(*values) for values in zip(*parts, strict=True)]
 
 
 def as_read(tokens: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.schedule import Action, ActionKind, gradients_arrived, receive_positions
 from holmes_runtime.model.build_stage import LossFunction, StageModule
 from holmes_runtime.model.context_parallel import ContextParallel
+from holmes_runtime.model.distilled_loss import SoftTargets
 from holmes_runtime.parallel.batch import Batch, as_read
 from holmes_runtime.parallel.edge_messages import EdgeMessages, Receiving, wait_for
 from holmes_runtime.parallel.loss_scale import LossScale
@@ -100,7 +101,7 @@ class Pipeline:
         self._messages.begin(step, self._expected)
         tokens, self._weight = batch.tokens, batch.weight
         microbatches = [None] * self._num_microbatches if tokens is None else tokens.chunk(self._num_microbatches)
-        more = batch.more_inputs(self._num_microbatches)
+        more, teachers = batch.more_inputs(self._num_microbatches), batch.teachers(self._num_microbatches)
         for stage in self._stages.values():
             stage.extremes.clear()
         losses: list[Tensor] = []
@@ -108,7 +109,8 @@ class Pipeline:
             for later in self._starts.get(position, ()):
                 self._receives[later] = self._messages.receive(_direction(later))
             if action.kind is ActionKind.FORWARD:
-                self._forward(action, microbatches[action.microbatch], more[action.microbatch], losses)
+                number = action.microbatch
+                self._forward(action, microbatches[number], more[number], teachers[number], losses)
             else:
                 self._backward(action)
         for action in list(self._sends):
@@ -116,9 +118,9 @@ class Pipeline:
         scale = self._loss_scale.scale if self._loss_scale else 1.0
         return [loss / scale for loss in losses]
 
-    def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _scaled_loss(self, logits: Tensor, targets: Tensor, teacher: SoftTargets | None = None) -> Tensor:
         """Return the loss whose gradients 16-bit floats can hold."""
-        loss = self._loss_function(outputs, targets) * self._weight
+        loss = self._loss_function(logits, targets, teacher) * self._weight
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
     def _receive(self, action: Action) -> Tensor | None:
@@ -146,6 +148,7 @@ class Pipeline:
         action: Action,
         microbatch: Tensor | None,
         more: Sequence[Tensor | int],
+        teacher: SoftTargets | None,
         losses: list[Tensor],
     ) -> None:
         """Run a forward; its input proves that some gradients sent earlier have arrived."""
@@ -155,7 +158,10 @@ class Pipeline:
             inputs = self._inputs(microbatch)
         for backward in self._arrived.get(action, []):
             self._finish_send(backward)
-        targets = self._targets(microbatch) if microbatch is not None and action.stage == self._last else None
+        targets = None
+        if microbatch is not None and action.stage == self._last:
+            own = None if teacher is None else SoftTargets(*(self._cp.take(values).contiguous() for values in teacher))
+            targets = self._targets(microbatch), own
         with (
             self._stopwatch.lap("forward"),
             named_range(action_name(action.kind.value, action.microbatch, action.stage)),

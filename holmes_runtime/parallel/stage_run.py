@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from holmes_runtime.model.build_stage import LossFunction, StageModule
+from holmes_runtime.model.distilled_loss import SoftTargets
 from holmes_runtime.parallel.split_backward import WeightGroup, backward_input, backward_weight
 
 GradientAdded = Callable[[torch.nn.Parameter], None]
+Targets = tuple[Tensor, SoftTargets | None]
 
 
 class StageRun:
@@ -27,7 +29,7 @@ class StageRun:
         self._later: dict[int, tuple[Tensor | GradientEdge, Tensor | None, Sequence[WeightGroup]]] = {}
         self.extremes: list[Tensor] = []  # least and greatest output of each micro-batch's forward, if it is sent on
 
-    def forward(self, microbatch: int, inputs: Tensor, more: Sequence[Tensor | int], targets: Tensor | None) -> Tensor:
+    def forward(self, microbatch: int, inputs: Tensor, more: Sequence[Tensor | int], targets: Targets | None) -> Tensor:
         """Return the hidden states of one micro-batch, detached, or on the last stage its loss.
 
         inputs: tokens int64 (b, s) on the first stage, elsewhere hidden states (b, s / tp, h).
@@ -38,7 +40,7 @@ class StageRun:
         edge = get_gradient_edge(output)
         if self._loss_function is not None:
             assert targets is not None
-            output = self._loss_function(output, targets)
+            output = self._loss_function(output, *targets)
         else:
             self.extremes.append(torch.stack(output.detach().aminmax()))
         self._in_flight[microbatch] = (inputs, output, edge)

@@ -28,6 +28,7 @@ from holmes_runtime.config.run_settings import (
     Precision,
     ProfileSettings,
     Recompute,
+    TeacherSettings,
     Zero,
 )
 from holmes_runtime.config.schedule import ScheduleName
@@ -177,6 +178,7 @@ def make_config(
     cp: int = 1,
     ep: int = 1,
     lora: Lora | None = None,
+    teacher: TeacherSettings | None = None,
 ) -> RunConfig:
     """A run of a tiny model; `pipelines[d][s]` is the rank of stage s of replica d, `cuts` are the stage bounds.
 
@@ -226,7 +228,9 @@ def make_config(
         model=model,
         weights=weights,
         emulation=emulation,
-        data=DataSettings(str(corpus), "*.txt", documents=documents, validation_fraction=validation_fraction),
+        data=DataSettings(
+            str(corpus), "*.txt", documents=documents, validation_fraction=validation_fraction, teacher=teacher
+        ),
         expected_tokenizer=expected_tokenizer,
         evaluation=evaluation,
         checkpoint=checkpoint,

@@ -9,7 +9,7 @@ from pathlib import Path
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import RopeScaling
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import Precision, Recompute, Zero
+from holmes_runtime.config.run_settings import Precision, Recompute, TeacherSettings, Zero
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.config.trainable import Lora, Matrix
 
@@ -46,9 +46,10 @@ class Cell:
     from the second step on `later`, if there is one, and then eager also has one more micro-batch in flight.
     `clusters` names that of each rank with a letter, where data parallelism is hierarchical. `separate`: attention
     stays inside documents, the lines of a .jsonl in the same folder; with `examples`, packed ones, and some of their
-    tokens are only read. `tied` are the ranks that own the same piece of a tied table, where they are not the ends of
-    one replica. `cp` replicas share each sequence, and there are `dp` times `cp`; `microbatches` has one number for all
-    that share them. `ep` ranks share experts. With `lora` adapters alone are trained.
+    tokens are only read; with `taught`, a teacher knows others. `tied` are the ranks that own the same piece of a tied
+    table, where they are not the ends of one replica. `cp` replicas share each sequence, and there
+    are `dp` times `cp`; `microbatches` has one number for all that share them. `ep` ranks share experts. With `lora`
+    adapters alone are trained.
     """
 
     tp: int
@@ -76,6 +77,7 @@ class Cell:
     ep: int = 1
     balance: float = 0.05
     lora: bool = False
+    taught: bool = False
 
     @property
     def world_size(self) -> int:
@@ -105,6 +107,7 @@ class Cell:
         parts += [f"zero{self.zero}"] * (self.zero > 1)
         marks = {"compiled": self.compiled, "documents": self.separate, "examples": self.examples}
         marks |= {"offload": self.offload, f"cp{self.cp}": self.cp > 1, f"ep{self.ep}": self.ep > 1, "lora": self.lora}
+        marks["taught"] = self.taught
         return "-".join((*parts, *(name for name, is_on in marks.items() if is_on)))
 
     @property
@@ -151,6 +154,7 @@ class Cell:
             )
             if self.lora
             else None,
+            teacher=TeacherSettings(0.75, 2.0) if self.taught else None,
             router_balance=self.balance if "mixtral" in self.family else 0.0,
         )
 
@@ -313,6 +317,8 @@ CELLS = [
     Cell(1, 1, 1, family="mixtral", recompute="selective", compiled=True, value_type="bf16", cp=2, ep=2, balance=0.0),
     Cell(1, 1, 2, family="mixtral", recompute="selective", cp=2, ep=4, balance=0.0),
     Cell(1, 1, 2, family="llama", cp=2, examples=True),
+    Cell(1, 1, 1, family="llama", cp=2, examples=True, taught=True),
+    Cell(2, 2, 1, "zero-bubble", micro_batch_size=2, examples=True, taught=True),
     Cell(1, 1, 1, cp=2),
     Cell(1, 1, 1, family="qwen", cp=2, recompute="selective", twice=True),
     Cell(1, 1, 1, family="llama", cp=2, recompute="full", zero=3),

@@ -26,6 +26,7 @@ from holmes_runtime.node.data_files.token_file import TokenFileWriter
 from tests.seeds import all_but
 
 from .asked_for import asked_for
+from .drawn_teacher import write_logits
 from .launched_runs import REPOSITORY
 from .parity_cells import CELLS, GPT, Cell
 
@@ -138,6 +139,7 @@ def write_examples(path: Path) -> None:
                 writer.add([~token if place < known else token for place, token in enumerate(tokens)])
                 writer.end_document()
         writer.add([~0])
+    write_logits(path, GPT.seq_length, top=5, vocab_size=GPT.vocab_size)
 
 
 @pytest.mark.parametrize("cell", all_but(COVERED, CELLS))

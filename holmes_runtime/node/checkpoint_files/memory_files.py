@@ -87,7 +87,7 @@ class MemoryFiles:
     def _require_room(self, folder: Path, size_bytes: int) -> None:
         """Raise OSError if the ranks of this host, each with as much, would leave others too little."""
         beside_nccl_bytes = shutil.disk_usage(folder).free - SHM_BYTES_PER_RANK * len(self._beside)
-        free_bytes = min(beside_nccl_bytes, _available_on_host(), *_left_by_groups(), UNLIMITED) + _bytes_in(folder)
+        free_bytes = min(beside_nccl_bytes, available_bytes()) + _bytes_in(folder)
         wanted_bytes = size_bytes * len(self._beside)
         if wanted_bytes > MAX_PART * free_bytes:
             ranks = f"{len(self._beside)} ranks want {wanted_bytes / 1e9:.1f} GB"
@@ -114,6 +114,11 @@ def _bytes_in(folder: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             size_bytes += path.stat().st_size
     return size_bytes
+
+
+def available_bytes() -> int:
+    """Return the memory that this process can still take, by its host and its control groups."""
+    return min(_available_on_host(), *_left_by_groups(), UNLIMITED)
 
 
 def _available_on_host() -> int:

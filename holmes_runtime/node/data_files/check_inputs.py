@@ -9,6 +9,7 @@ from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.documents import has_documents, read_documents
 from holmes_runtime.node.data_files.file_kind import check_text
 from holmes_runtime.node.data_files.home_folder import read_run_config
+from holmes_runtime.node.data_files.teacher_file import read_teacher
 from holmes_runtime.node.data_files.text import source_files
 from holmes_runtime.node.data_files.token_file import TokenFile, read_index
 
@@ -21,7 +22,8 @@ def wrong_inputs(run_config: str) -> tuple[str, ...]:
     config, reasons = read_run_config(run_config), []
     for source in config.data.sources:
         try:
-            check_source(Path(source.path), config.data, config.expected_tokenizer, config.model.seq_length)
+            shape = config.model
+            check_source(Path(source.path), config.data, config.expected_tokenizer, shape.seq_length, shape.vocab_size)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, ModuleNotFoundError) as error:
@@ -30,11 +32,16 @@ def wrong_inputs(run_config: str) -> tuple[str, ...]:
 
 
 def check_source(
-    path: Path, data: DataSettings, expected_tokenizer: str | None = None, seq_length: int | None = None
+    path: Path,
+    data: DataSettings,
+    expected_tokenizer: str | None = None,
+    seq_length: int | None = None,
+    vocab_size: int | None = None,
 ) -> list[Path]:
     """Return the files of the source at `path`.
 
-    Text is refused without a tokenizer where one is expected, and packed examples that are of no such `seq_length`.
+    Text is refused without a tokenizer where one is expected; packed examples and logits of a teacher that are of no
+    such `seq_length`; and logits of another vocabulary.
 
     Raises:
         ValueError: a file does not hold what its name says.
@@ -51,12 +58,34 @@ def check_source(
         )
     for file in files:
         if file.suffix == ".bin":
-            _check_packing(read_index(file), len(files), data, seq_length)
+            tokens = read_index(file)
+            _check_packing(tokens, len(files), data, seq_length)
+            if data.teacher is not None:
+                _check_teaching(tokens, len(files), data)
+                read_teacher(tokens, seq_length, vocab_size)
+        elif data.teacher is not None:
+            raise ValueError(
+                f"{file} is text, and a teacher's logits are for tokens: run `holmes data {file} -o TOKENS.bin`, then "
+                "`holmes data TOKENS.bin --teacher FOLDER`, and train on TOKENS.bin"
+            )
         elif has_documents(file):
             next(read_documents(file, BadLines(data.skip_bad_lines)), None)
         elif not data.bytes:
             check_text(file, len(files))
     return files
+
+
+def _check_teaching(tokens: TokenFile, num_files: int, data: DataSettings) -> None:
+    """Raise ValueError if a teacher read the tokens of a file in other sequences than a run would."""
+    if num_files > 1:
+        raise ValueError(
+            f"{tokens.path} has logits of a teacher for its own sequences, which other files would shift: name each "
+            "file as a source of a blend"
+        )
+    if data.documents == "separate" and tokens.packed_length is None:
+        raise ValueError(
+            f"{tokens.path} has logits of a teacher that read joined documents: leave `documents` out of `data`"
+        )
 
 
 def _check_packing(tokens: TokenFile, num_files: int, data: DataSettings, seq_length: int | None) -> None:
