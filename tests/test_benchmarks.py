@@ -67,7 +67,7 @@ STARTED = {
 # Launches on a bed, as root, for minutes: each is imported, and those with a parser read their command line.
 ON_A_BED = (
     *("bad_conditions", "hundred_launches", "islands", "launch", "local_state", "runtime", "slow_links", "slurm_start"),
-    *("trainers", "trust", "two_clusters", "validation_bed"),
+    *("trainers", "trust", "two_clusters", "validation_bed", "adapters"),
 )
 WITH_PARSER = ("bad_conditions", "hundred_launches", "islands")
 # The steps of `on_gpus` run on processes in test_on_gpus.py, the rivals' ranks in runtime/test_torch_rivals.py, and
