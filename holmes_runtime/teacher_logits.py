@@ -19,20 +19,22 @@ from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.config.model_shape import LOSS_CHUNK_BYTES, ModelShape, stage_parameters
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import VALUE_BYTES, Precision
-from holmes_runtime.data.same_corpus import digest_of
 from holmes_runtime.data.tokens import TokenPart, Tokens
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.node.checkpoint_files.memory_files import available_bytes
-from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.stored_bytes import FileBytes, digest_of
 from holmes_runtime.node.data_files.teacher_file import TeacherFile, TeacherFileWriter, teacher_path
 from holmes_runtime.node.data_files.token_file import DocumentStarts, TokenFile, read_index
 from holmes_runtime.node.published_files.architectures import read_shape
+from holmes_runtime.node.published_files.check_published import check_published
 from holmes_runtime.parallel.batch import Batch, as_read
 from holmes_runtime.published.first_weights import load_first_weights
 
-BATCH_TOKENS = 8192  # of the sequences that are computed at a time: enough to fill a GPU
-BLOCK_BYTES = 4 * 2**30  # hidden states that wait in host memory
-WEIGHTS_SHARE = 0.6  # of the free memory of a device; activations and logits have the rest
+MAX_BATCH_TOKENS = 8192  # of the sequences that are computed at a time: enough to fill a GPU
+MAX_BATCH_BYTES = 2 * 2**30  # of their logits, unless a single sequence has more
+USED_SHARE = 0.8  # of the free memory of a device
+BLOCK_SHARE = 0.2  # of the free memory of the host: hidden states that wait for the next layers
+KEPT_VALUES = 24  # of the hidden size, for each token: more than a layer has at once without a backward
 MIN_LOGARITHM = -60_000.0  # that float16 holds
 
 
@@ -59,6 +61,7 @@ def write_teacher_logits(
     default as many as there is room for.
 
     Raises:
+        MemoryError: One layer, or the logits of one sequence, do not fit into memory.
         ValueError: The tokens or the model cannot be used together, or the model has logits that are no numbers.
         OSError: A file cannot be read or written.
     """
@@ -71,6 +74,7 @@ def write_teacher_logits(
             f"{path} has examples packed in sequences of {length} tokens, and --seq-length is {seq_length}"
         )
     shape = read_shape(folder, length)
+    _check_tensors(folder, shape)
     tokens = _tokens(index)
     num_sequences = (len(tokens) - 1) // length
     if num_sequences < 1:
@@ -81,11 +85,24 @@ def write_teacher_logits(
     file = TeacherFile(teacher_path(path), num_sequences, length, top, shape.vocab_size, digest)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     value_type: Precision = "bf16" if device.type == "cuda" else "fp32"
-    room = int(WEIGHTS_SHARE * _free_bytes(device)) if weight_bytes is None else weight_bytes
-    teacher = _Teacher(folder, shape, value_type, device, _parts(shape, VALUE_BYTES[value_type], room))
-    with torch.no_grad(), TeacherFileWriter(file) as writer:
-        _write(writer, file, teacher, tokens, progress)
+    sizes = _Sizes(shape, VALUE_BYTES[value_type])
+    room = sizes.room_bytes(device) if weight_bytes is None else weight_bytes
+    teacher = _Teacher(folder, shape, value_type, device, sizes.parts(room))
+    try:
+        with torch.no_grad(), TeacherFileWriter(file) as writer:
+            _write(writer, file, teacher, sizes, tokens, progress)
+    except torch.OutOfMemoryError:
+        largest = f"{shape.num_layers} layers in {len(teacher.stages)} parts and {sizes.sequences} sequences at a time"
+        raise MemoryError(f"{folder} does not fit into the memory of the GPU, with {largest}") from None
     return TaughtFile(file, device.type, len(teacher.stages))
+
+
+def _check_tensors(folder: Path, shape: ModelShape) -> None:
+    """Raise ValueError unless the weights of the model in `folder` are all there."""
+    try:
+        check_published(folder, shape)
+    except FileNotFoundError as error:
+        raise ValueError(str(error)) from None
 
 
 def _tokens(index: TokenFile) -> Tokens:
@@ -96,28 +113,55 @@ def _tokens(index: TokenFile) -> Tokens:
     return Tokens([part])
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Return the free memory of the device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+@dataclass(frozen=True)
+class _Sizes:
+    """The parts of a teacher, and the sequences at a time, that memory has room for."""
 
+    shape: ModelShape
+    value_bytes: int
 
-def _parts(shape: ModelShape, value_bytes: int, room_bytes: int) -> list[Stage]:
-    """Return the fewest stages that all have room, or of one layer where not even that has."""
-    for num_parts in range(1, shape.num_layers + 1):
-        borders = [shape.num_layers * part // num_parts for part in range(num_parts + 1)]
-        stages = [Stage(part, *borders[part : part + 2]) for part in range(num_parts)]
-        sizes = (
-            stage_parameters(
-                shape,
-                stage.stop_layer - stage.first_layer,
-                is_first=stage.first_layer == 0,
-                is_last=stage.stop_layer == shape.num_layers,
+    @property
+    def sequences(self) -> int:
+        """The sequences of a batch."""
+        length = self.shape.seq_length
+        logits_bytes = length * self.shape.vocab_size * self.value_bytes
+        return max(1, min(MAX_BATCH_TOKENS // length, MAX_BATCH_BYTES // logits_bytes))
+
+    @property
+    def hidden_bytes(self) -> int:
+        """The bytes of one sequence between two layers."""
+        return self.shape.seq_length * self.shape.hidden_size * self.value_bytes
+
+    def room_bytes(self, device: torch.device) -> int:
+        """Return the bytes of `device` that weights may take, next to a batch; on the host, also to a block."""
+        tokens, values = self.sequences * self.shape.seq_length, KEPT_VALUES * self.shape.hidden_size
+        batch_bytes = tokens * self.value_bytes * (self.shape.vocab_size + values) + 3 * LOSS_CHUNK_BYTES
+        if device.type == "cuda":
+            return int(USED_SHARE * torch.cuda.mem_get_info(device)[0]) - batch_bytes
+        return int((USED_SHARE - BLOCK_SHARE) * available_bytes()) - batch_bytes
+
+    def block(self) -> int:
+        """Return the sequences, in whole batches, whose hidden states may wait in host memory."""
+        waiting = int(BLOCK_SHARE * available_bytes()) // self.hidden_bytes
+        return max(self.sequences, waiting // self.sequences * self.sequences)
+
+    def parts(self, room_bytes: int) -> list[Stage]:
+        """Return the fewest stages that all have room, or stages of one layer where not even these have."""
+        layers = self.shape.num_layers
+        for num_parts in range(1, layers + 1):
+            borders = [layers * part // num_parts for part in range(num_parts + 1)]
+            stages = [Stage(part, *borders[part : part + 2]) for part in range(num_parts)]
+            counts = (
+                stage_parameters(
+                    *(self.shape, stage.stop_layer - stage.first_layer),
+                    is_first=stage.first_layer == 0,
+                    is_last=stage.stop_layer == layers,
+                )
+                for stage in stages
             )
-            for stage in stages
-        )
-        if max(sizes) * value_bytes <= room_bytes:
-            break
-    return stages
+            if max(counts) * self.value_bytes <= room_bytes:
+                break
+        return stages
 
 
 @dataclass
@@ -131,55 +175,52 @@ class _Teacher:
     stages: Sequence[Stage]
     _loaded: tuple[Stage, DecoderStage] | None = None
 
-    def module(self, stage: Stage) -> DecoderStage:
-        """Return the module of `stage`, with its weights."""
+    def forward(self, stage: Stage, inputs: Tensor, more: tuple[Tensor, int] | tuple[()]) -> Tensor:
+        """Return the output of `stage`, on the device. It takes the place of the weights of the stage before."""
         if self._loaded is None or self._loaded[0] != stage:
-            self._loaded = None  # frees the memory of the stage before it
-            module = DecoderStage(self.shape, stage, 0, value_type=self.value_type, device=self.device, draws=False)
-            pieces = {
-                name: TensorPiece(parameter.detach().flatten(), module.parts[name], 0, parameter.numel())
-                for name, parameter in module.named_parameters()
-            }
-            load_first_weights(self.folder, self.shape, pieces)
-            self._loaded = stage, module
-        return self._loaded[1]
+            self._loaded = None  # frees them, so that both are never there at once
+            self._loaded = stage, self._load(stage)
+        on_device = (values.to(self.device) if isinstance(values, Tensor) else values for values in more)
+        output: Tensor = self._loaded[1](inputs.to(self.device), *on_device)
+        return output
+
+    def _load(self, stage: Stage) -> DecoderStage:
+        module = DecoderStage(self.shape, stage, 0, value_type=self.value_type, device=self.device, draws=False)
+        pieces = {
+            name: TensorPiece(parameter.detach().flatten(), module.parts[name], 0, parameter.numel())
+            for name, parameter in module.named_parameters()
+        }
+        load_first_weights(self.folder, self.shape, pieces)
+        return module
 
 
 def _write(
     writer: TeacherFileWriter,
     file: TeacherFile,
     teacher: _Teacher,
+    sizes: _Sizes,
     tokens: Tokens,
     progress: Callable[[int, int], None],
 ) -> None:
     """Take block after block of sequences through the stages of the teacher, and write the rows of the last."""
-    at_once = max(1, BATCH_TOKENS // file.seq_length)
-    kept_bytes = file.seq_length * teacher.shape.hidden_size * VALUE_BYTES[teacher.value_type]
-    block = file.num_sequences
-    if len(teacher.stages) > 1:
-        block = max(at_once, BLOCK_BYTES // kept_bytes // at_once * at_once)
-    done, of_all = 0, file.num_sequences * len(teacher.stages)
-    for first in range(0, file.num_sequences, block):
-        starts = range(first, min(first + block, file.num_sequences), at_once)
-        batches = [range(start, min(start + at_once, starts.stop)) for start in starts]
+    at_once, of_all = sizes.sequences, file.num_sequences
+    block = of_all if len(teacher.stages) == 1 else sizes.block()
+    done = 0
+    for first in range(0, of_all, block):
+        stop = min(first + block, of_all)
+        batches = [range(start, min(start + at_once, stop)) for start in range(first, stop, at_once)]
         states: dict[range, Tensor] = {}  # hidden states of batches between two stages, in host memory
         for stage in teacher.stages:
-            module = teacher.module(stage)
             for batch in batches:
                 inputs, more = _inputs(tokens, batch, file, teacher.shape.vocab_size)
-                inputs = states.pop(batch, inputs)
-                output = module(inputs.to(teacher.device), *(_on(values, teacher.device) for values in more))
+                output = teacher.forward(stage, states.pop(batch, inputs), more)
                 if stage is not teacher.stages[-1]:
                     states[batch] = output.cpu()
                 else:
                     for rows in _rows(output.flatten(0, 1), file, batch):
                         writer.add(rows)
                 done += len(batch)
-                progress(done, of_all)
-
-
-def _on(values: Tensor | int, device: torch.device) -> Tensor | int:
-    return values.to(device) if isinstance(values, Tensor) else values
+                progress(done, of_all * len(teacher.stages))
 
 
 def _inputs(

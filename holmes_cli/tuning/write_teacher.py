@@ -18,7 +18,7 @@ def write_teacher(tokens: Path, folder: Path, top: int, seq_length: int | None) 
     Raises:
         HolmesError: The tokens or the model cannot be used, a file cannot be read or written, or torch is not here.
     """
-    if tokens.suffix != ".bin" or not index_path(tokens).is_file():
+    if tokens.suffix != ".bin" or not tokens.is_file() or not index_path(tokens).is_file():
         hint = "`holmes data TEXT -o TOKENS.bin` writes one"
         raise HolmesError(f"{tokens} is no token file with its .idx, which a teacher reads", hint)
     output = teacher_path(tokens)
@@ -38,13 +38,14 @@ def write_teacher(tokens: Path, folder: Path, top: int, seq_length: int | None) 
             )
     except ValueError as error:
         raise HolmesError(str(error), "nothing was left behind") from None
-    except OSError as error:
-        raise HolmesError(f"cannot write {output}: {error}", "nothing was left behind", ANSWER_IS_NO) from None
+    except (OSError, MemoryError) as error:
+        raise HolmesError(f"{output} was not made: {error}", "nothing was left behind", ANSWER_IS_NO) from None
     file, parts = written.file, written.num_parts
     in_parts = f", computed in {parts} parts of its layers, one in memory at a time" if parts > 1 else ""
     out.print(
         f"teacher: {output} ({file.top} of {file.vocab_size:,} logits for each target of {file.num_sequences:,} "
         f"sequences of {file.seq_length:,} tokens, {file.size_bytes / 1e6:,.1f} MB, on {written.device}{in_parts})",
+        markup=False,
         soft_wrap=True,
     )
     out.print(

@@ -92,7 +92,7 @@ class TeacherSettings(SharedSettings):
     # Hinton, Vinyals and Dean, Distilling the Knowledge in a Neural Network, 2015.
     weight: Annotated[float, Limits(gt=0, le=1)] = 0.5
     """Share of the teacher in the loss; the rest is cross entropy with the tokens of the data. Example: 0.5"""
-    temperature: AboveZero = 1.0
+    temperature: Annotated[float, Limits(ge=0.01, le=100)] = 1.0
     """Divisor of the logits of both, before they become probabilities; the square of it multiplies the teacher's part.
     Example: 2"""
 

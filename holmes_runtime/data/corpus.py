@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_runtime.config.run_settings import BYTE_VALUES, DataSettings
-from holmes_runtime.data.same_corpus import digest_of
 from holmes_runtime.data.token_store import kept_tokens
 from holmes_runtime.data.tokens import TokenPart, Tokens
 from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.check_inputs import check_source
 from holmes_runtime.node.data_files.documents import has_documents
-from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.stored_bytes import FileBytes, digest_of
 from holmes_runtime.node.data_files.teacher_file import TeacherRows, read_teacher
 from holmes_runtime.node.data_files.text import open_tokenizer
 from holmes_runtime.node.data_files.token_file import DocumentStarts, TokenFile, read_index
@@ -120,9 +119,4 @@ def _token_part(name: Path, index: TokenFile, data: DataSettings) -> TokenPart:
     documents = DocumentStarts(index) if data.documents == "separate" else ()
     stored = FileBytes(index.path)
     teacher = None if data.teacher is None else TeacherRows(read_teacher(index))
-    if teacher is not None and teacher.file.digest.hex() != digest_of([stored]):
-        raise ValueError(
-            f"{teacher.file.path} has the logits of a teacher for other tokens than {index.path} has now: remove it, "
-            f"and run `holmes data {index.path} --teacher FOLDER`"
-        )
     return TokenPart(str(name), stored, index.token_type, documents, index.largest_token, index.packed_length, teacher)

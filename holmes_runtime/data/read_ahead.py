@@ -41,5 +41,5 @@ class BatchesAhead:
         batch = self._read(step)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread, which else would open the first GPU
-            batch = batch.with_tensors(lambda values: values.pin_memory())
+            batch = batch.pinned()
         return batch

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holmes_runtime.comm.record_exchange import all_gather_records
-from holmes_runtime.node.data_files.stored_bytes import StoredBytes
-
-# The digest reads everything up to 16 MiB, then evenly spaced blocks.
-BLOCK_BYTES = 4096
-BLOCKS = 4096
 
 
 @dataclass(frozen=True)
@@ -21,17 +15,6 @@ class HostCorpus:
     host: str
     num_tokens: int
     digest: str
-
-
-def digest_of(files: Sequence[StoredBytes]) -> str:
-    """Return a digest of the sizes of `files` and of evenly spaced blocks of them."""
-    step = max(BLOCK_BYTES, sum(file.size for file in files) // BLOCKS)
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.size.to_bytes(8, "little"))
-        for offset in range(0, file.size, step):
-            digest.update(file.read(offset, min(offset + BLOCK_BYTES, file.size)))
-    return digest.hexdigest()
 
 
 def check_same_corpus(mine: HostCorpus) -> None:

@@ -11,8 +11,7 @@ from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.config.bounded_file import open_bounded
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.data.same_corpus import digest_of
-from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.stored_bytes import FileBytes, digest_of
 from holmes_runtime.node.published_files.check_adapters import TENSORS_FILE, check_adapters
 from holmes_runtime.node.published_files.check_published import check_published
 

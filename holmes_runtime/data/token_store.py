@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holmes_runtime.data.same_corpus import digest_of
 from holmes_runtime.node.data_files.bad_lines import BadLines
-from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.stored_bytes import FileBytes, digest_of
 from holmes_runtime.node.data_files.text import Tokenizer, tokenized
 from holmes_runtime.node.data_files.token_file import TokenFile, TokenFileWriter, index_path, read_index, token_type_of
 

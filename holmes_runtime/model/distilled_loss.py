@@ -104,10 +104,10 @@ class _ChunkedDistillation(torch.autograd.Function):
         for chunk, to, own, hits, log_sum, log_sum_t, scale in zip_chunks(
             logits, result, columns, wanted, log_sums, log_sums_t, scales
         ):
-            values = chunk.float()
-            soft = (values / settings.temperature - log_sum_t.unsqueeze(1)).exp_()
-            gradient = values.sub_(log_sum.unsqueeze(1)).exp_().mul_(share).add_(soft, alpha=soft_share)
-            gradient.scatter_add_(1, own, -hits)
+            soft = torch.sub(chunk.float() / settings.temperature, log_sum_t.unsqueeze(1)).exp_()
+            gradient = torch.sub(chunk, log_sum.unsqueeze(1)).exp_().mul_(share).add_(soft, alpha=soft_share)
+            for part in (slice(0, 1), slice(1, None)):  # the teacher may have the target too: two sums in a fixed order
+                gradient.scatter_add_(1, own[:, part], -hits[:, part])
             to.copy_(gradient.mul_(scale.unsqueeze(1)))
         return result, *[None] * 7
 

@@ -26,10 +26,17 @@ class Batch(NamedTuple):
     teacher: SoftTargets | None = None
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the same batch with each tensor changed, such as copied to a device."""
+        """Return the same batch with its tokens and positions changed, such as copied to a device.
+
+        Soft targets, of which a step has many, stay in host memory until their micro-batch needs them.
+        """
         tokens, positions = (None if values is None else change(values) for values in self[:2])
-        teacher = None if self.teacher is None else SoftTargets(*map(change, self.teacher))
-        return self._replace(tokens=tokens, positions=positions, teacher=teacher)
+        return self._replace(tokens=tokens, positions=positions)
+
+    def pinned(self) -> Batch:
+        """Return the same batch in host memory from where a GPU copies while it computes."""
+        teacher = None if self.teacher is None else SoftTargets(*(values.pin_memory() for values in self.teacher))
+        return self.with_tensors(lambda values: values.pin_memory())._replace(teacher=teacher)
 
     def more_inputs(self, num_microbatches: int) -> list[tuple[Tensor, int] | tuple[()]]:
         """Return the further arguments of a stage's module by micro-batch, if there are positions.

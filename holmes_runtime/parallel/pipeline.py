@@ -160,8 +160,8 @@ class Pipeline:
             self._finish_send(backward)
         targets = None
         if microbatch is not None and action.stage == self._last:
-            own = None if teacher is None else SoftTargets(*(self._cp.take(values).contiguous() for values in teacher))
-            targets = self._targets(microbatch), own
+            soft = None if teacher is None else self._soft_targets(teacher, microbatch.device)
+            targets = self._targets(microbatch), soft
         with (
             self._stopwatch.lap("forward"),
             named_range(action_name(action.kind.value, action.microbatch, action.stage)),
@@ -179,6 +179,10 @@ class Pipeline:
     def _targets(self, microbatch: Tensor) -> Tensor:
         """Return the token after each of `_inputs`."""
         return self._cp.take(microbatch[:, 1:]).contiguous()
+
+    def _soft_targets(self, teacher: SoftTargets, device: torch.device) -> SoftTargets:
+        """Return this part of the soft targets of a micro-batch, on `device`."""
+        return SoftTargets(*(self._cp.take(values).to(device, non_blocking=True) for values in teacher))
 
     def _backward(self, action: Action) -> None:
         """Run a backward or a half of one; its gradient proves that the activations sent for it have arrived."""

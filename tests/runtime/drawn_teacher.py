@@ -6,8 +6,7 @@ import random
 import struct
 from pathlib import Path
 
-from holmes_runtime.data.same_corpus import digest_of
-from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.stored_bytes import FileBytes, digest_of
 from holmes_runtime.node.data_files.teacher_file import TeacherFile, TeacherFileWriter, teacher_path
 from holmes_runtime.node.data_files.token_file import read_index
 

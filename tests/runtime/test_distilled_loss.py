@@ -54,6 +54,7 @@ def test_loss_and_gradient_are_those_of_dense_probabilities(settings: TeacherSet
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-9)
     assert gradient[targets < 0].eq(0).all()
     assert (gradient.data_ptr() == logits.data_ptr()) is overwrites
+    assert overwrites or torch.equal(logits, drawn(5)[0])
 
 
 def test_chunks_make_no_difference_to_loss_or_gradient() -> None:

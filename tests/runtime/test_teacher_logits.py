@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +17,20 @@ from torch.nn import functional
 
 from holmes_cli.commands.data_command import data_command
 from holmes_core.errors import HolmesError
+from holmes_runtime import teacher_logits
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import TeacherSettings
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.samples import make_samples
 from holmes_runtime.data.tokens import TokenPart
+from holmes_runtime.model.decoder import DecoderStage
+from holmes_runtime.node.checkpoint_files.description import Counters, changed_settings, describe
 from holmes_runtime.node.data_files.stored_bytes import FileBytes
 from holmes_runtime.node.data_files.teacher_file import TeacherRows, read_teacher
+from holmes_runtime.node.data_files.text import source_files
 from holmes_runtime.node.data_files.token_file import TokenFileWriter, read_index
+from holmes_runtime.published.first_weights import load_first_weights
 from holmes_runtime.teacher_logits import write_teacher_logits
 from holmes_runtime.trainer import Trainer
 
@@ -246,7 +253,7 @@ def test_what_a_teacher_cannot_read_is_refused_and_leaves_nothing(teacher: Path,
     large = tmp_path / "large.bin"
     with TokenFileWriter(large, "uint16") as writer:
         writer.add([VOCAB] * 100)
-    before = sorted(tmp_path.iterdir())
+    before = [path, large, path.with_suffix(".idx"), large.with_suffix(".idx")]
 
     for tokens, options, reason in (
         (path, {"top": TOP}, "--seq-length"),
@@ -258,10 +265,65 @@ def test_what_a_teacher_cannot_read_is_refused_and_leaves_nothing(teacher: Path,
     ):
         with pytest.raises(HolmesError, match=reason):
             data_command(tokens, teacher=teacher, **options)
+    (tmp_path / "no_weights").mkdir()
+    (tmp_path / "no_weights" / "config.json").write_bytes((teacher / "config.json").read_bytes())
+    with pytest.raises(HolmesError, match=r"model\.safetensors") as found:
+        data_command(path, teacher=tmp_path / "no_weights", seq_length=SEQ, top=TOP)
+    assert found.value.exit_code == 2
     with pytest.raises(HolmesError, match=r"config\.json"):
         data_command(path, teacher=tmp_path, seq_length=SEQ, top=TOP)
 
-    assert sorted(tmp_path.iterdir()) == before
+    assert {*tmp_path.iterdir()} == {*before, tmp_path / "no_weights"}
+
+
+def test_the_weights_of_one_part_are_in_memory_at_a_time(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: weakref.WeakSet[DecoderStage] = weakref.WeakSet()
+    seen = []
+
+    def load(*arguments: Any) -> None:
+        gc.collect()
+        seen.append(len(alive))
+        load_first_weights(*arguments)
+
+    class Watched(DecoderStage):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            alive.add(self)
+
+    monkeypatch.setattr(teacher_logits, "DecoderStage", Watched)
+    monkeypatch.setattr(teacher_logits, "load_first_weights", load)
+
+    write(plain_tokens(tmp_path), teacher, weight_bytes=1)
+
+    assert seen == [1, 1, 1]
+
+
+def test_a_folder_of_tokens_has_the_same_files_with_a_teacher_and_while_one_is_written(tmp_path: Path) -> None:
+    path = plain_tokens(tmp_path)
+    write_logits(path, SEQ, TOP, VOCAB)
+    for name in (".tokens.teacher.123", ".tokens.bin.77", ".tokens.idx.77"):
+        (tmp_path / name).write_bytes(b"x")
+
+    assert source_files(tmp_path, "*") == [path]
+    config = taught(tmp_path, TeacherSettings(0.5))
+    assert make_trainer(replace(config, data=replace(config.data, pattern="*"))).step(0).loss
+
+
+def test_a_resume_under_another_teacher_says_so(tmp_path: Path) -> None:
+    path = plain_tokens(tmp_path)
+    saved, now = (
+        describe(replace(taught(path, settings)), "digest", Counters(0, 0, 1.0, 0, 0))
+        for settings in (TeacherSettings(0.5), TeacherSettings(0.5, 2.0))
+    )
+    never = describe(taught(path, None), "digest", Counters(0, 0, 1.0, 0, 0))
+    before = replace(
+        never, trained_with={key: never.trained_with[key] for key in never.trained_with if key != "teacher"}
+    )
+
+    assert changed_settings(saved, now) == ["teacher: weight 0.5, temperature 1 then, weight 0.5, temperature 2 now"]
+    assert changed_settings(before, never) == []
 
 
 def test_weights_that_make_no_numbers_are_refused(teacher: Path, tmp_path: Path) -> None:

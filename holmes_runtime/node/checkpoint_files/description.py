@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from holmes_runtime.config.checks import check, check_counts, shown
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import RunConfig
-from holmes_runtime.config.run_settings import OptimizerSettings, OuterSync, Precision
+from holmes_runtime.config.run_settings import OptimizerSettings, OuterSync, Precision, TeacherSettings
 from holmes_runtime.config.strict_json import MAX_VALUES, decode, loads
 from holmes_runtime.node.checkpoint_files.plain_file import read_plain
 
@@ -209,6 +209,7 @@ def describe(config: RunConfig, data_digest: str, counters: Counters, frozen_wei
             "data": data_digest,
             "weights": [source.weight for source in config.data.sources],
             "documents": config.data.documents,
+            "teacher": _teacher_in_words(config.data.teacher),
             "steps": config.steps,
             "precision": config.value_type,
             "wire.edges": config.lossiest_codec,
@@ -230,6 +231,11 @@ def describe(config: RunConfig, data_digest: str, counters: Counters, frozen_wei
 def kept_origin(saved: Origin, now: Origin) -> Origin:
     """Return the origin of a run that resumes a checkpoint of origin `saved`, whose `weights` stay."""
     return Origin(saved.weights, now.tokenizer or saved.tokenizer)
+
+
+def _teacher_in_words(teacher: TeacherSettings | None) -> str | None:
+    """Return None where there is no teacher, as in checkpoints from before there were any."""
+    return None if teacher is None else f"weight {teacher.weight:g}, temperature {teacher.temperature:g}"
 
 
 def _islands_in_words(outer: OuterSync | None) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.stored_bytes import FileBytes, digest_of
 from holmes_runtime.node.data_files.token_file import TokenFile
 
 SUFFIX = ".teacher"
@@ -22,7 +22,7 @@ HEADER = struct.Struct("<8sqqqqq32s")  # magic, version, sequences, seq_length, 
 VERSION = 1
 SMALL_VOCABULARY = 2**16  # whose tokens are uint16
 LOG_PROBABILITY_BYTES = 2
-MAX_TOP = 4096
+MAX_TOP = 1024
 PADDING = 1024  # entries by which a published vocabulary may exceed another of the same tokens
 
 
@@ -98,6 +98,10 @@ def read_teacher(tokens: TokenFile, seq_length: int | None = None, vocab_size: i
         raise ValueError(
             f"{path} has logits for {teacher.num_sequences} sequences of {teacher.seq_length} tokens, and "
             f"{tokens.path} has {tokens.num_tokens} tokens: remove it, and {again}"
+        )
+    if digest.hex() != digest_of([FileBytes(tokens.path)]):
+        raise ValueError(
+            f"{path} has the logits of a teacher for other tokens than {tokens.path} has now: remove it, and {again}"
         )
     if vocab_size is not None and teacher.vocab_size > vocab_size + PADDING:
         raise ValueError(

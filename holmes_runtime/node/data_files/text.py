@@ -8,6 +8,7 @@ without, a document ends with a token of its own.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ PIECE_BYTES = 2**16  # raw text is tokenized in pieces of about this size, cut a
 MAX_TOKENIZER_BYTES = 2**28  # the largest have some tens of MB
 BATCH_BYTES = 2**22  # pieces are given to a tokenizer together, for it to work on several cores
 END_OF_DOCUMENT_BYTE = 0  # no text has it
+_BESIDE_TOKENS = re.compile(r"\.(idx|teacher)$|^\..*\.(bin|idx|teacher)\.\d+$")  # or a file under way
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,15 @@ class FileTokenizer:
 
 
 def source_files(path: Path, pattern: str) -> list[Path]:
-    """Return the file `path`, or the files of folder `path` that match `pattern`, by name, without indices.
+    """Return the file `path`, or the files of folder `path` that match `pattern`, by name.
+
+    Files that belong to a token file, such as its index, are left out.
 
     Raises FileNotFoundError if there is none, ValueError for a pipe or a device.
     """
     if is_regular_file(path):
         return [path]
-    found = [file for file in path.glob(pattern) if file.is_file() and file.suffix != ".idx"]
+    found = [file for file in path.glob(pattern) if file.is_file() and not _BESIDE_TOKENS.search(file.name)]
     if not found:
         raise FileNotFoundError(f"folder {path} has no file matching {pattern!r}")
     return sorted(found, key=lambda file: file.name)
