@@ -176,7 +176,7 @@ class _Teacher:
     _loaded: tuple[Stage, DecoderStage] | None = None
 
     def forward(self, stage: Stage, inputs: Tensor, more: tuple[Tensor, int] | tuple[()]) -> Tensor:
-        """Return the output of `stage`, on the device. It takes the place of the weights of the stage before."""
+        """Return the output of `stage`, on the device. Its weights replace the ones of the stage before."""
         if self._loaded is None or self._loaded[0] != stage:
             self._loaded = None  # frees them, so that both are never there at once
             self._loaded = stage, self._load(stage)

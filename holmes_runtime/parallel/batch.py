@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the same batch with its tokens and positions changed, such as copied to a device.
 
-        Soft targets, of which a step has many, stay in host memory until their micro-batch needs them.
+        Soft targets stay in host memory until their micro-batch needs them.
         """
         tokens, positions = (None if values is None else change(values) for values in self[:2])
         return self._replace(tokens=tokens, positions=positions)
