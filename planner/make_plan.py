@@ -217,14 +217,14 @@ def contenders_of(
 
     None that takes longer than `within_s` before that.
     """
-    candidates, early = [each for _, each in result.ranked], EarlyBounds(problem)
+    candidates, early = [each for _, each in result.ranked], problem.once(EarlyBounds)
     if result.found[0].placement.candidate.weight_shards > 1:
         plain = [*candidates, *result.misfits]
         candidates += dict.fromkeys(shared for each in plain for shared in early.with_shared_weights(each))
         return rank_improved(problem, result.found, candidates, left, most_starts, within_s)
     contenders = rank_improved(problem, result.found, candidates, left, most_starts, within_s)
     worth_s = (contenders[0].mode.step_s if contenders else within_s) / WORTH_SHARDING
-    bounds = AnyScheduleBounds(problem)  # to share weights makes no step shorter
+    bounds = problem.once(AnyScheduleBounds)  # to share weights makes no step shorter
     near = (each for each in result.misfits if bounds.work_s(each) < worth_s)
     others = [shared for each in near for shared in early.with_shared_weights(each)]
     try:
@@ -345,7 +345,7 @@ def _step_bound_s(problem: Problem, result: SearchResult, planned: Candidate) ->
     candidates = [each for _, each in result.ranked]
     if planned.weight_shards > 1:
         candidates += enumerate_candidates(problem.job, problem.fleet)
-    return AnyScheduleBounds(problem).least_s(candidates)
+    return problem.once(AnyScheduleBounds).least_s(candidates)
 
 
 def _write(

@@ -10,7 +10,6 @@ Everything else stays as planned. Together features may gain less than the sum o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.advice import Ablation
@@ -65,7 +64,7 @@ def _ablation(problem: Problem, plan: Plan, without: tuple[str, ...]) -> Ablatio
 def _layout_without(problem: Problem, layout: Layout, ranks: tuple[PlanRank, ...], without: Sequence[str]) -> Layout:
     mode = layout.mode
     if "uneven" in without:
-        mode = replace(mode, layers=even_shares(sum(mode.layers), len(mode.layers)))
+        mode = mode._replace(layers=even_shares(sum(mode.layers), len(mode.layers)))
     data_parallel = "flat" if "pipeline" in without else layout.data_parallel
     again = lay_out(problem, layout.candidate, mode, ranks, layout.microbatches, data_parallel)
     return again.with_codecs(layout.codecs)

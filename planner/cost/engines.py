@@ -267,11 +267,11 @@ def engine_of(job: Job) -> Engine:
     whole weights, as have those that train adapters. In FP8 it has no tensor shards and no zero-bubble.
     """
     engine = ENGINES[job.engine]
-    if job.is_bundled and (job.ep > 1 or job.cp > 1):
+    if job.trainer is None and (job.ep > 1 or job.cp > 1):
         engine = replace(engine, unequal_replicas=False, shards_weights=engine.shards_weights and job.ep == 1)
-    if job.is_bundled and job.trainable is not None:
+    if job.trainer is None and job.trainable is not None:
         engine = replace(engine, shards_weights=False)
-    if job.is_bundled and job.fp8:
+    if job.trainer is None and job.fp8:
         engine = replace(
             engine, free_degrees=("pp",), schedules=tuple(each for each in EVERY_SCHEDULE if each != "zero-bubble")
         )

@@ -7,6 +7,7 @@ frozen, a layer stands for the mean of all: such a model is planned without a pi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -69,11 +70,14 @@ def head_of(model: ModelShape, trainable: Trainable | None, tp: int = 1, is_firs
 
 def dense_layers(model: ModelShape, layers: Sequence[int]) -> tuple[int, ...]:
     """Return how many of each stage's `layers` are among the model's first ones without experts."""
-    ends = accumulate(layers)
     first = model.first_dense_layers
+    if not first:
+        return (0,) * len(layers)
+    ends = accumulate(layers)
     return tuple(min(held, max(0, first - (end - held))) for held, end in zip(layers, ends, strict=True))
 
 
+@lru_cache(maxsize=4096)
 def stage_of(
     model: ModelShape,
     trainable: Trainable | None,

@@ -7,7 +7,7 @@ looked for as if all clusters were joined at some rates from slow to fast, and a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
@@ -61,7 +61,7 @@ def find_ways(
         found += _ways_on(each, job, left.seconds / (len(networks) - number))
     return tuple(
         {
-            (each.layout.ranks, each.layout.microbatches, replace(each.layout.mode, step_s=0.0)): each for each in found
+            (each.layout.ranks, each.layout.microbatches, each.layout.mode._replace(step_s=0.0)): each for each in found
         }.values()
     )
 

@@ -48,7 +48,7 @@ def _shallower(problem: Problem, layout: Layout) -> Layout:
     most_s = predict_step_s(problem, layout) * (1 + RELATIVE_TOLERANCE)
     for most in range(1, deepest):
         extra = tuple(min(each, most) for each in layout.mode.extra_in_flight)
-        tried = replace(layout, mode=replace(layout.mode, extra_in_flight=extra))
+        tried = replace(layout, mode=layout.mode._replace(extra_in_flight=extra))
         if predict_step_s(problem, tried) <= most_s:
             return tried
     return layout

@@ -289,4 +289,4 @@ class LayoutCosts:
         replicas = range(self.layout.candidate.dp)
         kinds = [{self._priced_at(rank, replica) for replica in replicas} for rank in self._pp_ranks]
         slots = [[priced.slot for priced in kind] for kind in kinds]
-        return slowest_update_s(self.job, self.layout.candidate, self.layout.layers, slots)
+        return slowest_update_s(self.job, self.layout.candidate, self.execution, self.layout.layers, slots)

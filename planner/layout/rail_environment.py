@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from holmes_core.partition_keys import can_talk, full_member_indices
 from holmes_core.records.devices import Gid, Nic
-from holmes_core.records.inventory import Cluster, Host, Inventory
+from holmes_core.records.inventory import Cluster, Host, Inventory, NetworkPort
 from holmes_core.records.job import Job
 from holmes_core.records.plan import EnvironmentVariable
 from planner.problem.networks import VERBS_KINDS
@@ -38,8 +38,9 @@ def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> Ra
     for name in names:
         found[name] += cross_nic
     for cluster, members in joined:
-        rails = {host.name: _rails(cluster, host) for host in members}
-        everyone = {name: _rails(cluster, hosts[name]) for name in cluster.hosts}
+        ports = {port.host: port for port in reversed(cluster.fabric.ports)}
+        everyone = {name: _rails(ports.get(name), hosts[name]) for name in cluster.hosts}
+        rails = {host.name: everyone[host.name] for host in members}
         for name, variable in (*_gids(cluster, rails), *_partitions(everyone), *_queue_pairs(rails)):
             if name in found:
                 found[name].append(variable)
@@ -52,9 +53,8 @@ def _set_on_hosts(hosts: Iterable[Host]) -> set[str]:
     return {setting.name for host in hosts for setting in host.nccl_settings} - {"NCCL_CROSS_NIC"}
 
 
-def _rails(cluster: Cluster, host: Host) -> tuple[Nic, ...]:
-    """Return the RDMA ports by which the host is on its cluster's fabric."""
-    port = cluster.fabric.port_of(host.name)
+def _rails(port: NetworkPort | None, host: Host) -> tuple[Nic, ...]:
+    """Return the RDMA ports of `port`, by which the host is on its cluster's fabric."""
     return tuple(nic for nic in host.nics if port is not None and nic.hca in port.hcas)
 
 

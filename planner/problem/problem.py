@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any, TypeVar
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
@@ -15,6 +16,8 @@ from planner.problem.fleet import Fleet, read_fleet
 from planner.problem.networks import Networks, require_bandwidth
 from planner.problem.rails import Rails, read_rails
 from planner.problem.sharded_weights import with_weight_traffic
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,17 @@ class Problem:
     def coefficients(self, candidate: Candidate) -> Coefficients:
         """Return the numbers `candidate` is priced with, made once."""
         return self._coefficients(candidate)
+
+    def once(self, make: Callable[[Problem], T]) -> T:
+        """Return what `make` makes of this problem, made once."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        found: T = self._made[make]
+        return found
+
+    @cached_property
+    def _made(self) -> dict[object, Any]:
+        return {}
 
     @cached_property
     def rails(self) -> Rails:

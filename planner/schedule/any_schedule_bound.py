@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import cache
+from heapq import heapify, heappop
 from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
@@ -73,17 +74,17 @@ class AnyScheduleBounds:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._job, self._fleet, self._early = problem.job, problem.fleet, EarlyBounds(problem)
+        self._job, self._fleet, self._early = problem.job, problem.fleet, problem.once(EarlyBounds)
         self._classes = problem.fleet.classes
-        self._num_layers = problem.job.model.num_layers
+        self._num_layers, self._batch_parts = problem.job.model.num_layers, problem.job.batch_parts
         self._speeds, self._work_s = cache(self._read_speeds), cache(self._read_work_s)
 
     def least_s(self, candidates: Iterable[Candidate]) -> float:
         """Seconds below which no step of these candidates is predicted, wherever they are placed and however run."""
-        least_s = inf
-        for work_s, candidate in sorted((self.work_s(each), each) for each in dict.fromkeys(candidates)):
-            if work_s >= least_s:
-                break
+        least_s, waiting = inf, [(self.work_s(each), each) for each in dict.fromkeys(candidates)]
+        heapify(waiting)
+        while waiting and waiting[0][0] < least_s:
+            _, candidate = heappop(waiting)
             least_s = min(least_s, max(self.candidate_s(candidate, least_s), self.across_s(candidate)))
         return least_s
 
@@ -95,7 +96,7 @@ class AnyScheduleBounds:
     def _read_work_s(
         self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int, weight_shards: int
     ) -> float:
-        slots, total = num_ranks // tp, self._job.batch_parts // micro_batch_size
+        slots, total = num_ranks // tp, self._batch_parts // micro_batch_size
         like = Candidate(tp, slots, 1, micro_batch_size, recompute, weight_shards=weight_shards)
         speeds = self._speeds_of(like)
         fastest_s = speeds.layer_s[0]
@@ -123,7 +124,7 @@ class AnyScheduleBounds:
         exchange_s = stage_layers * self._crossing_s(candidate)
         if self._shares_cores(candidate) or not fastest_s:
             return (max(self.work_s(candidate), exchange_s) + after_s) * (1 - ROUNDING)
-        m = candidate.num_microbatches(self._job.batch_parts)
+        m = candidate.num_microbatches(self._batch_parts)
         hiding = 1 if self._chunks(candidate) == 1 else candidate.pp
         exchanged_s = exchange_s + max(0, m - hiding) * stage_layers * fastest_s
         fill = self._fill_share(candidate)
@@ -138,7 +139,7 @@ class AnyScheduleBounds:
         speeds, dp, most = (
             self._speeds_of(candidate),
             candidate.dp,
-            candidate.num_microbatches(self._job.batch_parts),
+            candidate.num_microbatches(self._batch_parts),
         )
         if len(speeds.ends) > 1:
             most = self._microbatches(candidate) - dp + 1  # of a replica, if all others run one
@@ -151,7 +152,7 @@ class AnyScheduleBounds:
 
         No more than `within_s`.
         """
-        speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.batch_parts)
+        speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._batch_parts)
         layer_s = speeds.layer_s[0]
 
         def layers_within(seconds: float) -> int:
@@ -181,7 +182,7 @@ class AnyScheduleBounds:
 
         Apart from `candidate_s`, by which contenders are chosen: the best of a crossing is wanted, even if it is slow.
         """
-        speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._job.batch_parts)
+        speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._batch_parts)
         fastest_s = speeds.layer_s[0] * min(1.0, speeds.dense)
         is_apart = len(self._fleet.cluster_names) > 1 and candidate.weight_shards == 1
         if not is_apart or not fastest_s or self._shares_cores(candidate):
@@ -210,12 +211,13 @@ class AnyScheduleBounds:
 
     def _microbatches(self, candidate: Candidate) -> int:
         """Return the micro-batches of all replicas."""
-        return self._job.batch_parts // candidate.micro_batch_size
+        return self._batch_parts // candidate.micro_batch_size
 
     def _shares_cores(self, candidate: Candidate) -> bool:
         """Return True if ranks compute faster while others wait. Then only the bound on all work together holds."""
-        slots = (self._slot(each, candidate.num_ranks) for each in self._classes)
-        return self._fleet.shares_cores and any(slot.threads_per_core > 1 for slot in slots)
+        if not self._fleet.shares_cores:
+            return False
+        return any(self._slot(each, candidate.num_ranks).threads_per_core > 1 for each in self._classes)
 
     def _slot(self, hosts: HostClass, num_ranks: int) -> Slot:
         """Return a slot of those hosts while as few of so many ranks as can be are on its machine."""

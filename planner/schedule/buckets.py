@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from holmes_runtime.config.codec import Device
@@ -18,8 +18,7 @@ StagePart = Part | Literal["dense"]
 """A part of a stage; `dense`: a layer without experts of a model whose other layers have some."""
 
 
-@dataclass(frozen=True)
-class BucketSeconds:
+class BucketSeconds(NamedTuple):
     """Seconds of the backward that makes its gradients, and for which their reduce-scatter and the weights' all-gather
     keep the network busy; `late_s` after that the last byte is there.
 
@@ -66,9 +65,10 @@ def with_dense(parts: Sequence[Part], number: int) -> tuple[StagePart, ...]:
     return (*parts[: end - number], *without, *parts[end:])
 
 
+@lru_cache(maxsize=1024)
 def part_parameters(
     model: ModelShape, tp: int, is_first: bool, trainable: Trainable | None
-) -> dict[StagePart, ParameterCount]:
+) -> Mapping[StagePart, ParameterCount]:
     """Parameters of each part of a stage on one of `tp` shards; the first stage's head, if tied, has no table."""
     return {
         "head": head_of(model, trainable, tp, is_first),

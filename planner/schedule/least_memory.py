@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from planner.problem.problem import Problem
-from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.placement_simulator import PlacementSimulator, simulator_of
 from planner.schedule.run_mode import SIMPLEST, RunMode
 from planner.schedule.runners_up import Contender
 
@@ -23,7 +23,7 @@ def in_least_memory(problem: Problem, contender: Contender) -> Contender:
     The same where it needs least already, or memory is not known.
     """
     placement, fastest = contender.found.placement, contender.mode
-    simulator = PlacementSimulator(problem.job, problem.coefficients(placement.candidate), placement)
+    simulator = simulator_of(problem, placement)
     within_s = fastest.step_s * (1 + WORTH_MEMORY)
 
     def timed(mode: RunMode) -> RunMode | None:
@@ -68,14 +68,14 @@ def _shallowest(mode: RunMode, timed: Callable[[RunMode], RunMode | None]) -> Ru
         return most
 
     def capped(depth: int) -> RunMode:
-        return replace(mode, extra_in_flight=tuple(min(each, depth) for each in extra))
+        return mode._replace(extra_in_flight=tuple(min(each, depth) for each in extra))
 
     found = capped(least(max(extra), capped))
     for edge in range(len(extra) if len(extra) <= MAX_EDGES else 0):
         row = found.extra_in_flight
 
         def alone(depth: int, row: tuple[int, ...] = row, edge: int = edge) -> RunMode:
-            return replace(mode, extra_in_flight=(*row[:edge], depth, *row[edge + 1 :]))
+            return mode._replace(extra_in_flight=(*row[:edge], depth, *row[edge + 1 :]))
 
         found = alone(least(row[edge], alone))
     return found

@@ -20,7 +20,7 @@ from planner.problem.candidates import Candidate, has_fixed_cut
 from planner.problem.problem import Problem
 from planner.schedule.assign_hosts import keeps_groups
 from planner.schedule.least_memory import WORTH_MEMORY, in_least_memory
-from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.placement_simulator import PlacementSimulator, simulator_of
 from planner.schedule.run_mode import RunMode
 from planner.schedule.runners_up import Contender, best_of_each_crossing, fastest_first, plain, rank_contenders
 from planner.schedule.simulate import MAX_SIMULATED
@@ -161,19 +161,18 @@ class _Climb:
     def _near(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Iterator[_RunChoice]:
         """Yield the neighbours that memory and job.yaml allow, each once."""
         placement = best.found.placement
-        coeffs = self._problem.coefficients(placement.candidate)
         for each in self._placements(placement) if changed else (placement,):
             if self._work <= 0 or self._left.is_over:
                 return
-            simulator = PlacementSimulator(self._problem.job, coeffs, each)
-            if simulator.least_s >= best.mode.step_s:
+            simulator = simulator_of(self._problem, each)
+            if not simulator.may_take_less(best.mode.step_s):
                 continue
             modes = simulator.allowed_modes(eager=False) if changed else ()
             for mode in (*modes, *_deeper_or_shallower(self._problem, best.mode, each)):
                 if self._work > 0 and (each, mode) not in tried and simulator.fits(mode):
                     tried.add((each, mode))
                     self._work -= LOOK * placement.candidate.pp**2
-                    yield _RunChoice(each, simulator, replace(mode, step_s=simulator.lower_bound_s(mode)))
+                    yield _RunChoice(each, simulator, simulator.bounded(mode))
 
     def _placements(self, placement: Placement) -> Iterator[Placement]:
         """Yield placements with a layer moved to another stage, a stage to another position, or a class.

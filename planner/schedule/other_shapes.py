@@ -40,7 +40,7 @@ def other_placements(
 
     Where there are many, the first ones of all degrees come before the second ones. None when no time is `left`.
     """
-    bounds, several = AnyScheduleBounds(problem), _may_straddle(problem)
+    bounds, several = problem.once(AnyScheduleBounds), _may_straddle(problem)
     stages = straddled = 0
     for candidate in _in_turns(candidates):
         if left.is_over:

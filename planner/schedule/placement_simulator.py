@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from math import inf
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.schedule import ScheduleName
-from planner.cost.collectives import exchange_share
 from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import splits_backwards
 from planner.cost.packing import allowed_codecs, lossiest_codec
 from planner.cost.trained import dense_layers
 from planner.problem.coefficients import Coefficients, are_alike
-from planner.problem.exchange_rates import (
-    Site,
-    are_even,
-    around_latency_s,
-    inside_latency_s,
-    levels_s_per_byte,
-    rings_on_nic,
-    site_latency_s,
-    sync_s_per_byte,
-    trunk_slowdowns,
-)
-from planner.schedule.buckets import BucketExchange, BucketSeconds, exchange_among
+from planner.problem.exchange_rates import Site, around_latency_s
+from planner.problem.problem import Problem
+from planner.schedule.buckets import BucketSeconds
+from planner.schedule.class_exchanges import ClassExchanges
 from planner.schedule.run_mode import CHUNKS, SIMPLEST, RunMode, StepParts
 from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, simulate
 from planner.schedule.step_lower_bound import least_step_s
@@ -40,7 +30,6 @@ from planner.schedule.step_seconds import (
     ReplicaSeconds,
     gradient_buckets,
     hiding_depths,
-    in_two_levels,
     slowest_update_s,
     with_experts,
 )
@@ -49,6 +38,7 @@ from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
 
 NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does the same in less memory
+MAX_KEPT = 2048  # simulators of a problem, each with the seconds that it found
 MAX_AHEAD = 16  # micro-batches that are all tried ahead where there are no more
 
 
@@ -61,7 +51,9 @@ class PlacementSimulator:
         self._pp = placement.candidate.pp
         self._sites = [tuple(sorted(set(row))) for row in placement.sites]
         self._buckets, self._times = cache(self._read_buckets), cache(self._read_times)
-        self._update_s = cache(self._read_update_s)
+        self._update_s, self._bound_s = cache(self._read_update_s), cache(self._read_lower_bound_s)
+        self._paced_s = cache(self._read_paced_s)
+        self._simulated_s, self._fullest_share = cache(self._read_simulated_s), cache(self._read_fullest_share)
 
     def busiest_s(self, layers: tuple[int, ...]) -> float:
         """Return the seconds the busiest rank computes, under any schedule; `layers` are by stage."""
@@ -85,8 +77,17 @@ class PlacementSimulator:
             chunked = [mode.layers for mode in self._interleaved()]
         return chunked if chunked and self._names == ("interleaved",) else [layers, *chunked]
 
+    def may_take_less(self, within_s: float) -> bool:
+        """Return True if `least_s` is less than so many seconds, with no look at exchanges where they do not matter."""
+        return any(self._paced_s(layers) < within_s for layers in self._cuts) and self.least_s < within_s
+
     def _least_s(self, layers: tuple[int, ...]) -> float:
-        found_s = self._exchanged_s(layers)
+        exchanged_s = self._exchanged_s(layers) * (1 - ROUNDING) + self._after_s(layers)
+        return max(exchanged_s, self._paced_s(layers))
+
+    def _read_paced_s(self, layers: tuple[int, ...]) -> float:
+        """Return such a bound without exchanges."""
+        found_s = 0.0
         for count, replica in self._lanes:
             before_s = 0.0
             edges_s = [*(edge.busy_s for edge in replica.forward_edges[:-1]), 0.0]
@@ -130,15 +131,26 @@ class PlacementSimulator:
 
     def modes(self) -> list[RunMode]:
         """Return the modes that job.yaml and memory allow, each with the lower bound on its step."""
-        return [replace(mode, step_s=self.lower_bound_s(mode)) for mode in self.allowed_modes() if self.fits(mode)]
+        return [self.bounded(mode) for mode in self.allowed_modes() if self.fits(mode)]
+
+    def bounded(self, mode: RunMode) -> RunMode:
+        """Return `mode` with the lower bound on its step."""
+        return mode._replace(step_s=self.lower_bound_s(mode))
 
     def timed(self, mode: RunMode, within_s: float = inf) -> RunMode:
         """Return `mode` with its simulated seconds; beyond `within_s` they may leave out what shared ports cost."""
-        buckets, whole = self._buckets(mode.layers), self._pipelines(mode)
-        step_s = simulate([each.without_sharing() for each in whole], buckets) + self._after_s(mode.layers)
-        if step_s <= within_s and any(each.times.shared is not None for each in whole):
-            step_s = simulate(whole, buckets) + self._after_s(mode.layers)
-        return replace(mode, step_s=step_s)
+        run = mode._replace(step_s=0.0)
+        step_s = self._simulated_s(run, False)
+        if step_s <= within_s and any(each.shared is not None for each in self._times(mode.layers, True)):
+            step_s = self._simulated_s(run, True)
+        return mode._replace(step_s=step_s)
+
+    def _read_simulated_s(self, mode: RunMode, shares_ports: bool) -> float:
+        """Return the simulated seconds of `mode`, with every port for each edge alone unless it `shares_ports`."""
+        pipelines = self._pipelines(mode)
+        if not shares_ports:
+            pipelines = [each.without_sharing() for each in pipelines]
+        return simulate(pipelines, self._buckets(mode.layers)) + self._after_s(mode.layers)
 
     @cached_property
     def _lanes(self) -> list[tuple[int, ReplicaSeconds]]:
@@ -283,22 +295,29 @@ class PlacementSimulator:
 
     def fits(self, mode: RunMode) -> bool:
         """Return True if every rank's memory holds the micro-batches that the schedule keeps."""
-        return all(share <= 1 for share in self._memory_shares(mode))
+        return self.fullest_share(mode) <= 1
 
     def fullest_share(self, mode: RunMode) -> float:
         """Return the part of its memory that the fullest rank needs; 0 where no memory is known."""
-        return max(self._memory_shares(mode))
+        return self._fullest_share(mode._replace(step_s=0.0))
 
-    def _memory_shares(self, mode: RunMode) -> Iterator[float]:
-        """Yield, by pipeline rank, its needed memory over the least memory on its site; 0 where that is not known."""
+    def _read_fullest_share(self, mode: RunMode) -> float:
         count = max(self._placement.microbatches)
         needed_bytes = mode.rank_memory_bytes(self._job.model, self._execution, self._pp, count)
-        for needed, site in zip(needed_bytes, self._sites, strict=True):
-            known = [memory for c in site if (memory := self._coeffs.memory_bytes[c]) is not None]
-            yield needed / min(known) if known else 0.0
+        rooms = zip(needed_bytes, self._room_bytes, strict=True)
+        return max(0.0 if room is None else needed / room for needed, room in rooms)
+
+    @cached_property
+    def _room_bytes(self) -> list[int | None]:
+        """The least memory on each pipeline rank's site; None where it is not known."""
+        known = [[memory for c in site if (memory := self._coeffs.memory_bytes[c]) is not None] for site in self._sites]
+        return [min(each, default=None) for each in known]
 
     def lower_bound_s(self, mode: RunMode) -> float:
         """Return a lower bound on the step of `mode`, in seconds."""
+        return self._bound_s(mode._replace(step_s=0.0))
+
+    def _read_lower_bound_s(self, mode: RunMode) -> float:
         buckets = self._buckets(mode.layers)
         return max(least_step_s(pipeline, buckets) for pipeline in self._pipelines(mode)) + self._after_s(mode.layers)
 
@@ -325,7 +344,7 @@ class PlacementSimulator:
     def _read_update_s(self, layers: tuple[int, ...]) -> float:
         """Return the seconds of the slowest rank's update."""
         slots = [[self._coeffs.slots[c] for c in site] for site in self._sites]
-        return slowest_update_s(self._job, self._placement.candidate, layers, slots)
+        return slowest_update_s(self._job, self._placement.candidate, self._execution, layers, slots)
 
     def parts(self, mode: RunMode) -> StepParts:
         """Return the parts of its seconds."""
@@ -358,42 +377,18 @@ class PlacementSimulator:
     @cached_property
     def _exchanges(self) -> list[Exchange]:
         """The exchange of each pipeline rank, the same object where two are alike."""
-        rows, found = self._placement.sites, dict[object, Exchange]()
-        kinds = list(zip(rows, trunk_slowdowns(self._coeffs, self._sites, self._placement.layers), strict=True))
-        for rank, (row, times_as_long) in enumerate(kinds):
-            if (row, times_as_long) not in found:
-                found[row, times_as_long] = self._exchange(rank, times_as_long)
-        return [found[kind] for kind in kinds]
+        is_one_lane = len(self._lanes) == 1
+        return ClassExchanges(self._job, self._coeffs, self._placement, self._sites, is_one_lane).by_rank()
 
-    def _exchange(self, rank: int, times_as_long: float) -> Exchange:
-        """Return the exchange of a pipeline rank, which takes `times_as_long` of a trunk as alone."""
-        coeffs, site, rings = self._coeffs, self._sites[rank], self._rings(rank)
-        candidate = coeffs.candidate
-        if candidate.copies > 1:
-            inside_s, across_s = levels_s_per_byte(coeffs, site, rings, times_as_long)
-            inside = self._level(candidate.dp // candidate.copies, inside_s, rings, inside_latency_s(coeffs, site))
-            across = self._level(candidate.copies, across_s, rings, site_latency_s(coeffs, site))
-            engine = engine_of(self._job)
-            return lambda parameters: in_two_levels(engine, inside(parameters), across(parameters))
-        is_even = are_even(coeffs.cluster[c] for c in self._placement.sites[rank])
-        s_per_byte = sync_s_per_byte(coeffs, site, rings, times_as_long, is_even)
-        return self._level(candidate.dp, s_per_byte, rings, site_latency_s(coeffs, site))
 
-    def _level(self, num_ranks: int, s_per_byte: float, rings: int, latency_s: float) -> Exchange:
-        """Return the exchange among so many ranks that takes `s_per_byte` of the parameters on their way."""
-        device, candidate = self._job.device, self._coeffs.candidate
-        travels_bytes = engine_of(self._job).travels_bytes(self._execution.value_bytes)
-        gather_part = travels_bytes[1] / sum(travels_bytes)
-        share = exchange_share(num_ranks, device) if rings else 1.0
-        s_per_parameter = s_per_byte / share * (candidate.tp * sum(travels_bytes))
+def simulator_of(problem: Problem, placement: Placement) -> PlacementSimulator:
+    """Return the simulator of `placement`; contenders, and each climb from them, meet many of the last ones again."""
+    return problem.once(_simulators)(placement)
 
-        def exchange(parameters: int) -> BucketExchange:
-            seconds = s_per_parameter * parameters
-            return exchange_among(num_ranks, device, seconds * (1 - gather_part), seconds * gather_part, latency_s)
 
-        return exchange
+def _simulators(problem: Problem) -> Callable[[Placement], PlacementSimulator]:
+    @lru_cache(maxsize=MAX_KEPT)
+    def make(placement: Placement) -> PlacementSimulator:
+        return PlacementSimulator(problem.job, problem.coefficients(placement.candidate), placement)
 
-    def _rings(self, rank: int) -> int:
-        """Dp groups at once on a host's NIC."""
-        row = self._placement.sites[rank]
-        return rings_on_nic(self._coeffs, self._sites[rank], Counter(row) if len(self._lanes) > 1 else None)
+    return make

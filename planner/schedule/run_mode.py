@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.schedule import ScheduleName, microbatches_in_flight
@@ -16,8 +17,7 @@ CHUNKS = (2, 3, 4)  # tried where none are fixed
 SIMPLEST: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "eager", "interleaved", "zero-bubble")
 
 
-@dataclass(frozen=True)
-class RunMode:
+class RunMode(NamedTuple):
     """The mode in which a placement runs."""
 
     schedule: ScheduleName

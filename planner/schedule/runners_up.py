@@ -17,7 +17,7 @@ from planner.problem.candidates import RECOMPUTE, Candidate
 from planner.problem.problem import Problem
 from planner.schedule.assign_hosts import check_kept_groups, keeps_groups
 from planner.schedule.other_shapes import other_placements
-from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.placement_simulator import simulator_of
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts, simplest
 from planner.schedule.simulate import MAX_SIMULATED
 from planner.search.placement import Placement, PricedPlacement
@@ -39,7 +39,7 @@ class Contender:
     @property
     def run(self) -> tuple[Placement, RunMode]:
         """The placement, whatever fill its closed form counts, and how it runs."""
-        return plain(self.found.placement), replace(self.mode, step_s=0.0)
+        return plain(self.found.placement), self.mode._replace(step_s=0.0)
 
 
 def rank_contenders(
@@ -94,8 +94,7 @@ class _Entrant:
 
     def __init__(self, problem: Problem, found: PricedPlacement) -> None:
         self.found, self.crossing = found, found.placement.crossing(problem.fleet)
-        coeffs = problem.coefficients(found.placement.candidate)
-        self.simulator = PlacementSimulator(problem.job, coeffs, found.placement)
+        self.simulator = simulator_of(problem, found.placement)
         self.simulated: list[RunMode] = []
         self.best_s = inf  # of the modes simulated so far
         microbatches = min(MAX_SIMULATED, *found.placement.microbatches)
@@ -202,9 +201,7 @@ def _complexity(contender: Contender) -> tuple[bool, int, int, int, float, Candi
 
 def parts_by_class(problem: Problem, contender: Contender) -> StepParts:
     """Return the parts of the contender's step as simulated by classes."""
-    placement = contender.found.placement
-    simulator = PlacementSimulator(problem.job, problem.coefficients(placement.candidate), placement)
-    return simulator.parts(contender.mode)
+    return simulator_of(problem, contender.found.placement).parts(contender.mode)
 
 
 def alternative(other: Contender, parts: StepParts, best: StepParts, scale: float = 1.0) -> Alternative:

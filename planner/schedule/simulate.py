@@ -14,7 +14,7 @@ assumed to add as much each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -199,12 +199,15 @@ def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
         now_s = across_s = 0.0
         for stage in range(rank, num_stages, pp):
             row, left = buckets[stage], 1.0
-            whole_s = sum(bucket.backward_s for bucket in row)
-            for bucket in reversed(row):
-                across_s += bucket.across_gather_s
-                now_s = max(now_s, across_s) + bucket.gather_s
-                least_s[stage] = max(least_s[stage], now_s + bucket.late_s + left * times.forward_s[stage])
-                left -= bucket.backward_s / whole_s if whole_s else 1 / len(row)
+            whole_s = sum([bucket.backward_s for bucket in row])
+            end_s, forward_s = 0.0, times.forward_s[stage]
+            for backward_s, _, gather_s, late_s, _, across_gather_s in reversed(row):
+                across_s += across_gather_s
+                now_s = (across_s if across_s > now_s else now_s) + gather_s
+                made_s = now_s + late_s + left * forward_s
+                end_s = made_s if made_s > end_s else end_s
+                left -= backward_s / whole_s if whole_s else 1 / len(row)
+            least_s[stage] = end_s
     return least_s
 
 
@@ -238,12 +241,13 @@ def reduce_end_s(
     return NetworkFreeTimes(inside_s, max(end_s, max(interval.end_s for interval in last_backwards)))
 
 
-def simulate(pipelines: Iterable[ReplicaSchedule], buckets: Buckets = ()) -> float:
+def simulate(pipelines: Sequence[ReplicaSchedule], buckets: Buckets = ()) -> float:
     """Return the seconds until the last rank has its gradients. Without `buckets` nothing is gathered or reduced.
 
     Pipelines that are equal run once.
     """
-    return end_s([run_to_end(pipeline, buckets) for pipeline in dict.fromkeys(pipelines)], buckets)
+    unlike = dict.fromkeys(pipelines) if len(pipelines) > 1 else pipelines
+    return end_s([run_to_end(pipeline, buckets) for pipeline in unlike], buckets)
 
 
 def end_s(runs: Sequence[ReplicaTimeline], buckets: Buckets = ()) -> float:

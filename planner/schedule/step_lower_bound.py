@@ -29,20 +29,21 @@ def least_step_s(pipeline: ReplicaSchedule, buckets: Buckets = ()) -> float:
     if order.schedule == "zero-bubble":
         backward_s, weights_s = times.halves_s()
     begun_s = _first_forwards_s(pp, times, gathered_s(pp, times, buckets))
+    kept = [_most_kept(order, rank) for rank in range(pp)] if num_stages == pp else []
     least_s = done_s = 0.0
     for rank in reversed(range(pp)):
         stages = range(rank, num_stages, pp)
-        compute_s = sum(forward_s[s] + backward_s[s] for s in stages)
-        links_s = max(sum(edge_s[s] for s in stages) for edge_s in busy_s)
+        compute_s = sum([forward_s[s] + backward_s[s] for s in stages])
+        links_s = max([sum(edge_s[rank::pp]) for edge_s in busy_s])
         waited_s = done_s + back_s[rank] + backward_s[rank] if rank < pp - 1 else 0.0
         done_s = max(waited_s, begun_s[rank] + m * max(compute_s, links_s))
         if num_stages == pp:
             round_s = sum(map(sum, (forward_s[rank:], there_s[rank:], back_s[rank:], backward_s[rank:])))
-            loops_s = _loops_s(order, rank, forward_s, there_s, back_s, backward_s)
+            loops_s = _loops_s(m, kept[rank:], rank, forward_s, there_s, back_s, backward_s)
             done_s = max(done_s, begun_s[rank] + round_s + max(loops_s, (m - 1) * links_s))
-        all_s = begun_s[rank] + m * (compute_s + sum(weights_s[s] for s in stages))
+        all_s = begun_s[rank] + m * (compute_s + sum(weights_s[rank::pp]))
         last_s = weights_s if order.schedule == "zero-bubble" else backward_s
-        tail_s = min(_reduce_tail_s(buckets[s], last_s[s]) for s in stages) if buckets else 0.0
+        tail_s = min([_reduce_tail_s(buckets[s], last_s[s]) for s in stages]) if buckets else 0.0
         least_s = max(least_s, max(all_s, done_s + weights_s[rank]) + tail_s)
     return max(least_s, m * _busiest_port_s(times)) * (1 - ROUNDING)
 
@@ -54,7 +55,8 @@ def _busiest_port_s(times: PipelineTimes) -> float:
 
 
 def _loops_s(
-    order: ScheduleOrder,
+    m: int,
+    kept: Sequence[int],
     rank: int,
     forward_s: Sequence[float],
     there_s: Sequence[float],
@@ -64,12 +66,13 @@ def _loops_s(
     """Return the seconds between the first and the last backward of a rank with one stage, at least.
 
     After backward j it runs forward j + k; a later rank follows that with backward j + k - k' + 1, k' being its own k.
+    `kept` has k of the rank and of all later ones; there are `m` micro-batches.
     """
-    m, kept, longest_s, loop_s = order.num_microbatches, _most_kept(order, rank), 0.0, 0.0
-    for other in range(rank, min(rank + WIDEST, order.pp)):
+    longest_s = loop_s = 0.0
+    for other, later in enumerate(kept[:WIDEST], rank):
         loop_s += forward_s[other] + backward_s[other]
-        ahead = kept - _most_kept(order, other) + 1
-        loops = max(0, (m - 1 - kept) // ahead + 1)
+        ahead = kept[0] - later + 1
+        loops = max(0, (m - 1 - kept[0]) // ahead + 1)
         longest_s = max(longest_s, loops * loop_s + (m - 1 - loops * ahead) * backward_s[rank])
         loop_s += there_s[other] + back_s[other]
     return longest_s
@@ -95,7 +98,8 @@ def _first_forwards_s(pp: int, times: PipelineTimes, gathered: Sequence[float]) 
 def _reduce_tail_s(buckets: Sequence[BucketSeconds], last_s: float) -> float:
     """Seconds that reducing takes beyond a stage's last backward of `last_s`, at least: the last bucket, or all of them
     from the moment when the first is made."""
-    whole_s = sum(bucket.backward_s for bucket in buckets)
-    hidden_s = last_s * (1 - buckets[0].backward_s / whole_s) if whole_s else 0.0
-    last, inside_s, across_s = buckets[-1], sum(b.reduce_s for b in buckets), sum(b.across_reduce_s for b in buckets)
+    whole_s = inside_s = across_s = 0.0
+    for backward_s, reduce_s, _, _, across_reduce_s, _ in buckets:
+        whole_s, inside_s, across_s = whole_s + backward_s, inside_s + reduce_s, across_s + across_reduce_s
+    last, hidden_s = buckets[-1], last_s * (1 - buckets[0].backward_s / whole_s) if whole_s else 0.0
     return max(last.reduce_s + last.across_reduce_s, max(inside_s, across_s) - hidden_s) + last.late_s

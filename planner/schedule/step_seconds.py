@@ -196,9 +196,10 @@ def _all_reduced(exchange: Exchange) -> Exchange:
     return lambda parameters: exchange(parameters).all_reduced()
 
 
-def slowest_update_s(job: Job, candidate: Candidate, layers: Sequence[int], slots: Sequence[Iterable[Slot]]) -> float:
+def slowest_update_s(
+    job: Job, candidate: Candidate, execution: Execution, layers: Sequence[int], slots: Sequence[Iterable[Slot]]
+) -> float:
     """Return the seconds of the slowest rank's update; `layers` are by stage, `slots` by pipeline rank."""
-    execution = candidate.execution(job)
     part = execution.dp / execution.expert_dp  # fewer ranks update an expert
     parameters = [candidate.weighed_parameters(job, layers, rank, part) for rank in range(candidate.pp)]
     return max(update_s(size, execution, slot) for size, held in zip(parameters, slots, strict=True) for slot in held)

@@ -35,7 +35,6 @@ from planner.search.refinements import (
     Branch,
     SearchState,
     early_bound,
-    refinements_of,
 )
 from planner.search.solve import placement_of, solve_preferred
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -192,7 +191,7 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
         bound_s = min(bound_s, state.early.whole_replicas_s(fitting))  # slow replicas may run fewer
     if fitting.weight_shards > 1:
         bound_s = min([bound_s, *(each.lower_bound_s for each in _sharded_over_clusters(state, fitting))])
-    return Branch(bound_s, fitting, "blocks", refinements_of(job, "blocks"))
+    return Branch(bound_s, fitting, "blocks", state.refinements_of("blocks"))
 
 
 def _with_less_fill(state: SearchState, branch: Branch) -> Iterator[Branch]:
@@ -225,7 +224,7 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
                 yield _in_whole_replicas(state, each)
         if candidate.pp > 1 and state.several_clusters and may_cross(state.problem, candidate):
             bound_s = branch.lower_bound_s + state.early.crossing_sync_s(candidate)
-            yield Branch(bound_s, candidate, "mixed", refinements_of(job, "mixed"))
+            yield Branch(bound_s, candidate, "mixed", state.refinements_of("mixed"))
 
 
 def _sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]:
@@ -233,10 +232,9 @@ def _sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]
 
     In blocks, or with whole replicas over several clusters, where each cluster holds the weights once.
     """
-    job = state.problem.job
     for sharded in state.early.with_shared_weights(misfit):
         if sharded.weight_shards == sharded.dp:
-            yield Branch(state.early.compute_s(sharded), sharded, "blocks", refinements_of(job, "blocks"))
+            yield Branch(state.early.compute_s(sharded), sharded, "blocks", state.refinements_of("blocks"))
     yield from _sharded_over_clusters(state, misfit)
 
 
@@ -249,7 +247,7 @@ def _sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator
 
 def _in_whole_replicas(state: SearchState, candidate: Candidate) -> Branch:
     bound_s = state.early.whole_replicas_s(candidate)
-    return Branch(bound_s, candidate, "whole replicas", refinements_of(state.problem.job, "whole replicas"))
+    return Branch(bound_s, candidate, "whole replicas", state.refinements_of("whole replicas"))
 
 
 def _prefer(state: SearchState) -> None:

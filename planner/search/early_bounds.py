@@ -54,6 +54,7 @@ class EarlyBounds:
 
     def __init__(self, problem: Problem) -> None:
         self._job, self._fleet, self._num_layers = problem.job, problem.fleet, problem.job.model.num_layers
+        self._batch_parts, self._first_dense = problem.job.batch_parts, problem.job.model.first_dense_layers
         self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
         self._more_recompute = cache(self._read_more_recompute)
         self._crossing_sync_s = cache(self._read_crossing_sync_s)
@@ -133,7 +134,7 @@ class EarlyBounds:
         sync_s = crossing_s
         if not self._job.model.first_dense_layers:
             sync_s = max(crossing_s, held * (crossing_s - speeds.classes[-1].layer_s) - speeds.most_head_s)
-        mean = self._job.batch_parts / (candidate.dp * candidate.micro_batch_size)
+        mean = self._batch_parts / (candidate.dp * candidate.micro_batch_size)
         average_s = self._average_s(candidate, speeds)
         alone_s = self._at_pace_s(candidate, speeds.classes[0].layer_s * held, speeds)
         together_s = self._at_pace_s(candidate, average_s, speeds, mean)
@@ -179,7 +180,7 @@ class EarlyBounds:
 
         Of the busiest replica, or of `mean` micro-batches.
         """
-        m = candidate.num_microbatches(self._job.batch_parts) if mean is None else mean
+        m = candidate.num_microbatches(self._batch_parts) if mean is None else mean
         share = min(self._fill_share(candidate), m)  # else a slower pace would make it less
         work_s = self._layers_of_work(candidate, speeds) * speeds.classes[0].layer_s + speeds.least_head_s
         return (m - share) * pace_s + share * work_s
@@ -197,6 +198,8 @@ class EarlyBounds:
 
     def _layers_of_work(self, candidate: Candidate, speeds: CandidateSpeeds) -> float:
         """Return the layers with experts that take no longer than all layers."""
+        if not self._first_dense:
+            return self._num_layers
         dense = self._dense_on_first(candidate)
         return self._num_layers + dense * (speeds.dense - 1) if dense else self._num_layers
 
@@ -223,15 +226,15 @@ class EarlyBounds:
     def _fill_share(self, candidate: Candidate) -> float:
         if candidate.fill == "1f1b":
             return 1.0
-        m = candidate.num_microbatches(self._job.batch_parts)
+        m = candidate.num_microbatches(self._batch_parts)
         return fill_share(self._job, candidate.fill, candidate.pp, m, self._speeds_of(candidate).first)
 
     def _dense_on_first(self, candidate: Candidate) -> int:
-        return dense_on_first_stage(self._job, self._memories, candidate) if self._job.model.first_dense_layers else 0
+        return dense_on_first_stage(self._job, self._memories, candidate) if self._first_dense else 0
 
     def _speeds_of(self, candidate: Candidate) -> CandidateSpeeds:
         c, num_ranks = candidate, candidate.num_ranks if self._fleet.shares_cores else 1
-        alike = self._dense_on_first(c) < self._job.model.first_dense_layers
+        alike = self._first_dense > 0 and self._dense_on_first(c) < self._first_dense
         return self._speeds(c.tp, c.micro_batch_size, c.recompute, c.weight_shards, num_ranks, alike)
 
     def _read_speeds(

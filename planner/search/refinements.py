@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -78,7 +79,7 @@ class SearchState:
     """
 
     def __init__(self, problem: Problem, time_limit_s: float) -> None:
-        self.problem, self.early = problem, EarlyBounds(problem)
+        self.problem, self.early = problem, problem.once(EarlyBounds)
         self.incumbent_s = inf
         self.incumbent: Key | None = None
         self.found: dict[Key, PricedPlacement] = {}
@@ -89,6 +90,7 @@ class SearchState:
         clusters = len({each.cluster for each in problem.fleet.classes})
         self.gap = RELATIVE_TOLERANCE if _may_be_proved(problem, clusters) else ACCEPTED_GAP
         self.several_clusters = clusters > 1
+        self.refinements_of = cache(partial(refinements_of, problem.job))
         self._late_looks, self.ran_out = 0, False
         self._time_limit_s, self._deadline_s = time_limit_s, time.monotonic() + time_limit_s
         self._relaxations: dict[Key, LowerBounds] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -11,6 +10,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Crossing
 from planner.problem.candidates import Candidate
 from planner.problem.problem import Problem, read_problem
+from planner.schedule import placement_simulator
 from planner.schedule.placement_simulator import PlacementSimulator
 from planner.schedule.run_mode import RunMode, simplest
 from planner.schedule.runners_up import NEXT_BEST, Contender, fastest_first, rank_contenders
@@ -64,6 +64,25 @@ def test_no_way_is_faster_than_its_bound(seed: int) -> None:
             assert simulator.timed(mode).step_s >= mode.step_s
 
 
+@pytest.mark.parametrize("seed", seeds(10, few=2))
+def test_look_without_exchanges_agrees_with_the_whole_bound(seed: int) -> None:
+    problem, found = searched(seed)
+    least_s = [simulator_of(problem, each).least_s for each in found]
+    for each, own_s in zip(found, least_s, strict=True):
+        may_take_less = [simulator_of(problem, each).may_take_less(within_s) for within_s in least_s]
+        assert may_take_less == [own_s < within_s for within_s in least_s]
+
+
+def test_seconds_do_not_depend_on_the_modes_timed_before() -> None:
+    problem, found = searched(0)
+    kept = placement_simulator.simulator_of(problem, found[0].placement)
+    modes = kept.modes()
+    for mode in modes:
+        kept.timed(mode, 0.0)  # beyond which shared ports may be left out
+    assert [kept.timed(mode) for mode in modes] == [simulator_of(problem, found[0]).timed(mode) for mode in modes]
+    assert placement_simulator.simulator_of(problem, found[0].placement) is kept
+
+
 def test_best_of_every_other_crossing_stands_behind_the_next_best() -> None:
     problem, found = searched(1)
     ranked = rank_contenders(problem, found)
@@ -109,13 +128,13 @@ def test_a_faster_step_wins_however_complicated() -> None:
 def test_of_equally_fast_ways_the_simplest_is_run() -> None:
     plain = RunMode("1f1b", 1, (), (1, 1), 1.0)
     modes = [
-        replace(plain, schedule="zero-bubble"),
-        replace(plain, schedule="interleaved", chunks=3),
-        replace(plain, schedule="interleaved", chunks=2),
-        replace(plain, schedule="eager", extra_in_flight=(2,)),
-        replace(plain, schedule="eager", extra_in_flight=(1,)),
-        replace(plain, step_s=1.0 + 1e-7),
+        plain._replace(schedule="zero-bubble"),
+        plain._replace(schedule="interleaved", chunks=3),
+        plain._replace(schedule="interleaved", chunks=2),
+        plain._replace(schedule="eager", extra_in_flight=(2,)),
+        plain._replace(schedule="eager", extra_in_flight=(1,)),
+        plain._replace(step_s=1.0 + 1e-7),
     ]
     while modes:
         assert simplest(modes) == modes.pop()
-    assert simplest([plain, replace(plain, schedule="zero-bubble", step_s=0.99)]).schedule == "zero-bubble"
+    assert simplest([plain, plain._replace(schedule="zero-bubble", step_s=0.99)]).schedule == "zero-bubble"

@@ -71,4 +71,6 @@ def test_an_engine_that_keeps_weights_whole_gathers_none_at_the_start(engine: st
 def test_the_update_waits_for_the_slowest_slot() -> None:
     slots = [Slot(None, Path(1.0), update_bytes_per_s=rate) for rate in (1e9, 1e6)]
     parameters = TWO.rank_parameters(JOB, (9, 1), 1)
-    assert slowest_update_s(JOB, TWO, (9, 1), [slots[:1], slots]) == update_s(parameters, EXECUTION, slots[1])
+    assert slowest_update_s(JOB, TWO, EXECUTION, (9, 1), [slots[:1], slots]) == update_s(
+        parameters, EXECUTION, slots[1]
+    )
