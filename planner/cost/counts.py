@@ -7,9 +7,6 @@ sequences are sharded too. Seconds are in compute_time.py and collectives.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -25,7 +22,7 @@ from holmes_runtime.config.run_settings import IslandsSettings, Recompute
 from holmes_runtime.config.trainable import QKV, Lora, Trainable
 from planner.cost.engines import engine_of, expert_shards, sends_once
 from planner.cost.memory_margin import reserve_bytes, training_margin
-from planner.cost.trained import ParameterCount, backward_share, embedding_of, head_of, layers_of, stage_of
+from planner.cost.trained import embedding_of, head_of, layers_of
 
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
 MOMENT_BYTES = 8  # AdamW's two moments, fp32
@@ -321,80 +318,3 @@ def mask_bytes(model: ModelShape, execution: Execution) -> int:
     """Bytes of a micro-batch's mask, which a stage's layers share: v b s^2; with cp > 1 (2 cp + 1) / 4 cp^2 of that."""
     whole, cp = execution.masked * execution.value_bytes * execution.tokens(model) * model.seq_length, execution.cp
     return whole * (2 * cp + 1) // (4 * cp) if cp > 1 else whole
-
-
-def memory_bytes(
-    model: ModelShape,
-    execution: Execution,
-    layers: Sequence[int],
-    in_flight: Sequence[int],
-    is_first: bool,
-    is_last: bool,
-    dense: Sequence[int] = (),
-) -> int:
-    """Bytes one rank needs, margin and reserve included. `layers` and `in_flight` (micro-batches held) are by chunk.
-
-    `is_first`, `is_last`: the rank holds the embedding, the head. `dense`: layers without experts of those, by chunk.
-    """
-    count, without = sum(layers), sum(dense)
-    ends, shards = (is_first, is_last), (execution.tp, execution.ep)
-    parameters = stage_of(model, execution.trainable, count, ends, *shards, without)
-    layers_in_flight = sum(count * held for count, held in zip(layers, in_flight, strict=True))
-    kept_bytes = layers_in_flight * _kept_bytes(model, execution)
-    if without:
-        more = _kept_bytes(model.dense, execution.dense) - _kept_bytes(model, execution)
-        kept_bytes += more * sum(count * held for count, held in zip(dense, in_flight, strict=True))
-    return (
-        _states_bytes(parameters, execution, (count - without) * expert_parameters(model, execution.ep))
-        + kept_bytes
-        + sum(in_flight) * _with_margin(mask_bytes(model, execution), execution)
-        + _with_margin(_passing_bytes(model, execution, is_first, is_last, without > 0), execution)
-        + execution.reserve_bytes
-    )
-
-
-def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes that a second layer adds to a rank that holds one and one micro-batch, of the smaller kind."""
-    if model.first_dense_layers:
-        shapes = (model.dense, execution.dense), (replace(model, first_dense_layers=0), execution)
-        return min(more_layer_bytes(*shape) for shape in shapes)
-    experts, shards = expert_parameters(model, execution.ep), (execution.tp, execution.ep)
-    one, two = (
-        _states_bytes(layers_of(model, execution.trainable, count, *shards), execution, count * experts)
-        for count in (1, 2)
-    )
-    return two - one + _kept_bytes(model, execution)
-
-
-def _states_bytes(parameters: ParameterCount, execution: Execution, experts: int) -> int:
-    """Return the bytes of a rank's parameters; `experts`, unless frozen, are updated by the few that hold the same."""
-    experts = experts if execution.trainable is None else 0
-    size = state_bytes(parameters.trained - experts, execution, parameters.frozen)
-    if experts:
-        size += state_bytes(experts, execution._replace(dp=execution.expert_dp))
-    return _with_margin(size, execution)
-
-
-@lru_cache(maxsize=4096)
-def _kept_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes kept for one layer and micro-batch, on the mean of layers with and without a backward."""
-    share = execution.activation_factor * backward_share(model, execution.trainable)
-    return _with_margin(int(layer_activation_bytes(model, execution) * share), execution)
-
-
-@lru_cache(maxsize=4096)
-def _passing_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool, has_dense: bool) -> int:
-    """Return the bytes of buffers that a rank holds one at a time."""
-    again = recomputed_bytes(model.dense, execution.dense) if has_dense else 0
-    return (
-        whole_layers_bytes(model, execution, is_first, is_last)
-        + max(again, recomputed_bytes(model, execution))
-        + gathered_bytes(model, execution)
-        + passing_key_bytes(model, execution)
-        + expert_gradient_bytes(model, execution)
-        + logit_bytes(model, execution) * is_last
-    )
-
-
-def _with_margin(size_bytes: int, execution: Execution) -> int:
-    return ceil(size_bytes * (1 + execution.memory_margin))

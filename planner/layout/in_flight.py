@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes_runtime.config.schedule import DEEPENED
-from planner.cost.counts import memory_bytes
+from planner.cost.rank_memory import memory_bytes
 from planner.cost.trained import dense_layers
 from planner.layout.layout import Layout
 from planner.problem.problem import Problem

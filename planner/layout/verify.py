@@ -12,10 +12,10 @@ from holmes_core.records.plan import TUNNEL_NETDEV, Plan, tunnel_address
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from holmes_runtime.config.schedule import make_schedule, most_in_flight
 from holmes_runtime.config.trainer_config import SHARED
-from planner.cost.counts import memory_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import fill_of
 from planner.cost.packing import allowed_codecs
+from planner.cost.rank_memory import memory_bytes
 from planner.cost.trained import dense_layers
 from planner.layout.engine_mesh import mesh_faults
 from planner.problem.candidates import candidate_of

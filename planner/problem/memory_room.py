@@ -11,8 +11,9 @@ from holmes_core.records.inventory import Host
 from holmes_core.records.job import Job
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.schedule import microbatches_in_flight
-from planner.cost.counts import GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES, Execution, memory_bytes
+from planner.cost.counts import GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES, Execution
 from planner.cost.fill import Fill
+from planner.cost.rank_memory import memory_bytes
 from planner.cost.slot import first_dense
 from planner.cost.trained import dense_layers, stage_of
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.schedule import ScheduleName, microbatches_in_flight
-from planner.cost.counts import Execution, memory_bytes
+from planner.cost.counts import Execution
+from planner.cost.rank_memory import memory_bytes
 from planner.cost.trained import dense_layers
 from planner.schedule.simulate import ScheduleOrder
 from planner.tolerances import RELATIVE_TOLERANCE

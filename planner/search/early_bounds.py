@@ -14,9 +14,10 @@ from typing import NamedTuple
 from holmes_runtime.config.model_shape import expert_parameters, layer_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
-from planner.cost.counts import more_layer_bytes, whole_layers_bytes
+from planner.cost.counts import whole_layers_bytes
 from planner.cost.engines import engine_of
 from planner.cost.fill import Fill, fill_share
+from planner.cost.rank_memory import more_layer_bytes
 from planner.cost.slot import dense_layer_s
 from planner.cost.trained import layers_of
 from planner.problem.candidates import Candidate, more_recompute, with_sharded_weights

@@ -25,10 +25,10 @@ from planner.cost.counts import (
     key_value_bytes,
     layer_activation_bytes,
     logit_bytes,
-    memory_bytes,
     passing_key_bytes,
     state_bytes,
 )
+from planner.cost.rank_memory import memory_bytes
 from planner.layout.verify import verify
 from planner.problem.context_groups import context_degrees, takes_sequence
 from planner.problem.group_places import misplaced_group, replicas_together

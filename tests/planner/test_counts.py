@@ -8,6 +8,7 @@ from typing import Any
 from holmes_runtime.config.model_shape import ModelShape, stage_parameters
 from planner.cost import counts as cost
 from planner.cost.memory_margin import MIB, reserve_bytes
+from planner.cost.rank_memory import memory_bytes
 from tests.planner.fleets import bed_job, gpt_7b
 
 TINY = ModelShape(num_layers=2, hidden_size=4, num_heads=2, seq_length=6, vocab_size=10)
@@ -54,16 +55,16 @@ def test_states_by_hand() -> None:
 
 
 def test_memory_by_hand() -> None:
-    # Last rank: 244 + 48 parameters of 18 bytes; two micro-batches of 768 bytes; 60 logits of 2 bytes and twice of 4;
-    # reserve.
+    # Last rank: 244 + 48 parameters of 18 bytes; two micro-batches of 768 bytes; 60 logits of 2 bytes and twice of 4,
+    # more than a backward's 6 x (16 + 3 x 4) values of 2 bytes; reserve.
     execution = execution_of(reserve_bytes=1000)
-    assert cost.memory_bytes(TINY, execution, [1], [2], False, True) == 18 * 292 + 2 * 768 + 600 + 1000
-    # Full recomputation holds inputs, and one layer while it is built again.
+    assert memory_bytes(TINY, execution, [1], [2], False, True) == 18 * 292 + 2 * 768 + 600 + 1000
+    # Full recomputation holds inputs, and one layer while it is built again and has its backward.
     full = execution_of(recompute="full")
-    assert cost.memory_bytes(TINY, full, [2], [3], False, False) == 18 * 488 + 6 * 48 + 768 - 48
+    assert memory_bytes(TINY, full, [2], [3], False, False) == 18 * 488 + 6 * 48 + 768 - 48 + 336
     # Selective makes 16 values a token again at a time.
     selective = execution_of(recompute="selective")
-    assert cost.memory_bytes(TINY, selective, [2], [3], False, False) == 18 * 488 + 6 * 480 + 6 * 2 * 16
+    assert memory_bytes(TINY, selective, [2], [3], False, False) == 18 * 488 + 6 * 480 + 6 * 2 * 16 + 336
 
 
 def test_a_mask_is_kept_once_a_micro_batch_and_repeats_keys_and_values() -> None:
@@ -71,27 +72,28 @@ def test_a_mask_is_kept_once_a_micro_batch_and_repeats_keys_and_values() -> None
     grouped = replace(TINY, family="llama", num_kv_heads=1)
 
     # 2 samples x 6 x 6 scores of 2 bytes, for each of three micro-batches; a gpt has as many keys as queries.
-    more = [cost.memory_bytes(TINY, each, [2], [3], False, False) for each in (unmasked, masked)]
+    more = [memory_bytes(TINY, each, [2], [3], False, False) for each in (unmasked, masked)]
     assert more[1] - more[0] == 3 * 144
     # 12 tokens x 2 bytes: keys and values of 4 values each, not 2.
     assert cost.layer_activation_bytes(grouped, masked) - cost.layer_activation_bytes(grouped, unmasked) == 12 * 2 * 4
 
 
 def test_tensor_shards_hold_one_gathered_sequence_and_its_gradient() -> None:
-    # 244 / 2 parameters, but for norms and biases, of 18 bytes; no micro-batch; twice 6 x 4 values of 2 bytes.
+    # 244 / 2 parameters, but for norms and biases, of 18 bytes; no micro-batch; twice 6 x 4 values of 2 bytes, and
+    # half of a backward's 6 x 28.
     execution = execution_of(tp=2)
     parameters = stage_parameters(TINY, 1, False, False, 2)
-    assert cost.memory_bytes(TINY, execution, [1], [0], False, False) == 18 * parameters + 2 * 6 * 4 * 2
+    assert memory_bytes(TINY, execution, [1], [0], False, False) == 18 * parameters + 2 * 6 * 4 * 2 + 168
 
 
 def test_memory_of_chunks_adds_up() -> None:
-    whole = cost.memory_bytes(TINY, execution_of(), [2], [3], True, False)
-    assert cost.memory_bytes(TINY, execution_of(), [1, 1], [4, 2], True, False) == whole
+    whole = memory_bytes(TINY, execution_of(), [2], [3], True, False)
+    assert memory_bytes(TINY, execution_of(), [1, 1], [4, 2], True, False) == whole
 
 
 def test_margin_comes_on_what_training_takes_and_not_on_the_reserve() -> None:
-    plain = cost.memory_bytes(TINY, execution_of(), [1], [2], False, True)
-    kept = cost.memory_bytes(TINY, execution_of(memory_margin=0.5, reserve_bytes=1000), [1], [2], False, True)
+    plain = memory_bytes(TINY, execution_of(), [1], [2], False, True)
+    kept = memory_bytes(TINY, execution_of(memory_margin=0.5, reserve_bytes=1000), [1], [2], False, True)
     assert kept == 1.5 * plain + 1000
 
 

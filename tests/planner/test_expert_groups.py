@@ -24,8 +24,9 @@ from launcher.prepare.prepare import run_config_of
 from planner.advice.assumed_speeds import dense_layers_sentence
 from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s
 from planner.cost.compute_time import layer_s
-from planner.cost.counts import Execution, layer_activation_bytes, memory_bytes, state_bytes
+from planner.cost.counts import Execution, layer_activation_bytes, state_bytes
 from planner.cost.gpu_speeds import Speed
+from planner.cost.rank_memory import memory_bytes
 from planner.cost.slot import dense_layer_s
 from planner.cost.trained import stage_of
 from planner.layout.verify import check_groups

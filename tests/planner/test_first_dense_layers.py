@@ -15,7 +15,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.model_shape import expert_parameters, layer_parameters
 from planner.cost.collectives import PassTimes
-from planner.cost.counts import memory_bytes
+from planner.cost.rank_memory import memory_bytes
 from planner.cost.slot import dense_layer_s, first_dense
 from planner.cost.trained import dense_layers
 from planner.problem.candidates import Candidate

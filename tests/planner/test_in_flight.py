@@ -9,7 +9,7 @@ import pytest
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.schedule import microbatches_in_flight
-from planner.cost.counts import memory_bytes
+from planner.cost.rank_memory import memory_bytes
 from planner.problem.candidates import Candidate
 from tests.planner.fleets import GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 from tests.seeds import few_of

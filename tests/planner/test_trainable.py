@@ -17,6 +17,7 @@ from planner.advice.engine_price import trained_sentence
 from planner.cost import counts as cost
 from planner.cost.compute_time import head_s, layer_s
 from planner.cost.gpu_speeds import constant_speed
+from planner.cost.rank_memory import memory_bytes
 from planner.cost.trained import ParameterCount, stage_of
 from planner.problem.candidates import Candidate
 from planner.problem.problem import read_problem
@@ -96,7 +97,7 @@ def test_memory_by_hand() -> None:
     execution = execution_of(trainable=lora("query"))
     kept = 6 * 2 * (64 - 4 - 16 + 2)
     assert cost.layer_activation_bytes(TINY, execution) == kept
-    assert cost.memory_bytes(TINY, execution, [1], [2], False, True) == 18 * 16 + 2 * 292 + 2 * kept + 600
+    assert memory_bytes(TINY, execution, [1], [2], False, True) == 18 * 16 + 2 * 292 + 2 * kept + 600
 
 
 def test_frozen_matrices_keep_inputs_for_adapters_alone() -> None:
@@ -114,7 +115,7 @@ def test_frozen_matrices_keep_inputs_for_adapters_alone() -> None:
     # First layers without a backward keep nothing.
     half = execution_of(trainable=Trainable(frozen_layers=1))
     states = 18 * 292 + 2 * (244 + 64)
-    assert cost.memory_bytes(TINY, half, [2], [3], True, True) == states + 3 * 768 + 600
+    assert memory_bytes(TINY, half, [2], [3], True, True) == states + 3 * 768 + 600
 
 
 def test_weights_that_are_frozen_have_no_gradient_to_compute() -> None:
