@@ -1,7 +1,7 @@
 """GPU memory kept from training: the bytes that CUDA and NCCL take, and a share of the bytes that training takes.
 
 The first is counted from known parts; its context was measured. The second stands for holes between torch's segments,
-and for bytes that the model of memory does not count, such as gradients inside a layer's backward.
+and for bytes that the model of memory does not count.
 """
 
 from __future__ import annotations

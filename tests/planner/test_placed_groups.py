@@ -44,10 +44,11 @@ def test_sequences_are_shared_on_clusters_of_unlike_size_though_a_straddling_sta
 
 
 def test_a_job_without_cp_that_cannot_run_is_not_refused_for_a_degree_it_never_set() -> None:
-    # Three slots a host, which take no cp 2; placements of cp 1 are found, and memory lets none of them interleave.
+    # Three slots a host, which take no cp 2; placements of cp 1 are found, and three layers let none interleave.
     inventory = gpu_inventory([1], gpus_per_host=3, memory_bytes=8 * GIB)
+    job = gpt_7b(model={**LONG, "num_layers": 3}, global_batch_size=4, parallel={"schedule": "interleaved"})
     with pytest.raises(HolmesError, match=r"schedule fixed in job\.yaml"):
-        plan_anew(inventory, gpt_7b(model=LONG, global_batch_size=4, parallel={"schedule": "interleaved"}))
+        plan_anew(inventory, job)
 
 
 def test_the_degree_whose_group_is_parted_is_named_where_both_are_above_one() -> None:
