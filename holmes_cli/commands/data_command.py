@@ -62,10 +62,7 @@ def data_command(
         ),
     ] = None,
 ) -> None:
-    """Turn text, or examples to fine-tune on, into a token file, which nodes train on without the tokenizer.
-
-    With --teacher, write the logits of a published model for a token file next to it, for a run that learns from them.
-    """
+    """Turn text, or examples to fine-tune on, into a token file, which nodes train on without the tokenizer."""
     if teacher is not None:
         for_text: dict[str, object] = {"--output": output, "--tokenizer": tokenizer, "--chat-template": chat_template}
         for_text |= {"--pattern": pattern != "*" or None, "--skip-bad-lines": skip_bad_lines or None}
