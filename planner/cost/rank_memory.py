@@ -1,4 +1,4 @@
-"""The memory that one rank needs: what it keeps for a step, and the most that passes through it at one time."""
+"""The memory that one rank needs: kept for a step, and the most that passes through it at one time."""
 
 from __future__ import annotations
 
