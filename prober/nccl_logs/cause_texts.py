@@ -219,7 +219,7 @@ RAILS_CROSSED = CauseText(
 P2P_OFF = CauseText(
     "p2p-off",
     "GPUs of one host do not reach each other's memory (P2P): traffic inside the host goes through shared memory",
-    "Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL where they are set; `nvidia-smi topo -p2p r` shows what the GPUs can do.",
+    "Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL where they are set; `nvidia-smi topo -p2p r` shows what GPUs can do.",
     f"{_NCCL}/transport/p2p.cc",
     is_remark=True,
 )

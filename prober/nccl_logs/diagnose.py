@@ -8,7 +8,7 @@ from prober.nccl_logs.cause_texts import LogFinding
 from prober.nccl_logs.failure_causes import failures
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.nccl_lines import Evidence
-from prober.nccl_logs.run_facts import RDMA, RunFacts, evidence_of_network, run_facts
+from prober.nccl_logs.run_facts import RunFacts, evidence_of_network, run_facts
 from prober.nccl_logs.slow_causes import remarks, slow_causes
 
 SOUND = "none"
@@ -35,11 +35,20 @@ def diagnose(facts: LogFacts) -> Diagnosis:
     """Return the diagnosis that the facts allow."""
     run = run_facts(facts)
     findings = [*failures(facts, run), *slow_causes(facts, run), *remarks(facts, run)]
-    verdict = next((finding for finding in findings if not finding.is_remark), None)
+    verdicts = [finding for finding in findings if not finding.is_remark]
+    followed = [each for each in verdicts if each.cause == "efa-plugin-failed"]  # sockets would carry nothing with it
+    if verdicts and verdicts[0].cause in ("wrong-interface", "bootstrap-blocked"):
+        verdicts = [*followed, *verdicts]
+    verdict = verdicts[0] if verdicts else None
     also: dict[str, LogFinding] = {}
     for finding in findings:
-        if verdict is None or finding.cause != verdict.cause:
+        follows = verdict is not None and set(finding.evidence) <= set(
+            verdict.evidence
+        )  # from lines of the verdict alone
+        if not follows or (finding.is_remark and verdict is not finding):
             also.setdefault(finding.cause, finding)
+    if verdict is not None:
+        also.pop(verdict.cause, None)
     rest = tuple(also.values())
     if verdict:
         return Diagnosis(run, verdict.cause, verdict.says, verdict.remedy, verdict.evidence, rest, "")
@@ -52,32 +61,51 @@ def diagnose(facts: LogFacts) -> Diagnosis:
 
 def _no_verdict(facts: LogFacts, run: RunFacts) -> tuple[str, str, Evidence | None] | None:
     """Return why the logs allow no verdict, what would, and the line; None if they show a sound run."""
-    completed = facts.completed
     whole = f"run again with {WHOLE_LOG} on all ranks, and pass the logs of all hosts"
-    if odd := facts.first("odd-family"):
+    return _failed(facts, whole) or _unfinished(facts, whole) or _unexplained(facts, run, whole)
+
+
+def _failed(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | None:
+    """Return that the run fails by an error of which the logs do not have the cause."""
+    if odd := facts.line("odd-family"):
         says = "An address reads as nonsense: NCCL_SOCKET_IFNAME matches nothing, or versions of NCCL differ"
-        return says, f"{whole}; NCCL's `Bootstrap: Using` and `NCCL version` lines tell the two apart", odd.evidence
-    fatal, warning, closed = facts.first("fatal"), facts.first("other-warning", "cuda"), facts.first("peer-closed")
-    if fatal or (not completed and (warning or facts.first("truncated"))):
-        sighting = facts.first("cuda", "other-warning", "truncated", "completion", "peer-closed", "fatal")
-        line = sighting.evidence if sighting else None
-        if closed and not warning:
-            says = "A peer ended first; these logs have only what followed"
-            return says, "pass the log of the rank that ended first", line
+        return says, f"{whole}; NCCL's `Bootstrap: Using` and `NCCL version` lines tell the two apart", odd
+    if truncated := facts.line("truncated"):
+        says = (
+            "Two ranks disagree about the size of a message: their variables or versions of NCCL differ, or their calls"
+        )
+        return says, f"{whole}: their ENV lines show what differs", truncated
+    warning, closed = facts.first("other-warning", "cuda"), facts.line("peer-closed")
+    if warning is None and closed and facts.first("fatal"):
+        return (
+            "A peer ended first; these logs have only what followed",
+            "pass the log of the rank that ended first",
+            closed,
+        )
+    if (warning or facts.first("fatal")) and (not facts.completed or (warning and facts.first("fatal"))):
+        line = facts.line("cuda", "other-warning", "completion", "fatal")
         return "NCCL failed by an error that no rule knows", whole, line
-    channels = any(each.direct or each.plain or each.inside for each in facts.processes.values())
+    return None
+
+
+def _unfinished(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | None:
+    """Return that a communicator is begun and not made."""
     started = next((process.started for process in facts.processes.values() if process.started), None)
-    if started and not completed and not channels:
-        largest = facts.largest
-        seen = f"{len(largest.ranks)} of {largest.num_ranks} ranks are in the logs" if largest else "ranks are missing"
-        says = f"A communicator is begun and never made: {seen}"
-        return says, f"pass the logs of all ranks; if they are all here, {whole}", started
-    if run.is_one_host and (completed or channels):
+    if started is None or facts.completed or _has_channels(facts) or facts.largest is None:
         return None
-    if run.network is None:
-        if completed or any(process.inside for process in facts.processes.values()):
-            return None if channels and not facts.first("bootstrap") else _unseen(whole)
-        return _unseen(whole)
+    says = f"{len(facts.largest.ranks)} of {facts.largest.num_ranks} ranks are in the logs"
+    says = f"A communicator is begun and never made: {says}"
+    return says, f"pass the logs of all ranks; if they are all here, {whole}", started
+
+
+def _has_channels(facts: LogFacts) -> bool:
+    return any(each.direct or each.plain or each.inside for each in facts.processes.values())
+
+
+def _unexplained(facts: LogFacts, run: RunFacts, whole: str) -> tuple[str, str, Evidence | None] | None:
+    """Return that no line names the network, or says why it is TCP; None for a sound run."""
+    if run.is_one_host and (facts.completed or _has_channels(facts)):
+        return None
     if run.network == "Socket":
         says = "Traffic between hosts is TCP, and no line says why"
         return (
@@ -85,10 +113,6 @@ def _no_verdict(facts: LogFacts, run: RunFacts) -> tuple[str, str, Evidence | No
             f"run again with {WHOLE_LOG}, whose NET/IB and NET/Plugin lines say why",
             evidence_of_network(facts),
         )
-    if run.network in RDMA or run.network.startswith("plugin:"):
-        return None
-    return _unseen(whole)
-
-
-def _unseen(whole: str) -> tuple[str, str, None]:
-    return "The logs end before NCCL chooses its network, or have no line of it", whole, None
+    if run.network is None:
+        return "The logs have no line of the network that NCCL chose", whole, None
+    return None

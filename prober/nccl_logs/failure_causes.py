@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from prober.nccl_logs import cause_texts as causes
 from prober.nccl_logs.cause_texts import LogFinding
 from prober.nccl_logs.log_facts import LogFacts, NcclProcess, Setting, Sighting
+from prober.nccl_logs.nccl_lines import Evidence
 from prober.nccl_logs.run_facts import RunFacts, network_of
 
 _LOCAL_NAME = re.compile(r"(docker|lo$|lo:|virbr|veth|br-|cni|flannel|cali|tunl|kube-ipvs|podman|pod-id-link)")
@@ -120,6 +121,8 @@ def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding
     roce = run.network == "RoCE" or bool(local)
     if any(_is_link_local(gid) for gid in (local, remote)) and run.network != "IB":
         return causes.ROCE_GID.finding(line, detail=f": {local} to {remote or 'a peer'}")
+    if roce and not local and (sign := facts.line("link-local-gid") or _low_gid_index(facts)):
+        return causes.ROCE_GID.finding(line, sign)
     if facts.first("gid-hint") or (roce and re.match(r"Network is unreachable|Invalid argument", error)):
         setting = facts.setting("NCCL_IB_GID_INDEX")
         return causes.ROCE_GID.finding(line, setting.evidence if setting else facts.line("gid-hint"))
@@ -132,6 +135,12 @@ def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding
     if facts.first("rail-hint") and not local:
         return causes.RAILS_UNROUTABLE.finding(line, facts.line("rail-hint"))
     return causes.RDMA_UNREACHABLE.finding(line)
+
+
+def _low_gid_index(facts: LogFacts) -> Evidence | None:
+    """Return the line that sets the index to 0 or 1, which are the link-local address, or 2, its RoCE v1."""
+    setting = facts.setting("NCCL_IB_GID_INDEX", "0", "1", "2")
+    return setting.evidence if setting else None
 
 
 def _is_link_local(gid: str) -> bool:
@@ -202,9 +211,12 @@ def _interfaces(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         )
     for sighting in (*facts.signs.get("connect-failed", ()), *facts.signs.get("connect-retry", ())):
         if "peer" in sighting.values and _is_local("", sighting.values["peer"]) and not run.is_one_host:
-            yield causes.WRONG_INTERFACE.finding(
-                sighting.evidence, detail=f": a peer announced {sighting.values['peer']}, which is local to its host"
+            peer = sighting.values["peer"]
+            hosts_file = (
+                "Take the peer's name off the line of 127.0.1.1 in its /etc/hosts. " if peer == "127.0.1.1" else ""
             )
+            detail = f": a peer announced {peer}, which is local to its host"
+            yield causes.WRONG_INTERFACE.finding(sighting.evidence, detail=detail, remedy=hosts_file)
             return
     local = [
         process

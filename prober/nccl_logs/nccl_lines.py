@@ -21,7 +21,7 @@ _PREFIX_CHARACTERS = 400
 
 _LEVEL = re.compile(r"NCCL (INFO|WARN|ABORT|VERSION) ?")
 _PREFIX = re.compile(
-    r"(?:(?P<host>[\w.<>-]{0,253}):(?P<pid>\w{1,20})(?::\w{1,20})? ?)?\[(?:\d{1,3}|-1)\] "
+    r"(?:(?P<host>[\w.<>-]{0,253}):(?P<pid>\w{1,20})(?::\w{1,20})? ?)?(?:\[(?:\d{1,3}|-1)\] )?"
     r"(?:(?P<source>[\w./+-]{1,120}:\d{1,6}) (?:\(\w{1,80}\) )?)?$"
 )
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.,]{5,20}(?:Z|[+-]\d\d:?\d\d)?")  # a log service may glue it to the host
@@ -29,7 +29,7 @@ _CONTROLS = re.compile(
     r"\x1b(?:\[[0-9;?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)?|[@-Z\\-_])"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
-_MENTIONS = (b"NCCL", b"nccl", b"SHARP", b"sharp_")
+_CALLS = b": opCount "  # of NCCL_DEBUG_SUBSYS=COLL: most of a long log, and no fact of the network
 _ANNOUNCES = b"Last error"  # of PyTorch's exceptions: NCCL's message is the next line, without its prefix
 
 
@@ -79,7 +79,8 @@ def nccl_messages(log: BinaryIO, name: str, size: LogSize) -> Iterator[NcclMessa
             size.cut += 1
             while (rest := log.readline(_SKIPPED_BYTES)) and not rest.endswith(b"\n"):
                 pass
-        if announced or any(mention in raw for mention in _MENTIONS):
+        mentioned = b"NCCL" in raw or b"nccl" in raw or b"SHARP" in raw or b"sharp_" in raw
+        if (announced or mentioned) and _CALLS not in raw:
             for message in _messages(raw, name, size.lines):
                 size.messages += message.prefixed or "NCCL" in message.text or "nccl" in message.text
                 yield message

@@ -24,7 +24,8 @@ from prober.nccl_logs.nccl_lines import MAX_MESSAGE, LogSize, NcclMessage, nccl_
 
 MAX_RANKS = 1_048_576  # a larger number is no rank
 _ADDRESS = re.compile(r"(?:\[\d+\])?([\w.@-]+):([0-9a-fA-F.:]+(?:%[\w.-]+)?)<\d+>")
-_DEVICE = re.compile(r"(?:\[(\d+)\](?:=\{)?|, ?)? ?(?:\[\d+\] ?)?([\w.-]+):\d+/(IB|RoCE)\b")
+_DEVICE = re.compile(r"\[(\d+)\](?:=\{([^}]*)|([\w.+-]+:\d+/(?:IB|RoCE)\b))")  # merged ports are in braces
+_PORT = re.compile(r"([\w.-]+)(?:\+[\w.+-]+)?:\d+/(IB|RoCE)\b")
 _PATH = re.compile(
     r"Channel (\d+)(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(send|receive)\])? via "
     r"(?:NET/([^/]+)/(\d+)(\S*)|(\w+))"
@@ -47,8 +48,6 @@ def read_log(log: BinaryIO, name: str, facts: LogFacts) -> None:
     """Add the facts of one log to those of others. A part of a log is enough."""
     size = facts.files.setdefault(name, LogSize())
     for message in nccl_messages(log, name, size):
-        if "opCount" in message.text:  # the calls of NCCL_DEBUG_SUBSYS=COLL, most of a long log
-            continue
         process = _process(facts, message, name)
         if process is None:
             facts.left_out += 1
@@ -60,9 +59,11 @@ def read_log(log: BinaryIO, name: str, facts: LogFacts) -> None:
 
 
 def _note_signs(facts: LogFacts, message: NcclMessage) -> None:
+    if message.text.startswith("Channel ") and not message.warns:  # most lines of many ranks, and never a sign
+        return
     known = False
+    text = f"{message.source} {message.text}" if message.source else message.text
     for sign, needle, form in SIGNS:
-        text = f"{message.source} {message.text}" if needle.endswith(".cc") else message.text
         if needle in text and (match := form.search(text)):
             known = True
             values = {key: value for key, value in match.groupdict().items() if value is not None}
@@ -101,12 +102,10 @@ def _keep_sockets(facts: LogFacts, process: NcclProcess, message: NcclMessage, m
 def _keep_devices(_: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     ports, __, band = match[1].partition("OOB")
     devices: list[RdmaDevice] = []
-    index = -1
-    for number, name, link in _DEVICE.findall(ports)[:MAX_NAMES]:
-        index = int(number[:6]) if number else max(index, 0)
-        devices.append(RdmaDevice(index, name, link))
+    for number, merged, single in _DEVICE.findall(ports)[:MAX_NAMES]:
+        devices += (RdmaDevice(int(number[:6]), name, link) for name, link in _PORT.findall(merged or single))
     if devices:
-        process.devices, process.devices_line = tuple(devices), message.evidence
+        process.devices, process.devices_line = tuple(devices[:MAX_NAMES]), message.evidence
     for name, address in _ADDRESS.findall(band):
         _put(process.out_of_band, name, address)
 

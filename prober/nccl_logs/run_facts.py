@@ -102,8 +102,10 @@ def _network(facts: LogFacts) -> str | None:
     links = Counter(device.link for process in facts.processes.values() for device in process.devices)
     if chosen:
         network: str | None = next((name for name, _ in chosen.most_common() if name != "Socket"), "Socket")
-        if network == "IB" and links and "IB" not in links:
+        if network == "IB" and links:
             return links.most_common(1)[0][0]
+        if network == "IB" and _is_ethernet(facts):
+            return "RoCE"
         provider = facts.first("ofi-provider")
         if network and network.startswith("plugin:") and _OFI_MODULE.search(network.removeprefix("plugin:")):
             return "EFA" if provider is None or provider.values["provider"].startswith("efa") else network
@@ -117,10 +119,15 @@ def _network(facts: LogFacts) -> str | None:
     return _implied(facts)
 
 
+def _is_ethernet(facts: LogFacts) -> bool:
+    """Return True if an error names a GID, which NCCL writes for Ethernet alone."""
+    errors = (*facts.signs.get("completion", ()), *facts.signs.get("modify-qp", ()))
+    return any(sighting.values.get("local", "N/A") != "N/A" for sighting in errors)
+
+
 def _implied(facts: LogFacts) -> str | None:
-    for sighting in (*facts.signs.get("completion", ()), *facts.signs.get("modify-qp", ())):
-        if "local" in sighting.values and sighting.values["local"] != "N/A":
-            return "RoCE"
+    if _is_ethernet(facts):
+        return "RoCE"
     if completion := facts.first("completion"):
         zone = _ZONE.search(completion.values["peer"])
         return "IB" if zone is None or zone[1].startswith("ib") else "RoCE"

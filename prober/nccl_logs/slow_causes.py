@@ -31,7 +31,7 @@ def slow_causes(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     yield from _collnet(facts)
     yield from _few_nics_of_efa(facts)
     yield from _without_gpu_direct(facts, run)
-    yield from _one_nic(facts, run)
+    yield from _one_nic(facts)
     yield from _crossed_rails(facts)
 
 
@@ -44,7 +44,8 @@ def _over_tcp(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     provider = facts.first("ofi-provider")
     if provider and re.match(r"(tcp|sockets|udp)", provider.values["provider"]):
         yield causes.EFA_PLUGIN_FAILED.finding(provider.evidence, network, detail=": libfabric offers TCP only")
-    if run.network in RDMA or (run.network != "Socket" and not sockets and not ofi):
+    others = ofi or facts.first("no-network")
+    if run.network != "Socket" and not sockets and (run.network in RDMA or not others):
         return
     if ofi and (run.network == "Socket" or sockets or not evidence_of_network(facts)):
         gdr = facts.line("ofi-no-gdr")
@@ -62,17 +63,23 @@ def _over_tcp(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
 
 def _cloud_sign(facts: LogFacts, sockets: list[NcclProcess]) -> LogFinding | None:
     """Return the finding if a cloud's plugin was named and not loaded, or the host shows that it has one."""
-    missing = facts.first("no-plugin")
-    named = facts.first("no-network", "plugin-named")
+    missing = facts.line("no-plugin")
+    if unusable := facts.line("plugin-unusable"):
+        return causes.CLOUD_PLUGIN_MISSING.finding(unusable, detail="; this one is too old for this NCCL")
     if facts.first("plugin-loaded", "ofi-version"):
         return None
-    if named and (("plugin" in named.values and missing) or _CLOUD_PLUGINS.search(named.values.get("network", ""))):
-        return causes.CLOUD_PLUGIN_MISSING.finding(named.evidence, facts.line("no-plugin"))
+    network = facts.first("no-network")
+    named = facts.line("plugin-named", "cloud-path")
+    asked = next((each.settings["NCCL_NET_PLUGIN"] for each in sockets if "NCCL_NET_PLUGIN" in each.settings), None)
+    if network and _CLOUD_PLUGINS.search(network.values["network"]):
+        return causes.CLOUD_PLUGIN_MISSING.finding(network.evidence, missing)
+    if missing and (named or (asked and asked.value != "none")):
+        return causes.CLOUD_PLUGIN_MISSING.finding(named or (asked.evidence if asked else None), missing)
     many = next((process for process in sockets if len(process.sockets) >= _MIN_CLOUD_INTERFACES), None)
     if many and not any(name.startswith("ib") for name in many.sockets):
         return causes.CLOUD_PLUGIN_MISSING.finding(facts.signs["offers-Socket"][0].evidence)
     if missing and any(_EC2_HOST.match(process.host) for process in facts.processes.values()):
-        return causes.CLOUD_PLUGIN_MISSING.finding(missing.evidence, detail=" (hosts named like EC2's)")
+        return causes.CLOUD_PLUGIN_MISSING.finding(missing, detail=" (hosts named like EC2's)")
     return None
 
 
@@ -114,7 +121,7 @@ def _without_gpu_direct(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     yield causes.GDR_OFF.finding(setting.evidence if setting else None, line, detail=hosts, remedy=remedy)
 
 
-def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
+def _one_nic(facts: LogFacts) -> Iterator[LogFinding]:
     """Yield a host whose ranks use one of several devices, or of whose devices one is named."""
     local = facts.largest.local_ranks if facts.largest else None
     hosts: dict[str, list[NcclProcess]] = {}
@@ -127,7 +134,8 @@ def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         line = next((each.devices_line for each in members if each.devices_line), None)
         if len(offered) > 1 and len(used) == 1 and set(used) <= offered:
             finding = causes.ONE_NIC.finding(line, *used.values(), detail=f": {len(offered)} are offered")
-            yield finding if len(members) > 1 or run.gdr is False else _as_remark(finding)
+            carrying = sum(bool(each.direct or each.plain) for each in members)
+            yield finding if carrying > 1 else _as_remark(finding)
             return
         setting = next((each.settings["NCCL_IB_HCA"] for each in members if "NCCL_IB_HCA" in each.settings), None)
         names = setting.value.lstrip("=") if setting else ""
@@ -146,7 +154,7 @@ def _crossed_rails(facts: LogFacts) -> Iterator[LogFinding]:
     both = [ends for ends in facts.pairs.values() if ends.sent_by is not None and ends.received_by is not None]
     apart = [ends for ends in both if ends.sent_by != ends.received_by]
     setting = facts.setting("NCCL_CROSS_NIC")
-    wanted = setting is not None and setting.value in ("1", "2")
+    wanted = setting is not None and setting.value == "1"
     sides: dict[tuple[str, int], tuple[set[int], set[int]]] = {}
     for (channel, _, _), ends in facts.pairs.items():
         if ends.sent_by is not None:
@@ -161,7 +169,8 @@ def _crossed_rails(facts: LogFacts) -> Iterator[LogFinding]:
             f"{len(apart)} of {len(both)} connections" if proven else f"{unequal} of {len(whole)} channels of a host"
         )
         detail = f": {counted}"
-        yield causes.RAILS_CROSSED.finding(setting.evidence if setting else None, facts.pair_line, detail=detail)
+        finding = causes.RAILS_CROSSED.finding(setting.evidence if setting else None, facts.pair_line, detail=detail)
+        yield finding if wanted else _as_remark(finding)  # NCCL crosses by itself where it takes NICs for one switch's
 
 
 def remarks(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
