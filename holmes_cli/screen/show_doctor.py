@@ -10,7 +10,7 @@ from holmes_cli.screen.terminal import out
 from prober.nccl_logs.diagnose import SOUND, Diagnosis
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.nccl_lines import Evidence
-from prober.nccl_logs.run_table import CommunicatorRow, HostRow, communicator_rows, host_rows
+from prober.nccl_logs.run_table import LoggedCommunicator, LoggedHost, communicator_rows, host_rows
 
 MAX_ROWS = 32
 _OF_HOSTS = ("host", "processes", "NCCL", "network", "RDMA devices", "interfaces", "GPUDirect", "devices used")
@@ -49,7 +49,8 @@ def _show_lines(lines: Iterable[Evidence]) -> None:
 
 def _show_tables(diagnosis: Diagnosis, facts: LogFacts) -> None:
     run = diagnosis.run
-    title = f"Network {run.network or 'not seen'}, GPUDirect RDMA {_yes(run.gdr)}"
+    versions = ", ".join(run.versions) or "version not seen"
+    title = f"Network {run.network or 'not seen'}, GPUDirect RDMA {_yes(run.gdr)}, NCCL {versions}"
     hosts, communicators = host_rows(facts), communicator_rows(facts)
     out.print(fitted_table(_OF_HOSTS, map(_host_cells, hosts[:MAX_ROWS]), out.width, title, unwrapped=("host",)))
     if communicators:
@@ -64,7 +65,7 @@ def _yes(value: bool | None) -> str:
     return "not seen" if value is None else "on" if value else "off"
 
 
-def _host_cells(row: HostRow) -> tuple[str, ...]:
+def _host_cells(row: LoggedHost) -> tuple[str, ...]:
     names = (row.versions, row.networks, row.hcas, row.interfaces)
     cells = (
         row.host or "not named",
@@ -74,7 +75,7 @@ def _host_cells(row: HostRow) -> tuple[str, ...]:
     return (*cells, _yes(row.gdr), ", ".join(map(str, row.devices_used)) or "not seen")
 
 
-def _communicator_cells(row: CommunicatorRow) -> tuple[str, ...]:
+def _communicator_cells(row: LoggedCommunicator) -> tuple[str, ...]:
     nodes, channels = ("not seen" if count is None else str(count) for count in (row.nodes, row.channels))
     return (f"{row.ranks} ranks", nodes, str(row.ranks_in_logs), channels, "yes" if row.completed else "not seen")
 

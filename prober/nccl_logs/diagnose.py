@@ -66,7 +66,7 @@ def _no_verdict(facts: LogFacts, run: RunFacts) -> tuple[str, str, Evidence | No
 
 
 def _failed(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | None:
-    """Return that the run fails by an error of which the logs do not have the cause."""
+    """Return that the run fails, and the logs do not have the cause."""
     if odd := facts.line("odd-family"):
         says = "An address reads as nonsense: NCCL_SOCKET_IFNAME matches nothing, or versions of NCCL differ"
         return says, f"{whole}; NCCL's `Bootstrap: Using` and `NCCL version` lines tell the two apart", odd

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from prober.nccl_logs import cause_texts as causes
 from prober.nccl_logs.cause_texts import LogFinding
-from prober.nccl_logs.log_facts import LogFacts, NcclProcess, Setting, Sighting
+from prober.nccl_logs.log_facts import LogFacts, LoggedVariable, NcclProcess, Sighting
 from prober.nccl_logs.nccl_lines import Evidence
 from prober.nccl_logs.run_facts import RunFacts, network_of
 
@@ -59,7 +59,7 @@ def _versions(facts: LogFacts) -> Iterator[LogFinding]:
             yield causes.VERSION_MISMATCH.finding(odd.evidence, detail=detail)
 
 
-def _ignored_name(facts: LogFacts, odd: Sighting) -> Setting | None:
+def _ignored_name(facts: LogFacts, odd: Sighting) -> LoggedVariable | None:
     """Return NCCL_SOCKET_IFNAME of a process that names no interface afterwards: none has that name."""
     for process in facts.processes.values():
         setting = process.settings.get("NCCL_SOCKET_IFNAME")
@@ -121,7 +121,7 @@ def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding
     roce = run.network == "RoCE" or bool(local)
     if any(_is_link_local(gid) for gid in (local, remote)) and run.network != "IB":
         return causes.ROCE_GID.finding(line, detail=f": {local} to {remote or 'a peer'}")
-    if roce and not local and (sign := facts.line("link-local-gid") or _low_gid_index(facts)):
+    if roce and not local and (sign := facts.line("link-local-gid") or _low_gid_index(facts, run)):
         return causes.ROCE_GID.finding(line, sign)
     if facts.first("gid-hint") or (roce and re.match(r"Network is unreachable|Invalid argument", error)):
         setting = facts.setting("NCCL_IB_GID_INDEX")
@@ -137,10 +137,15 @@ def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding
     return causes.RDMA_UNREACHABLE.finding(line)
 
 
-def _low_gid_index(facts: LogFacts) -> Evidence | None:
-    """Return the line that sets the index to 0 or 1, which are the link-local address, or 2, its RoCE v1."""
-    setting = facts.setting("NCCL_IB_GID_INDEX", "0", "1", "2")
-    return setting.evidence if setting else None
+def _low_gid_index(facts: LogFacts, run: RunFacts) -> Evidence | None:
+    """Return the line by which the GID is of index 0 or 1, the link-local address, or 2, an address of RoCE v1.
+
+    Versions before 2.21 take index 0 where the variable is not set.
+    """
+    if setting := facts.setting("NCCL_IB_GID_INDEX"):
+        return setting.evidence if setting.value in ("0", "1", "2") else None
+    old = [version for version in run.versions if [int(part) for part in version.split(".")][:2] < [2, 21]]
+    return facts.versions[old[0]] if old and old == list(run.versions) else None
 
 
 def _is_link_local(gid: str) -> bool:
@@ -157,13 +162,13 @@ def _rails_differ(local: str, remote: str) -> bool:
     return first.packed[:3] != second.packed[:3]
 
 
-def differing_settings(facts: LogFacts) -> list[tuple[str, Setting, NcclProcess | None]]:
+def differing_settings(facts: LogFacts) -> list[tuple[str, LoggedVariable, NcclProcess | None]]:
     """Return variables that processes have differently: one line of each, and a process without it.
 
     Only processes that got equally far are compared: NCCL logs a variable when it first reads it.
     """
     grown = [process for process in facts.processes.values() if process.pid and process.settings | process.networks]
-    differing: list[tuple[str, Setting, NcclProcess | None]] = []
+    differing: list[tuple[str, LoggedVariable, NcclProcess | None]] = []
     for name in sorted({name for process in grown for name in process.settings if _SHARED_SETTINGS.match(name)}):
         values = {process.settings[name].value: process for process in grown if name in process.settings}
         having = [process for process in grown if name in process.settings]

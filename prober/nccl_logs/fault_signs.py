@@ -10,7 +10,7 @@ import re
 
 from prober.nccl_logs.nccl_lines import NcclMessage
 
-_GIDS = r"(?:.*?localGid (?P<local>\S+)(?:\s+remoteGids ?(?P<remote>\S+))?)?(?:.*?\bhca (?P<hca>[\w.-]+))?"
+_GIDS = r"(?:.*?localGid (?P<local>\S+)(?:\s+remoteGids? ?(?P<remote>\S+))?)?(?:.*?\bhca (?P<hca>[\w.-]+))?"
 
 
 def _form(text: str) -> re.Pattern[str]:
@@ -51,7 +51,7 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         "completion",
         "Got completion",
         _form(
-            r"Got completion from peer (?P<peer>\S+?)(?:<\d*>)? with (?:error|status)[ =]?"
+            r"Got completion (?:from peer (?P<peer>\S+?)(?:<\d*>)? )?with (?:error|status)[ =]?"
             r"(?P<status>\d+|[A-Za-z_][\w -]*?\(\d+\)|IBV_WC_\w+)(?:.*?vendor[ _]err[ =](?P<vendor>\d+))?" + _GIDS
         ),
     ),

@@ -23,7 +23,7 @@ class RdmaDevice(NamedTuple):
     link: str
 
 
-class Setting(NamedTuple):
+class LoggedVariable(NamedTuple):
     """The value of a variable, as NCCL logged it."""
 
     value: str
@@ -52,7 +52,7 @@ class NcclProcess:
     devices: tuple[RdmaDevice, ...] = ()
     devices_line: Evidence | None = None
     networks: dict[str, Evidence] = field(default_factory=dict)
-    settings: dict[str, Setting] = field(default_factory=dict)
+    settings: dict[str, LoggedVariable] = field(default_factory=dict)
     direct: dict[tuple[str, int], Evidence] = field(default_factory=dict)
     plain: dict[tuple[str, int], Evidence] = field(default_factory=dict)
     inside: dict[str, Evidence] = field(default_factory=dict)  # transports inside the host: P2P, SHM
@@ -121,7 +121,7 @@ class LogFacts:
         sighting = self.first(*signs)
         return sighting.evidence if sighting else None
 
-    def setting(self, variable: str, *values: str) -> Setting | None:
+    def setting(self, variable: str, *values: str) -> LoggedVariable | None:
         """Return a setting of a variable by any process, to one of `values` if there are any."""
         settings = (each.settings[variable] for each in self.processes.values() if variable in each.settings)
         return next((each for each in settings if not values or each.value in values), None)

@@ -54,7 +54,7 @@ class NcclMessage:
     prefixed: bool
 
     def from_match(self, match: re.Match[str]) -> NcclMessage:
-        """Return the message with what is not NCCL's taken off its evidence, if it has no prefix of NCCL's."""
+        """Return the message; without NCCL's prefix, its evidence is cut to the part that matched."""
         if self.prefixed:
             return self
         shown = self.text[match.start() : min(match.end() + 80, match.start() + MAX_SHOWN)]

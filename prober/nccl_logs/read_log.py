@@ -15,9 +15,9 @@ from prober.nccl_logs.log_facts import (
     Communicator,
     Ends,
     LogFacts,
+    LoggedVariable,
     NcclProcess,
     RdmaDevice,
-    Setting,
     Sighting,
 )
 from prober.nccl_logs.nccl_lines import MAX_MESSAGE, LogSize, NcclMessage, nccl_messages
@@ -45,7 +45,7 @@ class Reader(NamedTuple):
 
 
 def read_log(log: BinaryIO, name: str, facts: LogFacts) -> None:
-    """Add the facts of one log to those of others. A part of a log is enough."""
+    """Add the facts of one log, whole or cut, to the facts of others."""
     size = facts.files.setdefault(name, LogSize())
     for message in nccl_messages(log, name, size):
         process = _process(facts, message, name)
@@ -117,7 +117,7 @@ def _keep_network(_: LogFacts, process: NcclProcess, message: NcclMessage, match
 
 def _keep_setting(_: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     if match[1] in process.settings or len(process.settings) < MAX_NAMES:
-        process.settings[match[1]] = Setting(match[2].strip().removesuffix("."), message.evidence)
+        process.settings[match[1]] = LoggedVariable(match[2].strip().removesuffix("."), message.evidence)
 
 
 def _keep_version(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:

@@ -129,7 +129,7 @@ def _implied(facts: LogFacts) -> str | None:
     if _is_ethernet(facts):
         return "RoCE"
     if completion := facts.first("completion"):
-        zone = _ZONE.search(completion.values["peer"])
+        zone = _ZONE.search(completion.values.get("peer", ""))
         return "IB" if zone is None or zone[1].startswith("ib") else "RoCE"
     missing = facts.first("no-verbs", "no-device")
     return "Socket" if missing and not facts.first("no-network") else None
@@ -158,7 +158,7 @@ def _interfaces(facts: LogFacts) -> Iterator[str]:
             seen = True
             yield name
     for sighting in facts.signs.get("completion", ()):
-        if zone := _ZONE.search(sighting.values["peer"]):
+        if zone := _ZONE.search(sighting.values.get("peer", "")):
             seen = True
             yield zone[1]
     setting = facts.setting("NCCL_SOCKET_IFNAME")

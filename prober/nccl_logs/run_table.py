@@ -1,4 +1,4 @@
-"""Hosts and communicators of a run as rows of a table, as far as the logs have them."""
+"""Hosts and communicators of a run as rows of a table, from what the logs have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prober.nccl_logs.log_facts import LogFacts, NcclProcess
 from prober.nccl_logs.run_facts import host_names, network_of
 
 
-class HostRow(NamedTuple):
+class LoggedHost(NamedTuple):
     """A host as its processes in the logs describe it. `gdr` is None where no channel to other hosts is seen."""
 
     host: str
@@ -21,7 +21,7 @@ class HostRow(NamedTuple):
     devices_used: tuple[int, ...]
 
 
-class CommunicatorRow(NamedTuple):
+class LoggedCommunicator(NamedTuple):
     """A communicator: ranks, hosts as NCCL counts them, ranks in the logs, and whether it was made."""
 
     ranks: int
@@ -31,7 +31,7 @@ class CommunicatorRow(NamedTuple):
     completed: bool
 
 
-def host_rows(facts: LogFacts) -> tuple[HostRow, ...]:
+def host_rows(facts: LogFacts) -> tuple[LoggedHost, ...]:
     """Return a row for each host; processes whose lines name no host are one row without a name."""
     hosts: dict[str, list[NcclProcess]] = {}
     for key, name in host_names(facts).items():
@@ -39,11 +39,11 @@ def host_rows(facts: LogFacts) -> tuple[HostRow, ...]:
     return tuple(_host_row(name, members) for name, members in sorted(hosts.items()) if name or len(hosts) == 1)
 
 
-def _host_row(name: str, members: list[NcclProcess]) -> HostRow:
+def _host_row(name: str, members: list[NcclProcess]) -> LoggedHost:
     direct = any(each.direct for each in members)
     plain = any(each.plain and not each.direct for each in members)
     interfaces = (name for each in members for name in (*each.interfaces, *each.out_of_band, *each.sockets))
-    return HostRow(
+    return LoggedHost(
         host=name,
         processes=sum(bool(each.pid) for each in members),
         versions=tuple(dict.fromkeys(each.version for each in members if each.version)),
@@ -55,10 +55,10 @@ def _host_row(name: str, members: list[NcclProcess]) -> HostRow:
     )
 
 
-def communicator_rows(facts: LogFacts) -> tuple[CommunicatorRow, ...]:
+def communicator_rows(facts: LogFacts) -> tuple[LoggedCommunicator, ...]:
     """Return a row for each communicator, the largest first."""
     rows = (
-        CommunicatorRow(each.num_ranks, each.num_nodes, len(each.ranks), each.channels, each.completed > 0)
+        LoggedCommunicator(each.num_ranks, each.num_nodes, len(each.ranks), each.channels, each.completed > 0)
         for each in facts.communicators.values()
     )
     return tuple(sorted(rows, key=lambda row: (-row.ranks, -row.ranks_in_logs)))
