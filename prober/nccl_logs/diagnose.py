@@ -83,7 +83,7 @@ def _failed(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | N
             closed,
         )
     if (warning or facts.first("fatal")) and (not facts.completed or (warning and facts.first("fatal"))):
-        line = facts.line("cuda", "other-warning", "completion", "fatal")
+        line = facts.line("cuda", "other-warning", "p2p-broken", "completion", "fatal")
         return "NCCL failed by an error that no rule knows", whole, line
     return None
 

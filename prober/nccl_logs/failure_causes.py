@@ -47,7 +47,7 @@ def _versions(facts: LogFacts) -> Iterator[LogFinding]:
         versions = " and ".join(facts.versions)
         detail, remedy = (f": {versions}", f"{versions} are in use. ") if versions else ("", "")
         yield causes.VERSION_MISMATCH.finding(mismatch.evidence, detail=detail, remedy=remedy)
-    elif len(facts.versions) > 1 and not facts.completed and facts.first("fatal", "truncated", "odd-family"):
+    elif len(facts.versions) > 1 and not facts.completed and facts.first("truncated", "odd-family"):
         lines = list(facts.versions.values())
         yield causes.VERSION_MISMATCH.finding(
             *lines[:2], facts.line("odd-family", "truncated"), detail=f": {' and '.join(facts.versions)}"
@@ -102,14 +102,20 @@ def _rdma(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         for each in facts.signs.get("register-failed", [])
         if not re.search("Cannot allocate|not supported", each.values["error"]) or "dmabuf" in each.evidence.text
     ]
-    if broken or (failed and facts.first("fatal")):
-        yield causes.GDR_BROKEN.finding(*(each.evidence for each in (broken or failed)))
+    efa = [each for each in failed if each.values["error"].startswith("RC")]
+    if broken or efa or (failed and facts.first("fatal")):
+        remedy = (
+            "Update the EFA installer, or set FI_EFA_SET_CUDA_SYNC_MEMOPS=0 with one before 1.29.1. " if efa else ""
+        )
+        yield causes.GDR_BROKEN.finding(*(each.evidence for each in (broken or failed)), remedy=remedy)
     elif memory := facts.first("no-locked-memory"):
         yield causes.NO_LOCKED_MEMORY.finding(memory.evidence)
     lost = [each for each in completions if completion_status(each) in _UNREACHED]
     for sighting in (*facts.signs.get("modify-qp", ()), *lost):
         yield _unreached(facts, run, sighting)
         return
+    if mixed := facts.line("mixed-links"):
+        yield causes.RDMA_UNREACHABLE.finding(mixed, detail=": one end is InfiniBand and the other RoCE")
     if (event := facts.first("link-event")) and facts.first("fatal"):
         yield causes.RDMA_UNREACHABLE.finding(event.evidence, detail=": a port went down")
 
@@ -245,11 +251,15 @@ def _waits(facts: LogFacts, processes: list[NcclProcess]) -> bool:
 
 
 def _connections(facts: LogFacts) -> Iterator[LogFinding]:
-    failed = facts.signs.get("connect-failed", [])
-    if failed and not facts.completed:
+    if facts.completed:
+        return
+    failed, trace = facts.signs.get("connect-failed", []), facts.line("bootstrap-trace")
+    if failed:
         peer, error = (failed[0].values.get(name, "").strip() for name in ("peer", "error"))
         yield causes.BOOTSTRAP_BLOCKED.finding(
             *(each.evidence for each in failed), detail=f" ({peer}: {error})" if peer else ""
         )
-    elif not failed and not facts.completed and facts.counts.get("connect-retry", 0) > 1:
+    elif facts.counts.get("connect-retry", 0) > 1:
         yield causes.BOOTSTRAP_BLOCKED.finding(facts.signs["connect-retry"][-1].evidence)
+    elif trace and not facts.first("other-warning", "peer-closed", "cuda"):  # NCCL 2.18 fails so without a warning
+        yield causes.BOOTSTRAP_BLOCKED.finding(trace)

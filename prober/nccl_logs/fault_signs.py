@@ -27,8 +27,8 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         "connect-failed",
         "onnect",
         _form(
-            r"[cC]onnect to (?P<peer>\S+?)<\d*> (?:failed|returned)(?! .*retrying)[^(:]*?"
-            r"[:(]? ?(?P<error>(?:No route|Connection|Network|Host|Operation|Permission|Cannot)[^()]*)"
+            r"[cC]onnect to (?P<peer>\S+?)<\d*> (?:failed|returned)(?! .*retrying)"
+            r".*?(?P<error>[A-Z][a-z]+(?: [a-z]+)*)"
         ),
     ),
     (
@@ -37,6 +37,8 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         _form(r"PollConnect to (?P<peer>\S+?)<\d*> failed with error (?P<error>.*)"),
     ),
     ("connect-failed", "Call to connect", _form(r"Call to connect (?:timeout|failed) : (?P<error>.*)")),
+    ("connect-failed", "PollConnect poll", _form(r"socketPollConnect poll\(\) (?:returned|failed)(?P<error>)")),
+    ("bootstrap-trace", "bootstrap.cc", _form(r"bootstrap\.cc:\d+ -> 2\b")),
     ("connect-failed", "exceeded", _form(r"socket(?:Start|Poll)Connect: exceeded (?P<error>retries|timeouts)")),
     ("connect-retry", "retrying", _form(r"[cC]onnect(?: to (?P<peer>\S+?)<\d*>)? returned (?P<error>[^,]+), retrying")),
     ("peer-closed", "onnection", _form(r"Connection (?:closed by remote peer|reset by peer)|Broken pipe")),
@@ -51,7 +53,7 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         "completion",
         "Got completion",
         _form(
-            r"Got completion (?:from peer (?P<peer>\S+?)(?:<\d*>)? )?with (?:error|status)[ =]?"
+            r"Got completion (?:from peer (?:(?P<peer>\S+?)(?:<\d*>)? )?)?with (?:error|status)[ =]?"
             r"(?P<status>\d+|[A-Za-z_][\w -]*?\(\d+\)|IBV_WC_\w+)(?:.*?vendor[ _]err[ =](?P<vendor>\d+))?" + _GIDS
         ),
     ),
@@ -72,9 +74,10 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     (
         "register-failed",
         "Unable to register memory",
-        _form(r"NET/OFI Unable to register memory.*?(?P<error>RC: -?\d+)"),
+        _form(r"NET/OFI Unable to register memory \(type = 2\).*?(?P<error>RC: -?\d+)"),
     ),
     ("no-locked-memory", "Cannot allocate memory", _form(r"ibv_\w+ failed with error Cannot allocate memory")),
+    ("mixed-links", "incompatible", _form(r"connect incompatible devices|device is incompatible with the local")),
     ("link-event", "async", _form(r"NET/IB : \S+ (?:Got )?async \w*\s?event ?.*(?:port error|PORT_ERR|fatal)")),
     # Networks that are missing.
     ("no-verbs", "ibverbs", _form(r"(?:Failed to|Could not|Count not) open libibverbs")),

@@ -128,8 +128,9 @@ class LogFacts:
 
     @property
     def completed(self) -> bool:
-        """True if a communicator was made."""
-        return any(communicator.completed for communicator in self.communicators.values())
+        """True if a communicator of the largest size was made: smaller ones may be, before that one fails."""
+        sizes = [each.num_ranks for each in self.communicators.values() if each.completed]
+        return self.largest is not None and self.largest.num_ranks in sizes
 
     @property
     def largest(self) -> Communicator | None:

@@ -242,7 +242,9 @@ _READERS = (
     Reader("Channel", _RING, _keep_ring),
     Reader("coll channels", re.compile(r"(\d+) coll channels"), _keep_channels),
     Reader(
-        "for HCA", re.compile(r"GPU Direct RDMA (?:\(.*?\) )?([eE]nabled|[dD]isabled) for HCA \d+ '([^']+)"), _keep_hca
+        "for HCA",
+        re.compile(r"GPU Direct RDMA (?:\(.*?\) )?([eE]nabled|[dD]isabled) for HCA \d+ '([\w.-]+)"),
+        _keep_hca,
     ),
     Reader(
         "for GPU",

@@ -120,7 +120,9 @@ def _network(facts: LogFacts) -> str | None:
 
 
 def _is_ethernet(facts: LogFacts) -> bool:
-    """Return True if an error names a GID, which NCCL writes for Ethernet alone."""
+    """Return True if an error names a GID, which NCCL writes for Ethernet alone, or a device is named roce."""
+    if any(name.startswith("roce") for process in facts.processes.values() for name in process.gdr_of_hcas):
+        return True
     errors = (*facts.signs.get("completion", ()), *facts.signs.get("modify-qp", ()))
     return any(sighting.values.get("local", "N/A") != "N/A" for sighting in errors)
 
@@ -131,8 +133,8 @@ def _implied(facts: LogFacts) -> str | None:
     if completion := facts.first("completion"):
         zone = _ZONE.search(completion.values.get("peer", ""))
         return "IB" if zone is None or zone[1].startswith("ib") else "RoCE"
-    missing = facts.first("no-verbs", "no-device")
-    return "Socket" if missing and not facts.first("no-network") else None
+    no_rdma = facts.first("no-verbs", "no-device") or facts.setting("NCCL_IB_DISABLE", "1")
+    return "Socket" if no_rdma and not facts.first("no-network", "plugin-loaded") else None
 
 
 def _gdr(facts: LogFacts, network: str | None) -> bool | None:

@@ -13,6 +13,7 @@ from prober.nccl_logs.log_facts import LogFacts, NcclProcess
 from prober.nccl_logs.run_facts import RDMA, RunFacts, evidence_of_network, network_of
 
 _EC2_HOST = re.compile(r"ip-\d+-\d+-\d+-\d+")
+_SPARK_DEVICE = re.compile(r"roce(p1|P2p1)s0f\d$")  # of DGX Spark, whose GPU has no GPUDirect RDMA
 _SOFT_DEVICE = re.compile(r"(rxe|siw)")
 _MIN_CLOUD_INTERFACES = 4  # of plain TCP on one host: NICs of GPUs, for which clouds have plugins
 _MIN_RANKS_OF_NICS = 4
@@ -58,7 +59,9 @@ def _over_tcp(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     if verbs := facts.first("no-verbs"):
         yield causes.NO_VERBS.finding(verbs.evidence, network)
     if device := facts.first("no-device"):
-        yield causes.NO_DEVICE.finding(device.evidence, facts.line("device-unopened"), network)
+        named = facts.setting("NCCL_IB_HCA")
+        lines = (facts.line("device-unopened"), named.evidence if named else None, network)
+        yield causes.NO_DEVICE.finding(device.evidence, *lines)
 
 
 def _cloud_sign(facts: LogFacts, sockets: list[NcclProcess]) -> LogFinding | None:
@@ -118,7 +121,10 @@ def _without_gpu_direct(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     line = lines[0] if lines else facts.line("ofi-no-gdr") or evidence_of_network(facts)
     hosts = f": on {', '.join(run.plain_hosts[:8])}, while others do" if run.plain_hosts and run.direct_hosts else ""
     remedy = "Unset the variable that switches it off (NCCL_NET_GDR_LEVEL, NCCL_NET_GDR_DISABLE). " if setting else ""
-    yield causes.GDR_OFF.finding(setting.evidence if setting else None, line, detail=hosts, remedy=remedy)
+    if far := facts.line("far-nic"):
+        remedy += "NCCL takes GPU and NIC for too far apart: NCCL_NET_GDR_LEVEL=SYS tries it. "
+    finding = causes.GDR_OFF.finding(setting.evidence if setting else None, line, far, detail=hosts, remedy=remedy)
+    yield _as_remark(finding) if all(map(_SPARK_DEVICE.match, run.hcas or ("",))) else finding
 
 
 def _one_nic(facts: LogFacts) -> Iterator[LogFinding]:

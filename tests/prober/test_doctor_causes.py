@@ -48,18 +48,21 @@ FAULTS = {
         [warn("socketPollConnect: connect to 169.254.3.4<1> returned Connection refused, exceeded error retry count")],
     ],
     "bootstrap-blocked": [
+        [info("misc/socket.cc:564 -> 2"), info("bootstrap.cc:270 -> 2"), info("init.cc:1303 -> 2")],
         [warn("socketStartConnect: Connect to 10.0.0.2<4000> failed : Connection refused")],
         [warn("socketPollConnect: exceeded timeouts (20001)")],
         [warn("socketPollConnect: connect to 10.0.0.2<4000> returned No route to host, exceeded error retry count")],
         ["Last error:", "socketStartConnect: Connect to 10.0.0.2<4000> failed : Connection timed out"],
     ],
     "gdr-broken": [
+        [warn("NET/OFI Unable to register memory (type = 2) for device 4. RC: -22", "register_rail_mr_buffer:617")],
         [IB, warn(f"{COMPLETION}error 4, opcode 32564, len 32564, vendor err 81 (Send)")],
         [IB, warn(f"{COMPLETION}status=4 opcode=0 len=0 vendor err 81 (Recv) hca mlx5_0")],
         [IB, warn(f"{COMPLETION}status=IBV_WC_LOC_PROT_ERR(4) opcode=IBV_WC_SEND(0) vendor_err=81 hca mlx5_0")],
         [IB, warn("Call to ibv_reg_mr_iova2 failed with error Bad address", "misc/ibvwrap.cc:200"), FAILED],
     ],
     "rdma-unreachable": [
+        [warn("NET/IB : Remote RoCE device is incompatible with the local [0]mlx5_0:1/IB. Try NICs of one link type")],
         [IB, warn(f"{COMPLETION}error 12, opcode 0, len 0, vendor err 129 (Recv)")],
         [IB, warn(f"{COMPLETION}status=transport retry counter exceeded(12) opcode=SEND(0) vendor_err=129 hca mlx5_0")],
         [ROCE, warn(f"{QP}error Connection timed out", "misc/ibvwrap.cc:187")],
@@ -73,6 +76,7 @@ FAULTS = {
         ],
     ],
     "roce-gid": [
+        [ROCE, "NCCL version 2.17.1+cuda12.0", warn(f"{COMPLETION}error 12, opcode 0, len 0, vendor err 129")],
         [ROCE, warn(f"{QP}error Network is unreachable", "misc/ibvwrap.cc:187")],
         [ROCE, warn(f"{QP}22 Invalid argument{DEVICE}{GIDS.format(1, 1)}", "misc/ibvwrap.cc:262")],
         [ROCE, warn(f"{QP}110 Connection timed out{DEVICE}local GID index 1, local GID fe80::1, remote GID fe80::2")],
@@ -307,6 +311,18 @@ def test_peer_that_closed_its_connections_is_not_the_cause() -> None:
     )
     assert found.cause is None
     assert [finding.cause for finding in found.also] == ["peer-exited"]
+
+
+def test_small_communicator_that_was_made_does_not_hide_that_the_large_one_was_not() -> None:
+    own = "ncclCommInitRank comm 0x9 rank 0 nranks 1 cudaDev 0 nvmlDev 0 busId 1000 commId 0x8 - Init COMPLETE"
+    refused = warn("socketStartConnect: Connect to 10.0.0.2<4000> failed : Connection refused")
+    assert diagnosed(info(own), *two_hosts(completed=False), refused).cause == "bootstrap-blocked"
+
+
+def test_dgx_spark_has_no_gpu_direct_to_miss() -> None:
+    spark = info("NET/IB : Using [0]rocep1s0f1:1/RoCE [1]roceP2p1s0f1:1/RoCE [RO]; OOB enp1s0f1np1:10.0.0.1<0>")
+    found = diagnosed(spark, ON_IB, net("send", "IB/0"), net("send", "IB/1", 1))
+    assert (found.cause, found.run.gdr) == (SOUND, False)
 
 
 def test_error_that_no_rule_knows_is_shown_without_a_verdict() -> None:
