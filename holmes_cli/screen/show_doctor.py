@@ -87,6 +87,8 @@ def _notes(facts: LogFacts) -> Iterator[str]:
             yield f"{name}: no line of NCCL in its {size.lines} lines"
         if size.cut:
             yield f"{name}: {size.cut} lines were too long and were read in part"
+        if size.skipped:
+            yield f"{name}: {size.skipped} lines after the first {size.messages} messages were left out"
     if facts.left_out:
         yield f"{facts.left_out} messages of further processes and communicators were left out: pass fewer logs"
 

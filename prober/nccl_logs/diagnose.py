@@ -113,6 +113,6 @@ def _unexplained(facts: LogFacts, run: RunFacts, whole: str) -> tuple[str, str, 
             f"run again with {WHOLE_LOG}, whose NET/IB and NET/Plugin lines say why",
             evidence_of_network(facts),
         )
-    if run.network is None:
+    if run.network is None and run.gdr is not True:
         return "The logs have no line of the network that NCCL chose", whole, None
     return None

@@ -237,7 +237,7 @@ def _interfaces(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     ]
     several = (run.num_nodes or 0) > 1 or len(run.hosts) > 1
     failed = facts.first("connect-failed", "connect-retry", "fatal")
-    if local and (several or (failed and not run.is_one_host) or _waits(facts, local)):
+    if local and not facts.completed and (several or (failed and not run.is_one_host) or _waits(facts, local)):
         name, address = next(iter(local[0].interfaces.items()))
         lines = [each.evidence for each in facts.signs["bootstrap"]]
         line = next((each for each in lines if f"{name}:" in each.text), lines[0])

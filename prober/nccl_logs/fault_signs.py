@@ -124,6 +124,7 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("no-collnet", "disabling CollNet", _form(r"less than CollNet node threshold")),
     ("no-collnet-plugin", "ncclCollNetPlugin", _form(r"Failed to find ncclCollNetPlugin symbol")),
     ("p2p-broken", "P2P is disabled between", _form(r"P2P is disabled between (?P<link>NVLINK )?connected GPUs")),
+    ("ring-gdr", "use ring PXN", _form(r"use ring PXN \d+ GDR 1\b")),
     ("far-nic", "for GPU", _form(r"GPU Direct RDMA Disabled for GPU \w+ / HCA")),
     ("cuda", "Cuda failure", _form(r"Cuda failure (?P<code>.*)")),
     ("fatal", " -> ", _form(r"\w+\.\w+:\d+ -> [1-7]\b")),

@@ -8,14 +8,17 @@ Source: NCCL 2.14 to 2.30, src/debug.cc.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO, NamedTuple
 
-MAX_LINE_BYTES = 16_384
-MAX_MESSAGE = 4_096  # characters of a message that are read
+MAX_LINE_BYTES = 8_192
+MAX_MESSAGE = 2_048  # characters of a message that are read
 MAX_SHOWN = 300  # characters of a line kept as evidence
+MAX_MESSAGES = 1_000_000  # of a log; of more, warnings alone are read, as many again
+_MAX_MESSAGES_OF_LINE = 8
 _SKIPPED_BYTES = 1 << 20
 _PREFIX_CHARACTERS = 400
 
@@ -63,11 +66,12 @@ class NcclMessage:
 
 @dataclass
 class LogSize:
-    """Counts of a log that was read; `cut` lines were longer than is read of one."""
+    """Counts of a log that was read. Lines longer than the limit are `cut`; those after too many are `skipped`."""
 
     lines: int = 0
     messages: int = 0
     cut: int = 0
+    skipped: int = 0
 
 
 def nccl_messages(log: BinaryIO, name: str, size: LogSize) -> Iterator[NcclMessage]:
@@ -80,7 +84,9 @@ def nccl_messages(log: BinaryIO, name: str, size: LogSize) -> Iterator[NcclMessa
             while (rest := log.readline(_SKIPPED_BYTES)) and not rest.endswith(b"\n"):
                 pass
         mentioned = b"NCCL" in raw or b"nccl" in raw or b"SHARP" in raw or b"sharp_" in raw
-        if (announced or mentioned) and _CALLS not in raw:
+        if mentioned and size.messages >= MAX_MESSAGES * (1 + (b"NCCL WARN" in raw)):
+            size.skipped += 1
+        elif (announced or mentioned) and _CALLS not in raw:
             for message in _messages(raw, name, size.lines):
                 size.messages += message.prefixed or "NCCL" in message.text or "nccl" in message.text
                 yield message
@@ -92,7 +98,7 @@ def _messages(raw: bytes, name: str, number: int) -> Iterator[NcclMessage]:
     if not text.isprintable():
         text = _CONTROLS.sub(" ", text)
     text = _TIME.sub(" ", text)
-    levels = list(_LEVEL.finditer(text))
+    levels = list(itertools.islice(_LEVEL.finditer(text), _MAX_MESSAGES_OF_LINE))
     starts, prefixes, after = [], [], 0
     for level in levels:
         begin = max(after, level.start() - _PREFIX_CHARACTERS)

@@ -227,7 +227,7 @@ def _keep_efa_name(_: LogFacts, process: NcclProcess, __: NcclMessage, match: re
 
 _READERS = (
     Reader("ootstrap", re.compile(r"Bootstrap ?: Using ?(.*)"), _keep_bootstrap),
-    Reader("Socket : Using", re.compile(r"NET/(\w*Socket) : Using (.*)"), _keep_sockets),
+    Reader(" : Using", re.compile(r"NET/(?!\w*IB\w* )(\w+) : Using (.*<\d+>.*)"), _keep_sockets),
     Reader("NET/", re.compile(r"NET/(?:IB|gIB)\w* : Using(.*)"), _keep_devices),
     Reader("Using network", re.compile(r"Using network (.+)"), _keep_network),
     Reader("set by environment to", re.compile(r"\b(NCCL_\w+) set by environment to (.*)"), _keep_setting),

@@ -20,7 +20,7 @@ _DEVICE_WITH_NUMBER = re.compile(r"[A-Za-z]\w*\d")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The record of a run. `direct_hosts` and `plain_hosts`: hosts whose channels use GPUDirect, and which do not."""
+    """The record of a run. `direct_hosts` have channels by GPUDirect, `plain_hosts` have channels and none by it."""
 
     network: str | None
     interfaces: tuple[str, ...]
@@ -44,20 +44,20 @@ def run_facts(facts: LogFacts) -> RunFacts:
     network = _network(facts)
     names = host_names(facts)
     direct = {names[key] for key, process in facts.processes.items() if process.direct}
-    plain = {names[key] for key, process in facts.processes.items() if process.plain and not process.direct}
+    plain = {names[key] for key, process in facts.processes.items() if process.plain} - direct
     largest = facts.largest
     ring = facts.first("ring")
     return RunFacts(
         network=network,
         interfaces=tuple(dict.fromkeys(_interfaces(facts))),
         hcas=tuple(dict.fromkeys(_hcas(facts))),
-        gdr=_gdr(facts, network),
+        gdr=_gdr(facts, network, direct, plain),
         num_ranks=largest.num_ranks if largest else int(ring.values["ranks"]) if ring else None,
         num_nodes=_num_nodes(facts, names),
         versions=tuple(sorted(facts.versions, key=_by_number)),
         hosts=tuple(sorted({name for name in names.values() if name})),
         direct_hosts=tuple(sorted(direct)),
-        plain_hosts=tuple(sorted(plain - direct)),
+        plain_hosts=tuple(sorted(plain)),
     )
 
 
@@ -137,20 +137,17 @@ def _implied(facts: LogFacts) -> str | None:
     return "Socket" if no_rdma and not facts.first("no-network", "plugin-loaded") else None
 
 
-def _gdr(facts: LogFacts, network: str | None) -> bool | None:
-    direct = [key for process in facts.processes.values() for key in process.direct]
-    plain = [process for process in facts.processes.values() if process.plain and not process.direct]
-    if direct:
+def _gdr(facts: LogFacts, network: str | None, direct: set[str], plain: set[str]) -> bool | None:
+    """Return True if every host with channels has some by GPUDirect: GPUs without NVLink only receive by it."""
+    if direct or plain:
         return not plain
-    if plain:
-        return False
     if network == "Socket" or facts.first("ofi-no-gdr"):
         return False
     hcas = [enabled for process in facts.processes.values() for enabled in process.gdr_of_hcas.values()]
     pairs = [enabled for process in facts.processes.values() for enabled in process.gdr_of_pairs.values()]
     if hcas and not any(hcas):
         return False
-    return any(pairs) if pairs else None
+    return True if facts.first("ring-gdr") else any(pairs) if pairs else None
 
 
 def _interfaces(facts: LogFacts) -> Iterator[str]:

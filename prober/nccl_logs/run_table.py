@@ -41,7 +41,7 @@ def host_rows(facts: LogFacts) -> tuple[LoggedHost, ...]:
 
 def _host_row(name: str, members: list[NcclProcess]) -> LoggedHost:
     direct = any(each.direct for each in members)
-    plain = any(each.plain and not each.direct for each in members)
+    plain = any(each.plain for each in members)
     interfaces = (name for each in members for name in (*each.interfaces, *each.out_of_band, *each.sockets))
     return LoggedHost(
         host=name,
@@ -50,7 +50,7 @@ def _host_row(name: str, members: list[NcclProcess]) -> LoggedHost:
         networks=tuple(dict.fromkeys(network for each in members if (network := network_of(each)))),
         hcas=tuple(dict.fromkeys(device.name for each in members for device in each.devices)),
         interfaces=tuple(dict.fromkeys(interfaces)),
-        gdr=not plain if direct or plain else None,
+        gdr=direct if direct or plain else None,
         devices_used=tuple(sorted({device for each in members for _, device in (*each.direct, *each.plain)})),
     )
 

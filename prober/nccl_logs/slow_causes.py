@@ -10,7 +10,7 @@ from prober.nccl_logs import cause_texts as causes
 from prober.nccl_logs.cause_texts import LogFinding
 from prober.nccl_logs.failure_causes import differing_settings
 from prober.nccl_logs.log_facts import LogFacts, NcclProcess
-from prober.nccl_logs.run_facts import RDMA, RunFacts, evidence_of_network, network_of
+from prober.nccl_logs.run_facts import RDMA, RunFacts, evidence_of_network, host_names, network_of
 
 _EC2_HOST = re.compile(r"ip-\d+-\d+-\d+-\d+")
 _SPARK_DEVICE = re.compile(r"roce(p1|P2p1)s0f\d$")  # of DGX Spark, whose GPU has no GPUDirect RDMA
@@ -116,7 +116,9 @@ def _without_gpu_direct(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     platform = facts.first("ofi-platform")
     if platform and platform.values["platform"] not in _EFA_NICS:
         return  # EFA without GPUDirect: the machine type has none
-    lines = [line for each in facts.processes.values() if not each.direct for line in each.plain.values()]
+    names = host_names(facts)
+    plain = [each for key, each in facts.processes.items() if names[key] in run.plain_hosts]
+    lines = [line for process in plain for line in process.plain.values()]
     setting = facts.setting("NCCL_NET_GDR_LEVEL", "LOC", "0") or facts.setting("NCCL_NET_GDR_DISABLE", "1")
     line = lines[0] if lines else facts.line("ofi-no-gdr") or evidence_of_network(facts)
     hosts = f": on {', '.join(run.plain_hosts[:8])}, while others do" if run.plain_hosts and run.direct_hosts else ""

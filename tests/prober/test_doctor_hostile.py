@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prober.nccl_logs import log_facts
+from prober.nccl_logs import log_facts, nccl_lines
 from prober.nccl_logs.diagnose import diagnose
 from prober.nccl_logs.nccl_lines import MAX_LINE_BYTES, MAX_SHOWN
 from prober.nccl_logs.read_log import read_log
@@ -114,6 +115,15 @@ def test_line_that_only_mentions_nccl_shows_nothing_but_the_message() -> None:
     line = "+ export SECRET_KEY=hunter2 NCCL_DEBUG=INFO ; Mismatched NCCL version detected : rank 1 version 22105"
     (shown,) = diagnosed(line).evidence
     assert "hunter2" not in shown.text
+
+
+def test_after_too_many_messages_warnings_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_lines, "MAX_MESSAGES", 3)
+    mismatch = warn("Mismatched NCCL version detected : rank 1 version 22105 rank 0 version 22005")
+    facts = facts_of("\n".join([info("Using network IB")] * 10 + [mismatch]))
+    (size,) = facts.files.values()
+    assert (size.messages, size.skipped) == (4, 7)
+    assert diagnose(facts).cause == "version-mismatch"
 
 
 def test_absurd_numbers_are_no_ranks() -> None:
