@@ -10,12 +10,14 @@ import typer
 
 from holmes_cli.screen.show_doctor import print_record, show_diagnosis
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.regular_file import open_regular
 from prober.nccl_logs.diagnose import SOUND, WHOLE_LOG, diagnose
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.read_log import read_log
 
 STANDARD_INPUT = Path("-")
 MAX_FILES = 16_384
+MAX_BYTES = 64 * 2**30  # of one log
 
 
 def doctor_command(
@@ -31,7 +33,11 @@ def doctor_command(
         hint = f"run it with {WHOLE_LOG}, then `holmes doctor --log FILE...`"
         raise HolmesError("holmes doctor reads NCCL's logs of a run, and none is named", hint)
     facts = LogFacts()
-    for file in files[:MAX_FILES]:
+    if len(files) > MAX_FILES:
+        raise HolmesError(
+            f"{len(files)} logs are more than {MAX_FILES:,}", "pass the logs of some hosts, or join them by `cat`"
+        )
+    for file in files:
         _read(file, facts)
     if not any(size.messages for size in facts.files.values()):
         names = ", ".join(list(facts.files)[:3])
@@ -51,7 +57,8 @@ def _read(file: Path, facts: LogFacts) -> None:
         read_log(sys.stdin.buffer, "standard input", facts)
         return
     try:
-        with file.open("rb") as log:
+        with open_regular(file, MAX_BYTES) as log:
             read_log(log, str(file), facts)
     except OSError as error:
-        raise HolmesError(f"{file}: cannot be read: {error.strerror}", "name logs that this user may read") from None
+        hint = "name logs that this user may read; pass a pipe as standard input: `holmes doctor --log -`"
+        raise HolmesError(f"{file}: cannot be read: {error.strerror}", hint) from None

@@ -12,6 +12,7 @@ from prober.nccl_logs.run_facts import RunFacts, evidence_of_network, run_facts
 from prober.nccl_logs.slow_causes import remarks, slow_causes
 
 SOUND = "none"
+_FAILURES = ("completion", "modify-qp", "register-failed", "connect-failed", "no-network")
 WHOLE_LOG = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH"
 
 
@@ -76,14 +77,16 @@ def _failed(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | N
         )
         return says, f"{whole}: their ENV lines show what differs", truncated
     warning, closed = facts.first("other-warning", "cuda"), facts.line("peer-closed")
-    if warning is None and closed and facts.first("fatal"):
+    failed = facts.line(*_FAILURES)
+    if warning is None and failed is None and closed:
         return (
             "A peer ended first; these logs have only what followed",
             "pass the log of the rank that ended first",
             closed,
         )
-    if (warning or facts.first("fatal")) and (not facts.completed or (warning and facts.first("fatal"))):
-        line = facts.line("cuda", "other-warning", "p2p-broken", "completion", "fatal")
+    fatal = facts.first("fatal")
+    if failed or ((warning or fatal) and (not facts.completed or (warning and fatal))):
+        line = facts.line(*_FAILURES, "cuda", "other-warning", "p2p-broken", "fatal")
         return "NCCL failed by an error that no rule knows", whole, line
     return None
 

@@ -32,7 +32,7 @@ def slow_causes(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     yield from _collnet(facts)
     yield from _few_nics_of_efa(facts)
     yield from _without_gpu_direct(facts, run)
-    yield from _one_nic(facts)
+    yield from _one_nic(facts, run)
     yield from _crossed_rails(facts)
 
 
@@ -129,7 +129,7 @@ def _without_gpu_direct(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     yield _as_remark(finding) if all(map(_SPARK_DEVICE.match, run.hcas or ("",))) else finding
 
 
-def _one_nic(facts: LogFacts) -> Iterator[LogFinding]:
+def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     """Yield a host whose ranks use one of several devices, or of whose devices one is named."""
     local = facts.largest.local_ranks if facts.largest else None
     hosts: dict[str, list[NcclProcess]] = {}
@@ -143,8 +143,9 @@ def _one_nic(facts: LogFacts) -> Iterator[LogFinding]:
         if len(offered) > 1 and len(used) == 1 and set(used) <= offered:
             finding = causes.ONE_NIC.finding(line, *used.values(), detail=f": {len(offered)} are offered")
             carrying = sum(bool(each.direct or each.plain) for each in members)
-            yield finding if carrying > 1 else _as_remark(finding)
-            return
+            if carrying > 1 or run.gdr is False:
+                yield finding if carrying > 1 else _as_remark(finding)
+                return
         setting = next((each.settings["NCCL_IB_HCA"] for each in members if "NCCL_IB_HCA" in each.settings), None)
         names = setting.value.lstrip("=") if setting else ""
         if setting and len(offered) == 1 and (local or 0) >= _MIN_RANKS_OF_NICS and not re.search(r"[,^]", names):

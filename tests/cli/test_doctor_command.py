@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -52,6 +53,13 @@ def test_wrong_usage_and_logs_without_nccl_exit_with_2(
     assert done.code == 2
     assert done.stderr.startswith("error: ")
     assert done.stdout == ""
+
+
+def test_pipe_by_name_is_refused_before_it_blocks(command: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = command("doctor", "--log", "pipe")
+    assert done.code == 2
+    assert "`holmes doctor --log -`" in done.stderr
 
 
 def test_several_files_are_one_run_and_one_without_nccl_is_noted(command: Command, tmp_path: Path) -> None:

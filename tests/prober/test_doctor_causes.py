@@ -325,6 +325,15 @@ def test_dgx_spark_has_no_gpu_direct_to_miss() -> None:
     assert (found.cause, found.run.gdr) == (SOUND, False)
 
 
+@pytest.mark.parametrize(
+    "status", ["status=11 opcode=0 len=0 vendor err 137", "error 5, opcode 0, len 0, vendor err 249"]
+)
+def test_completion_that_no_rule_knows_is_never_sound(status: str) -> None:
+    found = diagnosed(IB, ON_IB, net("send", "IB/0/GDRDMA"), *two_hosts(), warn(f"{COMPLETION}{status} (Recv)"))
+    assert found.cause is None
+    assert "vendor err" in found.evidence[0].text
+
+
 def test_error_that_no_rule_knows_is_shown_without_a_verdict() -> None:
     found = diagnosed(IB, warn("Cuda failure 999 'unknown error'", "enqueue.cc:77"), FAILED)
     assert found.cause is None
