@@ -75,8 +75,8 @@ BOOTSTRAP_BLOCKED = CauseText(
 ENV_MISMATCH = CauseText(
     "env-mismatch",
     "A variable of NCCL is set on some ranks only, or to different values, and both sides must agree on it",
-    "Set it alike on all ranks, or nowhere: in the launcher's environment, not in a shell's profile; look in "
-    "/etc/nccl.conf and ~/.nccl.conf of each host too.",
+    "Set it to the same value on all ranks, or nowhere: in the launcher's environment, not in a shell's profile; look "
+    "in /etc/nccl.conf and ~/.nccl.conf of each host too.",
     f"{_NCCL}/misc/param.cc; NVIDIA/nccl issue 1328",
     "HOST-NCCL-CONF",
 )

@@ -12,7 +12,7 @@ from prober.nccl_logs.run_facts import RunFacts, evidence_of_network, run_facts
 from prober.nccl_logs.slow_causes import remarks, slow_causes
 
 SOUND = "none"
-_FAILURES = ("completion", "modify-qp", "register-failed", "connect-failed", "no-network")
+_FAILURES = ("completion", "modify-qp", "register-failed", "connect-failed", "no-network", "timeout")
 WHOLE_LOG = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH"
 
 

@@ -189,13 +189,14 @@ def differing_settings(facts: LogFacts) -> list[tuple[str, LoggedVariable, NcclP
 
 def _settings(facts: LogFacts) -> Iterator[LogFinding]:
     """Yield a variable that differs where an error or two networks show that it matters."""
-    sign = facts.first("truncated", "mixed-nics")
+    sign = facts.first("truncated", "mixed-nics", "timeout")
     apart = len(_networks(facts)) > 1
     if sign is None and not apart and not (facts.first("odd-family") and facts.first("bootstrap")):
         return
     networks = [line for process in facts.processes.values() for line in process.networks.values()] if apart else []
     for name, setting, _ in differing_settings(facts):
-        if sign or re.match(r"NCCL_(NET|NET_PLUGIN|IB_DISABLE|IB_HCA)$", name):
+        matters = r"NCCL_(NET|NET_PLUGIN|IB_DISABLE|IB_HCA)$" if apart else r"NCCL_(ALGO|PROTO|\w*BUFFSIZE)$"
+        if setting.value and (facts.first("truncated", "mixed-nics") or re.match(matters, name)):
             lines = (setting.evidence, sign.evidence if sign else None, *networks[:1])
             yield causes.ENV_MISMATCH.finding(*lines, detail=f": {name}={setting.value}", remedy=f"{name}: ")
             return

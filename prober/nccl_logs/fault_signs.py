@@ -46,6 +46,7 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("truncated", "Message truncated", _form(r"Message truncated : received")),
     ("truncated", "truncated : receiving", _form(r"message truncated : receiving")),
     ("truncated", "collective mismatch", _form(r"collective mismatch error")),
+    ("timeout", "Watchdog", _form(r"Watchdog caught collective operation timeout")),
     ("mixed-nics", "Net devices", _form(r"Rank (?P<rank>\d+) has (?P<count>\d+) local Net devices")),
     ("mixed-nics", "mixed local Net device", _form(r"Detected mixed local Net device counts")),
     # RDMA.

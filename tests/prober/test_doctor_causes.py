@@ -334,6 +334,14 @@ def test_completion_that_no_rule_knows_is_never_sound(status: str) -> None:
     assert "vendor err" in found.evidence[0].text
 
 
+def test_collective_that_timed_out_is_never_sound() -> None:
+    timeout = "[E] ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"
+    lines = (IB, ON_IB, net("send", "IB/0/GDRDMA"), *two_hosts(), timeout)
+    assert diagnosed(*lines).cause is None
+    ring = info("NCCL_ALGO set by environment to Ring")
+    assert diagnosed(*lines, ring, info("Using network IB", "n2", 11)).cause == "env-mismatch"
+
+
 def test_error_that_no_rule_knows_is_shown_without_a_verdict() -> None:
     found = diagnosed(IB, warn("Cuda failure 999 'unknown error'", "enqueue.cc:77"), FAILED)
     assert found.cause is None
