@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from holmes_cli.app import COMMANDS
 from tests.builders.local_runs import environment, write_inputs
 from tests.cli.test_help_texts import parameters
 
+LOG = Path(__file__).parents[1] / "data" / "nccl_logs" / "sound_infiniband.log"
 # In this order each finds what it needs; RUN is the run's folder.
 CALLS = (
     ("probe", "hosts.yaml", "--json", "-o", "inventory.json"),
@@ -21,6 +23,7 @@ CALLS = (
     ("sketch", "a: 2 x 8 H100, IB 8x400", "--json"),
     ("plan", "job.yaml", "--json"),
     ("plan", "job.yaml", "--json", "--what-if", "link:a-b=1Gb/s", "--compare", "plan.json", "--html", "plan.html"),
+    ("doctor", "--log", "nccl.log", "--json"),
     ("launch", "plan.json", "--dry-run", "--json"),
     ("launch", "plan.json", "--json"),
     ("ps", "--all", "--json"),
@@ -44,6 +47,7 @@ def documents(text: str) -> Iterator[object]:
 @pytest.mark.process
 def test_a_program_reads_all_that_json_prints(tmp_path: Path) -> None:
     write_inputs(tmp_path)
+    shutil.copy(LOG, tmp_path / "nccl.log")
     variables = {**environment(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "FORCE_COLOR": "1"}
     variables.pop("NO_COLOR", None)
     counts: dict[tuple[str, ...], int] = {}

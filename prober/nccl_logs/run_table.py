@@ -1,0 +1,64 @@
+"""Hosts and communicators of a run as rows of a table, from what the logs have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from prober.nccl_logs.log_facts import LogFacts, NcclProcess
+from prober.nccl_logs.run_facts import host_names, network_of
+
+
+class LoggedHost(NamedTuple):
+    """A host as its processes in the logs describe it. `gdr` is None where no channel to other hosts is seen."""
+
+    host: str
+    processes: int
+    versions: tuple[str, ...]
+    networks: tuple[str, ...]
+    hcas: tuple[str, ...]
+    interfaces: tuple[str, ...]
+    gdr: bool | None
+    devices_used: tuple[int, ...]
+
+
+class LoggedCommunicator(NamedTuple):
+    """A communicator: ranks, hosts as NCCL counts them, ranks in the logs, and whether it was made."""
+
+    ranks: int
+    nodes: int | None
+    ranks_in_logs: int
+    channels: int | None
+    completed: bool
+
+
+def host_rows(facts: LogFacts) -> tuple[LoggedHost, ...]:
+    """Return a row for each host; processes whose lines name no host are one row without a name."""
+    hosts: dict[str, list[NcclProcess]] = {}
+    for key, name in host_names(facts).items():
+        hosts.setdefault(name, []).append(facts.processes[key])
+    return tuple(_host_row(name, members) for name, members in sorted(hosts.items()) if name or len(hosts) == 1)
+
+
+def _host_row(name: str, members: list[NcclProcess]) -> LoggedHost:
+    direct = any(each.direct for each in members)
+    plain = any(each.plain for each in members)
+    interfaces = (name for each in members for name in (*each.interfaces, *each.out_of_band, *each.sockets))
+    return LoggedHost(
+        host=name,
+        processes=sum(bool(each.pid) for each in members),
+        versions=tuple(dict.fromkeys(each.version for each in members if each.version)),
+        networks=tuple(dict.fromkeys(network for each in members if (network := network_of(each)))),
+        hcas=tuple(dict.fromkeys(device.name for each in members for device in each.devices)),
+        interfaces=tuple(dict.fromkeys(interfaces)),
+        gdr=direct if direct or plain else None,
+        devices_used=tuple(sorted({device for each in members for _, device in (*each.direct, *each.plain)})),
+    )
+
+
+def communicator_rows(facts: LogFacts) -> tuple[LoggedCommunicator, ...]:
+    """Return a row for each communicator, the largest first."""
+    rows = (
+        LoggedCommunicator(each.num_ranks, each.num_nodes, len(each.ranks), each.channels, each.completed > 0)
+        for each in facts.communicators.values()
+    )
+    return tuple(sorted(rows, key=lambda row: (-row.ranks, -row.ranks_in_logs)))

@@ -1,0 +1,222 @@
+"""Causes that make a run slow: TCP where RDMA could be, GPUDirect off, NICs not used; and remarks on choices."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from prober.nccl_logs import cause_texts as causes
+from prober.nccl_logs.cause_texts import LogFinding
+from prober.nccl_logs.failure_causes import differing_settings
+from prober.nccl_logs.log_facts import LogFacts, NcclProcess
+from prober.nccl_logs.run_facts import RDMA, RunFacts, evidence_of_network, host_names, network_of
+
+_EC2_HOST = re.compile(r"ip-\d+-\d+-\d+-\d+")
+_SPARK_DEVICE = re.compile(r"roce(p1|P2p1)s0f\d$")  # of DGX Spark, whose GPU has no GPUDirect RDMA
+_SOFT_DEVICE = re.compile(r"(rxe|siw)")
+_MIN_CLOUD_INTERFACES = 4  # of plain TCP on one host: NICs of GPUs, for which clouds have plugins
+_MIN_RANKS_OF_NICS = 4
+# Source: AWS, "Maximize network bandwidth with multiple network cards".
+_EFA_NICS = {"p4d.24xlarge": 4, "p4de.24xlarge": 4, "p5.48xlarge": 32, "p5e.48xlarge": 32, "p5en.48xlarge": 16}
+_EFA_NICS |= {"p6-b200.48xlarge": 8, "p6-b300.48xlarge": 16}
+_CLOUD_PLUGINS = re.compile(r"(AWS|Libfabric|ofi|FasTrak|gIB|GPUDirectTCPX|FastSocket)", re.IGNORECASE)
+
+
+def slow_causes(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
+    """Yield what makes the run slow, the most costly first."""
+    if run.is_one_host:
+        return
+    yield from itertools.islice(_over_tcp(facts, run), 1)  # the others follow from the first
+    yield from _software(facts)
+    yield from _collnet(facts)
+    yield from _few_nics_of_efa(facts)
+    yield from _without_gpu_direct(facts, run)
+    yield from _one_nic(facts, run)
+    yield from _crossed_rails(facts)
+
+
+def _over_tcp(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
+    network = evidence_of_network(facts)
+    sockets = [process for process in facts.processes.values() if network_of(process) == "Socket"]
+    if run.network == "plugin:FastSocket":
+        yield causes.CLOUD_PLUGIN_MISSING.finding(facts.line("offers-FastSocket") or network)
+    ofi = facts.first("ofi-failed", "plugin-failed")
+    provider = facts.first("ofi-provider")
+    if provider and re.match(r"(tcp|sockets|udp)", provider.values["provider"]):
+        yield causes.EFA_PLUGIN_FAILED.finding(provider.evidence, network, detail=": libfabric offers TCP only")
+    others = ofi or facts.first("no-network")
+    if run.network != "Socket" and not sockets and (run.network in RDMA or not others):
+        return
+    if ofi and (run.network == "Socket" or sockets or not evidence_of_network(facts)):
+        gdr = facts.line("ofi-no-gdr")
+        remedy = "GPUDirect RDMA (GDR) is not offered by this libfabric: that comes first. " if gdr else ""
+        yield causes.EFA_PLUGIN_FAILED.finding(ofi.evidence, gdr, network, remedy=remedy)
+    if off := facts.setting("NCCL_IB_DISABLE", "1") or facts.setting("NCCL_NET", "Socket", "socket"):
+        yield causes.IB_DISABLED.finding(off.evidence, network)
+    if cloud := _cloud_sign(facts, sockets):
+        yield cloud
+    if verbs := facts.first("no-verbs"):
+        yield causes.NO_VERBS.finding(verbs.evidence, network)
+    if device := facts.first("no-device"):
+        named = facts.setting("NCCL_IB_HCA")
+        lines = (facts.line("device-unopened"), named.evidence if named else None, network)
+        yield causes.NO_DEVICE.finding(device.evidence, *lines)
+
+
+def _cloud_sign(facts: LogFacts, sockets: list[NcclProcess]) -> LogFinding | None:
+    """Return the finding if a cloud's plugin was named and not loaded, or the host shows that it has one."""
+    missing = facts.line("no-plugin")
+    if unusable := facts.line("plugin-unusable"):
+        return causes.CLOUD_PLUGIN_MISSING.finding(unusable, detail="; this one is too old for this NCCL")
+    if facts.first("plugin-loaded", "ofi-version"):
+        return None
+    network = facts.first("no-network")
+    named = facts.line("plugin-named", "cloud-path")
+    asked = next((each.settings["NCCL_NET_PLUGIN"] for each in sockets if "NCCL_NET_PLUGIN" in each.settings), None)
+    if network and _CLOUD_PLUGINS.search(network.values["network"]):
+        return causes.CLOUD_PLUGIN_MISSING.finding(network.evidence, missing)
+    if missing and (named or (asked and asked.value != "none")):
+        return causes.CLOUD_PLUGIN_MISSING.finding(named or (asked.evidence if asked else None), missing)
+    many = next((process for process in sockets if len(process.sockets) >= _MIN_CLOUD_INTERFACES), None)
+    if many and not any(name.startswith("ib") for name in many.sockets):
+        return causes.CLOUD_PLUGIN_MISSING.finding(facts.signs["offers-Socket"][0].evidence)
+    if missing and any(_EC2_HOST.match(process.host) for process in facts.processes.values()):
+        return causes.CLOUD_PLUGIN_MISSING.finding(missing, detail=" (hosts named like EC2's)")
+    return None
+
+
+def _software(facts: LogFacts) -> Iterator[LogFinding]:
+    for process in facts.processes.values():
+        if process.devices and all(_SOFT_DEVICE.match(device.name) for device in process.devices):
+            yield causes.SOFT_RDMA.finding(process.devices_line)
+            return
+
+
+def _collnet(facts: LogFacts) -> Iterator[LogFinding]:
+    asked = facts.setting("NCCL_COLLNET_ENABLE", "1")
+    missing = facts.line("no-collnet-plugin") if asked and not facts.first("no-collnet") else None
+    if "sharp" in facts.signs or missing:
+        yield causes.SHARP_UNAVAILABLE.finding(*(each.evidence for each in facts.signs.get("sharp", ())), missing)
+
+
+def _few_nics_of_efa(facts: LogFacts) -> Iterator[LogFinding]:
+    platform, provider = facts.first("ofi-platform"), facts.first("ofi-provider")
+    if platform and provider and provider.values["provider"].startswith("efa"):
+        expected, count = _EFA_NICS.get(platform.values["platform"], 0), int(provider.values["count"][:6])
+        if count < expected:
+            yield causes.ONE_NIC.finding(
+                provider.evidence, platform.evidence, detail=f": {count} of {expected} of {platform.values['platform']}"
+            )
+
+
+def _without_gpu_direct(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
+    if run.gdr is not False or (run.network not in RDMA and not facts.first("ofi-no-gdr")):
+        return
+    platform = facts.first("ofi-platform")
+    if platform and platform.values["platform"] not in _EFA_NICS:
+        return  # EFA without GPUDirect: the machine type has none
+    names = host_names(facts)
+    plain = [each for key, each in facts.processes.items() if names[key] in run.plain_hosts]
+    lines = [line for process in plain for line in process.plain.values()]
+    setting = facts.setting("NCCL_NET_GDR_LEVEL", "LOC", "0") or facts.setting("NCCL_NET_GDR_DISABLE", "1")
+    line = lines[0] if lines else facts.line("ofi-no-gdr") or evidence_of_network(facts)
+    hosts = f": on {', '.join(run.plain_hosts[:8])}, while others do" if run.plain_hosts and run.direct_hosts else ""
+    remedy = "Unset the variable that switches it off (NCCL_NET_GDR_LEVEL, NCCL_NET_GDR_DISABLE). " if setting else ""
+    if far := facts.line("far-nic"):
+        remedy += "NCCL takes GPU and NIC for too far apart: NCCL_NET_GDR_LEVEL=SYS tries it. "
+    finding = causes.GDR_OFF.finding(setting.evidence if setting else None, line, far, detail=hosts, remedy=remedy)
+    yield _as_remark(finding) if all(map(_SPARK_DEVICE.match, run.hcas or ("",))) else finding
+
+
+def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
+    """Yield a host whose ranks use one of several devices, or of whose devices one is named."""
+    local = facts.largest.local_ranks if facts.largest else None
+    hosts: dict[str, list[NcclProcess]] = {}
+    for process in facts.processes.values():
+        hosts.setdefault(process.host, []).append(process)
+    for members in hosts.values():
+        offered = {device.device for process in members for device in process.devices}
+        channels = [channel for each in members for channel in (*each.direct.items(), *each.plain.items())]
+        used = {device: line for (_, device), line in channels}
+        line = next((each.devices_line for each in members if each.devices_line), None)
+        if len(offered) > 1 and len(used) == 1 and set(used) <= offered:
+            finding = causes.ONE_NIC.finding(line, *used.values(), detail=f": {len(offered)} are offered")
+            carrying = sum(bool(each.direct or each.plain) for each in members)
+            if carrying > 1 or run.gdr is False:
+                yield finding if carrying > 1 else _as_remark(finding)
+                return
+        setting = next((each.settings["NCCL_IB_HCA"] for each in members if "NCCL_IB_HCA" in each.settings), None)
+        names = setting.value.lstrip("=") if setting else ""
+        if setting and len(offered) == 1 and (local or 0) >= _MIN_RANKS_OF_NICS and not re.search(r"[,^]", names):
+            yield causes.ONE_NIC.finding(setting.evidence, line, detail=f": {local} ranks of a host share {names}")
+            return
+
+
+def _as_remark(finding: LogFinding) -> LogFinding:
+    """Return the finding as one that is no verdict: a rank alone on its host uses the NIC nearest to its GPU."""
+    return LogFinding(finding.cause, finding.says, finding.remedy, finding.evidence, is_remark=True)
+
+
+def _crossed_rails(facts: LogFacts) -> Iterator[LogFinding]:
+    """Yield that most channels leave a host by another NIC than the one by which they enter one."""
+    both = [ends for ends in facts.pairs.values() if ends.sent_by is not None and ends.received_by is not None]
+    apart = [ends for ends in both if ends.sent_by != ends.received_by]
+    setting = facts.setting("NCCL_CROSS_NIC")
+    wanted = setting is not None and setting.value == "1"
+    sides: dict[tuple[str, int], tuple[set[int], set[int]]] = {}
+    for (channel, _, _), ends in facts.pairs.items():
+        if ends.sent_by is not None:
+            sides.setdefault((ends.sender_host, channel), (set(), set()))[0].add(ends.sent_by)
+        if ends.received_by is not None:
+            sides.setdefault((ends.receiver_host, channel), (set(), set()))[1].add(ends.received_by)
+    whole = [(sent, received) for sent, received in sides.values() if sent and received]
+    unequal = sum(sent != received for sent, received in whole)
+    proven = len(apart) > 1 and len(apart) * 2 >= len(both)
+    if proven or (wanted and unequal > 1 and unequal * 2 >= len(whole)):
+        counted = (
+            f"{len(apart)} of {len(both)} connections" if proven else f"{unequal} of {len(whole)} channels of a host"
+        )
+        detail = f": {counted}"
+        finding = causes.RAILS_CROSSED.finding(setting.evidence if setting else None, facts.pair_line, detail=detail)
+        yield finding if wanted else _as_remark(finding)  # NCCL crosses by itself where it takes NICs for one switch's
+
+
+def remarks(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
+    """Yield choices that may be intended."""
+    yield from _inside_the_host(facts)
+    largest = facts.largest
+    if largest and largest.channels == 1 and not run.is_one_host:
+        yield causes.FEW_CHANNELS.finding(largest.channels_line)
+    ofi = facts.line("ofi-failed", "plugin-failed")
+    if ofi and run.network in ("IB", "RoCE"):
+        yield causes.STALE_PLUGIN.finding(ofi)
+    if nvls := facts.setting("NCCL_NVLS_ENABLE", "0"):
+        yield causes.NVLS_BY_ENV.finding(nvls.evidence)
+    platform = facts.first("ofi-platform")
+    if platform and platform.values["platform"] in _EFA_NICS and largest and largest.local_ranks == 1:
+        yield causes.PODS_SPLIT.finding(platform.evidence)
+    if closed := facts.line("peer-closed"):
+        yield causes.PEER_EXITED.finding(closed)
+    disabled = facts.setting("NCCL_IB_DISABLE", "1")
+    modules = {module for each in facts.processes.values() for module in each.networks}
+    if disabled and modules - {"IB", "Socket"}:
+        yield causes.PLUGIN_IGNORES_ENV.finding(disabled.evidence)
+    for name, setting, _ in differing_settings(facts)[:1]:
+        finding = causes.ENV_MISMATCH.finding(setting.evidence, detail=f": {name}={setting.value}", remedy=f"{name}: ")
+        yield _as_remark(finding)
+
+
+def _inside_the_host(facts: LogFacts) -> Iterator[LogFinding]:
+    processes = facts.processes.values()
+    off = facts.setting("NCCL_P2P_DISABLE", "1") or facts.setting("NCCL_P2P_LEVEL", "LOC", "0")
+    only_shm = not any("P2P" in process.inside for process in processes)
+    lines = [process.inside["SHM"] for process in processes if "SHM" in process.inside and only_shm]
+    if off or lines or facts.first("p2p-broken"):
+        yield causes.P2P_OFF.finding(off.evidence if off else None, facts.line("p2p-broken"), *lines)
+    gpus: dict[str, bool] = {}
+    for process in processes:
+        for (gpu, _), enabled in process.gdr_of_pairs.items():
+            gpus[gpu] = gpus.get(gpu, False) or enabled
+    if far := sorted(gpu for gpu, near in gpus.items() if not near):
+        yield causes.FAR_NIC.finding(facts.line("far-nic"), detail=f": GPU {', '.join(far[:8])}")

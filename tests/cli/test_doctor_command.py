@@ -1,0 +1,103 @@
+"""`holmes doctor --log`: exit codes, standard input, the record, hostile text, and the page that shows it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import doc_session
+from tests.builders.nccl_logs import info, warn
+from tests.cli.conftest import Command
+
+LOGS = Path(__file__).parents[1] / "data" / "nccl_logs"
+RECORD = {
+    "network",
+    "interfaces",
+    "hcas",
+    "gdr",
+    "nranks",
+    "nnodes",
+    "nccl_version",
+    "cause",
+    "also",
+    "remedy",
+    "evidence",
+}
+
+
+def test_sound_log_exits_with_0_and_a_cause_with_1(command: Command) -> None:
+    assert command("doctor", "--log", str(LOGS / "sound_infiniband.log")).code == 0
+    assert command("doctor", "--log", str(LOGS / "bootstrap_lo.log")).code == 1
+
+
+def test_no_verdict_exits_with_1_and_says_what_would_allow_one(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "short.log").write_text(info("cudaDriverVersion 12080"), encoding="utf-8")
+    done = command("doctor", "--log", "short.log")
+    assert done.code == 1
+    assert "NCCL_DEBUG=INFO" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--log",), ("a.log",), ("--log", "missing.log"), ("--log", "."), ("--log", "a.log")]
+)
+def test_wrong_usage_and_logs_without_nccl_exit_with_2(
+    command: Command, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "a.log").write_text("step 1 loss 2.5\n", encoding="utf-8")
+    done = command("doctor", *words)
+    assert done.code == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stdout == ""
+
+
+def test_pipe_by_name_is_refused_before_it_blocks(command: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = command("doctor", "--log", "pipe")
+    assert done.code == 2
+    assert "`holmes doctor --log -`" in done.stderr
+
+
+def test_several_files_are_one_run_and_one_without_nccl_is_noted(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty.log").write_text("", encoding="utf-8")
+    done = command("doctor", "--log", "empty.log", str(LOGS / "sound_infiniband.log"), "--json")
+    record = json.loads(done.stdout)
+    assert set(record) >= RECORD
+    assert (record["cause"], record["nranks"], record["nnodes"], record["network"]) == ("none", 8, 2, "IB")
+    assert [note.partition(":")[0] for note in record["notes"]] == ["empty.log"]
+
+
+def test_dash_reads_standard_input(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.TextIOWrapper(io.BytesIO((LOGS / "bootstrap_docker0.log").read_bytes()))
+    monkeypatch.setattr(sys, "stdin", log)
+    record = json.loads(command("doctor", "--log", "-", "--json").stdout)
+    assert record["cause"] == "wrong-interface"
+    assert record["evidence"][0]["file"] == "standard input"
+
+
+def test_escapes_of_a_log_never_reach_the_terminal(command: Command, tmp_path: Path) -> None:
+    name = "n\x1b[31m.log"
+    line = warn("Mismatched NCCL version detected \x1b]0;title\x07 \u202e rank 1 version 22105 rank 0 version 22005")
+    (tmp_path / name).write_text(line, encoding="utf-8")
+    done = command("doctor", "--log", name)
+    assert done.code == 1
+    assert not {"\x1b", "\x07", "\u202e"} & set(done.stdout)
+
+
+def test_lines_read_in_part_are_noted(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "long.log").write_text(info("Using network IB") + "x" * 1_000_000, encoding="utf-8")
+    assert "1 line" in command("doctor", "--log", "long.log").stdout
+
+
+@pytest.mark.process
+def test_commands_of_the_doctor_page_show_true_output(tmp_path: Path) -> None:
+    doc_session.prepare(doc_session.DOCTOR, tmp_path)
+    commands = doc_session.sessions(doc_session.DOCTOR.read_text(encoding="utf-8"))
+    assert len(commands) == 3
+    for command, shown in commands:
+        done = doc_session.run(command, tmp_path, columns=100)
+        assert (done.stderr, done.stdout) == ("", shown)
