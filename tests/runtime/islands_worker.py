@@ -241,7 +241,8 @@ class Worker:
         store, done = self.store(), self.folder / f"{name} is killed"
         outer["inner_steps"] = FEW
         first = self.start(f"{name} 0", store, self.config(REPLICAS, outer), lambda: call_at(FEW + 5, done.exists))
-        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1))
+        gates = {FEW + 1: until(done.exists)}  # else it may call island 0 to the next exchange before it is killed
+        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1), lambda: open_gates(gates))
         lost = self.lose(second, FEW, done)
         again = self.start(f"{name} 1 again", store, self.config(ALONE, outer, 1))
         self.note(name, first, again)
