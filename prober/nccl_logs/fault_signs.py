@@ -87,7 +87,11 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("device-unopened", "NET/IB : Unable", _form(r"NET/IB : Unable to (?:open|query) (?:device|port\w*) (?P<hca>\S+)")),
     ("no-network", "network", _form(r"Error: network (?P<network>.+?) not found")),
     ("no-plugin", "Plugin", _form(r"NET/Plugin ?: .*(?:Could not find|No plugin found|Plugin load)")),
-    ("plugin-named", "name set by env", _form(r"NET/Plugin ?: Plugin name set by env to (?P<plugin>\S+)")),
+    (
+        "plugin-named",
+        "name set by env",
+        _form(r"Plugin name set by env to (?!libnccl-net-none)(?P<plugin>\S+)"),
+    ),
     ("plugin-unusable", "Plugin", _form(r"NET/Plugin ?: Failed to find ncclNetPlugin symbol \(>=")),
     ("plugin-unusable", "is unsupported", _form(r"External network plugin \S+ is unsupported")),
     ("cloud-path", "/", _form(r"/opt/amazon/|/opt/aws-ofi-nccl|/usr/local/gib|tcpxo?\b|a3\w*_tuner")),
@@ -134,7 +138,8 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
 )
 
 _HARMLESS = re.compile(
-    r"ras/|bind failed: Address already in use|gdrcopy|gdrdrv|libgdrapi|GID table change|client reregistration|P_Key"
+    r"ras/|bind failed: Address already in use|gdrcopy|gdrdrv|libgdrapi"
+    r"|port active|SM change|LID change|GID table change|client reregistration|P_Key"
     r"|NUMA auto balancing|iommu=pt|LD_LIBRARY_PATH|Could not find real path|ibv_set_ece|Accept failed"
     r"|Failed to execute operation|Socket recv failed while polling|Error encountered progressing|Proxy Call to rank"
     r"|Could not receive type from localRank|Mismatched response size|comm \S+ has already been destroyed"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO, NamedTuple
 
 MAX_LINE_BYTES = 8_192
-MAX_MESSAGE = 2_048  # characters of a message that are read
+MAX_MESSAGE = 1_024  # characters of a message that are read
 MAX_SHOWN = 300  # characters of a line kept as evidence
 MAX_MESSAGES = 1_000_000  # of a log; of more, warnings alone are read, as many again
 _MAX_MESSAGES_OF_LINE = 8

@@ -32,11 +32,12 @@ class RunFacts:
     hosts: tuple[str, ...]
     direct_hosts: tuple[str, ...]
     plain_hosts: tuple[str, ...]
+    leaves_hosts: bool  # by a channel over a network, or a communicator of several hosts
 
     @property
     def is_one_host(self) -> bool:
-        """True if the log says that all ranks are on one host."""
-        return self.num_nodes == 1
+        """True if the log says that all ranks of all communicators are on one host."""
+        return self.num_nodes == 1 and not self.leaves_hosts
 
 
 def run_facts(facts: LogFacts) -> RunFacts:
@@ -58,6 +59,7 @@ def run_facts(facts: LogFacts) -> RunFacts:
         hosts=tuple(sorted({name for name in names.values() if name})),
         direct_hosts=tuple(sorted(direct)),
         plain_hosts=tuple(sorted(plain)),
+        leaves_hosts=bool(direct or plain) or any((each.num_nodes or 1) > 1 for each in facts.communicators.values()),
     )
 
 

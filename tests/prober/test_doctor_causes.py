@@ -405,3 +405,35 @@ def test_blanked_pid_and_missing_prefix_are_read() -> None:
 @pytest.mark.parametrize(("code", "version"), [(22705, "2.27.5"), (21403, "2.14.3"), (2708, "2.7.8")])
 def test_code_of_a_version_is_decoded(code: int, version: str) -> None:
     assert version_of_code(code) == version
+
+
+def test_a_larger_communicator_inside_a_host_does_not_hide_a_slow_one_between_hosts() -> None:
+    inside = [
+        info("comm 0x6 rank 0 nRanks 8 nNodes 1 localRanks 8 localRank 0 MNNVL 0"),
+        info("ncclCommInitRank comm 0x6 rank 0 nranks 8 cudaDev 0 nvmlDev 0 busId 1000 commId 0x8 - Init COMPLETE"),
+    ]
+    none = info("NET/IB : No device found.")
+
+    found = diagnosed(none, ON_TCP, *two_hosts(), net("send", "Socket/0"), *inside)
+
+    assert found.cause == "tcp-no-ib-device"
+
+
+def test_a_plugin_that_is_switched_off_is_not_missed() -> None:
+    found = diagnosed(
+        info("NET/Plugin: Plugin name set by env to libnccl-net-none.so"),
+        info("NET/Plugin: No plugin found (libnccl-net-none.so)"),
+        info("NET/IB : No device found."),
+        ON_TCP,
+        *two_hosts(),
+    )
+
+    assert found.cause == "tcp-no-ib-device"
+
+
+@pytest.mark.parametrize("event", ["port active", "SM change", "LID change"])
+def test_an_event_of_a_port_that_works_is_no_failure(event: str) -> None:
+    gpu_direct = net("send", "IB/0/GDRDMA")
+    found = diagnosed(IB, ON_IB, *two_hosts(), gpu_direct, warn(f"NET/IB : mlx5_0:1 Got async error event: {event}"))
+
+    assert found.cause == SOUND
