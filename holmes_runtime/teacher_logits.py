@@ -10,24 +10,24 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from holmes_runtime.checkpoint.tensor_piece import TensorPiece
+from holmes_runtime.checkpoint.tensor_piece import whole_piece
 from holmes_runtime.config.model_shape import LOSS_CHUNK_BYTES, ModelShape, stage_parameters
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import VALUE_BYTES, Precision
-from holmes_runtime.data.tokens import TokenPart, Tokens
+from holmes_runtime.data.tokens import TORCH_TYPES, TokenPart, Tokens
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.node.checkpoint_files.memory_files import available_bytes
 from holmes_runtime.node.data_files.stored_bytes import FileBytes, digest_of
-from holmes_runtime.node.data_files.teacher_file import TeacherFile, TeacherFileWriter, teacher_path
+from holmes_runtime.node.data_files.teacher_file import TeacherFile, teacher_path, written_teacher
 from holmes_runtime.node.data_files.token_file import DocumentStarts, TokenFile, read_index
 from holmes_runtime.node.published_files.architectures import read_shape
 from holmes_runtime.node.published_files.check_published import check_published
-from holmes_runtime.parallel.batch import Batch, as_read
+from holmes_runtime.parallel.batch import as_read, most_documents
 from holmes_runtime.published.first_weights import load_first_weights
 
 MAX_BATCH_TOKENS = 8192  # of the sequences that are computed at a time: enough to fill a GPU
@@ -89,7 +89,7 @@ def write_teacher_logits(
     room = sizes.room_bytes(device) if weight_bytes is None else weight_bytes
     teacher = _Teacher(folder, shape, value_type, device, sizes.parts(room))
     try:
-        with torch.no_grad(), TeacherFileWriter(file) as writer:
+        with torch.no_grad(), written_teacher(file) as writer:
             _write(writer, file, teacher, sizes, tokens, progress)
     except torch.OutOfMemoryError:
         largest = f"{shape.num_layers} layers in {len(teacher.stages)} parts and {sizes.sequences} sequences at a time"
@@ -186,16 +186,14 @@ class _Teacher:
 
     def _load(self, stage: Stage) -> DecoderStage:
         module = DecoderStage(self.shape, stage, 0, value_type=self.value_type, device=self.device, draws=False)
-        pieces = {
-            name: TensorPiece(parameter.detach().flatten(), module.parts[name], 0, parameter.numel())
-            for name, parameter in module.named_parameters()
-        }
+        named = module.named_parameters()
+        pieces = {name: whole_piece(parameter, module.parts[name]) for name, parameter in named}
         load_first_weights(self.folder, self.shape, pieces)
         return module
 
 
 def _write(
-    writer: TeacherFileWriter,
+    writer: BinaryIO,
     file: TeacherFile,
     teacher: _Teacher,
     sizes: _Sizes,
@@ -212,21 +210,20 @@ def _write(
         states: dict[range, Tensor] = {}  # hidden states of batches between two stages, in host memory
         for stage in teacher.stages:
             for batch in batches:
-                inputs, more = _inputs(tokens, batch, file, teacher.shape.vocab_size)
-                output = teacher.forward(stage, states.pop(batch, inputs), more)
+                is_first = stage is teacher.stages[0]
+                inputs = _read(tokens, batch, file, teacher.shape.vocab_size) if is_first else states.pop(batch)
+                output = teacher.forward(stage, inputs, _more_inputs(tokens, batch, file))
                 if stage is not teacher.stages[-1]:
                     states[batch] = output.cpu()
                 else:
                     for rows in _rows(output.flatten(0, 1), file, batch):
-                        writer.add(rows)
+                        writer.write(rows)
                 done += len(batch)
                 progress(done, of_all * len(teacher.stages))
 
 
-def _inputs(
-    tokens: Tokens, batch: range, file: TeacherFile, vocab_size: int
-) -> tuple[Tensor, tuple[Tensor, int] | tuple[()]]:
-    """Return the tokens of the sequences `batch` as a model reads them, and the further arguments of its stages."""
+def _read(tokens: Tokens, batch: range, file: TeacherFile, vocab_size: int) -> Tensor:
+    """Return the tokens of the sequences `batch` as a model reads them. Raise ValueError for one that it lacks."""
     length = file.seq_length
     read = torch.stack([as_read(tokens.read(number * length, (number + 1) * length)) for number in batch])
     outside = ((read < 0) | (read >= vocab_size)).nonzero()
@@ -237,17 +234,21 @@ def _inputs(
             f"{name} has token {read[row, column]} at offset {offset} in tokens, and the teacher has {vocab_size}: a "
             "teacher reads the same tokens as the model that it teaches"
         )
+    return read
+
+
+def _more_inputs(tokens: Tokens, batch: range, file: TeacherFile) -> tuple[Tensor, int] | tuple[()]:
+    """Return the further arguments of a stage for the sequences `batch`: positions, and the most documents."""
     if tokens.packed_length is None:
-        return read, ()
+        return ()
+    length = file.seq_length
     positions = torch.stack([tokens.positions(number * length, (number + 1) * length) for number in batch])
-    most_documents = int((positions == 0).sum(1).max())
-    return read, Batch(read, positions, most_documents=most_documents).more_inputs(1)[0]
+    return positions, most_documents(positions) * len(batch)
 
 
 def _rows(logits: Tensor, file: TeacherFile, batch: range) -> Iterator[bytes]:
     """Yield the rows of logits (tokens, vocabulary), a few tokens at a time. Raise ValueError if one is no number."""
     chunk = max(1, LOSS_CHUNK_BYTES // (4 * logits.shape[1]))
-    token_type = torch.uint16 if file.token_bytes == 2 else torch.int32
     for part in torch.split(logits, chunk):
         logarithms, likeliest = part.float().log_softmax(1).topk(file.top, 1)
         if not logarithms.isfinite().all():
@@ -256,5 +257,6 @@ def _rows(logits: Tensor, file: TeacherFile, batch: range) -> Iterator[bytes]:
                 "damaged, or need another precision"
             )
         rounded = logarithms.clamp(min=MIN_LOGARITHM).half().cpu().view(torch.uint8)
-        rows = torch.cat([likeliest.to(torch.int32).cpu().to(token_type).view(torch.uint8), rounded], 1)
+        tokens = likeliest.to(torch.int32).cpu().to(TORCH_TYPES[file.token_type]).view(torch.uint8)
+        rows = torch.cat([tokens, rounded], 1)
         yield ctypes.string_at(rows.data_ptr(), rows.nbytes)

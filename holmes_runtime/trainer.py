@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holmes_runtime.checkpoint.tensor_piece import TensorPiece, weights_of
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece, weights_of, whole_piece
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.comm.stopwatch import Stopwatch
@@ -30,7 +30,7 @@ from holmes_runtime.model.context_parallel import ContextParallel
 from holmes_runtime.model.expert_parallel import ExpertParallel
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.node.checkpoint_files.description import Counters, OuterCounters, Validated, validated_after
-from holmes_runtime.parallel.batch import Batch
+from holmes_runtime.parallel.batch import Batch, most_documents
 from holmes_runtime.parallel.loss_scale import LossScale
 from holmes_runtime.parallel.not_finite import first_makers, in_words, last_makers
 from holmes_runtime.parallel.pipeline import Pipeline
@@ -280,7 +280,7 @@ class Trainer:
         if self.config.lora is None:
             return weights_of(self.zero1.shards())
         return {
-            name: TensorPiece(parameter.detach().flatten(), stage.parts[name], 0, parameter.numel())
+            name: whole_piece(parameter, stage.parts[name])
             for stage in self._stages
             for name, parameter in stage.module.named_parameters()
             if not parameter.requires_grad
@@ -306,7 +306,7 @@ class Trainer:
             samples.batch(step, numbers) if self.pipeline.is_first or self.pipeline.is_last else None,
             positions,
             samples.target_weight(step) if self.pipeline.is_last and self.config.emulation is None else 1.0,
-            0 if positions is None else int((positions == 0).sum(1).max()),
+            0 if positions is None else most_documents(positions),
             samples.soft_targets(step, numbers) if needs_teacher else None,
         )
 

@@ -89,6 +89,11 @@ class TensorPiece:
         return next(values for chunk, values in self.chunks() if chunk.offsets == offsets)
 
 
+def whole_piece(parameter: Tensor, part: TensorPart) -> TensorPiece:
+    """Return all of a parameter, which is `part` of a tensor."""
+    return TensorPiece(parameter.detach().flatten(), part, 0, parameter.numel())
+
+
 def weights_of(shards: Iterable[Shard]) -> dict[str, TensorPiece]:
     """Return the pieces of weights that `shards` are, by name."""
     return {shard.name: TensorPiece(shard.master, shard.part, shard.start, shard.stop) for shard in shards}

@@ -118,5 +118,5 @@ def _tokenized(path: Path, data: DataSettings, bad_lines: BadLines) -> TokenPart
 def _token_part(name: Path, index: TokenFile, data: DataSettings) -> TokenPart:
     documents = DocumentStarts(index) if data.documents == "separate" else ()
     stored = FileBytes(index.path)
-    teacher = None if data.teacher is None else TeacherRows(read_teacher(index))
+    teacher = None if data.teacher is None else TeacherRows(read_teacher(index.path))
     return TokenPart(str(name), stored, index.token_type, documents, index.largest_token, index.packed_length, teacher)

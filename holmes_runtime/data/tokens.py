@@ -54,10 +54,10 @@ class TokenPart:
         assert self.teacher is not None, self.name
         file = self.teacher.file
         rows = torch.frombuffer(self.teacher.read(start, stop), dtype=torch.uint8).view(stop - start, file.row_bytes)
-        tokens, logarithms = torch.split(rows, [file.row_bytes - 2 * file.top, 2 * file.top], 1)
-        token_type = torch.uint16 if file.token_bytes == 2 else torch.int32
+        tokens, logarithms = rows.tensor_split([file.tokens_bytes], 1)
         return SoftTargets(
-            tokens.contiguous().view(token_type).to(torch.int32), logarithms.contiguous().view(torch.float16).float()
+            tokens.contiguous().view(TORCH_TYPES[file.token_type]).to(torch.int32),
+            logarithms.contiguous().view(torch.float16).float(),
         )
 
     def documents_in(self, start: int, stop: int) -> Iterator[int]:

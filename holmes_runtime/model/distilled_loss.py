@@ -90,7 +90,9 @@ class _ChunkedDistillation(torch.autograd.Function):
         ctx.settings, ctx.overwrites = settings, overwrites
         entropy = -torch.special.xlogy(teacher, teacher).sum(1)
         divergence = sums[1] - parts[1] - entropy
-        return _mixed(sums[0] - parts[0], divergence, settings).where(predicted, 0.0).mean()
+        mixed = (1 - settings.weight) * (sums[0] - parts[0])
+        mixed += settings.weight * settings.temperature**2 * divergence
+        return mixed.where(predicted, 0.0).mean()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -110,8 +112,3 @@ class _ChunkedDistillation(torch.autograd.Function):
                 gradient.scatter_add_(1, own[:, part], -hits[:, part])
             to.copy_(gradient.mul_(scale.unsqueeze(1)))
         return result, *[None] * 7
-
-
-def _mixed(cross_entropy: Tensor, divergence: Tensor, settings: TeacherSettings) -> Tensor:
-    """Return both losses of each target as one."""
-    return (1 - settings.weight) * cross_entropy + settings.weight * settings.temperature**2 * divergence

@@ -55,6 +55,11 @@ class Batch(NamedTuple):
         return [SoftTargets(*values) for values in zip(*parts, strict=True)]
 
 
+def most_documents(positions: Tensor) -> int:
+    """Return the most documents of any sample, by the position of each token in its own (samples, seq_length)."""
+    return int((positions == 0).sum(1).max())
+
+
 def as_read(tokens: Tensor) -> Tensor:
     """Return `tokens` as a model reads them: where one is only read, and not predicted, its complement stands in it."""
     return torch.where(tokens < 0, ~tokens, tokens)

@@ -6,7 +6,6 @@ import ctypes
 import json
 import math
 import mmap
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from holmes_runtime.config.bounded_file import open_bounded
+from holmes_runtime.node.data_files.whole_file import whole_file
 from holmes_runtime.node.published_files.safetensors_header import LENGTH_BYTES, TYPE_BYTES, StoredTensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -51,20 +51,13 @@ class TensorFolder:
 
 def write_tensors(path: Path, type_name: str, shapes: Mapping[str, tuple[int, ...]], values: Iterator[Tensor]) -> None:
     """Write `values`, one tensor after the other, of these shapes; the file appears when it is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(_header(shapes, type_name))
-            for shape, value in zip(shapes.values(), values, strict=True):
-                tensor = value.to(DTYPES[type_name]).contiguous()
-                assert tuple(tensor.shape) == shape
-                if tensor.numel():
-                    file.write((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        file.write(_header(shapes, type_name))
+        for shape, value in zip(shapes.values(), values, strict=True):
+            tensor = value.to(DTYPES[type_name]).contiguous()
+            assert tuple(tensor.shape) == shape
+            if tensor.numel():
+                file.write((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]], type_name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A published model's logits beside a token file, and a run that learns from them, against the transformers library."""
+"""The file of a teacher's logits, and a run that learns from them, against the transformers library."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def log_probabilities(teacher: Path, tokens: list[int]) -> Tensor:
 
 def soft_targets(path: Path, start: int, stop: int) -> tuple[Tensor, Tensor]:
     index = read_index(path)
-    part = TokenPart(str(path), FileBytes(path), index.token_type, teacher=TeacherRows(read_teacher(index)))
+    part = TokenPart(str(path), FileBytes(path), index.token_type, teacher=TeacherRows(read_teacher(path)))
     return part.soft_targets(start, stop)
 
 

@@ -9,7 +9,7 @@ from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.documents import has_documents, read_documents
 from holmes_runtime.node.data_files.file_kind import check_text
 from holmes_runtime.node.data_files.home_folder import read_run_config
-from holmes_runtime.node.data_files.teacher_file import read_teacher
+from holmes_runtime.node.data_files.teacher_file import check_teacher
 from holmes_runtime.node.data_files.text import source_files
 from holmes_runtime.node.data_files.token_file import TokenFile, read_index
 
@@ -62,7 +62,7 @@ def check_source(
             _check_packing(tokens, len(files), data, seq_length)
             if data.teacher is not None:
                 _check_teaching(tokens, len(files), data)
-                read_teacher(tokens, seq_length, vocab_size)
+                check_teacher(tokens, seq_length, vocab_size)
         elif data.teacher is not None:
             raise ValueError(
                 f"{file} is text, and a teacher's logits are for tokens: run `holmes data {file} -o TOKENS.bin`, then "

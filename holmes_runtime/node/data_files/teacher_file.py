@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import BinaryIO
 
 from holmes_runtime.node.data_files.stored_bytes import FileBytes, digest_of
-from holmes_runtime.node.data_files.token_file import TokenFile
+from holmes_runtime.node.data_files.token_file import TYPE_BYTES, TokenFile
+from holmes_runtime.node.data_files.whole_file import whole_file
 
 SUFFIX = ".teacher"
 MAGIC = b"HOLMESTE"
@@ -38,14 +41,19 @@ class TeacherFile:
     digest: bytes
 
     @property
-    def token_bytes(self) -> int:
-        """The bytes of a token in a row."""
-        return 2 if self.vocab_size <= SMALL_VOCABULARY else 4
+    def token_type(self) -> str:
+        """The type of a token in a row."""
+        return "uint16" if self.vocab_size <= SMALL_VOCABULARY else "int32"
+
+    @property
+    def tokens_bytes(self) -> int:
+        """The bytes of the tokens of one target, which its row begins with."""
+        return self.top * TYPE_BYTES[self.token_type]
 
     @property
     def row_bytes(self) -> int:
         """The bytes of the entries of one target."""
-        return self.top * (self.token_bytes + LOG_PROBABILITY_BYTES)
+        return self.tokens_bytes + self.top * LOG_PROBABILITY_BYTES
 
     @property
     def size_bytes(self) -> int:
@@ -63,17 +71,16 @@ def teacher_path(tokens: Path) -> Path:
     return tokens.with_suffix(SUFFIX)
 
 
-def read_teacher(tokens: TokenFile, seq_length: int | None = None, vocab_size: int | None = None) -> TeacherFile:
-    """Return the description of the teacher's file of `tokens`, for a model of this length and vocabulary, if known.
+def read_teacher(tokens: Path) -> TeacherFile:
+    """Return the description of the teacher's file of token file `tokens`.
 
     Raises:
-        ValueError: there is none, it is not whole, or it is of other sequences or another vocabulary.
+        ValueError: there is none, or it is not whole.
         OSError: it cannot be read.
     """
-    path = teacher_path(tokens.path)
-    again = f"run `holmes data {tokens.path} --teacher FOLDER`"
+    path = teacher_path(tokens)
     if not path.is_file():
-        raise ValueError(f"{tokens.path} has no logits of a teacher: {path} is missing; {again}")
+        raise ValueError(f"{tokens} has no logits of a teacher: {path} is missing; {_again(tokens)}")
     with open(path, "rb") as file:
         head, found_bytes = file.read(HEADER.size), os.fstat(file.fileno()).st_size
     if len(head) < HEADER.size or not head.startswith(MAGIC):
@@ -87,28 +94,40 @@ def read_teacher(tokens: TokenFile, seq_length: int | None = None, vocab_size: i
     teacher = TeacherFile(path, num_sequences, length, top, teacher_vocab, digest)
     if found_bytes != teacher.size_bytes:
         raise ValueError(
-            f"{path} has {found_bytes} bytes, its header says {teacher.size_bytes}; remove it, and {again}"
+            f"{path} has {found_bytes} bytes, its header says {teacher.size_bytes}; remove it, and {_again(tokens)}"
         )
+    return teacher
+
+
+def check_teacher(tokens: TokenFile, seq_length: int | None, vocab_size: int | None) -> None:
+    """Raise ValueError unless the teacher's file of `tokens` fits them, and a model of this length and vocabulary, if
+    known. Raises as `read_teacher` does, too.
+    """
+    teacher, again = read_teacher(tokens.path), _again(tokens.path)
     if seq_length not in (None, teacher.seq_length):
         raise ValueError(
-            f"{path} has logits for sequences of {teacher.seq_length} tokens, and model.seq_length is {seq_length}: "
-            f"set it to {teacher.seq_length}, or remove the file, and {again} --seq-length {seq_length}"
+            f"{teacher.path} has logits for sequences of {teacher.seq_length} tokens, and model.seq_length is "
+            f"{seq_length}: set it to {teacher.seq_length}, or remove the file, and {again} --seq-length {seq_length}"
         )
     if teacher.num_sequences != (tokens.num_tokens - 1) // teacher.seq_length:
         raise ValueError(
-            f"{path} has logits for {teacher.num_sequences} sequences of {teacher.seq_length} tokens, and "
+            f"{teacher.path} has logits for {teacher.num_sequences} sequences of {teacher.seq_length} tokens, and "
             f"{tokens.path} has {tokens.num_tokens} tokens: remove it, and {again}"
         )
-    if digest.hex() != digest_of([FileBytes(tokens.path)]):
+    if teacher.digest.hex() != digest_of([FileBytes(tokens.path)]):
         raise ValueError(
-            f"{path} has the logits of a teacher for other tokens than {tokens.path} has now: remove it, and {again}"
+            f"{teacher.path} has the logits of a teacher for other tokens than {tokens.path} has now: remove it, and "
+            f"{again}"
         )
     if vocab_size is not None and teacher.vocab_size > vocab_size + PADDING:
         raise ValueError(
-            f"{path} is of a teacher with {teacher.vocab_size} tokens, and model.vocab_size is {vocab_size}: a teacher "
-            "has the model's own tokens"
+            f"{teacher.path} is of a teacher with {teacher.vocab_size} tokens, and model.vocab_size is {vocab_size}: a "
+            "teacher has the model's own tokens"
         )
-    return teacher
+
+
+def _again(tokens: Path) -> str:
+    return f"run `holmes data {tokens} --teacher FOLDER`"
 
 
 class TeacherRows:
@@ -123,35 +142,10 @@ class TeacherRows:
         return self.stored.read(HEADER.size + start * row_bytes, HEADER.size + stop * row_bytes)
 
 
-class TeacherFileWriter:
-    """Writes a teacher's file; it appears, whole, when the `with` block ends without an error.
-
-    Until then it is a temporary file in the same folder, which an error or an interruption removes.
-    """
-
-    def __init__(self, teacher: TeacherFile) -> None:
-        self._teacher = teacher
-        self._temporary = teacher.path.with_name(f".{teacher.path.name}.{os.getpid()}")
-
-    def add(self, rows: bytes) -> None:
-        """Append rows."""
-        self._file.write(rows)
-
-    def __enter__(self) -> TeacherFileWriter:
-        self._file = open(self._temporary, "wb")
-        self._file.write(self._teacher.header())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                written = self._file.tell()
-                assert written == self._teacher.size_bytes, (written, self._teacher.size_bytes)
-                self._temporary.replace(self._teacher.path)
-        finally:
-            self._temporary.unlink(missing_ok=True)
-            self._file.close()
+@contextmanager
+def written_teacher(teacher: TeacherFile) -> Iterator[BinaryIO]:
+    """Open a teacher's file to write its rows after the header; see `whole_file`."""
+    with whole_file(teacher.path) as file:
+        file.write(teacher.header())
+        yield file
+        assert file.tell() == teacher.size_bytes, (file.tell(), teacher.size_bytes)
