@@ -43,10 +43,8 @@ def diagnose(facts: LogFacts) -> Diagnosis:
     verdict = verdicts[0] if verdicts else None
     also: dict[str, LogFinding] = {}
     for finding in findings:
-        follows = verdict is not None and set(finding.evidence) <= set(
-            verdict.evidence
-        )  # from lines of the verdict alone
-        if not follows or (finding.is_remark and verdict is not finding):
+        follows = verdict is not None and set(finding.evidence) <= set(verdict.evidence)  # from its lines alone
+        if finding.is_remark or not follows:
             also.setdefault(finding.cause, finding)
     if verdict is not None:
         also.pop(verdict.cause, None)
@@ -79,11 +77,8 @@ def _failed(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | N
     warning, closed = facts.first("other-warning", "cuda"), facts.line("peer-closed")
     failed = facts.line(*_FAILURES)
     if warning is None and failed is None and closed:
-        return (
-            "A peer ended first; these logs have only what followed",
-            "pass the log of the rank that ended first",
-            closed,
-        )
+        says = "A peer ended first; these logs have only what followed"
+        return says, "pass the log of the rank that ended first", closed
     fatal = facts.first("fatal")
     if failed or ((warning or fatal) and (not facts.completed or (warning and fatal))):
         line = facts.line(*_FAILURES, "cuda", "other-warning", "p2p-broken", "fatal")
@@ -111,11 +106,8 @@ def _unexplained(facts: LogFacts, run: RunFacts, whole: str) -> tuple[str, str, 
         return None
     if run.network == "Socket":
         says = "Traffic between hosts is TCP, and no line says why"
-        return (
-            says,
-            f"run again with {WHOLE_LOG}, whose NET/IB and NET/Plugin lines say why",
-            evidence_of_network(facts),
-        )
+        needed = f"run again with {WHOLE_LOG}, whose NET/IB and NET/Plugin lines say why"
+        return says, needed, evidence_of_network(facts)
     if run.network is None and run.gdr is not True:
         return "The logs have no line of the network that NCCL chose", whole, None
     return None

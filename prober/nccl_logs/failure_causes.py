@@ -10,7 +10,7 @@ from prober.nccl_logs import cause_texts as causes
 from prober.nccl_logs.cause_texts import LogFinding
 from prober.nccl_logs.log_facts import LogFacts, LoggedVariable, NcclProcess, Sighting
 from prober.nccl_logs.nccl_lines import Evidence
-from prober.nccl_logs.run_facts import RunFacts, network_of
+from prober.nccl_logs.run_facts import RunFacts, network_of, version_numbers
 
 _LOCAL_NAME = re.compile(r"(docker|lo$|lo:|virbr|veth|br-|cni|flannel|cali|tunl|kube-ipvs|podman|pod-id-link)")
 _STATUS_NAMES = {
@@ -150,7 +150,7 @@ def _low_gid_index(facts: LogFacts, run: RunFacts) -> Evidence | None:
     """
     if setting := facts.setting("NCCL_IB_GID_INDEX"):
         return setting.evidence if setting.value in ("0", "1", "2") else None
-    old = [version for version in run.versions if [int(part) for part in version.split(".")][:2] < [2, 21]]
+    old = [version for version in run.versions if version_numbers(version) < [2, 21]]
     return facts.versions[old[0]] if old and old == list(run.versions) else None
 
 

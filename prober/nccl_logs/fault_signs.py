@@ -11,11 +11,7 @@ import re
 from prober.nccl_logs.nccl_lines import NcclMessage
 
 _GIDS = r"(?:.*?localGid (?P<local>\S+)(?:\s+remoteGids? ?(?P<remote>\S+))?)?(?:.*?\bhca (?P<hca>[\w.-]+))?"
-
-
-def _form(text: str) -> re.Pattern[str]:
-    return re.compile(text)
-
+_form = re.compile
 
 SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     # Communicators that do not start.
@@ -31,11 +27,7 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
             r".*?(?P<error>[A-Z][a-z]+(?: [a-z]+)*)"
         ),
     ),
-    (
-        "connect-failed",
-        "PollConnect to",
-        _form(r"PollConnect to (?P<peer>\S+?)<\d*> failed with error (?P<error>.*)"),
-    ),
+    ("connect-failed", "PollConnect to", _form(r"PollConnect to (?P<peer>\S+?)<\d*> failed with error (?P<error>.*)")),
     ("connect-failed", "Call to connect", _form(r"Call to connect (?:timeout|failed) : (?P<error>.*)")),
     ("connect-failed", "PollConnect poll", _form(r"socketPollConnect poll\(\) (?:returned|failed)(?P<error>)")),
     ("bootstrap-trace", "bootstrap.cc", _form(r"bootstrap\.cc:\d+ -> 2\b")),
@@ -87,11 +79,7 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("device-unopened", "NET/IB : Unable", _form(r"NET/IB : Unable to (?:open|query) (?:device|port\w*) (?P<hca>\S+)")),
     ("no-network", "network", _form(r"Error: network (?P<network>.+?) not found")),
     ("no-plugin", "Plugin", _form(r"NET/Plugin ?: .*(?:Could not find|No plugin found|Plugin load)")),
-    (
-        "plugin-named",
-        "name set by env",
-        _form(r"Plugin name set by env to (?!libnccl-net-none)(?P<plugin>\S+)"),
-    ),
+    ("plugin-named", "name set by env", _form(r"Plugin name set by env to (?!libnccl-net-none)(?P<plugin>\S+)")),
     ("plugin-unusable", "Plugin", _form(r"NET/Plugin ?: Failed to find ncclNetPlugin symbol \(>=")),
     ("plugin-unusable", "is unsupported", _form(r"External network plugin \S+ is unsupported")),
     ("cloud-path", "/", _form(r"/opt/amazon/|/opt/aws-ofi-nccl|/usr/local/gib|tcpxo?\b|a3\w*_tuner")),

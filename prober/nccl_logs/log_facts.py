@@ -63,19 +63,19 @@ class NcclProcess:
 
     @property
     def address(self) -> str:
-        """The address of the bootstrap, empty if no line names it."""
-        return next(iter(self.interfaces.values()), "") or next(iter(self.out_of_band.values()), "")
+        """The address of the bootstrap, or else of its first socket; empty if no line names one."""
+        named = (self.interfaces, self.out_of_band, self.sockets)
+        return next((address for addresses in named for address in addresses.values() if address), "")
 
 
 @dataclass
 class Communicator:
-    """One communicator. `num_nodes` is None until a line says it; `ranks` and `hosts` are those in the log."""
+    """One communicator. `num_nodes` is None until a line says it; `ranks` are those in the log."""
 
     num_ranks: int
     num_nodes: int | None = None
     local_ranks: int | None = None
     ranks: dict[int, str] = field(default_factory=dict)  # rank -> host
-    started: int = 0
     completed: int = 0
     channels: int | None = None
     channels_line: Evidence | None = None
@@ -102,7 +102,6 @@ class LogFacts:
     counts: dict[str, int] = field(default_factory=dict)
     versions: dict[str, Evidence] = field(default_factory=dict)
     files: dict[str, LogSize] = field(default_factory=dict)
-    unreadable: list[str] = field(default_factory=list)
     left_out: int = 0  # messages of processes and communicators beyond the bounds
 
     def first(self, *signs: str) -> Sighting | None:

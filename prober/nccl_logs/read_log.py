@@ -182,7 +182,6 @@ def _keep_start(facts: LogFacts, process: NcclProcess, message: NcclMessage, mat
     if phase == "COMPLETE":
         communicator.completed += 1
     elif phase:
-        communicator.started += 1
         process.started = process.started or message.evidence
 
 

@@ -55,7 +55,7 @@ def run_facts(facts: LogFacts) -> RunFacts:
         gdr=_gdr(facts, network, direct, plain),
         num_ranks=largest.num_ranks if largest else int(ring.values["ranks"]) if ring else None,
         num_nodes=_num_nodes(facts, names),
-        versions=tuple(sorted(facts.versions, key=_by_number)),
+        versions=tuple(sorted(facts.versions, key=version_numbers)),
         hosts=tuple(sorted({name for name in names.values() if name})),
         direct_hosts=tuple(sorted(direct)),
         plain_hosts=tuple(sorted(plain)),
@@ -63,7 +63,8 @@ def run_facts(facts: LogFacts) -> RunFacts:
     )
 
 
-def _by_number(version: str) -> list[int]:
+def version_numbers(version: str) -> list[int]:
+    """Return the numbers of a version, which compare as versions do."""
     return [int(part) for part in version.split(".")]
 
 
@@ -71,12 +72,11 @@ def host_names(facts: LogFacts) -> dict[tuple[str, str, str], str]:
     """Return the host of each process. Hosts of one name are told apart by the addresses of their bootstrap."""
     addresses: dict[str, set[str]] = {}
     for process in facts.processes.values():
-        own = process.address or next(iter(process.sockets.values()), "")
-        addresses.setdefault(process.host, set()).update({own} - {""})
+        addresses.setdefault(process.host, set()).update({process.address} - {""})
     return {
         key: f"{process.host} ({own})" if len(addresses[process.host]) > 1 and process.host and own else process.host
         for key, process in facts.processes.items()
-        for own in (process.address or next(iter(process.sockets.values()), ""),)
+        for own in (process.address,)
     }
 
 

@@ -174,10 +174,8 @@ def _crossed_rails(facts: LogFacts) -> Iterator[LogFinding]:
     unequal = sum(sent != received for sent, received in whole)
     proven = len(apart) > 1 and len(apart) * 2 >= len(both)
     if proven or (wanted and unequal > 1 and unequal * 2 >= len(whole)):
-        counted = (
-            f"{len(apart)} of {len(both)} connections" if proven else f"{unequal} of {len(whole)} channels of a host"
-        )
-        detail = f": {counted}"
+        of_hosts = f": {unequal} of {len(whole)} channels of a host"
+        detail = f": {len(apart)} of {len(both)} connections" if proven else of_hosts
         finding = causes.RAILS_CROSSED.finding(setting.evidence if setting else None, facts.pair_line, detail=detail)
         yield finding if wanted else _as_remark(finding)  # NCCL crosses by itself where it takes NICs for one switch's
 
