@@ -37,7 +37,7 @@ def data_command(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The token file; its .idx is written beside it.")
+        Path | None, typer.Option("--output", "-o", help="The token file; its .idx gets the same name.")
     ] = None,
     pattern: Annotated[str, typer.Option("--pattern", help="Which files of a folder.")] = "*",
     tokenizer: Annotated[

@@ -76,7 +76,7 @@ def most_bytes(trainer: Trainer) -> int:
 def test_a_step_takes_the_memory_that_is_planned(
     family: str, recompute: Recompute, trained: str, tmp_path: Path
 ) -> None:
-    """Of adapters within 5 %; of whole models within 6, and but for one case within 5."""
+    """Adapters are within 5 %. Whole models are within 5 %, one case within 6."""
     lora, shape = TRAINED[trained].get(family), SHAPES[family]
     (tmp_path / "text.txt").write_bytes(bytes(range(32, 127)) * 100)
     config = make_config(

@@ -16,7 +16,7 @@ VOCAB, TOP = 40_000, 7
 
 
 def drawn(seq: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, SoftTargets]:
-    """Logits and targets of two samples, a fifth of which are not predicted, and a teacher's."""
+    """Return logits, targets and a teacher's soft targets for two samples; a fifth of the targets is not predicted."""
     generator = torch.Generator().manual_seed(seq)
     logits = 3 * torch.randn(2, seq, VOCAB, generator=generator)
     targets = torch.randint(VOCAB, (2, seq), generator=generator)
@@ -59,7 +59,7 @@ def test_loss_and_gradient_are_those_of_dense_probabilities(settings: TeacherSet
 
 def test_chunks_make_no_difference_to_loss_or_gradient() -> None:
     settings = TeacherSettings(0.5, 1.5)
-    logits, targets, teacher = drawn(300, torch.bfloat16)  # 600 targets, of which 419 are one chunk
+    logits, targets, teacher = drawn(300, torch.bfloat16)  # 600 targets; a chunk has 419
     expected = expected_loss(logits, targets, teacher, settings)
     (expected_gradient,) = torch.autograd.grad(expected, logits)
 
