@@ -8,7 +8,6 @@ from benchmarks.published_steps.measurements import measurements
 from benchmarks.validation import DOC, judge, mean_error, table_lines
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("table", "most"), [("V5", 0.08), ("V6", 0.05)])
 def test_published_steps_are_predicted_as_the_docs_say(table: str, most: float) -> None:
     judged = [judge(row) for row in measurements() if row.table == table]
