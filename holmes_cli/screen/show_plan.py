@@ -18,6 +18,7 @@ from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_sheets
 from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.islands import Modes
 from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.codec import Codec
@@ -83,6 +84,7 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         f"{len(plan.islands)} islands, {', '.join(names)}: {steps} inner steps a round",
         f"{format_seconds(cost.round_s)} a round, {cost.tokens_per_s:.0f} tokens/s; {whole}",
         f"{against}; what islands exchange is {waited}",
+        *_longer_round_sentence(plan.modes),
         *unmeasured_wire_sentence(plan.islands, inventory, time.time()),
         *spread_sentence(plan.islands, inventory),
         *(sentence for island in plan.islands for sentence in unknown_host_sentences(island, inventory)),
@@ -90,6 +92,18 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         *unsaved_sentences(plan.job, (plan.rounds * cost.round_s + cost.end_s) / plan.job.steps),
         *_rate_sentence(plan),
         *_overrides_sentence(plan.job_source),
+    )
+
+
+def _longer_round_sentence(modes: Modes | None) -> tuple[str, ...]:
+    """Return a sentence on the longer round that would be much faster than the plan, if there is one."""
+    if modes is None or modes.longer_round is None:
+        return ()
+    longer, per_s = modes.longer_round, modes.prices[0].tokens_per_s or 0.0
+    ratio = f", {longer.tokens_per_s / per_s:.2f}x as many" if per_s else ""
+    return (
+        f"Islands with `inner_steps: {longer.inner_steps}` would read {longer.tokens_per_s:.0f} tokens/s{ratio}; "
+        "longer rounds may cost loss (docs/planning.md, Islands).",
     )
 
 
@@ -137,6 +151,7 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
         f"{describe_degrees(plan)}: {where}",
         _speed_sentence(plan, inventory),
         _usual_sentence(plan),
+        *_longer_round_sentence(plan.modes),
         *unmeasured_wire_sentence((plan,), inventory, time.time()),
         *spread_sentence((plan,), inventory),
         *unknown_host_sentences(plan, inventory),

@@ -42,8 +42,16 @@ class BestMode(Record):
     over_next: float | None = None  # times as fast as the next best mode; None where there is no other
 
 
+class LongerRound(Record):
+    """A round of more inner steps than job.yaml has, with which islands would be faster than the plan."""
+
+    inner_steps: int
+    tokens_per_s: float
+
+
 class Modes(Record):
     """The modes of a job on some hosts, best first, and the best mode under other links between clusters."""
 
     prices: tuple[ModePrice, ...]
+    longer_round: LongerRound | None = None  # None where none would be much faster than the plan
     by_network: tuple[BestMode, ...] = ()  # bandwidth by bandwidth, latencies ascending

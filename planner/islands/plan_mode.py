@@ -15,6 +15,7 @@ from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
 from planner.islands.island_plans import IslandPlans, plan_islands
 from planner.islands.island_rounds import IslandRound
+from planner.islands.longer_round import longer_round
 from planner.islands.ordinary_modes import ModePlacement, fastest_of_each, find_ways, price_way
 from planner.islands.uniform_links import with_uniform_links
 from planner.problem.problem import read_problem
@@ -125,7 +126,8 @@ def _modes(ways: _ModePlacements, best: IslandRound | str, ordinary: Plan | Holm
     nothing = ordinary.what if isinstance(ordinary, HolmesError) else "no placement of it was found that comes near"
     missing = (ModePrice(mode=mode, why=nothing) for mode in get_args(Mode) if mode not in prices)
     ranked = sorted((*prices.values(), *missing), key=lambda price: -(price.tokens_per_s or 0.0))
-    return Modes(prices=tuple(ranked), by_network=tuple(_by_network(ways)))
+    longer = longer_round(ways.islands, ranked[0].tokens_per_s or 0.0)
+    return Modes(prices=tuple(ranked), longer_round=longer, by_network=tuple(_by_network(ways)))
 
 
 def _islands_price(best: IslandRound | str) -> ModePrice:

@@ -17,14 +17,16 @@ from holmes_runtime.config.run_settings import CheckpointSettings, IslandsSettin
 from planner.cost.counts import outer_bytes, state_bytes
 from planner.islands.cluster_subset import only_clusters
 from planner.islands.groupings import groupings, island_batch
+from planner.islands.island_plans import plan_islands
 from planner.islands.island_rounds import IslandRound, make_round
+from planner.islands.longer_round import longer_round
 from planner.islands.outer_sync_cost import BOTH_WAYS, QUESTION_S, price_exchange
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.verify import verify
 from planner.problem.memory_room import host_state_bytes
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, GIB, bed_job, cpu_inventory, plan_for
-from tests.planner.islands_jobs import planned_mode
+from tests.planner.islands_jobs import SOURCES, planned_mode
 from tests.planner.measured_links import with_trunk
 from tests.planner.test_counts import execution_of
 from tests.seeds import few_of
@@ -218,3 +220,20 @@ def test_modes_are_ranked_and_told_for_every_network() -> None:
     for latency_s in {each for _, each in by_network}:  # a faster wire is no slower
         row = [cell.tokens_per_s for (_, each), cell in sorted(by_network.items()) if each == latency_s]
         assert all(b >= a * (1 - 1e-6) for a, b in pairwise(row))
+
+
+def test_a_longer_round_is_named_where_it_is_much_faster_and_has_at_most_half_of_the_steps() -> None:
+    job = islands_job({"inner_steps": 4, "fragments": 1, "delay_steps": 0})
+    islands = plan_islands(SLOW, job, SOURCES, 60.0, lambda _: None)
+    now = islands.best_round()
+    assert isinstance(now, IslandRound)
+
+    said = longer_round(islands, now.cost.tokens_per_s)
+    assert said is not None
+    assert said.inner_steps == 64  # 128 would be more than half of 200
+    tokens = now.cost.tokens_per_s * now.cost.round_s * 64 / 4
+    longer_s = now.cost.round_s + 60 / 4 * (now.cost.round_s - now.cost.exposed_s)
+    assert said.tokens_per_s == pytest.approx(tokens / longer_s)
+
+    assert longer_round(islands, said.tokens_per_s / 1.06) is not None
+    assert longer_round(islands, said.tokens_per_s) is None
