@@ -17,6 +17,7 @@ from holmes_runtime.config.run_settings import DataSettings
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.node.data_files.token_file import DocumentStarts, read_index
 from tests.cli.conftest import Command
+from tests.seeds import few_of
 
 CHATML = """{% for message in messages %}<|{{ message.role }}|>
 {% generation %}{{ message.content }}{% endgeneration %}</s>
@@ -246,7 +247,6 @@ HOSTILE = [
     (CHAT_LINE, "{{ messages[0].content }}{{ add_generation_prompt }}", "chat.jinja: message 2 does not follow"),
     (CHAT_LINE, CHATML.replace("</s>\n", ""), "chat.jinja: nothing follows an answer"),
     (CHAT_LINE, CHATML.replace("</s>", "{{ eos_token }}"), "chat.jinja: nothing follows an answer"),
-    (CHAT_LINE, "{{ ([1] * 60000000) | sum }}" * 20, "chat.jinja, line 1: it takes more than"),
     (CHAT_LINE, "{% for a in b %}" * 25 + "{% endfor %}" * 25, "chat.jinja, line 1: SyntaxError: too many"),
     (CHAT_LINE, "{{ 1" + "0" * 5000 + " }}", "chat.jinja, line 1: ValueError: Exceeds the limit"),
     (CHAT_LINE, "\ufffd" * 2**19, "chat template: "),
@@ -265,10 +265,11 @@ HOSTILE = [
     (b'{"prompt": "\\ud800", "completion": "b"}\n', CHATML, "line 1: 'utf-8' codec can't encode"),
     (b'{"prompt": "a", "completion": "' + b"b" * 2**20 + b'"}\n', CHATML, "it has 1,048,578 tokens"),
     (b'{"prompt": "a", "completion": "b"}\n{"prompt": ' + b"[" * 5000, CHATML, "line 2: it is nested too deeply"),
+    (CHAT_LINE, "{{ ([1] * 60000000) | sum }}" * 20, "chat.jinja, line 1: it takes more than"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("lines", "template", "said"), HOSTILE, ids=[said for *_, said in HOSTILE])
+@pytest.mark.parametrize(("lines", "template", "said"), few_of(30, HOSTILE), ids=[said for *_, said in HOSTILE])
 def test_hostile_examples_are_refused_with_file_and_line(
     command: Command, tmp_path: Path, lines: bytes, template: str, said: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,17 +117,27 @@ HOLMES_FILES = {
 }
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what the first test of this process made."""
+    return tmp_path_factory.mktemp("kept") / "honest"
+
+
 @pytest.fixture
-def honest(command: Command, tmp_path: Path) -> dict[str, str]:
+def honest(command: Command, tmp_path: Path, kept: Path) -> dict[str, str]:
     """One of every file Holmes reads, and their texts."""
-    write_inputs(tmp_path)
-    assert command("probe", "hosts.yaml", "--record", "recording").code == 0
-    assert command("plan", "job.yaml").code == 0
-    run = tmp_path / "run"
-    (run / "logs").mkdir(parents=True)
-    (run / "plan.json").write_bytes((tmp_path / "plan.json").read_bytes())
-    (run / "events.jsonl").touch()
-    _write_run(run)
+    if kept.exists():
+        shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+    else:
+        write_inputs(tmp_path)
+        assert command("probe", "hosts.yaml", "--record", "recording").code == 0
+        assert command("plan", "job.yaml").code == 0
+        run = tmp_path / "run"
+        (run / "logs").mkdir(parents=True)
+        (run / "plan.json").write_bytes((tmp_path / "plan.json").read_bytes())
+        (run / "events.jsonl").touch()
+        _write_run(run)
+        shutil.copytree(tmp_path, kept)
     return {name: (tmp_path / name).read_text(encoding="utf-8") for name in (*USER_FILES, *HOLMES_FILES)}
 
 

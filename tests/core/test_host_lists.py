@@ -72,10 +72,12 @@ def test_malformed_pattern_is_refused_with_text_and_column(pattern: str, problem
     assert refused.value.what.startswith(f"host pattern {pattern[:77]!r}"[:70])
 
 
+STEM = st.from_regex(r"[a-z][a-z0-9.-]{0,3}[a-z]", fullmatch=True)
+
+
 @st.composite
 def generated(draw: st.DrawFn) -> tuple[str, list[str]]:
     """A pattern and the hosts it was made to stand for."""
-    stem = st.from_regex(r"[a-z][a-z0-9.-]{0,3}[a-z]", fullmatch=True)
     patterns, hosts = [], []
     for index in range(draw(st.integers(1, 3))):
         text, names = "", [""]
@@ -83,11 +85,11 @@ def generated(draw: st.DrawFn) -> tuple[str, list[str]]:
             start, more = draw(st.integers(0, 120)), draw(st.integers(0, 4))
             width = draw(st.sampled_from([1, 4]))
             numbers = [str(number).zfill(width) for number in range(start, start + more + 1)]
-            part = f"h{index}{level}{draw(stem)}"
+            part = f"h{index}{level}{draw(STEM)}"
             as_range = draw(st.booleans())
             text += f"{part}[{f'{numbers[0]}-{numbers[-1]}' if as_range else ','.join(numbers)}]"
             names = [f"{name}{part}{number}" for name in names for number in numbers]
-        tail = f"t{index}{draw(stem)}"
+        tail = f"t{index}{draw(STEM)}"
         patterns.append(text + tail)
         hosts += [name + tail for name in names]
     return ",".join(patterns), hosts

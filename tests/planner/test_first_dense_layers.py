@@ -38,6 +38,7 @@ from tests.planner.enumerator import all_blocks, compositions, random_coefficien
 from tests.planner.fleets import A100, GIB, gpt_7b, gpu_inventory, plan_for
 from tests.planner.test_expert_groups import MODEL, TWO_HOSTS, job
 from tests.planner.test_lower_bounds import slowest_stage_s
+from tests.seeds import few_of
 
 DEEP = {**MODEL, "hidden_size": 4096, "expert_ffn": 1024, "num_layers": 7}
 
@@ -57,9 +58,10 @@ def drawn(seed: int) -> Coefficients:
     )
 
 
+@pytest.mark.parametrize("seeds", few_of(1, [range(12), range(12, 60)]), ids=["few", "more"])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_no_cut_beats_the_bounds(mixed: bool) -> None:
-    for seed in range(60):
+def test_no_cut_beats_the_bounds(mixed: bool, seeds: range) -> None:
+    for seed in seeds:
         coeffs = drawn(seed)
         bounds = LowerBounds(coeffs, mixed)
         sets, room = None if mixed else ClusterSets(bounds), CrossingRoom(coeffs) if mixed else None
@@ -71,8 +73,9 @@ def test_no_cut_beats_the_bounds(mixed: bool) -> None:
             assert room is None or room.may_hold(pace_s, step_s), (seed, blocks)
 
 
-def test_the_program_finds_the_best_cut() -> None:
-    for seed in range(60):
+@pytest.mark.parametrize("seeds", few_of(1, [range(20), range(20, 60)]), ids=["few", "more"])
+def test_the_program_finds_the_best_cut(seeds: range) -> None:
+    for seed in seeds:
         coeffs = drawn(seed)
         least_s = min((blocks_step_s(coeffs, blocks) for blocks in all_blocks(coeffs, False)), default=None)
         spec = ProgramSpec(coeffs, slowest_s=max(LowerBounds(coeffs).paces_s))

@@ -78,6 +78,7 @@ def test_experts_of_published_rows_are_off_by_a_seventh_at_most() -> None:
     assert [row.fits for row in rows if row is not long] == [True] * 5
 
 
+@pytest.mark.slow
 def test_published_alternatives_of_mixtures_are_predicted_in_their_order() -> None:
     rows = [row for table in EXPERT_TABLES for row in judged(table)]
     found = pairs([row.row for row in rows])

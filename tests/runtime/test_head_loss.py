@@ -27,8 +27,9 @@ def logits_and_targets(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return logits, torch.randint(VOCAB, (1, SEQ), generator=generator)
 
 
-@pytest.mark.parametrize("dtype", few_of(1, [torch.float32, torch.bfloat16]))
-@pytest.mark.parametrize("overwrites", few_of(1, [True, False]))
+@pytest.mark.parametrize(
+    ("dtype", "overwrites"), few_of(1, [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)])
+)
 def test_loss_and_gradient_are_those_of_all_logits_at_once(dtype: torch.dtype, overwrites: bool) -> None:
     logits, targets = logits_and_targets(dtype)
     expected = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -257,6 +257,7 @@ def test_the_parts_of_tensor_shards_make_up_the_whole(shape: ModelShape) -> None
         assert sum(piece.numel() for piece in pieces) == tensor.numel() * (2 if shards[0].parts[name].is_whole else 1)
 
 
+@pytest.mark.slow
 def test_a_compiled_block_is_one_graph_although_gradients_are_summed_in_another_type() -> None:
     """Else the compiler stops at every parameter."""
     graphs = list[Any]()
