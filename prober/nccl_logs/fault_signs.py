@@ -63,27 +63,41 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("gid-hint", "incorrect GID index", _form(r"incorrect GID index is forced")),
     ("rail-hint", "cross-rail", _form(r"NICs are not cross-rail connected")),
     ("link-local-gid", "GID", _form(r"NET/IB ?: .*GID -?\d+ \((?:80FE|FE80)0*/")),
-    ("register-failed", "ibv_reg_", _form(r"ibv_reg_\w*mr\w* failed with error (?P<error>[A-Z][a-z]+(?: [a-z]+)*)")),
+    (
+        "register-failed",
+        "ibv_reg_",
+        _form(r"ibv_reg_(?:\w{1,20}_)?mr\w{0,20} failed with error (?P<error>[A-Z][a-z]+(?: [a-z]+)*)"),
+    ),
     (
         "register-failed",
         "Unable to register memory",
         _form(r"NET/OFI Unable to register memory \(type = 2\).*?(?P<error>RC: -?\d+)"),
     ),
-    ("no-locked-memory", "Cannot allocate memory", _form(r"ibv_\w+ failed with error Cannot allocate memory")),
+    ("no-locked-memory", "Cannot allocate memory", _form(r"ibv_\w{1,40} failed with error Cannot allocate memory")),
     ("mixed-links", "incompatible", _form(r"connect incompatible devices|device is incompatible with the local")),
-    ("link-event", "async", _form(r"NET/IB : \S+ (?:Got )?async \w*\s?event ?.*(?:port error|PORT_ERR|fatal)")),
+    (
+        "link-event",
+        "async",
+        _form(
+            r"NET/\w+ ?: (?:(?P<port>\S{1,80}:\d+) )?(?:Got )?(?:non-fatal )?async (?:fatal|"
+            r"(?:error )?event.*?(?:[Pp]ort error|PORT_ERR|[Ff]atal|FATAL|catastrophic|work queue error|CQ error))"
+        ),
+    ),
+    ("link-up", "async", _form(r"NET/\w+ ?: (?:(?P<port>\S+:\d+) )?.*async .*(?:[Pp]ort active|PORT_ACTIVE)")),
+    ("cleanup", "commReclaim", _form(r"commReclaim: cleanup comm")),
+    ("ended", "COMPLETE", _form(r"- (?:Destroy|Abort) COMPLETE")),
     # Networks that are missing.
     ("no-verbs", "ibverbs", _form(r"(?:Failed to|Could not|Count not) open libibverbs")),
     ("no-verbs", "libibverbs", _form(r"ncclOsDlopen\(libibverbs\S*\) failed")),
     ("no-device", "No device found", _form(r"NET/\w*IB\w* ?: No device found")),
     ("device-unopened", "NET/IB : Unable", _form(r"NET/IB : Unable to (?:open|query) (?:device|port\w*) (?P<hca>\S+)")),
-    ("no-network", "network", _form(r"Error: network (?P<network>.+?) not found")),
+    ("no-network", "network", _form(r"Error: network (?P<network>.{1,80}?) not found")),
     ("no-plugin", "Plugin", _form(r"NET/Plugin ?: .*(?:Could not find|No plugin found|Plugin load)")),
     ("plugin-named", "name set by env", _form(r"Plugin name set by env to (?!libnccl-net-none)(?P<plugin>\S+)")),
     ("plugin-unusable", "Plugin", _form(r"NET/Plugin ?: Failed to find ncclNetPlugin symbol \(>=")),
     ("plugin-unusable", "is unsupported", _form(r"External network plugin \S+ is unsupported")),
-    ("cloud-path", "/", _form(r"/opt/amazon/|/opt/aws-ofi-nccl|/usr/local/gib|tcpxo?\b|a3\w*_tuner")),
-    ("plugin-loaded", "Loaded net plugin", _form(r"Loaded net plugin (?P<plugin>.+?) \(")),
+    ("cloud-path", "/", _form(r"/opt/amazon/|/opt/aws-ofi-nccl|/usr/local/gib|tcpxo?\b|a3\w{0,20}_tuner")),
+    ("plugin-loaded", "Loaded net plugin", _form(r"Loaded net plugin (?P<plugin>.{1,80}?) \(")),
     ("plugin-loaded", "P2P plugin", _form(r"P2P plugin (?:v\d+ )?(?P<plugin>\w+)")),
     ("plugin-failed", "Failed to initialize", _form(r"Failed to initialize NET plugin (?!IB\b|Socket\b)\S")),
     (
@@ -108,10 +122,11 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("shm", "shared memory", _form(r"(?:while (?:creating|attaching to) shared memory|create shared memory file)")),
     ("shm", "/dev/shm", _form(r"(?:Failed|failed) to (?:extend|create) /dev/shm|Could not map /dev/shm")),
     ("shm", "posix_fallocate", _form(r"posix_fallocate failed")),
+    ("nvls-trace", "nvls.cc", _form(r"nvls\.cc:\d+ -> [1-9]")),
     ("nvls", "Multicast memory", _form(r"Failed to bind NVLink SHARP")),
-    ("nvls", "nvls.cc", _form(r"nvls\.cc:\d+ (?:Cuda failure|.*(?:failed|error)|-> [1-9])")),
+    ("nvls", "nvls.cc", _form(r"nvls\.cc:\d+ (?:Cuda failure|.*(?:failed|error))")),
     ("sharp", "SHARP", _form(r"SHARP (?:coll init error|group create|coll caps|regmr failed)")),
-    ("sharp", "sharp_", _form(r"(?:sharp_coll_caps_query failed|ERROR sharp_\w+|sharp_\w+ failed)")),
+    ("sharp", "sharp_", _form(r"(?:sharp_coll_caps_query failed|ERROR sharp_\w|sharp_\w{1,40} failed)")),
     ("sharp", "SHARP", _form(r"ERROR .*SHARP|SHARP job .*(?:error|failed)|Cannot create SHARP job")),
     ("sharp", "CollNet", _form(r"Cannot initialize CollNet")),
     ("no-collnet", "disabling CollNet", _form(r"less than CollNet node threshold")),
@@ -120,14 +135,15 @@ SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("ring-gdr", "use ring PXN", _form(r"use ring PXN \d+ GDR 1\b")),
     ("far-nic", "for GPU", _form(r"GPU Direct RDMA Disabled for GPU \w+ / HCA")),
     ("cuda", "Cuda failure", _form(r"Cuda failure (?P<code>.*)")),
-    ("fatal", " -> ", _form(r"\w+\.\w+:\d+ -> [1-7]\b")),
+    ("fatal", " -> ", _form(r"(?<!\w)\w{1,60}\.\w{1,5}:\d{1,6} -> [1-7]\b")),
     ("fatal", "nccl", _form(r"nccl(?:SystemError|InternalError|UnhandledCudaError|InvalidUsage|RemoteError)\b")),
     ("fatal", "Test NCCL failure", _form(r"Test NCCL failure")),
 )
 
 _HARMLESS = re.compile(
     r"ras/|bind failed: Address already in use|gdrcopy|gdrdrv|libgdrapi"
-    r"|port active|SM change|LID change|GID table change|client reregistration|P_Key"
+    r"|[Pp]ort active|PORT_ACTIVE|path migration|communication established|WQE reached|queue drained"
+    r"|SM change|LID change|GID table change|client reregistration|P_Key"
     r"|NUMA auto balancing|iommu=pt|LD_LIBRARY_PATH|Could not find real path|ibv_set_ece|Accept failed"
     r"|Failed to execute operation|Socket recv failed while polling|Error encountered progressing|Proxy Call to rank"
     r"|Could not receive type from localRank|Mismatched response size|comm \S+ has already been destroyed"

@@ -147,10 +147,6 @@ FAULTS = {
             ON_TCP,
         ],
         [info(f"NET/Socket : Using {' '.join(f'[{n}]eth{n}:10.0.{n}.4<0>' for n in range(5))}"), ON_TCP],
-        [
-            info("NET/Plugin: Could not find: libnccl-net.so", "ip-10-0-0-4"),
-            info("Using network Socket", "ip-10-0-0-4"),
-        ],
     ],
     "tcp-ib-disabled": [
         [info("NCCL_IB_DISABLE set by environment to 1."), ON_TCP],
@@ -167,7 +163,14 @@ FAULTS = {
         [info("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"), IB, ON_IB],
     ],
     "one-nic-of-many": [
-        [IB, ON_IB, *(info(f"Channel 00/0 : {n}[{n}] -> 9[1] [send] via NET/IB/0/GDRDMA", pid=n) for n in (10, 11))],
+        [
+            *(IB, ON_IB),
+            *(
+                info(f"Channel {channel:02d}/0 : {n}[{n}] -> 9[1] [send] via NET/IB/0/GDRDMA", pid=n)
+                for n in (10, 11)
+                for channel in (0, 1)
+            ),
+        ],
         [
             info("NET/OFI Running on p5.48xlarge platform, topology file x"),
             info("NET/OFI Selected provider is efa, fabric is efa (found 8 nics)"),

@@ -96,7 +96,7 @@ def test_what_is_kept_is_bounded() -> None:
             yield info(f"comm 0x{number} rank 1 nranks 2 cudaDev 0 nvmlDev 0 busId 1 commId 0x{number} - Init START")
 
     facts = facts_of("\n".join(lines()))
-    assert len(facts.processes) == log_facts.MAX_PROCESSES
+    assert len(facts.processes) <= log_facts.MAX_PROCESSES
     assert len(facts.communicators) == log_facts.MAX_COMMUNICATORS
     assert max(len(process.settings) for process in facts.processes.values()) == log_facts.MAX_NAMES
     assert len(facts.signs["version-mismatch"]) == log_facts.MAX_SIGHTINGS
