@@ -13,7 +13,7 @@ MAX_EVIDENCE = 3
 class LogFinding:
     """A cause that the logs show, with its lines. A remark never is the verdict: it may be intended.
 
-    `is_open`: it is a fault only if the hosts have hardware of which the logs show nothing.
+    `is_open`: it is a fault only if the hosts have hardware that no line shows.
     """
 
     cause: str

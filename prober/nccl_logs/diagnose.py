@@ -21,7 +21,7 @@ class Diagnosis:
     """The verdict on a run. `cause` is an id, `none` for a sound run, or None where the logs allow no verdict.
 
     `needed` says then what would allow one, and `evidence` has the line that raises the question. `is_open`: the cause
-    is a fault only if hosts have hardware of which the logs show nothing.
+    is a fault only if hosts have hardware that no line shows.
     """
 
     run: RunFacts

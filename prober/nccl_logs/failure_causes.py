@@ -266,17 +266,16 @@ def _interfaces(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     ]
     several = (run.num_nodes or 0) > 1 or len(run.hosts) > 1
     failed = facts.first("fatal") or _unconnected(facts, "connect-failed", "connect-retry")
-    if local and not facts.completed and (several or (failed and not run.is_one_host) or _waits(facts, local)):
+    if local and not facts.completed and (several or (failed and not run.is_one_host) or _waits(facts)):
         name, address = next(iter(local[0].interfaces.items()))
         lines = [each for each in facts.signs["bootstrap"] if f"{name}:" in each.evidence.text]
         line = next((each.evidence for each in lines if each.host == local[0].host), None)
         yield causes.WRONG_INTERFACE.finding(line, facts.line("connect-failed"), detail=f": {name} ({address})")
 
 
-def _waits(facts: LogFacts, processes: list[NcclProcess]) -> bool:
-    """Return True if these began a communicator of more ranks than are in the log, and none was made."""
-    largest = facts.largest
-    return bool(largest and not facts.completed and len(largest.ranks) < largest.num_ranks and processes)
+def _waits(facts: LogFacts) -> bool:
+    """Return True if a communicator of more ranks than are in the log was begun, and none was made."""
+    return facts.largest is not None and not facts.completed and len(facts.largest.ranks) < facts.largest.num_ranks
 
 
 def _unconnected(facts: LogFacts, *signs: str) -> list[Sighting]:

@@ -100,10 +100,9 @@ def _cloud_sign(facts: LogFacts, sockets: list[NcclProcess]) -> LogFinding | Non
         return causes.CLOUD_PLUGIN_MISSING.finding(network.evidence, missing)
     if missing and (named or (asked and asked.value != "none")):
         return causes.CLOUD_PLUGIN_MISSING.finding(named or (asked.evidence if asked else None), missing)
-    if any(_data_networks(process) >= _MIN_CLOUD_INTERFACES for process in sockets):
-        many = causes.CLOUD_PLUGIN_MISSING.finding(facts.line("offers-Socket"), missing)
-        return replace(many, is_open=True)
-    return None
+    many = any(_data_networks(process) >= _MIN_CLOUD_INTERFACES for process in sockets)
+    finding = causes.CLOUD_PLUGIN_MISSING.finding(facts.line("offers-Socket"), missing)
+    return replace(finding, is_open=True) if many else None
 
 
 def _data_networks(process: NcclProcess) -> int:
