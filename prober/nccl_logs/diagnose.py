@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prober.nccl_logs.cause_texts import LogFinding
-from prober.nccl_logs.failure_causes import failures
+from prober.nccl_logs.failure_causes import blocked, failures
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.nccl_lines import Evidence
 from prober.nccl_logs.run_facts import RunFacts, evidence_of_network, run_facts
 from prober.nccl_logs.slow_causes import remarks, slow_causes
 
 SOUND = "none"
-_FAILURES = ("completion", "modify-qp", "register-failed", "connect-failed", "no-network", "timeout")
+_FAILURES = ("completion", "modify-qp", "register-failed", "no-network", "timeout")
 WHOLE_LOG = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH"
 
 
@@ -77,13 +77,13 @@ def _failed(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | N
         )
         return says, f"{whole}: their ENV lines show what differs", truncated
     warning, closed = facts.first("other-warning", "cuda"), facts.line("peer-closed")
-    failed = facts.line(*_FAILURES)
+    failed = facts.line(*_FAILURES) or next((each.evidence for each in blocked(facts)), None)
     if warning is None and failed is None and closed:
         says = "A peer ended first; these logs have only what followed"
         return says, "pass the log of the rank that ended first", closed
     fatal = facts.first("fatal")
     if failed or ((warning or fatal) and (not facts.completed or (warning and fatal))):
-        line = facts.line(*_FAILURES, "cuda", "other-warning", "p2p-broken", "fatal")
+        line = failed or facts.line("cuda", "other-warning", "p2p-broken", "fatal")
         return "NCCL failed by an error that no rule knows", whole, line
     return None
 

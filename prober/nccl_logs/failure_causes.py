@@ -283,13 +283,17 @@ def _unconnected(facts: LogFacts, *signs: str) -> list[Sighting]:
     return [each for sign in signs for each in facts.signs.get(sign, ()) if not facts.went_on(each)]
 
 
-def _connections(facts: LogFacts) -> Iterator[LogFinding]:
-    """Yield that a connection fails; after one that a peer closed, that is what follows when a process ends."""
+def blocked(facts: LogFacts) -> list[Sighting]:
+    """Return connections that failed; after a peer closed one of a run that had begun, others only follow."""
     failed, closed = _unconnected(facts, "connect-failed"), facts.first("peer-closed")
-    if closed and facts.completed:
-        file, line, _ = closed.evidence
-        failed = [each for each in failed if each.evidence.file != file or each.evidence.line < line]
-    if failed:
+    if closed is None or not facts.completed:
+        return failed
+    file, line, _ = closed.evidence
+    return [each for each in failed if each.evidence.file != file or each.evidence.line < line]
+
+
+def _connections(facts: LogFacts) -> Iterator[LogFinding]:
+    if failed := blocked(facts):
         peer, error = (failed[0].values.get(name, "").strip() for name in ("peer", "error"))
         yield causes.BOOTSTRAP_BLOCKED.finding(
             *(each.evidence for each in failed), detail=f" ({peer}: {error})" if peer else ""

@@ -21,7 +21,7 @@ _HARMLESS = re.compile(
     r"|NUMA auto balancing|iommu=pt|LD_LIBRARY_PATH|Could not find real path|ibv_set_ece|Accept failed"
     r"|Failed to execute operation|Socket recv failed while polling|Error encountered progressing|Proxy Call to rank"
     r"|Could not receive type from localRank|Mismatched response size|comm \S+ has already been destroyed"
-    r"|Attempt to use communicator before|fatal error \(detected in|Missing \"?.*tuner|NCCL_TUNER|msccl"
+    r"|Attempt to use communicator before|fatal error \(detected in|Cannot get incoming CPU|Maximum retry reached for|ctrl timeout cnt|Missing \"?.*tuner|NCCL_TUNER|msccl"
 )
 
 

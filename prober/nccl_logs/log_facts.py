@@ -135,9 +135,11 @@ class LogFacts:
         return self.processes.get((sighting.host, sighting.pid, "" if sighting.pid else sighting.evidence.file))
 
     def went_on(self, sighting: Sighting) -> bool:
-        """Return True if the process made connections after this line."""
-        process = self.process_of(sighting)
-        return bool(process and process.file == sighting.evidence.file and process.progress > sighting.evidence.line)
+        """Return True if the process made connections after this line, and no error is traced after it."""
+        process, (file, line, _) = self.process_of(sighting), sighting.evidence
+        traces = (each for each in self.signs.get("fatal", ()) if self.process_of(each) is process)
+        failed = any(each.evidence.file == file and each.evidence.line > line for each in traces)
+        return process is not None and process.file == file and process.progress > line and not failed
 
     def first(self, *signs: str) -> Sighting | None:
         """Return the first sighting of the first of these signs that was seen."""

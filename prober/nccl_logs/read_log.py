@@ -159,13 +159,13 @@ def version_of_code(code: int) -> str:
 
 def _keep_channel(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     channel, source, target, way, network, device, rest, inside = match.groups()
-    process.progress = message.evidence.line
     ranks = int(source[:9]), int(target[:9])
     if network is None:
         _put_line(facts, process.inside, inside, message)
         if inside != "MNNVL" and len(facts.inside_ranks) < MAX_NAMES:
             facts.inside_ranks.update(ranks)
         return
+    process.progress = message.evidence.line
     process.channels |= 1 << min(int(channel.partition("/")[0][:6]), 127)
     kept = process.direct if "GDRDMA" in rest else process.plain
     key = (network, int(device[:6]))

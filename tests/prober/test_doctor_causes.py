@@ -56,6 +56,12 @@ FAULTS = {
             *(info("Using network Socket"), *two_hosts(), net("send", "Socket/0")),
             warn("socketStartConnect: Connect to 10.0.0.2<4000> failed : Connection refused"),
         ],
+        [  # NVIDIA/nccl-tests issue 166: the threads of other GPUs go on
+            warn("socketStartConnect: Connect to 10.0.0.2<45763> failed : Software caused connection abort"),
+            info("misc/socket.cc:564 -> 2"),
+            info("Channel 20 : 5[5] -> 4[4] via SHM/direct/direct", gpu=5),
+            net("send", "Socket/0"),
+        ],
         ["Last error:", "socketStartConnect: Connect to 10.0.0.2<4000> failed : Connection timed out"],
     ],
     "gdr-broken": [
