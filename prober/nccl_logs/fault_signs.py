@@ -9,20 +9,11 @@ import yaml
 
 from prober.nccl_logs.nccl_lines import NcclMessage
 
+_DATA = yaml.safe_load(files(__package__).joinpath("fault_signs.yaml").read_text("utf-8"))
 SIGNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
-    (sign, needle, re.compile(form))
-    for sign, needle, form in yaml.safe_load(files(__package__).joinpath("fault_signs.yaml").read_text("utf-8"))
+    (sign, needle, re.compile(form)) for sign, needle, form in _DATA["signs"]
 )
-
-_HARMLESS = re.compile(
-    r"ras/|bind failed: Address already in use|gdrcopy|gdrdrv|libgdrapi"
-    r"|[Pp]ort active|PORT_ACTIVE|path migration|communication established|WQE reached|queue drained"
-    r"|SM change|LID change|GID table change|client reregistration|P_Key"
-    r"|NUMA auto balancing|iommu=pt|LD_LIBRARY_PATH|Could not find real path|ibv_set_ece|Accept failed"
-    r"|Failed to execute operation|Socket recv failed while polling|Error encountered progressing|Proxy Call to rank"
-    r"|Could not receive type from localRank|Mismatched response size|comm \S+ has already been destroyed"
-    r"|Attempt to use communicator before|fatal error \(detected in|Cannot get incoming CPU|Maximum retry reached for|ctrl timeout cnt|Missing \"?.*tuner|NCCL_TUNER|msccl"
-)
+_HARMLESS = re.compile("|".join(_DATA["harmless"]))
 
 
 def is_harmless(message: NcclMessage) -> bool:
