@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +49,7 @@ def doctor_command(
         print_record(diagnosis, facts)
     else:
         show_diagnosis(diagnosis, facts)
-    if diagnosis.cause != SOUND:
+    if diagnosis.cause != SOUND and not diagnosis.is_open:
         raise typer.Exit(ANSWER_IS_NO)
 
 
@@ -58,7 +59,7 @@ def _read(file: Path, facts: LogFacts) -> None:
         return
     try:
         with open_regular(file, MAX_BYTES) as log:
-            read_log(log, str(file), facts)
+            read_log(log, os.fsencode(file).decode("utf-8", "replace"), facts)
     except OSError as error:
         hint = "name logs that this user may read; pass a pipe as standard input: `holmes doctor --log -`"
         raise HolmesError(f"{file}: cannot be read: {error.strerror}", hint) from None

@@ -89,6 +89,8 @@ def _notes(facts: LogFacts) -> Iterator[str]:
             yield f"{name}: {size.cut} lines were too long and were read in part"
         if size.skipped:
             yield f"{name}: {size.skipped} lines after the first {size.messages} messages were left out"
+    for name, line in facts.restarts.items():
+        yield f"{name}: several runs; the last one is read, from line {line} on"
     if facts.left_out:
         yield f"{facts.left_out} messages of further processes and communicators were left out: pass fewer logs"
 
@@ -98,6 +100,7 @@ def print_record(diagnosis: Diagnosis, facts: LogFacts) -> None:
     run = diagnosis.run
     record = {
         "cause": diagnosis.cause,
+        "open": diagnosis.is_open,
         "says": diagnosis.says,
         "remedy": diagnosis.remedy,
         "needed": diagnosis.needed,

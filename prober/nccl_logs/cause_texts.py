@@ -11,13 +11,17 @@ MAX_EVIDENCE = 3
 
 @dataclass(frozen=True)
 class LogFinding:
-    """A cause that the logs show, with its lines. A remark never is the verdict: it may be intended."""
+    """A cause that the logs show, with its lines. A remark never is the verdict: it may be intended.
+
+    `is_open`: it is a fault only if the hosts have hardware that no line shows.
+    """
 
     cause: str
     says: str
     remedy: str
     evidence: tuple[Evidence, ...]
     is_remark: bool
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,8 @@ NO_DEVICE = CauseText(
     "tcp-no-ib-device",
     "NCCL has libibverbs and sees no RDMA port that is up, so traffic between hosts is TCP",
     "If the hosts have RDMA NICs, give the container /dev/infiniband (`--device`, an RDMA device plugin, `--cap-add "
-    "IPC_LOCK`), check NCCL_IB_HCA, and that `ibv_devinfo` shows PORT_ACTIVE. Otherwise TCP is all there is.",
+    "IPC_LOCK`), check NCCL_IB_HCA, and that `ibv_devinfo` shows PORT_ACTIVE; EFA and Google's GPU NICs need the "
+    "cloud's plugin. Otherwise TCP is all there is.",
     f"{_NCCL}/transport/net_ib",
     "NIC-NO-UVERBS",
 )

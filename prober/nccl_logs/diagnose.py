@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prober.nccl_logs.cause_texts import LogFinding
-from prober.nccl_logs.failure_causes import failures
+from prober.nccl_logs.failure_causes import blocked, failures
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.nccl_lines import Evidence
 from prober.nccl_logs.run_facts import RunFacts, evidence_of_network, run_facts
 from prober.nccl_logs.slow_causes import remarks, slow_causes
 
 SOUND = "none"
-_FAILURES = ("completion", "modify-qp", "register-failed", "connect-failed", "no-network", "timeout")
+_FAILURES = ("completion", "modify-qp", "register-failed", "no-network", "timeout")
 WHOLE_LOG = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH"
 
 
@@ -20,7 +20,8 @@ WHOLE_LOG = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH"
 class Diagnosis:
     """The verdict on a run. `cause` is an id, `none` for a sound run, or None where the logs allow no verdict.
 
-    `needed` says then what would allow one, and `evidence` has the line that raises the question.
+    `needed` says then what would allow one, and `evidence` has the line that raises the question. `is_open`: the cause
+    is a fault only if hosts have hardware that no line shows.
     """
 
     run: RunFacts
@@ -30,6 +31,7 @@ class Diagnosis:
     evidence: tuple[Evidence, ...]
     also: tuple[LogFinding, ...]
     needed: str
+    is_open: bool = False
 
 
 def diagnose(facts: LogFacts) -> Diagnosis:
@@ -50,7 +52,7 @@ def diagnose(facts: LogFacts) -> Diagnosis:
         also.pop(verdict.cause, None)
     rest = tuple(also.values())
     if verdict:
-        return Diagnosis(run, verdict.cause, verdict.says, verdict.remedy, verdict.evidence, rest, "")
+        return Diagnosis(run, verdict.cause, verdict.says, verdict.remedy, verdict.evidence, rest, "", verdict.is_open)
     if reason := _no_verdict(facts, run):
         says, needed, line = reason
         return Diagnosis(run, None, says, "", (line,) if line else (), rest, needed)
@@ -75,13 +77,13 @@ def _failed(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | N
         )
         return says, f"{whole}: their ENV lines show what differs", truncated
     warning, closed = facts.first("other-warning", "cuda"), facts.line("peer-closed")
-    failed = facts.line(*_FAILURES)
+    failed = facts.line(*_FAILURES) or next((each.evidence for each in blocked(facts)), None)
     if warning is None and failed is None and closed:
         says = "A peer ended first; these logs have only what followed"
         return says, "pass the log of the rank that ended first", closed
     fatal = facts.first("fatal")
     if failed or ((warning or fatal) and (not facts.completed or (warning and fatal))):
-        line = facts.line(*_FAILURES, "cuda", "other-warning", "p2p-broken", "fatal")
+        line = failed or facts.line("cuda", "other-warning", "p2p-broken", "fatal")
         return "NCCL failed by an error that no rule knows", whole, line
     return None
 
@@ -104,7 +106,10 @@ def _unexplained(facts: LogFacts, run: RunFacts, whole: str) -> tuple[str, str, 
     """Return that no line names the network, or says why it is TCP; None for a sound run."""
     if run.is_one_host and (facts.completed or _has_channels(facts)):
         return None
-    if run.network == "Socket":
+    if run.network == "Socket" and run.uses_network is None:
+        says = "The channels in the logs stay inside one host, and no line says whether the run has others"
+        return says, whole, evidence_of_network(facts)
+    if run.network == "Socket" and run.uses_network:
         says = "Traffic between hosts is TCP, and no line says why"
         needed = f"run again with {WHOLE_LOG}, whose NET/IB and NET/Plugin lines say why"
         return says, needed, evidence_of_network(facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from prober.nccl_logs import cause_texts as causes
 from prober.nccl_logs.cause_texts import LogFinding
@@ -83,8 +84,17 @@ def _shared_memory(facts: LogFacts) -> Iterator[LogFinding]:
 
 
 def _nvls(facts: LogFacts) -> Iterator[LogFinding]:
-    if nvls := facts.signs.get("nvls"):
-        yield causes.NVLS_FAILED.finding(*(sighting.evidence for sighting in nvls))
+    """Yield that multicast fails; a trace through its file counts only where no other error is logged."""
+    nvls = facts.signs.get("nvls", [])
+    others = facts.first("peer-closed", "other-warning", "connect-failed", "completion", "modify-qp")
+    full = next((each for each in facts.signs.get("cuda", ()) if "out of memory" in each.evidence.text), None)
+    own = [each.evidence for each in nvls]
+    if nvls and not (full and full.evidence not in own):
+        detail = ": the GPU has too little memory left" if full else ""
+        finding = causes.NVLS_FAILED.finding(*own, detail=detail)
+        yield replace(finding, is_remark=facts.first("cleanup") is not None and not facts.first("fatal"))
+    elif not nvls and not others and not facts.first("cuda") and (trace := facts.line("nvls-trace")):
+        yield causes.NVLS_FAILED.finding(trace)
 
 
 def completion_status(sighting: Sighting) -> int | None:
@@ -103,7 +113,7 @@ def _rdma(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         if not re.search("Cannot allocate|not supported", each.values["error"]) or "dmabuf" in each.evidence.text
     ]
     efa = [each for each in failed if each.values["error"].startswith("RC")]
-    if broken or efa or (failed and facts.first("fatal")):
+    if broken or efa or (failed and (facts.first("fatal") or any(each.warns for each in failed))):
         remedy = (
             "Update the EFA installer, or set FI_EFA_SET_CUDA_SYNC_MEMOPS=0 with one before 1.29.1. " if efa else ""
         )
@@ -116,8 +126,20 @@ def _rdma(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         return
     if mixed := facts.line("mixed-links"):
         yield causes.RDMA_UNREACHABLE.finding(mixed, detail=": one end is InfiniBand and the other RoCE")
-    if (event := facts.first("link-event")) and facts.first("fatal"):
-        yield causes.RDMA_UNREACHABLE.finding(event.evidence, detail=": a port went down")
+    yield from _link_events(facts)
+
+
+def _link_events(facts: LogFacts) -> Iterator[LogFinding]:
+    """Yield that a port or queue pair failed; a remark where the port came back and nothing failed after that."""
+    for event in facts.signs.get("link-event", ()):
+        port, line = event.values.get("port"), event.evidence
+        later = (each for each in facts.signs.get("link-up", ()) if each.evidence.line > line.line)
+        back = any(each.evidence.file == line.file and each.values.get("port") == port for each in later)
+        if event.warns or facts.first("fatal"):
+            detail = ": a port went down and came back" if back else ": a port or queue pair failed"
+            finding = causes.RDMA_UNREACHABLE.finding(line, detail=f"{detail}{f' ({port})' if port else ''}")
+            yield replace(finding, is_remark=back and not facts.first("fatal"))
+            return
 
 
 def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding:
@@ -127,10 +149,10 @@ def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding
     roce = run.network == "RoCE" or bool(local)
     if any(_is_link_local(gid) for gid in (local, remote)) and run.network != "IB":
         return causes.ROCE_GID.finding(line, detail=f": {local} to {remote or 'a peer'}")
-    if roce and not local and (sign := facts.line("link-local-gid") or _low_gid_index(facts, run)):
+    if roce and not local and (sign := facts.line("link-local-gid") or _low_gid_index(facts, run, sighting.host)):
         return causes.ROCE_GID.finding(line, sign)
     if facts.first("gid-hint") or (roce and re.match(r"Network is unreachable|Invalid argument", error)):
-        setting = facts.setting("NCCL_IB_GID_INDEX")
+        setting = facts.setting("NCCL_IB_GID_INDEX", host=sighting.host)
         return causes.ROCE_GID.finding(line, setting.evidence if setting else facts.line("gid-hint"))
     if bool(local) != bool(remote) and roce and sighting.values.get("index") == "0":
         return causes.ROCE_GID.finding(line)
@@ -143,12 +165,12 @@ def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding
     return causes.RDMA_UNREACHABLE.finding(line)
 
 
-def _low_gid_index(facts: LogFacts, run: RunFacts) -> Evidence | None:
+def _low_gid_index(facts: LogFacts, run: RunFacts, host: str) -> Evidence | None:
     """Return the line by which the GID is of index 0 or 1, the link-local address, or 2, an address of RoCE v1.
 
     Versions before 2.21 take index 0 where the variable is not set.
     """
-    if setting := facts.setting("NCCL_IB_GID_INDEX"):
+    if setting := facts.setting("NCCL_IB_GID_INDEX", host=host):
         return setting.evidence if setting.value in ("0", "1", "2") else None
     old = [version for version in run.versions if version_numbers(version) < [2, 21]]
     return facts.versions[old[0]] if old and old == list(run.versions) else None
@@ -200,11 +222,16 @@ def _settings(facts: LogFacts) -> Iterator[LogFinding]:
             lines = (setting.evidence, sign.evidence if sign else None, *networks[:1])
             yield causes.ENV_MISMATCH.finding(*lines, detail=f": {name}={setting.value}", remedy=f"{name}: ")
             return
+    if truncated := facts.line("truncated"):
+        detail = ": ranks disagree about the size of a message, and these logs do not have the variable"
+        remedy = "If variables are the same, compare versions of NCCL, and the ranks' collective calls. "
+        yield causes.ENV_MISMATCH.finding(truncated, detail=detail, remedy=remedy)
     if sign and "mixed-nics" in facts.signs:
         yield causes.ONE_NIC.finding(sign.evidence, detail=": some ranks see fewer than others")
 
 
-def _is_local(name: str, address: str) -> bool:
+def is_local(name: str, address: str) -> bool:
+    """Return True for an interface, or an address, that other hosts cannot reach."""
     try:
         own = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -214,15 +241,16 @@ def _is_local(name: str, address: str) -> bool:
 
 def _interfaces(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     if missing := facts.first("no-interface"):
-        setting = facts.setting("NCCL_SOCKET_IFNAME") or facts.setting("NCCL_OOB_NET_IFNAME")
+        names = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
+        setting = next(filter(None, (facts.setting(name, host=missing.host) for name in names)), None)
         yield causes.WRONG_INTERFACE.finding(missing.evidence, setting.evidence if setting else None)
     odd = facts.first("odd-family")
     if odd and (setting := _ignored_name(facts, odd)):
         yield causes.WRONG_INTERFACE.finding(
             setting.evidence, odd.evidence, detail=f": none is named {setting.value} (no `Bootstrap: Using` follows)"
         )
-    for sighting in (*facts.signs.get("connect-failed", ()), *facts.signs.get("connect-retry", ())):
-        if "peer" in sighting.values and _is_local("", sighting.values["peer"]) and not run.is_one_host:
+    for sighting in _unconnected(facts, "connect-failed", "connect-retry"):
+        if "peer" in sighting.values and is_local("", sighting.values["peer"]) and not run.is_one_host:
             peer = sighting.values["peer"]
             hosts_file = (
                 "Take the peer's name off the line of 127.0.1.1 in its /etc/hosts. " if peer == "127.0.1.1" else ""
@@ -234,33 +262,45 @@ def _interfaces(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         process
         for process in facts.processes.values()
         for name, address in list(process.interfaces.items())[:1]
-        if _is_local(name, address)
+        if is_local(name, address)
     ]
     several = (run.num_nodes or 0) > 1 or len(run.hosts) > 1
-    failed = facts.first("connect-failed", "connect-retry", "fatal")
-    if local and not facts.completed and (several or (failed and not run.is_one_host) or _waits(facts, local)):
+    failed = facts.first("fatal") or _unconnected(facts, "connect-failed", "connect-retry")
+    if local and not facts.completed and (several or (failed and not run.is_one_host) or _waits(facts)):
         name, address = next(iter(local[0].interfaces.items()))
-        lines = [each.evidence for each in facts.signs["bootstrap"]]
-        line = next((each for each in lines if f"{name}:" in each.text), lines[0])
+        lines = [each for each in facts.signs["bootstrap"] if f"{name}:" in each.evidence.text]
+        line = next((each.evidence for each in lines if each.host == local[0].host), None)
         yield causes.WRONG_INTERFACE.finding(line, facts.line("connect-failed"), detail=f": {name} ({address})")
 
 
-def _waits(facts: LogFacts, processes: list[NcclProcess]) -> bool:
-    """Return True if these began a communicator of more ranks than are in the log, and none was made."""
-    largest = facts.largest
-    return bool(largest and not facts.completed and len(largest.ranks) < largest.num_ranks and processes)
+def _waits(facts: LogFacts) -> bool:
+    """Return True if a communicator of more ranks than are in the log was begun, and none was made."""
+    return facts.largest is not None and not facts.completed and len(facts.largest.ranks) < facts.largest.num_ranks
+
+
+def _unconnected(facts: LogFacts, *signs: str) -> list[Sighting]:
+    """Return connections that failed in processes that made none later."""
+    return [each for sign in signs for each in facts.signs.get(sign, ()) if not facts.went_on(each)]
+
+
+def blocked(facts: LogFacts) -> list[Sighting]:
+    """Return connections that failed; after a peer closed one of a run that had begun, others only follow."""
+    failed, closed = _unconnected(facts, "connect-failed"), facts.first("peer-closed")
+    if closed is None or not facts.completed:
+        return failed
+    file, line, _ = closed.evidence
+    return [each for each in failed if each.evidence.file != file or each.evidence.line < line]
 
 
 def _connections(facts: LogFacts) -> Iterator[LogFinding]:
-    if facts.completed:
-        return
-    failed, trace = facts.signs.get("connect-failed", []), facts.line("bootstrap-trace")
-    if failed:
+    if failed := blocked(facts):
         peer, error = (failed[0].values.get(name, "").strip() for name in ("peer", "error"))
         yield causes.BOOTSTRAP_BLOCKED.finding(
             *(each.evidence for each in failed), detail=f" ({peer}: {error})" if peer else ""
         )
-    elif facts.counts.get("connect-retry", 0) > 1:
-        yield causes.BOOTSTRAP_BLOCKED.finding(facts.signs["connect-retry"][-1].evidence)
-    elif trace and not facts.first("other-warning", "peer-closed", "cuda"):  # NCCL 2.18 fails so without a warning
-        yield causes.BOOTSTRAP_BLOCKED.finding(trace)
+    elif facts.completed:
+        return
+    elif len(retries := _unconnected(facts, "connect-retry")) > 1:
+        yield causes.BOOTSTRAP_BLOCKED.finding(retries[-1].evidence)
+    elif (trace := facts.line("bootstrap-trace")) and not facts.first("other-warning", "peer-closed", "cuda"):
+        yield causes.BOOTSTRAP_BLOCKED.finding(trace)  # NCCL 2.18 fails so without a warning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,9 +11,13 @@ from prober.nccl_logs.nccl_lines import Evidence, LogSize
 
 MAX_PROCESSES = 16_384
 MAX_COMMUNICATORS = 1_024
-MAX_NAMES = 128  # devices, interfaces, variables, networks of a process
-MAX_PAIRS = 65_536
+MAX_NAMES = 256  # devices, interfaces, variables, networks of a process
+MAX_PAIRS = 16_384
 MAX_SIGHTINGS = 32
+AMBIGUOUS = -1  # an end that has devices of two communicators
+MAX_KEPT_BYTES = 40 * 2**20  # of processes, with all their names, values and lines
+PROCESS_BYTES = 1_600
+_TEXT_BYTES = 200  # of one that is kept, without its characters: its place, its objects
 
 
 class RdmaDevice(NamedTuple):
@@ -37,14 +42,26 @@ class Sighting(NamedTuple):
     pid: str
     values: Mapping[str, str]
     evidence: Evidence
+    warns: bool = False
 
 
-@dataclass
+ProcessKey = tuple[str, str, str]  # host, pid, and the file where there is no pid
+
+
+@dataclass(slots=True)
 class NcclProcess:
-    """One process of a host. `networks`: modules it chose, `plain` and `direct`: channels by (module, device)."""
+    """One process of a host. `networks`: modules it chose, `plain` and `direct`: channels by (module, device).
+
+    `file` is that of its first line, `begin` and `end` are its first and last line there. At line `progress` its
+    last connections were made or set up.
+    """
 
     host: str
     pid: str
+    file: str = ""
+    begin: int = 0
+    end: int = 0
+    progress: int = 0
     version: str | None = None
     interfaces: dict[str, str] = field(default_factory=dict)  # of the bootstrap, with the address
     out_of_band: dict[str, str] = field(default_factory=dict)
@@ -55,7 +72,8 @@ class NcclProcess:
     settings: dict[str, LoggedVariable] = field(default_factory=dict)
     direct: dict[tuple[str, int], Evidence] = field(default_factory=dict)
     plain: dict[tuple[str, int], Evidence] = field(default_factory=dict)
-    inside: dict[str, Evidence] = field(default_factory=dict)  # transports inside the host: P2P, SHM
+    inside: dict[str, Evidence] = field(default_factory=dict)  # transports without a network: P2P, SHM, MNNVL
+    channels: int = 0  # bits of the numbers of those over a network
     gdr_of_hcas: dict[str, bool] = field(default_factory=dict)
     gdr_of_pairs: dict[tuple[str, str], bool] = field(default_factory=dict)
     communicators: dict[str, str] = field(default_factory=dict)  # pointer -> key
@@ -75,7 +93,7 @@ class Communicator:
     num_ranks: int
     num_nodes: int | None = None
     local_ranks: int | None = None
-    ranks: dict[int, str] = field(default_factory=dict)  # rank -> host
+    ranks: dict[int, ProcessKey] = field(default_factory=dict)
     completed: int = 0
     channels: int | None = None
     channels_line: Evidence | None = None
@@ -94,35 +112,55 @@ class Ends(NamedTuple):
 class LogFacts:
     """All facts of the logs that were read together."""
 
-    processes: dict[tuple[str, str, str], NcclProcess] = field(default_factory=dict)
+    processes: dict[ProcessKey, NcclProcess] = field(default_factory=dict)
     communicators: dict[str, Communicator] = field(default_factory=dict)
-    pairs: dict[tuple[int, int, int], Ends] = field(default_factory=dict)  # (channel, from rank, to rank)
+    pairs: dict[tuple[str, str, int, int], Ends] = field(default_factory=dict)  # communicator, channel, from, to
+    inside_ranks: set[int] = field(default_factory=set)  # at either end of channels without a network
     pair_line: Evidence | None = None
     signs: dict[str, list[Sighting]] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
     versions: dict[str, Evidence] = field(default_factory=dict)
     files: dict[str, LogSize] = field(default_factory=dict)
     left_out: int = 0  # messages of processes and communicators beyond the bounds
+    kept_bytes: int = 0
+    restarts: dict[str, int] = field(default_factory=dict)  # file -> line from which on it is read
+
+    def has_room(self, *texts: str, size_bytes: int = 0) -> bool:
+        """Take room for texts, or count them as left out."""
+        self.kept_bytes += size_bytes + sum(_TEXT_BYTES + sys.getsizeof(text) for text in texts)
+        self.left_out += self.kept_bytes > MAX_KEPT_BYTES
+        return self.kept_bytes <= MAX_KEPT_BYTES
+
+    def process_of(self, sighting: Sighting) -> NcclProcess | None:
+        """Return the process that wrote the line."""
+        return self.processes.get((sighting.host, sighting.pid, "" if sighting.pid else sighting.evidence.file))
+
+    def went_on(self, sighting: Sighting) -> bool:
+        """Return True if the process made connections after this line, and no error is traced after it."""
+        process, (file, line, _) = self.process_of(sighting), sighting.evidence
+        traces = (each for each in self.signs.get("fatal", ()) if self.process_of(each) is process)
+        failed = any(each.evidence.file == file and each.evidence.line > line for each in traces)
+        return process is not None and process.file == file and process.progress > line and not failed
 
     def first(self, *signs: str) -> Sighting | None:
         """Return the first sighting of the first of these signs that was seen."""
         return next((self.signs[sign][0] for sign in signs if self.signs.get(sign)), None)
 
     def note(self, sign: str, sighting: Sighting) -> None:
-        """Count a sign, and keep the first lines of it."""
-        self.counts[sign] = self.counts.get(sign, 0) + 1
+        """Keep the first lines of a sign, and the last ones."""
         kept = self.signs.setdefault(sign, [])
-        if len(kept) < MAX_SIGHTINGS:
-            kept.append(sighting)
+        if len(kept) == MAX_SIGHTINGS:
+            del kept[MAX_SIGHTINGS // 2]
+        kept.append(sighting)
 
     def line(self, *signs: str) -> Evidence | None:
         """Return the line of the first sighting of the first of these signs that was seen."""
         sighting = self.first(*signs)
         return sighting.evidence if sighting else None
 
-    def setting(self, variable: str, *values: str) -> LoggedVariable | None:
-        """Return a setting of a variable by any process, to one of `values` if there are any."""
-        settings = (each.settings[variable] for each in self.processes.values() if variable in each.settings)
+    def setting(self, variable: str, *values: str, host: str = "") -> LoggedVariable | None:
+        """Return a setting of a variable by any process, or one of `host`, to one of `values` if there are any."""
+        processes = (each for each in self.processes.values() if not host or each.host in (host, ""))
+        settings = (each.settings[variable] for each in processes if variable in each.settings)
         return next((each for each in settings if not values or each.value in values), None)
 
     @property

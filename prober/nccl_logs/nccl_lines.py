@@ -24,8 +24,8 @@ _PREFIX_CHARACTERS = 400
 
 _LEVEL = re.compile(r"NCCL (INFO|WARN|ABORT|VERSION) ?")
 _PREFIX = re.compile(
-    r"(?:(?P<host>[\w.<>-]{0,253}):(?P<pid>\w{1,20})(?::\w{1,20})? ?)?(?:\[(?:\d{1,3}|-1)\] )?"
-    r"(?:(?P<source>[\w./+-]{1,120}:\d{1,6}) (?:\(\w{1,80}\) )?)?$"
+    r"(?:(?<![\w.<>-])(?P<host>[\w.<>-]{0,253}):(?P<pid>\w{1,20})(?::\w{1,20})? ?)?(?:\[(?:\d{1,3}|-1)\] )?"
+    r"(?:(?<![\w./+-])(?P<source>[\w./+-]{1,120}:\d{1,6}) (?:\(\w{1,80}\) )?)?$"
 )
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.,]{5,20}(?:Z|[+-]\d\d:?\d\d)?")  # a log service may glue it to the host
 _CONTROLS = re.compile(

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from prober.nccl_logs.fault_signs import SIGNS, is_harmless
 from prober.nccl_logs.log_facts import (
+    AMBIGUOUS,
     MAX_COMMUNICATORS,
     MAX_NAMES,
     MAX_PAIRS,
     MAX_PROCESSES,
+    PROCESS_BYTES,
     Communicator,
     Ends,
     LogFacts,
     LoggedVariable,
     NcclProcess,
+    ProcessKey,
     RdmaDevice,
     Sighting,
 )
-from prober.nccl_logs.nccl_lines import MAX_MESSAGE, LogSize, NcclMessage, nccl_messages
+from prober.nccl_logs.nccl_lines import MAX_MESSAGE, Evidence, LogSize, NcclMessage, nccl_messages
+from prober.nccl_logs.restarts import leave_out_earlier_runs
 
+K = TypeVar("K")
+V = TypeVar("V")
 MAX_RANKS = 1_048_576  # a larger number is no rank
-_ADDRESS = re.compile(r"(?:\[\d+\])?([\w.@-]+):([0-9a-fA-F.:]+(?:%[\w.-]+)?)<\d+>")
-_DEVICE = re.compile(r"\[(\d+)\](?:=\{([^}]*)|([\w.+-]+:\d+/(?:IB|RoCE)\b))")  # merged ports are in braces
-_PORT = re.compile(r"([\w.-]+)(?:\+[\w.+-]+)?:\d+/(IB|RoCE)\b")
+_ADDRESS = re.compile(r"(?<![\w.@-])([\w.@-]{1,64}):([0-9a-fA-F.:]{1,45}(?:%[\w.-]{1,64})?)<\d{1,9}>")
+_DEVICE = re.compile(r"\[(\d+)\](?:=\{([^}]*)|([\w.+-]{1,256}:\d{1,4}/(?:IB|RoCE)\b))")  # merged ports are in braces
+_PORT = re.compile(r"(?<![\w.+-])([\w.-]{1,64})(?:\+[\w.+-]{1,192})?:\d{1,4}/(IB|RoCE)\b")
 _PATH = re.compile(
-    r"Channel (\d+)(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(send|receive)\])? via "
-    r"(?:NET/([^/]+)/(\d+)(\S*)|(\w+))"
+    r"Channel (\d+(?:/\d+)?) : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(send|receive)\])? via "
+    r"(?:NET/([^/]+)/(\d+)(\S*)|(?:P2P/)?(MNNVL|P2P|SHM))"
 )
 _START = re.compile(r"comm (\w+) rank (\d+) nranks (\d+)(?:.*?commId (\w+))?(?:.*?- ?Init (START|COMPLETE))?")
 _COMMUNICATOR = re.compile(r"comm (\w+) rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+) localRank \d+")
@@ -56,6 +62,7 @@ def read_log(log: BinaryIO, name: str, facts: LogFacts) -> None:
             if reader.needle in message.text and (match := reader.form.search(message.text)):
                 reader.keep(facts, process, message.from_match(match), match)
         _note_signs(facts, message)
+    leave_out_earlier_runs(facts, name)
 
 
 def _note_signs(facts: LogFacts, message: NcclMessage) -> None:
@@ -67,68 +74,81 @@ def _note_signs(facts: LogFacts, message: NcclMessage) -> None:
         if needle in text and (match := form.search(text)):
             known = True
             values = {key: value for key, value in match.groupdict().items() if value is not None}
-            facts.note(sign, Sighting(message.host, message.pid, values, message.from_match(match).evidence))
+            evidence = message.from_match(match).evidence
+            facts.note(sign, Sighting(message.host, message.pid, values, evidence, message.warns))
     if message.warns and not known and not is_harmless(message):
         facts.note("other-warning", Sighting(message.host, message.pid, {}, message.evidence))
 
 
 def _process(facts: LogFacts, message: NcclMessage, name: str) -> NcclProcess | None:
     """Return the process of a message: of its host and pid, else one that stands for the file."""
-    key = (message.host, message.pid, "" if message.pid else name)
+    key = _key(message)
     if key not in facts.processes:
-        if len(facts.processes) >= MAX_PROCESSES:
+        if len(facts.processes) >= MAX_PROCESSES or not facts.has_room(*key, size_bytes=PROCESS_BYTES):
             return None
-        facts.processes[key] = NcclProcess(message.host, message.pid)
-    return facts.processes[key]
+        facts.processes[key] = NcclProcess(message.host, message.pid, name, message.evidence.line)
+    process = facts.processes[key]
+    if process.file == name:
+        process.end = message.evidence.line
+    return process
 
 
-def _put(names: dict[str, str], name: str, value: str) -> None:
-    if name in names or len(names) < MAX_NAMES:
+def _key(message: NcclMessage) -> ProcessKey:
+    return message.host, message.pid, "" if message.pid else message.evidence.file
+
+
+def _put(facts: LogFacts, names: dict[K, V], name: K, value: V, *texts: str) -> None:
+    """Keep a value under its name while there is room for `texts`; one that is kept already is replaced."""
+    if name in names or (len(names) < MAX_NAMES and facts.has_room(*texts)):
         names[name] = value
+
+
+def _put_line(facts: LogFacts, lines: dict[K, Evidence], name: K, message: NcclMessage) -> None:
+    """Keep the first line of a name."""
+    if name not in lines:
+        _put(facts, lines, name, message.evidence, message.evidence.text, str(name))
 
 
 def _keep_bootstrap(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     for name, address in _ADDRESS.findall(match[1]):
-        _put(process.interfaces, name, address)
+        _put(facts, process.interfaces, name, address, name, address)
     facts.note("bootstrap", Sighting(message.host, message.pid, {}, message.evidence))
 
 
 def _keep_sockets(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     for name, address in _ADDRESS.findall(match[2]):
-        _put(process.sockets, name, address)
+        _put(facts, process.sockets, name, address, name, address)
     facts.note(f"offers-{match[1]}", Sighting(message.host, message.pid, {}, message.evidence))
 
 
-def _keep_devices(_: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
+def _keep_devices(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     ports, __, band = match[1].partition("OOB")
     devices: list[RdmaDevice] = []
     for number, merged, single in _DEVICE.findall(ports)[:MAX_NAMES]:
         devices += (RdmaDevice(int(number[:6]), name, link) for name, link in _PORT.findall(merged or single))
-    if devices:
+    if devices and (process.devices_line or facts.has_room(*(each.name for each in devices))):
         process.devices, process.devices_line = tuple(devices[:MAX_NAMES]), message.evidence
     for name, address in _ADDRESS.findall(band):
-        _put(process.out_of_band, name, address)
+        _put(facts, process.out_of_band, name, address, name, address)
 
 
-def _keep_network(_: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
-    if len(process.networks) < MAX_NAMES:
-        process.networks.setdefault(match[1].strip(), message.evidence)
+def _keep_network(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
+    _put_line(facts, process.networks, match[1].strip(), message)
 
 
-def _keep_setting(_: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
-    if match[1] in process.settings or len(process.settings) < MAX_NAMES:
-        process.settings[match[1]] = LoggedVariable(match[2].strip().removesuffix("."), message.evidence)
+def _keep_setting(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
+    setting = LoggedVariable(match[2].strip().removesuffix("."), message.evidence)
+    _put(facts, process.settings, match[1], setting, match[0], message.evidence.text)
 
 
 def _keep_version(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     process.version = match[1]
-    if len(facts.versions) < MAX_NAMES:
-        facts.versions.setdefault(match[1], message.evidence)
+    _put_line(facts, facts.versions, match[1], message)
 
 
 def _keep_mismatch(facts: LogFacts, _: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     for code in _CODE.findall(match[0])[:4]:
-        facts.versions.setdefault(version_of_code(int(code[:9])), message.evidence)
+        _put_line(facts, facts.versions, version_of_code(int(code[:9])), message)
 
 
 def version_of_code(code: int) -> str:
@@ -139,61 +159,79 @@ def version_of_code(code: int) -> str:
 
 def _keep_channel(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     channel, source, target, way, network, device, rest, inside = match.groups()
+    ranks = int(source[:9]), int(target[:9])
     if network is None:
-        if inside in ("P2P", "SHM"):
-            process.inside.setdefault(inside, message.evidence)
+        _put_line(facts, process.inside, inside, message)
+        if inside != "MNNVL" and len(facts.inside_ranks) < MAX_NAMES:
+            facts.inside_ranks.update(ranks)
         return
+    process.progress = message.evidence.line
+    process.channels |= 1 << min(int(channel.partition("/")[0][:6]), 127)
     kept = process.direct if "GDRDMA" in rest else process.plain
     key = (network, int(device[:6]))
-    if key in kept or len(kept) < MAX_NAMES:
-        kept.setdefault(key, message.evidence)
-    pair = (int(channel[:6]), int(source[:9]), int(target[:9]))
+    _put_line(facts, kept, key, message)
+    pair = (next(reversed(process.communicators.values()), ""), channel[:12], *ranks)
     if way is None or (pair not in facts.pairs and len(facts.pairs) >= MAX_PAIRS):
         return
     facts.pair_line = facts.pair_line or message.evidence
     ends = facts.pairs.get(pair, Ends(None, "", None, ""))
     if way == "send":
-        facts.pairs[pair] = ends._replace(sent_by=key[1], sender_host=message.host)
+        device_number = key[1] if ends.sent_by in (None, key[1]) else AMBIGUOUS
+        facts.pairs[pair] = ends._replace(sent_by=device_number, sender_host=message.host)
     else:
-        facts.pairs[pair] = ends._replace(received_by=key[1], receiver_host=message.host)
+        device_number = key[1] if ends.received_by in (None, key[1]) else AMBIGUOUS
+        facts.pairs[pair] = ends._replace(received_by=device_number, receiver_host=message.host)
 
 
-def _communicator(facts: LogFacts, key: str, num_ranks: int) -> Communicator | None:
-    if key not in facts.communicators:
-        if len(facts.communicators) >= MAX_COMMUNICATORS:
-            facts.left_out += 1
-            return None
-        facts.communicators[key] = Communicator(num_ranks)
-    return facts.communicators[key]
+def _keep_connected(_: LogFacts, process: NcclProcess, message: NcclMessage, __: re.Match[str]) -> None:
+    process.progress = message.evidence.line
+
+
+def _communicator(
+    facts: LogFacts, process: NcclProcess, message: NcclMessage, pointer: str, rank: int, size: int, identity: str
+) -> Communicator | None:
+    """Return the communicator of a pointer. Without an identity, one of its size in which the rank is not taken."""
+    key, known = _key(message), process.communicators.get(pointer, "")
+    if known and (not identity or identity == known) and facts.communicators[known].num_ranks == size:
+        return facts.communicators[known]
+    names = (identity,) if identity else (f"{size} ranks, {number}" for number in range(MAX_NAMES))
+    free = (name for name in names if _has_place(facts.communicators.get(name), rank, key) or identity)
+    name = next((name for name in free if identity or name not in process.communicators.values()), "")
+    if not name or (name not in facts.communicators and len(facts.communicators) >= MAX_COMMUNICATORS):
+        facts.left_out += 1
+        return None
+    communicator = facts.communicators.setdefault(name, Communicator(size))
+    process.communicators.pop(pointer, None)
+    _put(facts, process.communicators, pointer, name, pointer)
+    if rank in communicator.ranks or (len(communicator.ranks) < MAX_PROCESSES and facts.has_room("")):
+        communicator.ranks[rank] = key
+    return communicator
+
+
+def _has_place(communicator: Communicator | None, rank: int, key: ProcessKey) -> bool:
+    return communicator is None or communicator.ranks.get(rank, key) == key
 
 
 def _keep_start(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
-    pointer, rank, num_ranks, identity, phase = match.groups()
-    if int(num_ranks[:9]) > MAX_RANKS:
+    pointer, rank, size, identity, phase = match.groups()
+    if int(size[:9]) > MAX_RANKS:
         return
-    key = identity or process.communicators.get(pointer) or f"{num_ranks} ranks"
-    communicator = _communicator(facts, key, int(num_ranks))
-    if communicator is None:
-        return
-    if len(process.communicators) < MAX_NAMES:
-        process.communicators[pointer] = key
-    if len(communicator.ranks) < MAX_PROCESSES:
-        communicator.ranks[int(rank[:9])] = message.host
+    made = _communicator(facts, process, message, pointer, int(rank[:9]), int(size[:9]), (identity or "")[:40])
     if phase == "COMPLETE":
-        communicator.completed += 1
+        process.progress = message.evidence.line
+        if made is not None:
+            made.completed += 1
     elif phase:
         process.started = process.started or message.evidence
 
 
 def _keep_communicator(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
-    pointer, rank, num_ranks, num_nodes, local_ranks = match.groups()
-    if int(num_ranks[:9]) > MAX_RANKS:
+    pointer, rank, size, num_nodes, local_ranks = match.groups()
+    if int(size[:9]) > MAX_RANKS:
         return
-    communicator = _communicator(facts, process.communicators.get(pointer, f"{num_ranks} ranks"), int(num_ranks))
+    communicator = _communicator(facts, process, message, pointer, int(rank[:9]), int(size[:9]), "")
     if communicator is not None:
         communicator.num_nodes, communicator.local_ranks = int(num_nodes[:9]), int(local_ranks[:9])
-        if len(communicator.ranks) < MAX_PROCESSES:
-            communicator.ranks[int(rank[:9])] = message.host
 
 
 def _keep_ring(facts: LogFacts, _: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
@@ -209,18 +247,16 @@ def _keep_channels(facts: LogFacts, process: NcclProcess, message: NcclMessage, 
         communicator.channels, communicator.channels_line = int(match[1][:6]), message.evidence
 
 
-def _keep_hca(_: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
-    if len(process.gdr_of_hcas) < MAX_NAMES:
-        process.gdr_of_hcas[match[2]] = match[1].lower() == "enabled"
+def _keep_hca(facts: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
+    _put(facts, process.gdr_of_hcas, match[2], match[1].lower() == "enabled", match[2])
 
 
-def _keep_gdr_pair(_: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
-    if len(process.gdr_of_pairs) < MAX_PAIRS // 64:
-        process.gdr_of_pairs[match[2], match[3]] = match[1] == "Enabled"
+def _keep_gdr_pair(facts: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
+    _put(facts, process.gdr_of_pairs, (match[2], match[3]), match[1] == "Enabled", match[0])
 
 
-def _keep_efa_name(_: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
-    if len(process.gdr_of_hcas) < MAX_NAMES and match[1] not in {device.name for device in process.devices}:
+def _keep_efa_name(facts: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
+    if match[1] not in {device.name for device in process.devices} and facts.has_room(match[1]):
         process.devices = (*process.devices, RdmaDevice(len(process.devices), match[1], "EFA"))[:MAX_NAMES]
 
 
@@ -236,10 +272,11 @@ _READERS = (
     Reader("nccl==", re.compile(r"nccl==(\d+\.\d+\.\d+)"), _keep_version),
     Reader("Mismatched NCCL version", re.compile(r"Mismatched NCCL version.*"), _keep_mismatch),
     Reader("via", _PATH, _keep_channel),
+    Reader("Connected all", re.compile(r"Connected all (?:rings|trees)"), _keep_connected),
     Reader("nranks", _START, _keep_start),
     Reader("nRanks", _COMMUNICATOR, _keep_communicator),
     Reader("Channel", _RING, _keep_ring),
-    Reader("coll channels", re.compile(r"(\d+) coll channels"), _keep_channels),
+    Reader("coll channels", re.compile(r"(?<!\d)(\d{1,6}) coll channels"), _keep_channels),
     Reader(
         "for HCA",
         re.compile(r"GPU Direct RDMA (?:\(.*?\) )?([eE]nabled|[dD]isabled) for HCA \d+ '([\w.-]+)"),

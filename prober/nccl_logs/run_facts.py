@@ -11,6 +11,7 @@ from prober.nccl_logs.log_facts import LogFacts, NcclProcess
 from prober.nccl_logs.nccl_lines import Evidence
 
 RDMA = ("IB", "RoCE", "EFA")
+MAX_GPUS_OF_HOST = 16
 _FABRIC_MODULE = re.compile(r"(IB|IBext\w*)$")  # NCCL's own, and HPC-X's
 _OFI_MODULE = re.compile(r"(AWS )?Libfabric$|^OFI")
 _PLAIN_NAME = re.compile(r"[A-Za-z][\w.-]*$")
@@ -33,6 +34,7 @@ class RunFacts:
     direct_hosts: tuple[str, ...]
     plain_hosts: tuple[str, ...]
     leaves_hosts: bool  # by a channel over a network, or a communicator of several hosts
+    uses_network: bool | None  # for channels; None where all that are seen are inside, and no line counts the hosts
 
     @property
     def is_one_host(self) -> bool:
@@ -48,6 +50,10 @@ def run_facts(facts: LogFacts) -> RunFacts:
     plain = {names[key] for key, process in facts.processes.items() if process.plain} - direct
     largest = facts.largest
     ring = facts.first("ring")
+    hosts = {name for name in names.values() if name}
+    leaves_hosts = bool(direct or plain) or any((each.num_nodes or 1) > 1 for each in facts.communicators.values())
+    inside = {way for process in facts.processes.values() for way in process.inside}
+    several = leaves_hosts or len(hosts) > 1 or (largest is not None and largest.num_ranks > MAX_GPUS_OF_HOST)
     return RunFacts(
         network=network,
         interfaces=tuple(dict.fromkeys(_interfaces(facts))),
@@ -56,10 +62,11 @@ def run_facts(facts: LogFacts) -> RunFacts:
         num_ranks=largest.num_ranks if largest else int(ring.values["ranks"]) if ring else None,
         num_nodes=_num_nodes(facts, names),
         versions=tuple(sorted(facts.versions, key=version_numbers)),
-        hosts=tuple(sorted({name for name in names.values() if name})),
+        hosts=tuple(sorted(hosts)),
         direct_hosts=tuple(sorted(direct)),
         plain_hosts=tuple(sorted(plain)),
-        leaves_hosts=bool(direct or plain) or any((each.num_nodes or 1) > 1 for each in facts.communicators.values()),
+        leaves_hosts=leaves_hosts,
+        uses_network=bool(direct or plain) or ("MNNVL" not in inside and (several or not inside or None)),
     )
 
 
@@ -184,10 +191,11 @@ def _num_nodes(facts: LogFacts, names: dict[tuple[str, str, str], str]) -> int |
     largest = facts.largest
     if largest and largest.num_nodes is not None:
         return largest.num_nodes
-    if largest and len(largest.ranks) == largest.num_ranks and all(largest.ranks.values()):
-        hosts = {names[key] for key in names if key[0] in largest.ranks.values()}
-        return len(hosts)
-    return None
+    if largest and len(largest.ranks) == largest.num_ranks and all(key[0] for key in largest.ranks.values()):
+        return len({names[key] for key in largest.ranks.values() if key in names})
+    return (
+        1 if largest and len(facts.inside_ranks) == largest.num_ranks and len(set(names.values()) - {""}) == 1 else None
+    )
 
 
 def evidence_of_network(facts: LogFacts) -> Evidence | None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from prober.nccl_logs import cause_texts as causes
 from prober.nccl_logs.cause_texts import LogFinding
-from prober.nccl_logs.failure_causes import differing_settings
-from prober.nccl_logs.log_facts import LogFacts, NcclProcess
+from prober.nccl_logs.failure_causes import differing_settings, is_local
+from prober.nccl_logs.log_facts import AMBIGUOUS, LogFacts, NcclProcess
 from prober.nccl_logs.run_facts import RDMA, RunFacts, evidence_of_network, host_names, network_of
 
-_EC2_HOST = re.compile(r"ip-\d+-\d+-\d+-\d+")
 _SPARK_DEVICE = re.compile(r"roce(p1|P2p1)s0f\d$")  # of DGX Spark, whose GPU has no GPUDirect RDMA
 _SOFT_DEVICE = re.compile(r"(rxe|siw)")
-_MIN_CLOUD_INTERFACES = 4  # of plain TCP on one host: NICs of GPUs, for which clouds have plugins
+_MIN_CLOUD_INTERFACES = 4  # of plain TCP on one host, each of a network of its own: NICs of GPUs
+_MIN_EFA_NICS = 4  # of the machine types with GPUDirect RDMA
+_GPU_DIRECT = re.compile(r"plugin:(?!FastSocket$)")  # modules by which GPUs are reached
 _MIN_RANKS_OF_NICS = 4
+_MIN_RANKS_OF_ONE_NIC = 8  # hosts of as many GPUs have more than one NIC
 # Source: AWS, "Maximize network bandwidth with multiple network cards".
 _EFA_NICS = {"p4d.24xlarge": 4, "p4de.24xlarge": 4, "p5.48xlarge": 32, "p5e.48xlarge": 32, "p5en.48xlarge": 16}
 _EFA_NICS |= {"p6-b200.48xlarge": 8, "p6-b300.48xlarge": 16}
@@ -37,8 +42,9 @@ def slow_causes(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
 
 
 def _over_tcp(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
-    network = evidence_of_network(facts)
     sockets = [process for process in facts.processes.values() if network_of(process) == "Socket"]
+    lines = (line for each in sockets for line in (*each.networks.values(), *each.plain.values()))
+    network = next(lines, evidence_of_network(facts))
     if run.network == "plugin:FastSocket":
         yield causes.CLOUD_PLUGIN_MISSING.finding(facts.line("offers-FastSocket") or network)
     ofi = facts.first("ofi-failed", "plugin-failed")
@@ -46,7 +52,7 @@ def _over_tcp(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     if provider and re.match(r"(tcp|sockets|udp)", provider.values["provider"]):
         yield causes.EFA_PLUGIN_FAILED.finding(provider.evidence, network, detail=": libfabric offers TCP only")
     others = ofi or facts.first("no-network")
-    if run.network != "Socket" and not sockets and (run.network in RDMA or not others):
+    if not run.uses_network or (run.network != "Socket" and not sockets and (run.network in RDMA or not others)):
         return
     if ofi and (run.network == "Socket" or sockets or not evidence_of_network(facts)):
         gdr = facts.line("ofi-no-gdr")
@@ -59,13 +65,29 @@ def _over_tcp(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     if verbs := facts.first("no-verbs"):
         yield causes.NO_VERBS.finding(verbs.evidence, network)
     if device := facts.first("no-device"):
-        named = facts.setting("NCCL_IB_HCA")
-        lines = (facts.line("device-unopened"), named.evidence if named else None, network)
-        yield causes.NO_DEVICE.finding(device.evidence, *lines)
+        named = facts.setting("NCCL_IB_HCA", host=device.host)
+        shown = (facts.line("device-unopened"), named.evidence if named else None, network)
+        suggested = _suggests_rdma(facts)
+        detail = "" if suggested else "; nothing else in the logs suggests RDMA, and for Ethernet alone this is right"
+        yield replace(causes.NO_DEVICE.finding(device.evidence, *shown, detail=detail), is_open=not suggested)
+
+
+def _suggests_rdma(facts: LogFacts) -> bool:
+    """Return True if a line suggests that hosts have RDMA: a variable, a device, a plugin or IPoIB."""
+    processes = facts.processes.values()
+    names = (name for each in processes for name in (*each.interfaces, *each.out_of_band, *each.sockets))
+    variables = (name for each in processes for name in each.settings)
+    signs = ("device-unopened", "plugin-loaded", "plugin-named", "plugin-unusable", "cloud-path", "no-network")
+    return (
+        any(name.startswith("ib") for name in names)
+        or any(re.match(r"NCCL_(IB_|NET_GDR_|NET_PLUGIN$|COLLNET_ENABLE$)", name) for name in variables)
+        or any(each.devices or each.gdr_of_hcas for each in processes)
+        or facts.first(*signs, "ofi-failed", "ofi-version") is not None
+    )
 
 
 def _cloud_sign(facts: LogFacts, sockets: list[NcclProcess]) -> LogFinding | None:
-    """Return the finding if a cloud's plugin was named and not loaded, or the host shows that it has one."""
+    """Return the finding if a cloud's plugin was named and not loaded, or the host shows that it may have one."""
     missing = facts.line("no-plugin")
     if unusable := facts.line("plugin-unusable"):
         return causes.CLOUD_PLUGIN_MISSING.finding(unusable, detail="; this one is too old for this NCCL")
@@ -78,12 +100,20 @@ def _cloud_sign(facts: LogFacts, sockets: list[NcclProcess]) -> LogFinding | Non
         return causes.CLOUD_PLUGIN_MISSING.finding(network.evidence, missing)
     if missing and (named or (asked and asked.value != "none")):
         return causes.CLOUD_PLUGIN_MISSING.finding(named or (asked.evidence if asked else None), missing)
-    many = next((process for process in sockets if len(process.sockets) >= _MIN_CLOUD_INTERFACES), None)
-    if many and not any(name.startswith("ib") for name in many.sockets):
-        return causes.CLOUD_PLUGIN_MISSING.finding(facts.signs["offers-Socket"][0].evidence)
-    if missing and any(_EC2_HOST.match(process.host) for process in facts.processes.values()):
-        return causes.CLOUD_PLUGIN_MISSING.finding(missing, detail=" (hosts named like EC2's)")
-    return None
+    many = any(_data_networks(process) >= _MIN_CLOUD_INTERFACES for process in sockets)
+    finding = causes.CLOUD_PLUGIN_MISSING.finding(facts.line("offers-Socket"), missing)
+    return replace(finding, is_open=True) if many else None
+
+
+def _data_networks(process: NcclProcess) -> int:
+    """Return the number of networks of a process that uses sockets; 0 with IPoIB."""
+    networks = set()
+    for name, address in process.sockets.items():
+        if name.startswith("ib"):
+            return 0
+        if not is_local(name, address) and not address.lower().startswith("fe80:"):
+            networks.add(address.rpartition(".")[0] or address[:19])
+    return len(networks)
 
 
 def _software(facts: LogFacts) -> Iterator[LogFinding]:
@@ -111,66 +141,92 @@ def _few_nics_of_efa(facts: LogFacts) -> Iterator[LogFinding]:
 
 
 def _without_gpu_direct(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
-    if run.gdr is not False or (run.network not in RDMA and not facts.first("ofi-no-gdr")):
+    by_gpu = run.network in RDMA or _GPU_DIRECT.match(run.network or "")
+    if run.gdr is not False or (not by_gpu and not facts.first("ofi-no-gdr")):
         return
     platform = facts.first("ofi-platform")
     if platform and platform.values["platform"] not in _EFA_NICS:
         return  # EFA without GPUDirect: the machine type has none
     names = host_names(facts)
     plain = [each for key, each in facts.processes.items() if names[key] in run.plain_hosts]
+    accused = {each.host for each in plain}
     lines = [line for process in plain for line in process.plain.values()]
-    setting = facts.setting("NCCL_NET_GDR_LEVEL", "LOC", "0") or facts.setting("NCCL_NET_GDR_DISABLE", "1")
+    switches = (("NCCL_NET_GDR_LEVEL", "LOC", "0"), ("NCCL_NET_GDR_DISABLE", "1"))
+    found = (facts.setting(*switch, host=host) for switch in switches for host in accused or {""})
+    setting = next(filter(None, found), None)
     line = lines[0] if lines else facts.line("ofi-no-gdr") or evidence_of_network(facts)
     hosts = f": on {', '.join(run.plain_hosts[:8])}, while others do" if run.plain_hosts and run.direct_hosts else ""
     remedy = "Unset the variable that switches it off (NCCL_NET_GDR_LEVEL, NCCL_NET_GDR_DISABLE). " if setting else ""
-    if far := facts.line("far-nic"):
+    distant = (each.evidence for each in facts.signs.get("far-nic", ()) if not accused or each.host in accused)
+    if far := next(distant, None):
         remedy += "NCCL takes GPU and NIC for too far apart: NCCL_NET_GDR_LEVEL=SYS tries it. "
     finding = causes.GDR_OFF.finding(setting.evidence if setting else None, line, far, detail=hosts, remedy=remedy)
-    yield _as_remark(finding) if all(map(_SPARK_DEVICE.match, run.hcas or ("",))) else finding
+    spark = all(map(_SPARK_DEVICE.match, run.hcas or ("",)))
+    provider = facts.first("ofi-provider")
+    nics = max(len(run.hcas), int(provider.values["count"][:6]) if provider else 0)
+    small = run.network == "EFA" and not platform and not facts.first("ofi-no-gdr") and nics < _MIN_EFA_NICS
+    yield _as_remark(finding) if (spark or small) and not run.direct_hosts else finding
 
 
 def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
-    """Yield a host whose ranks use one of several devices, or of whose devices one is named."""
-    local = facts.largest.local_ranks if facts.largest else None
+    """Yield a host whose ranks use one of several devices, or to whose ranks NCCL_IB_HCA allows one."""
+    local = (facts.largest.local_ranks if facts.largest else None) or 0
     hosts: dict[str, list[NcclProcess]] = {}
     for process in facts.processes.values():
         hosts.setdefault(process.host, []).append(process)
-    for members in hosts.values():
+    offers = {host: {device.name for each in members for device in each.devices} for host, members in hosts.items()}
+    for host, members in hosts.items():
         offered = {device.device for process in members for device in process.devices}
         channels = [channel for each in members for channel in (*each.direct.items(), *each.plain.items())]
         used = {device: line for (_, device), line in channels}
         line = next((each.devices_line for each in members if each.devices_line), None)
-        if len(offered) > 1 and len(used) == 1 and set(used) <= offered:
+        numbers = functools.reduce(operator.or_, (each.channels for each in members))
+        if (
+            len(offered) > 1 and len(used) == 1 and set(used) <= offered and numbers & (numbers - 1)
+        ):  # more than one bit
             finding = causes.ONE_NIC.finding(line, *used.values(), detail=f": {len(offered)} are offered")
             carrying = sum(bool(each.direct or each.plain) for each in members)
             if carrying > 1 or run.gdr is False:
                 yield finding if carrying > 1 else _as_remark(finding)
                 return
         setting = next((each.settings["NCCL_IB_HCA"] for each in members if "NCCL_IB_HCA" in each.settings), None)
-        names = setting.value.lstrip("=") if setting else ""
-        if setting and len(offered) == 1 and (local or 0) >= _MIN_RANKS_OF_NICS and not re.search(r"[,^]", names):
-            yield causes.ONE_NIC.finding(setting.evidence, line, detail=f": {local} ranks of a host share {names}")
+        only = _only_device(setting.value) if setting else None
+        if setting and only and offers[host] == {only} and local >= _MIN_RANKS_OF_NICS:
+            detail = f": NCCL_IB_HCA={setting.value} allows {local} ranks of a host {only} alone"
+            finding = causes.ONE_NIC.finding(setting.evidence, line, detail=detail)
+            more = any(len(names) > 1 for names in offers.values()) or not re.search(r"\D0$", only)
+            yield finding if more or local >= _MIN_RANKS_OF_ONE_NIC else _as_remark(finding)
             return
+
+
+def _only_device(value: str) -> str | None:
+    """Return the one device that NCCL_IB_HCA names whole; None if it excludes, is a list, or a prefix without number.
+
+    The form is `[^][=]NAME[:PORT[:RAIL[:PLANE]]],...`. Source: NCCL's guide, and src/misc/utils.cc.
+    """
+    match = re.fullmatch(r"=?([\w-]*\d)(?::\d*){0,3}", value)
+    return match[1] if match else None
 
 
 def _as_remark(finding: LogFinding) -> LogFinding:
     """Return the finding as one that is no verdict: a rank alone on its host uses the NIC nearest to its GPU."""
-    return LogFinding(finding.cause, finding.says, finding.remedy, finding.evidence, is_remark=True)
+    return replace(finding, is_remark=True)
 
 
 def _crossed_rails(facts: LogFacts) -> Iterator[LogFinding]:
     """Yield that most channels leave a host by another NIC than the one by which they enter one."""
     both = [ends for ends in facts.pairs.values() if ends.sent_by is not None and ends.received_by is not None]
+    both = [ends for ends in both if AMBIGUOUS not in (ends.sent_by, ends.received_by)]
     apart = [ends for ends in both if ends.sent_by != ends.received_by]
     setting = facts.setting("NCCL_CROSS_NIC")
     wanted = setting is not None and setting.value == "1"
-    sides: dict[tuple[str, int], tuple[set[int], set[int]]] = {}
-    for (channel, _, _), ends in facts.pairs.items():
+    sides: dict[tuple[str, str, str], tuple[set[int], set[int]]] = {}
+    for (communicator, channel, _, _), ends in facts.pairs.items():
         if ends.sent_by is not None:
-            sides.setdefault((ends.sender_host, channel), (set(), set()))[0].add(ends.sent_by)
+            sides.setdefault((communicator, ends.sender_host, channel), (set(), set()))[0].add(ends.sent_by)
         if ends.received_by is not None:
-            sides.setdefault((ends.receiver_host, channel), (set(), set()))[1].add(ends.received_by)
-    whole = [(sent, received) for sent, received in sides.values() if sent and received]
+            sides.setdefault((communicator, ends.receiver_host, channel), (set(), set()))[1].add(ends.received_by)
+    whole = [ends for ends in sides.values() if all(ends) and AMBIGUOUS not in ends[0] | ends[1]]
     unequal = sum(sent != received for sent, received in whole)
     proven = len(apart) > 1 and len(apart) * 2 >= len(both)
     if proven or (wanted and unequal > 1 and unequal * 2 >= len(whole)):

@@ -88,6 +88,24 @@ def test_escapes_of_a_log_never_reach_the_terminal(command: Command, tmp_path: P
     assert not {"\x1b", "\x07", "\u202e"} & set(done.stdout)
 
 
+def test_name_that_is_no_text_stays_valid_json(command: Command, tmp_path: Path) -> None:
+    name = os.fsdecode(b"rank\xff.log")
+    (tmp_path / name).write_text(info("Using network IB"), encoding="utf-8")
+    record = json.loads(command("doctor", "--log", name, "--json").stdout)
+    assert list(record["files"]) == ["rank\ufffd.log"]
+
+
+def test_tcp_of_hosts_that_may_have_ethernet_alone_exits_with_0(command: Command, tmp_path: Path) -> None:
+    lines = [info("NET/IB : No device found."), info("Using network Socket")]
+    (tmp_path / "a.log").write_text("\n".join(lines), encoding="utf-8")
+    done = command("doctor", "--log", "a.log", "--json")
+    assert (done.code, json.loads(done.stdout)["cause"], json.loads(done.stdout)["open"]) == (
+        0,
+        "tcp-no-ib-device",
+        True,
+    )
+
+
 def test_lines_read_in_part_are_noted(command: Command, tmp_path: Path) -> None:
     (tmp_path / "long.log").write_text(info("Using network IB") + "x" * 1_000_000, encoding="utf-8")
     assert "1 line" in command("doctor", "--log", "long.log").stdout

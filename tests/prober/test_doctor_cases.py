@@ -49,6 +49,15 @@ def points(expected: dict[str, object], found: Diagnosis) -> int:
 
 
 @pytest.mark.skipif(not CASES.exists(), reason="the collection of logs is not here")
+@pytest.mark.parametrize(
+    "case", sorted(path.parent for path in CASES.glob("*/expected.json")), ids=lambda case: case.name
+)
+def test_cause_of_a_real_log_is_the_one_that_its_thread_gives(case: Path) -> None:
+    expected = json.loads((case / "expected.json").read_text(encoding="utf-8"))
+    assert diagnosis(*sorted(case.glob("*.log"))).cause == expected["cause"]
+
+
+@pytest.mark.skipif(not CASES.exists(), reason="the collection of logs is not here")
 def test_nine_tenths_of_the_points_of_real_logs_and_no_alarm_on_a_sound_one() -> None:
     scores, alarms = {}, []
     for case in sorted(path.parent for path in CASES.glob("*/expected.json")):

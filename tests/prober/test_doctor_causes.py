@@ -52,6 +52,16 @@ FAULTS = {
         [warn("socketStartConnect: Connect to 10.0.0.2<4000> failed : Connection refused")],
         [warn("socketPollConnect: exceeded timeouts (20001)")],
         [warn("socketPollConnect: connect to 10.0.0.2<4000> returned No route to host, exceeded error retry count")],
+        [
+            *(info("Using network Socket"), *two_hosts(), net("send", "Socket/0")),
+            warn("socketStartConnect: Connect to 10.0.0.2<4000> failed : Connection refused"),
+        ],
+        [  # NVIDIA/nccl-tests issue 166: the threads of other GPUs go on
+            warn("socketStartConnect: Connect to 10.0.0.2<45763> failed : Software caused connection abort"),
+            info("misc/socket.cc:564 -> 2"),
+            info("Channel 20 : 5[5] -> 4[4] via SHM/direct/direct", gpu=5),
+            net("send", "Socket/0"),
+        ],
         ["Last error:", "socketStartConnect: Connect to 10.0.0.2<4000> failed : Connection timed out"],
     ],
     "gdr-broken": [
@@ -59,11 +69,15 @@ FAULTS = {
         [IB, warn(f"{COMPLETION}error 4, opcode 32564, len 32564, vendor err 81 (Send)")],
         [IB, warn(f"{COMPLETION}status=4 opcode=0 len=0 vendor err 81 (Recv) hca mlx5_0")],
         [IB, warn(f"{COMPLETION}status=IBV_WC_LOC_PROT_ERR(4) opcode=IBV_WC_SEND(0) vendor_err=81 hca mlx5_0")],
+        [IB, warn("Call to ibv_reg_mr failed with error Bad address", "misc/ibvwrap.cc:160")],
         [IB, warn("Call to ibv_reg_mr_iova2 failed with error Bad address", "misc/ibvwrap.cc:200"), FAILED],
     ],
     "rdma-unreachable": [
         [warn("NET/IB : Remote RoCE device is incompatible with the local [0]mlx5_0:1/IB. Try NICs of one link type")],
         [IB, warn(f"{COMPLETION}error 12, opcode 0, len 0, vendor err 129 (Recv)")],
+        [IB, ON_IB, net("send", "IB/0/GDRDMA"), *two_hosts(), warn("NET/IB : Got async event : port error")],
+        [IB, warn("NET/IB : mlx5_0:1 async fatal event on QP (0x7f): local work queue catastrophic error")],
+        [IB, warn("NET/IB : mlx5_0:1 Got async error event: IBV_EVENT_PORT_ERR")],
         [IB, warn(f"{COMPLETION}status=transport retry counter exceeded(12) opcode=SEND(0) vendor_err=129 hca mlx5_0")],
         [ROCE, warn(f"{QP}error Connection timed out", "misc/ibvwrap.cc:187")],
         [ROCE, warn(f"{QP}110 Connection timed out{DEVICE}{GIDS.format(1, 1)}", "misc/ibvwrap.cc:262")],
@@ -130,6 +144,10 @@ FAULTS = {
             ),
         ],
         [
+            *(ON_IB, *two_hosts()),
+            warn("NET/IB : req 0/1 tag 0 peer ::2<58> collective mismatch error, local size 496640 remote size 65536"),
+        ],
+        [
             *(info("NCCL_PROTO set by environment to Simple"), ON_IB, info("Using network IB", "n2", 11)),
             warn("NET/IB : req 0/1 tag 0 peer ::2<58> collective mismatch error, local size 496640 remote size 65536"),
         ],
@@ -147,10 +165,6 @@ FAULTS = {
             ON_TCP,
         ],
         [info(f"NET/Socket : Using {' '.join(f'[{n}]eth{n}:10.0.{n}.4<0>' for n in range(5))}"), ON_TCP],
-        [
-            info("NET/Plugin: Could not find: libnccl-net.so", "ip-10-0-0-4"),
-            info("Using network Socket", "ip-10-0-0-4"),
-        ],
     ],
     "tcp-ib-disabled": [
         [info("NCCL_IB_DISABLE set by environment to 1."), ON_TCP],
@@ -160,14 +174,36 @@ FAULTS = {
         [info("Failed to open libibverbs.so[.1]"), ON_TCP],
         [info("Count not open libibverbs.so.1"), ON_TCP],
     ],
-    "tcp-no-ib-device": [[info("NET/IB : No device found."), ON_TCP]],
+    "tcp-no-ib-device": [
+        [info("NET/IB : No device found."), ON_TCP],
+        [
+            *(info("NET/IB : No device found."), ON_TCP),
+            info(
+                "NET/Socket : Using [0]eth0:10.0.0.4<0> [1]cali1:10.1.0.1<0> [2]veth2:10.2.0.1<0>"
+                " [3]docker0:172.17.0.1<0> [4]eth1:fe80::1<0> [5]eth2:fe80::2<0>"
+            ),
+        ],
+    ],
     "software-rdma": [[info("NET/IB : Using [0]siw_eth0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>"), ON_IB]],
     "gdr-off": [
         [IB, ON_IB, net("send", "IB/0"), net("receive", "IB/0")],
+        [info("Using network gIB"), net("send", "gIB/0")],
+        [info("Using network FasTrak"), net("send", "FasTrak/0")],
         [info("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"), IB, ON_IB],
     ],
     "one-nic-of-many": [
-        [IB, ON_IB, *(info(f"Channel 00/0 : {n}[{n}] -> 9[1] [send] via NET/IB/0/GDRDMA", pid=n) for n in (10, 11))],
+        [
+            *(IB, ON_IB),
+            *(
+                info(f"Channel {channel:02d}/0 : {n}[{n}] -> 9[1] [send] via NET/IB/0/GDRDMA", pid=n)
+                for n in (10, 11)
+                for channel in (0, 1)
+            ),
+        ],
+        [
+            *(info("NCCL_IB_HCA set by environment to =mlx5_0:1"), ON_IB, info("NET/IB : Using [0]mlx5_0:1/IB [RO]")),
+            info("comm 0x5 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0"),
+        ],
         [
             info("NET/OFI Running on p5.48xlarge platform, topology file x"),
             info("NET/OFI Selected provider is efa, fabric is efa (found 8 nics)"),
@@ -437,3 +473,64 @@ def test_an_event_of_a_port_that_works_is_no_failure(event: str) -> None:
     found = diagnosed(IB, ON_IB, *two_hosts(), gpu_direct, warn(f"NET/IB : mlx5_0:1 Got async error event: {event}"))
 
     assert found.cause == SOUND
+
+
+def test_tcp_is_open_unless_something_suggests_rdma() -> None:
+    none = info("NET/IB : No device found.")
+    assert diagnosed(none, ON_TCP, *two_hosts()).is_open
+    for line in (info("NCCL_IB_GID_INDEX set by environment to 3."), info("Bootstrap : Using ibp12s0:10.0.0.1<0>")):
+        assert not diagnosed(none, ON_TCP, *two_hosts(), line).is_open
+    assert not diagnosed(none, ON_TCP, *two_hosts(), ROCE.replace("n1:", "n2:")).is_open
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        warn("socketProgress: Connection closed by remote peer n2<4000>"),
+        warn("Cuda failure 2 'out of memory'", "transport/p2p.cc:273"),
+    ],
+)
+def test_trace_through_multicast_after_another_error_is_not_the_cause(root: str) -> None:
+    found = diagnosed(IB, ON_IB, root, info("transport/nvls.cc:409 -> 1"), info("init.cc:1303 -> 1"))
+    assert found.cause is None
+
+
+def test_connection_that_is_refused_after_a_peer_ended_is_not_the_cause() -> None:
+    closed = warn("socketProgress: Connection closed by remote peer n2<4000>")
+    refused = warn("socketStartConnect: Connect to 10.0.0.2<4000> failed : Connection refused")
+    assert diagnosed(IB, ON_IB, *two_hosts(), closed, refused).cause != "bootstrap-blocked"
+
+
+def test_run_that_may_stay_on_one_host_has_no_verdict_about_tcp() -> None:
+    one = info("comm 0x5 rank 0 nranks 8 cudaDev 0 busId 1000 - Init COMPLETE")
+    found = diagnosed(info("NET/IB : No device found."), ON_TCP, one, info("Channel 00 : 0[1] -> 1[2] via P2P/IPC"))
+    assert found.cause is None
+    assert "one host" in found.says
+
+
+def test_evidence_is_of_the_host_that_is_accused() -> None:
+    other, level = "n1", "NCCL_NET_GDR_LEVEL set by environment to LOC"
+    channels = [net("send", "IB/0/GDRDMA"), info("Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0", "n2", 11)]
+    found = diagnosed(IB, ON_IB, info(level, other), *channels)
+    assert {line.text.partition(":")[0] for line in found.evidence} == {"n2"}
+    docker = [info(f"Bootstrap : Using docker0:172.17.0.{n}<0>", f"n{n}", n) for n in (1, 2)]
+    found = diagnosed(info("Bootstrap : Using eth0:10.0.0.3<0>", "n3"), *docker)
+    assert found.cause == "wrong-interface"
+    assert found.evidence[0].text.startswith("n1:1:")
+
+
+def test_communicators_without_an_identity_are_told_apart_by_their_ranks() -> None:
+    made = "comm 0x{} rank {} nranks 4 cudaDev 0 busId 1000 - Init COMPLETE"
+    lines = [info(made.format(pid, pid % 4), f"n{pid // 4}", pid) for pid in range(8)]
+    facts = facts_of("\n".join([*lines, info(made.format("a", 0), "n0", 0)]))
+    assert [len(each.ranks) for each in facts.communicators.values()] == [4, 4, 1]
+
+
+def test_last_of_several_runs_in_a_log_is_read_and_joined_logs_are_one() -> None:
+    start = "ncclCommInitRank comm 0x5 rank {} nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x{} - Init START"
+    first = [info(start.format(0, 7), pid=1), warn("Connection closed by remote peer"), info("init.cc:1 -> 6", pid=1)]
+    facts = facts_of("\n".join([*first, info("Using network IB", pid=2), info(start.format(0, 8), pid=2)]))
+    assert (facts.restarts, [each.pid for each in facts.processes.values()]) == ({"log0": 4}, ["2"])
+    assert list(facts.communicators) == ["0x8"]
+    joined = facts_of("\n".join([*first, info("Using network IB", pid=2), info(start.format(1, 7), pid=2)]))
+    assert (joined.restarts, len(joined.communicators["0x7"].ranks)) == ({}, 2)

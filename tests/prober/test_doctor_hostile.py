@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from prober.nccl_logs import log_facts, nccl_lines
 from prober.nccl_logs.diagnose import diagnose
-from prober.nccl_logs.nccl_lines import MAX_LINE_BYTES, MAX_SHOWN
+from prober.nccl_logs.nccl_lines import MAX_SHOWN
 from prober.nccl_logs.read_log import read_log
 from prober.nccl_logs.run_table import communicator_rows, host_rows
 from tests.builders.nccl_logs import diagnosed, facts_of, info, warn
@@ -74,17 +75,38 @@ def test_long_line_is_read_in_part_and_counted() -> None:
 
 def test_reading_takes_no_more_of_a_line_than_the_limit() -> None:
     class Endless(io.RawIOBase):
-        largest = 0
+        given = 0
 
         def readline(self, size: int | None = -1) -> bytes:
             assert size is not None
-            assert size > 0
-            self.largest = max(self.largest, size)
-            return b""
+            assert 0 < size <= 1 << 20
+            self.given += size
+            return (b"NCCL" * size)[:size] if self.given < 1 << 26 else b""
 
-    log = Endless()
-    read_log(log, "log", log_facts.LogFacts())  # type: ignore[arg-type]
-    assert log.largest == MAX_LINE_BYTES
+    log, facts = Endless(), log_facts.LogFacts()
+    read_log(log, "log", facts)  # type: ignore[arg-type]
+    assert log.given >= 1 << 26
+    assert (facts.files["log"].lines, facts.files["log"].cut) == (1, 1)
+
+
+def test_memory_is_bounded_with_the_bytes_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_facts, "MAX_KEPT_BYTES", 1 << 20)
+
+    def lines() -> Iterator[str]:
+        for number in range(3_000):
+            host = f"host-{number:0100}"
+            yield info("NET/IB : Using " + " ".join(f"[{n}]mlx5_{n}:1/IB" for n in range(60)), host, number)
+            yield info("NCCL_X set by environment to " + "\U0001f600" * 250, host, number)
+            yield info(f"comm 0x{number} rank {number} nranks 9000 cudaDev 0 commId 0x1 - Init START", host, number)
+
+    log = io.BytesIO("\n".join(lines()).encode())
+    facts = log_facts.LogFacts()
+    tracemalloc.start()
+    read_log(log, "log", facts)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 2 * (1 << 20)
+    assert facts.left_out > 1_000
 
 
 def test_what_is_kept_is_bounded() -> None:
@@ -96,7 +118,7 @@ def test_what_is_kept_is_bounded() -> None:
             yield info(f"comm 0x{number} rank 1 nranks 2 cudaDev 0 nvmlDev 0 busId 1 commId 0x{number} - Init START")
 
     facts = facts_of("\n".join(lines()))
-    assert len(facts.processes) == log_facts.MAX_PROCESSES
+    assert len(facts.processes) <= log_facts.MAX_PROCESSES
     assert len(facts.communicators) == log_facts.MAX_COMMUNICATORS
     assert max(len(process.settings) for process in facts.processes.values()) == log_facts.MAX_NAMES
     assert len(facts.signs["version-mismatch"]) == log_facts.MAX_SIGHTINGS
