@@ -11,8 +11,8 @@ from holmes_cli.screen.show_doctor import MAX_ROWS, print_finding, print_sentenc
 from holmes_cli.screen.terminal import out
 from holmes_core.units import format_bytes, format_rate
 from prober.running.diagnose_run import RunDiagnosis
-from prober.running.processes import Rank
-from prober.running.watched_run import Path, WatchedRun
+from prober.running.processes import WatchedRank
+from prober.running.watched_run import BytePath, WatchedRun
 
 _OF_RANKS = ("rank", "host", "process", "state", "CPU", "helpers", "GPU", "connections", "disk")
 _OF_PATHS = ("from", "to", "interface", "bytes", "rate", "link")
@@ -40,7 +40,7 @@ def show_watched(diagnosis: RunDiagnosis, run: WatchedRun) -> None:
         print_sentence(f"note: {note}")
 
 
-def _rank_cells(run: WatchedRun, rank: Rank) -> tuple[str, ...]:
+def _rank_cells(run: WatchedRun, rank: WatchedRank) -> tuple[str, ...]:
     use, moved, seconds = run.utilisation_of(rank), run.bytes_of(rank), run.by_name[rank.host].seconds
     disk = None if rank.read_bytes is None else rank.read_bytes + (rank.written_bytes or 0)
     helpers = f"{len(rank.helpers)}: {sum(each.cpu_share for each in rank.helpers):.0%}" if rank.helpers else "none"
@@ -52,7 +52,7 @@ def _rank_cells(run: WatchedRun, rank: Rank) -> tuple[str, ...]:
     )
 
 
-def _path_cells(run: WatchedRun, path: Path) -> tuple[str, ...]:
+def _path_cells(run: WatchedRun, path: BytePath) -> tuple[str, ...]:
     host = run.by_name.get(path.sender) or run.by_name[path.receiver]
     speed = next((each.speed_bytes_per_s for each in host.interfaces if each.name == path.interface), None)
     rate = format_rate(path.sent_bytes / host.seconds)

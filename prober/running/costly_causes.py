@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from holmes_core.units import format_bytes, format_rate
 from prober.running import running_texts as causes
 from prober.running.byte_counts import Interface
-from prober.running.processes import Rank
+from prober.running.processes import WatchedRank
 from prober.running.running_texts import RunFinding
 from prober.running.standing_causes import is_idle, named
 from prober.running.watched_host import WatchedHost
-from prober.running.watched_run import Path, WatchedRun, interface_of
+from prober.running.watched_run import BytePath, WatchedRun, interface_of
 
 LOW_CLOCK = 0.8  # of the median of the run's GPUs: boost clocks of sound ones differ less
 BUSY_SHARE = 0.8  # of a core
@@ -42,7 +42,7 @@ def costly_causes(run: WatchedRun) -> Iterator[RunFinding]:
     yield from _tensor_across(run)
 
 
-def _gpu_slowed(run: WatchedRun, host: WatchedHost, ranks: Sequence[Rank]) -> Iterator[RunFinding]:
+def _gpu_slowed(run: WatchedRun, host: WatchedHost, ranks: Sequence[WatchedRank]) -> Iterator[RunFinding]:
     mine = {gpu.index: gpu for rank in ranks if (gpu := host.gpu_of(rank))}
     all_gpus = [gpu for rank in run.ranks if (gpu := run.by_name[rank.host].gpu_of(rank))]
     usual = statistics.median([gpu.clock_mhz for gpu in all_gpus if gpu.clock_mhz] or [0.0])
@@ -71,7 +71,7 @@ def _cpu_taken(host: WatchedHost) -> Iterator[RunFinding]:
         yield causes.CPU_TAKEN.finding(detail, *lines[:3], cost=min(1.0, others / host.cores))
 
 
-def _one_nic(host: WatchedHost, ranks: Sequence[Rank]) -> Iterator[RunFinding]:
+def _one_nic(host: WatchedHost, ranks: Sequence[WatchedRank]) -> Iterator[RunFinding]:
     active = [port for port in host.ports if port.is_active and port.traffic is not None]
     total = sum(port.traffic.total for port in active if port.traffic)
     for port in active:
@@ -125,7 +125,7 @@ def _loading(run: WatchedRun) -> Iterator[RunFinding]:
             yield cause.finding(detail, *lines[:3], cost=statistics.fmean(cost for _, cost, _ in ranks))
 
 
-def _loading_line(run: WatchedRun, rank: Rank, busy: int) -> str:
+def _loading_line(run: WatchedRun, rank: WatchedRank, busy: int) -> str:
     use = run.utilisation_of(rank)
     gpu = "" if use is None else f"its GPU computes {use:.0%} of the time, "
     loaders = f", {busy} of {len(rank.helpers)} loaders at a core each" if busy else ""
@@ -143,7 +143,7 @@ def _slow_rank(run: WatchedRun) -> Iterator[RunFinding]:
         yield causes.SLOW_RANK.finding(named(slowest), *lines, cost=1 - mean / slowest.cpu_share)
 
 
-def _between(run: WatchedRun) -> list[tuple[Path, float]]:
+def _between(run: WatchedRun) -> list[tuple[BytePath, float]]:
     """Return the paths between hosts that carry bulk, with their rates."""
     paths = [path for path in run.paths if path.leaves_host and path.sender in run.by_name]
     rated = [(path, path.sent_bytes / run.by_name[path.sender].seconds) for path in paths]

@@ -1,7 +1,7 @@
 """Training processes of a host: the ranks, their helpers, and who else computes, from two readings of /proc.
 
-Source: proc(5). A rank is the first process of its family with that RANK that is no shell; what it starts are helpers:
-loaders of data, mostly.
+Source: proc(5). A rank is the first process of its family with that RANK that is no shell. The processes that it
+starts are helpers, mostly loaders of data.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Helper:
 
 
 @dataclass(frozen=True)
-class Rank:
-    """A rank as it was watched. `states` and `waits` are those of its main thread, one for each snapshot.
+class WatchedRank:
+    """A rank as it was watched. `states` and `waits` are of its main thread, one for each snapshot.
 
-    Shares are CPU seconds a second: of all its threads, and of the main one. Bytes are those of the disk; None where
+    Shares are CPU seconds a second: of all its threads, and of the main one. Bytes are of the disk; None where
     the kernel does not show them.
     """
 
@@ -138,7 +138,7 @@ def variables_by_pid(facts: Mapping[int, Sequence[str]], slurm_job: str | None) 
 def families(variables: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[JobKey, int, list[int]]]:
     """Yield each rank of each job with the processes that have its variables.
 
-    Where any process has RANK, those of Slurm or MPI alone are launchers.
+    Where any process has RANK, one that has only a number of Slurm or MPI is a launcher.
     """
     ranked = {pid: found for pid, found in variables.items() if "RANK" in found} or variables
     members: dict[tuple[JobKey, int], list[int]] = {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from holmes_core.units import format_names
 from prober.running import running_texts as causes
-from prober.running.processes import Rank
+from prober.running.processes import WatchedRank
 from prober.running.running_texts import FAILURE, RunFinding
 from prober.running.watched_run import WatchedRun
 
@@ -27,7 +27,7 @@ def standing_causes(run: WatchedRun) -> Iterator[RunFinding]:
     yield from _hanging(run)
 
 
-def is_idle(run: WatchedRun, rank: Rank) -> bool:
+def is_idle(run: WatchedRun, rank: WatchedRank) -> bool:
     """Return True if the rank neither computes, nor sends, nor reads or writes a disk."""
     seconds = run.by_name[rank.host].seconds
     moved = (run.bytes_of(rank) or 0) > IDLE_BYTES_PER_S * seconds
@@ -36,12 +36,12 @@ def is_idle(run: WatchedRun, rank: Rank) -> bool:
     return not (moved or disk or computes or (run.utilisation_of(rank) or 0) > 0.1 or "D" in rank.states)
 
 
-def named(rank: Rank) -> str:
+def named(rank: WatchedRank) -> str:
     """Return the rank with its host and process."""
     return f"rank {rank.number} on {rank.host} (PID {rank.pid})"
 
 
-def wait_of(rank: Rank) -> str | None:
+def wait_of(rank: WatchedRank) -> str | None:
     """Return the place in the kernel where its main thread waited in most snapshots; None where that is not shown."""
     known = [wait for wait in rank.waits if wait not in ("0", "")]
     return Counter(known).most_common(1)[0][0] if known else None
@@ -104,7 +104,7 @@ def _hanging(run: WatchedRun) -> Iterator[RunFinding]:
         yield causes.HANGING.finding(detail, *lines, cost=FAILURE)
 
 
-def _at_another_place(idle: list[Rank]) -> list[Rank]:
+def _at_another_place(idle: list[WatchedRank]) -> list[WatchedRank]:
     """Return the ranks that wait elsewhere than most; none where most do not agree or a place is not shown."""
     places = Counter(map(wait_of, idle))
     (place, count), *_ = places.most_common(1)
@@ -113,7 +113,7 @@ def _at_another_place(idle: list[Rank]) -> list[Rank]:
     return [rank for rank in idle if wait_of(rank) != place]
 
 
-def _spins(run: WatchedRun, rank: Rank) -> bool:
+def _spins(run: WatchedRun, rank: WatchedRank) -> bool:
     return rank.cpu_share >= SPINNING_SHARE or (run.utilisation_of(rank) or 0) >= 0.9
 
 

@@ -23,7 +23,7 @@ from prober.running.gpu_samples import WatchedGpu, parse_gpu_processes, parse_gp
 from prober.running.processes import (
     Helper,
     ProcessStat,
-    Rank,
+    WatchedRank,
     cpu_shares,
     facts_by_pid,
     families,
@@ -65,7 +65,7 @@ class WatchedHost:
     seconds: float = 0.0
     cores: int | None = None
     is_root: bool | None = None
-    ranks: tuple[Rank, ...] = ()
+    ranks: tuple[WatchedRank, ...] = ()
     others: tuple[Busy, ...] = ()
     connections: tuple[Connected, ...] | None = None
     interfaces: tuple[Interface, ...] = ()
@@ -81,7 +81,7 @@ class WatchedHost:
         """The cores that processes outside the training keep busy."""
         return sum(each.cpu_share for each in self.others)
 
-    def gpu_of(self, rank: Rank) -> WatchedGpu | None:
+    def gpu_of(self, rank: WatchedRank) -> WatchedGpu | None:
         """Return the GPU that the rank computes on, if nvidia-smi says it or its variables do."""
         uuids = {uuid for pid in (rank.pid, *(each.pid for each in rank.helpers)) for uuid in self.holders.get(pid, ())}
         if len(uuids) == 1:
@@ -161,7 +161,7 @@ def _ranks(
     last: Mapping[int, ProcessStat],
     shares: Mapping[int, float],
     slurm_job: str | None,
-) -> Iterator[Rank]:
+) -> Iterator[WatchedRank]:
     """Yield the ranks of all jobs that run on the host."""
     variables = variables_by_pid(facts_by_pid(found.of(asked.ENVIRONMENT), "environ"), slurm_job)
     words = facts_by_pid(found.of(asked.COMMAND_LINES), "cmdline")
@@ -176,7 +176,7 @@ def _ranks(
             continue
         process, helpers = split
         pid = process.pid
-        yield Rank(
+        yield WatchedRank(
             host=host,
             number=number,
             pid=pid,

@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from prober.running.byte_counts import Connected, Interface, RdmaPort, host_of
-from prober.running.processes import JobKey, Rank
+from prober.running.processes import JobKey, WatchedRank
 from prober.running.watched_host import WatchedHost
 
 
-class Path(NamedTuple):
+class BytePath(NamedTuple):
     """Bytes from a host to another, or to itself, by one of its interfaces; `is_watched` is the other end."""
 
     sender: str
@@ -35,7 +35,7 @@ class WatchedRun:
 
     hosts: tuple[WatchedHost, ...]
     job: JobKey | None
-    ranks: tuple[Rank, ...]
+    ranks: tuple[WatchedRank, ...]
     other_ranks: int
 
     @property
@@ -49,29 +49,29 @@ class WatchedRun:
         return {host.name: host for host in self.hosts}
 
     @cached_property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[BytePath, ...]:
         """Bytes by sender, receiver and interface, most first."""
         sums: Counter[tuple[str, str, str, bool]] = Counter()
         for path in self._paths():
             sums[path.sender, path.receiver, path.interface, path.is_watched] += path.sent_bytes
-        return tuple(Path(*ends[:3], total, ends[3]) for ends, total in sums.most_common())
+        return tuple(BytePath(*ends[:3], total, ends[3]) for ends, total in sums.most_common())
 
-    def of_host(self, name: str) -> list[Rank]:
+    def of_host(self, name: str) -> list[WatchedRank]:
         """Return the ranks on the host."""
         return [rank for rank in self.ranks if rank.host == name]
 
-    def connections_of(self, rank: Rank) -> list[Connected]:
+    def connections_of(self, rank: WatchedRank) -> list[Connected]:
         """Return the rank's TCP connections."""
         pids = {rank.pid, *(each.pid for each in rank.helpers)}
         return [each for each in self.by_name[rank.host].connections or () if pids & set(each.pids)]
 
-    def bytes_of(self, rank: Rank) -> int | None:
+    def bytes_of(self, rank: WatchedRank) -> int | None:
         """Return the bytes on the rank's connections, both ways; None where its host shows none."""
         if self.by_name[rank.host].connections is None or rank.foreign_network:
             return None
         return sum(each.traffic.total for each in self.connections_of(rank))
 
-    def utilisation_of(self, rank: Rank) -> float | None:
+    def utilisation_of(self, rank: WatchedRank) -> float | None:
         """Return the share of time that its GPU computes, if it has one that is seen."""
         gpu = self.by_name[rank.host].gpu_of(rank)
         return gpu.utilisation if gpu else None
@@ -79,7 +79,7 @@ class WatchedRun:
     def missing_local(self) -> Iterator[tuple[str, list[int], int]]:
         """Yield a host that lacks ranks which its launcher started: their local numbers, and how many it started."""
         for host in self.answered:
-            groups: dict[str, list[Rank]] = {}
+            groups: dict[str, list[WatchedRank]] = {}
             for rank in self.of_host(host.name):
                 groups.setdefault(rank.variables.get("GROUP_RANK", ""), []).append(rank)
             for members in groups.values():
@@ -105,7 +105,7 @@ class WatchedRun:
             if self.of_host(host.name):
                 yield from ((host, port) for port in host.ports if port.is_active)
 
-    def _paths(self) -> Iterator[Path]:
+    def _paths(self) -> Iterator[BytePath]:
         owners = self._owners()
         ends = {(each.local, each.remote): host.name for host in self.answered for each in host.connections or ()}
         for rank in self.ranks:
@@ -115,9 +115,9 @@ class WatchedRun:
                 is_inside = local == remote or _is_loopback(remote)
                 peer = host.name if is_inside else ends.get((each.remote, each.local)) or owners.get(remote)
                 interface = "lo" if is_inside else _interface_name(host, local)
-                yield Path(host.name, peer or remote, interface, each.traffic.sent, peer is not None)
+                yield BytePath(host.name, peer or remote, interface, each.traffic.sent, peer is not None)
                 if peer is None:
-                    yield Path(remote, host.name, interface, each.traffic.received, False)
+                    yield BytePath(remote, host.name, interface, each.traffic.received, False)
 
     def _owners(self) -> dict[str, str]:
         """Return the host of each address that one host alone has."""
@@ -128,7 +128,10 @@ class WatchedRun:
 
 def watched_run(hosts: Sequence[WatchedHost]) -> WatchedRun:
     """Return the run with the most ranks; ranks of others are counted."""
-    ranks = [rank for host in hosts for rank in host.ranks]
+    every = [rank for host in hosts for rank in host.ranks]
+    own = {(rank.job, rank.number) for rank in every if not rank.foreign_network}
+    # Hosts that share a kernel, as containers do, see the processes of each other.
+    ranks = [rank for rank in every if not rank.foreign_network or (rank.job, rank.number) not in own]
     counts = Counter(rank.job for rank in ranks)
     job = max(counts, key=lambda key: (counts[key], key.port, key.run), default=None)
     chosen = sorted((rank for rank in ranks if rank.job == job), key=lambda rank: (rank.number, rank.host, rank.pid))
