@@ -52,7 +52,7 @@ def doctor_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON instead.")] = False,
 ) -> None:
-    """Say why a run that Holmes did not start is slow or fails: one verdict, while it runs or from the logs of NCCL."""
+    """Say why a run that Holmes did not start is slow or fails: a verdict while it runs, or from NCCL's logs."""
     if log:
         cause = _of_logs(files or [], as_json)
     elif anonymized is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests import doc_session
 from tests.builders.nccl_logs import info, warn
+from tests.builders.watched_runs import RECORDED, Watched
 from tests.cli.conftest import Command
 
 LOGS = Path(__file__).parents[1] / "data" / "nccl_logs"
@@ -93,11 +94,43 @@ def test_lines_read_in_part_are_noted(command: Command, tmp_path: Path) -> None:
     assert "1 line" in command("doctor", "--log", "long.log").stdout
 
 
+def test_recording_of_a_watched_run_is_replayed_with_the_exit_codes_of_logs(command: Command, tmp_path: Path) -> None:
+    assert command("doctor", "--replay", str(RECORDED)).code == 0
+    watched = Watched()
+    watched.state("a1", "TTTTTT")
+    watched.process("a1", 70001, "\x1b[31mx\x07", 0.9)
+    watched.write(tmp_path / "stopped")
+    done = command("doctor", "--replay", "stopped", "--json")
+    record = json.loads(done.stdout)
+    assert done.code == 1
+    assert RECORD - {"network", "interfaces", "hcas", "gdr", "nnodes", "nccl_version"} <= set(record)
+    assert (record["cause"], record["nranks"]) == ("stopped-process", 2)
+    assert not {"\x1b", "\x07"} & set(command("doctor", "--replay", "stopped").stdout)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("a1", "a2"),
+        ("a1", "--replay", "."),
+        ("--replay", "."),
+        ("--anonymize", "copy"),
+        ("--slurm", "1;id"),
+        ("x.yaml",),
+    ],
+)
+def test_wrong_usage_of_the_watch_exits_with_2(command: Command, words: tuple[str, ...]) -> None:
+    done = command("doctor", *words)
+    assert done.code == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stdout == ""
+
+
 @pytest.mark.process
 def test_commands_of_the_doctor_page_show_true_output(tmp_path: Path) -> None:
     doc_session.prepare(doc_session.DOCTOR, tmp_path)
     commands = doc_session.sessions(doc_session.DOCTOR.read_text(encoding="utf-8"))
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command, shown in commands:
         done = doc_session.run(command, tmp_path, columns=100)
         assert (done.stderr, done.stdout) == ("", shown)

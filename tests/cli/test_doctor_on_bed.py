@@ -65,8 +65,8 @@ def ranks(site: Site) -> Iterator[dict[int, int]]:
         started.append(subprocess.Popen(command, cwd=site.folder, start_new_session=True))
     try:
         steps = [site.folder / f"steps-{rank}" for rank in (0, 1)]
-        ended = lambda: any(process.poll() is not None for process in started)  # noqa: E731
-        assert eventually(lambda: ended() or all(step.exists() for step in steps)) and not ended()
+        assert eventually(lambda: all(step.exists() for step in steps) or _one_ended(started))
+        assert not _one_ended(started)
         yield {rank: pid for rank in (0, 1) for pid in [_pid_of(site, HOSTS[rank], rank)]}
     finally:
         for process in started:
@@ -76,6 +76,10 @@ def ranks(site: Site) -> Iterator[dict[int, int]]:
             for pid in site.bed.guest_pids(name):
                 if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
+
+
+def _one_ended(processes: list[subprocess.Popen[bytes]]) -> bool:
+    return any(process.poll() is not None for process in processes)
 
 
 def _pid_of(site: Site, host: str, rank: int) -> int:
