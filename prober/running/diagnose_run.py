@@ -120,7 +120,7 @@ def _notes(run: WatchedRun) -> Iterator[str]:
     yield from (f"{line}; it was left out" for line in _failures(run))
     if run.other_ranks:
         yield f"{run.other_ranks} ranks of other trainings run on the hosts and were left out"
-    empty = [host.name for host in run.answered if not run.of_host(host.name)]
+    empty = [host.name for host in run.answered if not run.of_host(host.name) and not host.is_root]
     if run.ranks and empty:
         yield f"no rank was found on {format_names(empty, MAX_NAMED)}: root sees processes of other users too"
     blind = [host.name for host in run.answered if host.ranks and host.connections is None]

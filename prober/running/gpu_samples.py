@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_GPUS = 64
-_NUM_FIELDS = 8
+_NUM_FIELDS = 7
 # Bits of the reasons why a GPU's clock is low that are faults: a sound GPU may be at its power cap.
 FAULT_REASONS = {
     0x08: "HW slowdown",
@@ -27,7 +27,6 @@ class WatchedGpu:
     utilisations: tuple[float, ...]
     clocks_mhz: tuple[float, ...]
     max_clock_mhz: float | None
-    power_w: float | None
     ecc_errors: tuple[int, ...]
     reasons: tuple[int, ...]
 
@@ -65,16 +64,14 @@ def _gpu(index: int, uuid: str, rows: Sequence[Sequence[str]]) -> WatchedGpu:
     def numbers(column: int) -> tuple[float, ...]:
         return tuple(float(row[column]) for row in rows if re.fullmatch(r"\d{1,9}(\.\d{1,6})?", row[column]))
 
-    maxima, powers = numbers(4), numbers(5)
     return WatchedGpu(
         index=index,
         uuid=uuid,
         utilisations=tuple(value for value in numbers(2) if value <= 100),
         clocks_mhz=numbers(3),
-        max_clock_mhz=max(maxima, default=None),
-        power_w=statistics.fmean(powers) if powers else None,
-        ecc_errors=tuple(int(value) for value in numbers(6)),
-        reasons=tuple(int(row[7], 16) for row in rows if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", row[7])),
+        max_clock_mhz=max(numbers(4), default=None),
+        ecc_errors=tuple(int(value) for value in numbers(5)),
+        reasons=tuple(int(row[6], 16) for row in rows if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", row[6])),
     )
 
 

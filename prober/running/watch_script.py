@@ -26,7 +26,8 @@ _RANK = "^(RANK|SLURM_PROCID|OMPI_COMM_WORLD_RANK)="
 _ALLOWED = f"^({'|'.join(READ_VARIABLES)}|NCCL_[A-Z0-9_]+)=[^[:cntrl:]]{{0,200}}"
 _FIND = f"pids=$(grep -lsazE '{_RANK}' /proc/[0-9]*/environ 2>/dev/null | head -n {MAX_PROCESSES} | tr -dc '0-9\\n')"
 _HAS_PIDS = '[ -n "$pids" ]'
-_HAS_GPUS = "command -v nvidia-smi >/dev/null 2>&1"
+# A nvidia-smi that hung is not run again. Its exit code is noted by the test before the next command.
+_HAS_GPUS = "command -v nvidia-smi >/dev/null 2>&1 && case $smi in 124|137) false;; esac"
 _BOUND = f"2>/dev/null | head -c {MAX_KEPT_BYTES}"
 # Of a command line: the program, names of scripts, modules and options, and whole numbers. Every other word is ***.
 _MASK = (
@@ -102,7 +103,7 @@ PORT_COUNTERS = Command(
     when="has /sys/class/infiniband/*",
     shown="grep -H . /sys/class/infiniband/NAME/ports/PORT/counters",
 )
-_FIELDS = "index,uuid,utilization.gpu,clocks.sm,clocks.max.sm,power.draw,ecc.errors.uncorrected.volatile.total"
+_FIELDS = "index,uuid,utilization.gpu,clocks.sm,clocks.max.sm,ecc.errors.uncorrected.volatile.total"
 
 
 def _gpu_query(reasons: str, when: str) -> Command:
@@ -111,7 +112,7 @@ def _gpu_query(reasons: str, when: str) -> Command:
 
 
 GPUS = _gpu_query("clocks_event_reasons", _HAS_GPUS)
-GPUS_BEFORE_535 = _gpu_query("clocks_throttle_reasons", f"{_HAS_GPUS} && {UNKNOWN_FIELD}")
+GPUS_BEFORE_535 = _gpu_query("clocks_throttle_reasons", f"{_HAS_GPUS} && smi=$code && {UNKNOWN_FIELD}")
 GPU_PROCESSES = Command(
     "nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader,nounits", limited=True, when=_HAS_GPUS
 )

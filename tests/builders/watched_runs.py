@@ -101,7 +101,7 @@ class Watched:
         self, host: str, *, use: int = 95, clock: int = 1900, reasons: str = "0x0", ecc: tuple[int, int] = (0, 0)
     ) -> None:
         """Give the host one GPU, which its rank uses."""
-        rows = [f"0, GPU-{host}, {use}, {clock}, 1980, 600.0, {count}, {reasons}\n" for count in ecc]
+        rows = [f"0, GPU-{host}, {use}, {clock}, 1980, {count}, {reasons}\n" for count in ecc]
         self.answer(host, asked.GPUS, *rows)
         self.answer(host, asked.GPU_PROCESSES, f"GPU-{host}, {PIDS[host]}\n")
 

@@ -134,3 +134,23 @@ def test_commands_of_the_doctor_page_show_true_output(tmp_path: Path) -> None:
     for command, shown in commands:
         done = doc_session.run(command, tmp_path, columns=100)
         assert (done.stderr, done.stdout) == ("", shown)
+
+
+@pytest.mark.process
+def test_nodes_of_a_slurm_job_are_watched_by_steps_in_it_and_ranks_of_other_jobs_left_out(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, script in {
+        "squeue": 'case "$*" in *--jobs=4711*) echo "n[1-2]";; esac',
+        "srun": '[ "$SLURM_JOB_ID" = 4711 ] || exit 1; while [ "$1" != /bin/sh ]; do shift; done; exec "$@"',
+    }.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    done = command("doctor", "--slurm", "4711", "--seconds", "2", "--json", "--record", "kept")
+    record = json.loads(done.stdout)
+    assert (record["cause"], record["ranks"]) == (None, [])
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["n1", "n2"]
+    assert command("doctor", "--slurm", "12").code == 2

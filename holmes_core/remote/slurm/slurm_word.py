@@ -62,7 +62,7 @@ def job_environment(job: str, environ: Mapping[str, str]) -> dict[str, str]:
     nodes = _answer(("squeue", f"--jobs={job}", "--format=%N"), environ) if re.fullmatch("[0-9_+]{1,32}", job) else []
     if not nodes or not nodes[0].strip():
         raise HolmesError(f"--slurm {job}: Slurm names no nodes of it", "`squeue --me` lists the jobs that run")
-    outside = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
+    outside = {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
     return {**outside, JOB: job, NODES: nodes[0].strip()}
 
 
