@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -66,17 +67,7 @@ def probe(
     """
     if record is not None:
         refuse_used_folder(record)
-    entries = hosts_file.hosts
-    with ThreadPoolExecutor(max_workers=min(MAX_AT_ONCE, len(entries))) as pool:
-        jobs = {
-            pool.submit(_ask_host, hosts_file, entry, position): entry.name for position, entry in enumerate(entries)
-        }
-        answers = {}
-        for job in as_completed(jobs):
-            name = jobs[job]
-            answers[name] = job.result()
-            progress(name, "read" if answers[name].notes.failure is None else "not reachable")
-    recorded = {entry.name: answers[entry.name] for entry in entries}
+    recorded = ask_all(hosts_file, functools.partial(_ask_host, hosts_file), progress)
     if record is not None:
         for name, answer in recorded.items():
             write_recording(record, name, answer.outputs, answer.notes)
@@ -87,6 +78,21 @@ def probe(
     inventory = inventory_of_read(read, *stated)
     trials = try_open_pairs(inventory, place_hosts(inventory.hosts, _pins(read))) if try_open_pairs else ()
     return inventory_of_read(read, *stated, trials) if trials else inventory
+
+
+def ask_all(
+    hosts_file: HostsFile, ask: Callable[[HostEntry, int], HostRecording], progress: Progress
+) -> dict[str, HostRecording]:
+    """Return the answers of all hosts by name, in order. `ask` gets a host and its position, and raises nothing."""
+    entries = hosts_file.hosts
+    with ThreadPoolExecutor(max_workers=min(MAX_AT_ONCE, len(entries))) as pool:
+        jobs = {pool.submit(ask, entry, position): entry.name for position, entry in enumerate(entries)}
+        answers = {}
+        for job in as_completed(jobs):
+            name = jobs[job]
+            answers[name] = job.result()
+            progress(name, "read" if answers[name].notes.failure is None else "not reachable")
+    return {entry.name: answers[entry.name] for entry in entries}
 
 
 def script_to_run() -> str:

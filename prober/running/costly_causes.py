@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from holmes_core.units import format_bytes, format_rate
 from prober.running import running_texts as causes
 from prober.running.byte_counts import Interface
+from prober.running.gpu_samples import WatchedGpu
 from prober.running.processes import WatchedRank
 from prober.running.running_texts import RunFinding
 from prober.running.standing_causes import is_idle, named
@@ -28,12 +29,12 @@ _TENSOR_OPTIONS = re.compile(
 
 def costly_causes(run: WatchedRun) -> Iterator[RunFinding]:
     """Yield what slows the run, in any order: `cost` says how much."""
+    gpus = {host.name: host.gpus_of(run.of_host(host.name)) for host in run.answered}
+    usual_mhz = statistics.median([gpu.clock_mhz for each in gpus.values() for gpu in each if gpu.clock_mhz] or [0.0])
     for host in run.answered:
-        ranks = run.of_host(host.name)
-        if ranks:
-            yield from _gpu_slowed(run, host, ranks)
-            yield from _cpu_taken(host)
-            yield from _one_nic(host, ranks)
+        yield from _gpu_slowed(host, gpus[host.name], usual_mhz)
+        yield from _cpu_taken(host)
+        yield from _one_nic(host, len(run.of_host(host.name)))
     yield from _disk(run)
     yield from _loading(run)
     yield from _slow_rank(run)
@@ -42,18 +43,14 @@ def costly_causes(run: WatchedRun) -> Iterator[RunFinding]:
     yield from _tensor_across(run)
 
 
-def _gpu_slowed(run: WatchedRun, host: WatchedHost, ranks: Sequence[WatchedRank]) -> Iterator[RunFinding]:
-    mine = {gpu.index: gpu for rank in ranks if (gpu := host.gpu_of(rank))}
-    all_gpus = [gpu for rank in run.ranks if (gpu := run.by_name[rank.host].gpu_of(rank))]
-    usual = statistics.median([gpu.clock_mhz for gpu in all_gpus if gpu.clock_mhz] or [0.0])
+def _gpu_slowed(host: WatchedHost, gpus: Sequence[WatchedGpu], usual_mhz: float) -> Iterator[RunFinding]:
     lines, costs = [], []
-    for gpu in mine.values():
+    for gpu in gpus:
         clock, reasons = gpu.clock_mhz, gpu.slowed_by()
-        is_low = clock is not None and clock < LOW_CLOCK * usual and (gpu.utilisation or 0) >= IDLE_GPU
-        if clock is not None and (reasons or (is_low and len(all_gpus) > 2)):
+        if clock is not None and (reasons or (clock < LOW_CLOCK * usual_mhz and (gpu.utilisation or 0) >= IDLE_GPU)):
             why = f": {', '.join(reasons)}" if reasons else ""
-            lines.append(f"{host.name}: GPU {gpu.index} runs at {clock:.0f} MHz, the run's median is {usual:.0f}{why}")
-            best = max(usual, gpu.max_clock_mhz or 0) if reasons else usual
+            lines.append(f"{host.name}: GPU {gpu.index} runs at {clock:.0f} MHz, of {usual_mhz:.0f} as usual here{why}")
+            best = max(usual_mhz, gpu.max_clock_mhz or 0) if reasons else usual_mhz
             costs.append(1 - clock / best if best else 0.1)
     if lines:
         yield causes.GPU_SLOWED.finding(f"on {host.name}", *lines, cost=max(0.05, *costs))
@@ -71,7 +68,7 @@ def _cpu_taken(host: WatchedHost) -> Iterator[RunFinding]:
         yield causes.CPU_TAKEN.finding(detail, *lines[:3], cost=min(1.0, others / host.cores))
 
 
-def _one_nic(host: WatchedHost, ranks: Sequence[WatchedRank]) -> Iterator[RunFinding]:
+def _one_nic(host: WatchedHost, num_ranks: int) -> Iterator[RunFinding]:
     active = [port for port in host.ports if port.is_active and port.traffic is not None]
     total = sum(port.traffic.total for port in active if port.traffic)
     for port in active:
@@ -81,7 +78,7 @@ def _one_nic(host: WatchedHost, ranks: Sequence[WatchedRank]) -> Iterator[RunFin
             if (each.rate_bytes_per_s, each.link_layer) == (port.rate_bytes_per_s, port.link_layer)
         ]
         carried = port.traffic.total if port.traffic else 0
-        if len(equal) > 1 and len(ranks) > 1 and carried >= 0.9 * total and total >= BULK_BYTES_PER_S * host.seconds:
+        if len(equal) > 1 and num_ranks > 1 and carried >= 0.9 * total and total >= BULK_BYTES_PER_S * host.seconds:
             lines = [
                 f"{host.name}: {each.name} carried {format_bytes(each.traffic.total)}" for each in equal if each.traffic
             ]
@@ -94,10 +91,8 @@ def _disk(run: WatchedRun) -> Iterator[RunFinding]:
         blocked = rank.states.count("D") / len(rank.states)
         seconds = run.by_name[rank.host].seconds
         rates = [("reads", (rank.read_bytes or 0) / seconds), ("writes", (rank.written_bytes or 0) / seconds)]
-        others = [each for each in run.ranks if each is not rank]
-        heavy = (
-            max(rate for _, rate in rates) >= DISK_BYTES_PER_S and others and all(is_idle(run, each) for each in others)
-        )
+        heavy = max(rate for _, rate in rates) >= DISK_BYTES_PER_S and len(run.ranks) > 1
+        heavy = heavy and all(is_idle(run, each) for each in run.ranks if each is not rank)
         if blocked >= 0.5 or heavy:
             lines = [f"{named(rank)}: state D in {rank.states.count('D')} of {len(rank.states)} snapshots"] * (
                 blocked > 0

@@ -155,20 +155,9 @@ def families(variables: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[JobKe
 def split_family(pids: Sequence[int], stats: Mapping[int, ProcessStat]) -> tuple[ProcessStat, list[ProcessStat]] | None:
     """Return the process that is the rank, and its helpers; None if all have ended."""
     alive = [stats[pid] for pid in sorted(pids) if pid in stats and stats[pid].state not in "ZX"]
-    parents = {each.pid: each.parent for each in alive}
-
-    def depth(pid: int) -> int:
-        seen: set[int] = set()
-        while (parent := parents.get(pid)) in parents and pid not in seen:
-            seen.add(pid)
-            assert parent is not None
-            pid = parent
-        return len(seen)
-
-    ordered = sorted(alive, key=lambda each: (bool(_SHELLS.fullmatch(each.name)), depth(each.pid), each.pid))
-    if not ordered:
-        return None
-    return ordered[0], [each for each in ordered[1:] if not _SHELLS.fullmatch(each.name)]
+    working = {each.pid: each for each in alive if not _SHELLS.fullmatch(each.name)}
+    first = next((each for each in working.values() if each.parent not in working), next(iter(alive), None))
+    return None if first is None else (first, [each for each in working.values() if each is not first])
 
 
 def _count(text: str | None) -> int | None:

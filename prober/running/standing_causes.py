@@ -84,8 +84,10 @@ def _gpu_faults(run: WatchedRun) -> Iterator[RunFinding]:
 
 def _hanging(run: WatchedRun) -> Iterator[RunFinding]:
     """Yield ranks that idle while the others spin; or, where all idle, the few that wait at another place."""
-    idle = [rank for rank in run.ranks if is_idle(run, rank)]
-    others = [rank for rank in run.ranks if rank not in idle]
+    idle: list[WatchedRank] = []
+    others: list[WatchedRank] = []
+    for rank in run.ranks:
+        (idle if is_idle(run, rank) else others).append(rank)
     if not idle or _moves(run):
         return
     if others and len(idle) <= len(others) and all(_spins(run, rank) for rank in others):
@@ -98,7 +100,7 @@ def _hanging(run: WatchedRun) -> Iterator[RunFinding]:
         lines = [
             f"{named(rank)}: no CPU, no bytes, waits in {wait_of(rank) or 'a place not shown'}" for rank in hanging
         ]
-        lines += [f"{named(rank)}: waits in {wait_of(rank)}" for rank in idle if rank not in hanging]
+        lines += [f"{named(rank)}: waits in {wait_of(rank)}" for rank in idle[: 2 * MAX_NAMED] if rank not in hanging]
         lines += [f"{named(rank)}: CPU {rank.cpu_share:.0%}, no bytes" for rank in others]
         detail = format_names([named(rank) for rank in hanging], MAX_NAMED)
         yield causes.HANGING.finding(detail, *lines, cost=FAILURE)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping
 from pathlib import Path
 
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
-from holmes_core.records.access import Access
 from holmes_core.remote.connect import connect
 from holmes_core.remote.slurm.slurm_step import connect_by_slurm
 from prober.asking.recording import HostNotes, HostRecording, refuse_used_folder, write_recording
-from prober.probe import MAX_AT_ONCE, ask_by_script, failure_of
+from prober.probe import Progress, ask_all, ask_by_script, failure_of
 from prober.running.watch_script import watch_script
 from prober.running.watched_host import WatchedHost, read_watched
 from prober.running.watched_run import WatchedRun, watched_run
 
 ANSWER_S = 90.0  # after the watch: tools that hang are ended after 20 s each
-
-Progress = Callable[[str, str], None]
 
 
 def watch_hosts(
@@ -34,18 +30,7 @@ def watch_hosts(
     """
     if record is not None:
         refuse_used_folder(record)
-    entries = hosts_file.hosts
-    answers: dict[str, HostRecording] = {}
-    with ThreadPoolExecutor(max_workers=min(MAX_AT_ONCE, len(entries))) as pool:
-        jobs = {
-            pool.submit(_watch, entry, hosts_file.access(entry), position, seconds, environ): entry.name
-            for position, entry in enumerate(entries)
-        }
-        for job in as_completed(jobs):
-            name = jobs[job]
-            answers[name] = job.result()
-            progress(name, "watched" if answers[name].notes.failure is None else "not reachable")
-    recorded = {entry.name: answers[entry.name] for entry in entries}
+    recorded = ask_all(hosts_file, functools.partial(_watch, hosts_file, seconds, environ), progress)
     if record is not None:
         for name, answer in recorded.items():
             write_recording(record, name, answer.outputs, answer.notes)
@@ -64,7 +49,10 @@ def _host(name: str, recording: HostRecording, slurm_job: str | None) -> Watched
     return read_watched(name, recording.outputs, slurm_job)
 
 
-def _watch(entry: HostEntry, access: Access, position: int, seconds: int, environ: Mapping[str, str]) -> HostRecording:
+def _watch(
+    hosts_file: HostsFile, seconds: int, environ: Mapping[str, str], entry: HostEntry, position: int
+) -> HostRecording:
+    access = hosts_file.access(entry)
     notes = HostNotes(position=position, access=access)
     by_slurm = functools.partial(connect_by_slurm, environ=environ) if access.transport == "slurm" else connect
     try:

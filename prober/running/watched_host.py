@@ -81,6 +81,10 @@ class WatchedHost:
         """The cores that processes outside the training keep busy."""
         return sum(each.cpu_share for each in self.others)
 
+    def gpus_of(self, ranks: Sequence[WatchedRank]) -> list[WatchedGpu]:
+        """Return the GPUs that the ranks compute on."""
+        return list({gpu.uuid: gpu for rank in ranks if (gpu := self.gpu_of(rank))}.values())
+
     def gpu_of(self, rank: WatchedRank) -> WatchedGpu | None:
         """Return the GPU that the rank computes on, if nvidia-smi says it or its variables do."""
         uuids = {uuid for pid in (rank.pid, *(each.pid for each in rank.helpers)) for uuid in self.holders.get(pid, ())}

@@ -243,6 +243,20 @@ def test_run_that_stands_still_at_one_place_has_no_verdict() -> None:
     assert "py-spy" in found.needed
 
 
+def test_rank_that_waits_elsewhere_than_most_hangs() -> None:
+    watched = Watched()
+    for host in BOTH:
+        watched.quiet(host)
+    watched.process("a1", 70001, "python", 0.0)
+    watched.family("a1", 70001, rank=2)
+    watched.edit("a1", asked.WAITS, lambda text: text + "/proc/70001/wchan:ep_poll\n")
+    watched.sub("a2", asked.WAITS, ":ep_poll", ":hrtimer_nanosleep")
+    found = watched.diagnosis()
+    assert found.cause == "hanging-rank"
+    assert "rank 1 on a2" in found.says
+    assert "hrtimer_nanosleep" in found.evidence[0]
+
+
 def test_no_ranks_is_no_verdict() -> None:
     watched = Watched()
     for host in BOTH:
