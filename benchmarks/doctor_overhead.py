@@ -14,7 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROUNDS, WATCH_S = 6, 10
+from benchmarks.figure import print_figure
+
+ROUNDS, WATCH_S, START_S = 6, 10, 15.0
 TRAINING = """
 import time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -39,7 +41,7 @@ def main() -> None:
         watch = [sys.executable, "-m", "holmes_cli", "doctor", str(folder / "hosts.yaml"), "--seconds", str(WATCH_S)]
         with (folder / "steps").open("w", encoding="utf-8") as steps:
             training = subprocess.Popen(words, cwd=folder, env=variables, stdout=steps)
-            time.sleep(15.0)
+            time.sleep(START_S)
             rounds = []
             for number in range(2 * ROUNDS):
                 began = time.time()
@@ -54,10 +56,8 @@ def main() -> None:
         measured = [(float(words[0]), float(words[1])) for words in lines if len(words) == 2]
     medians = [statistics.median([took for at, took in measured if began <= at < ended]) for began, ended in rounds]
     ratios = [watched / alone for alone, watched in itertools.pairwise(medians)][::2]
-    print(f"median step alone {statistics.median(medians[::2]) * 1e3:.2f} ms")
-    print(
-        f"with the watch, as a ratio: {statistics.median(ratios):.3f} ({', '.join(f'{each:.3f}' for each in ratios)})"
-    )
+    print(f"median step alone {statistics.median(medians[::2]) * 1e3:.2f} ms, rounds {ratios}")
+    print_figure("step_with_watch", statistics.median(ratios), "x")
 
 
 if __name__ == "__main__":
