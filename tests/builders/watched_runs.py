@@ -84,7 +84,7 @@ class Watched:
         def copied(text: str) -> str:
             own = [line for line in text.splitlines() if f"/{PIDS[host]}/" in line]
             lines = "\n".join(own).replace(str(PIDS[host]), str(pid))
-            return text + (lines if rank is None else re.sub(r"RANK=\d+", f"RANK={rank}", lines)) + "\n"
+            return text + (lines if rank is None else re.sub(r":RANK=\d+", f":RANK={rank}", lines)) + "\n"
 
         self.edit(host, asked.ENVIRONMENT, copied)
 
