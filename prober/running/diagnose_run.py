@@ -88,7 +88,7 @@ def _no_verdict(run: WatchedRun) -> tuple[str, str, tuple[str, ...]] | None:
             f"`py-spy dump --pid {run.ranks[0].pid}` on {run.ranks[0].host}, and so for each rank: one waits elsewhere"
         )
         return (
-            "The run stands still: no rank computes, sends or reads, and all wait at the same place",
+            "The run stands still: no rank computes, sends or reads, and none stands out",
             needed,
             lines[:4],
         )
