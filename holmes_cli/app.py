@@ -31,7 +31,7 @@ COMMANDS = {
     "probe": "Ask every host for its GPUs and NICs, find the clusters, and report faults.",
     "sketch": "Write an inventory of machines that are not there, from a line of text, for `holmes plan` to plan for.",
     "plan": "Place every training tasklet on a GPU by integer programming, and predict the step.",
-    "doctor": "Say why a run that Holmes did not start is slow or fails: one verdict, from the logs of NCCL.",
+    "doctor": "Say why a run that Holmes did not start is slow or fails: a verdict while it runs, or from NCCL's logs.",
     "calibrate": "Measure on a host what a step costs there, and print the `compute:` of job.yaml.",
     "launch": "Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere.",
     "emit": "Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, Kubernetes, or plain to read.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.remote.connect import connect
-from holmes_core.remote.transport import Completed, last_lines
+from holmes_core.remote.transport import Completed, Connection, last_lines
 from prober.asking.answers import read_hosts
 from prober.asking.commands import cut, fresh_token, script
 from prober.asking.recording import (
@@ -66,17 +67,7 @@ def probe(
     """
     if record is not None:
         refuse_used_folder(record)
-    entries = hosts_file.hosts
-    with ThreadPoolExecutor(max_workers=min(MAX_AT_ONCE, len(entries))) as pool:
-        jobs = {
-            pool.submit(_ask_host, hosts_file, entry, position): entry.name for position, entry in enumerate(entries)
-        }
-        answers = {}
-        for job in as_completed(jobs):
-            name = jobs[job]
-            answers[name] = job.result()
-            progress(name, "read" if answers[name].notes.failure is None else "not reachable")
-    recorded = {entry.name: answers[entry.name] for entry in entries}
+    recorded = ask_all(hosts_file, functools.partial(_ask_host, hosts_file), progress)
     if record is not None:
         for name, answer in recorded.items():
             write_recording(record, name, answer.outputs, answer.notes)
@@ -87,6 +78,21 @@ def probe(
     inventory = inventory_of_read(read, *stated)
     trials = try_open_pairs(inventory, place_hosts(inventory.hosts, _pins(read))) if try_open_pairs else ()
     return inventory_of_read(read, *stated, trials) if trials else inventory
+
+
+def ask_all(
+    hosts_file: HostsFile, ask: Callable[[HostEntry, int], HostRecording], progress: Progress
+) -> dict[str, HostRecording]:
+    """Return the answers of all hosts by name, in order. `ask` gets a host and its position, and raises nothing."""
+    entries = hosts_file.hosts
+    with ThreadPoolExecutor(max_workers=min(MAX_AT_ONCE, len(entries))) as pool:
+        jobs = {pool.submit(ask, entry, position): entry.name for position, entry in enumerate(entries)}
+        answers = {}
+        for job in as_completed(jobs):
+            name = jobs[job]
+            answers[name] = job.result()
+            progress(name, "read" if answers[name].notes.failure is None else "not reachable")
+    return {entry.name: answers[entry.name] for entry in entries}
 
 
 def script_to_run() -> str:
@@ -183,9 +189,11 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
         hints=entry.hints,
     )
     try:
-        outputs, asked_at, answered_at = _ask(entry.name, access)
+        outputs, asked_at, answered_at = ask_by_script(
+            entry.name, access, lambda token: script(commands(access), token)
+        )
     except Exception as error:  # one host never costs the others
-        return HostRecording((), notes.model_copy(update={"failure": _failure(entry.name, error)}))
+        return HostRecording((), notes.model_copy(update={"failure": failure_of(entry.name, error)}))
     clock = parse_clock(outputs)
     if clock is not None:
         began, ended = clock
@@ -195,7 +203,7 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
     return HostRecording(outputs, notes)
 
 
-def _failure(name: str, error: Exception) -> Finding:
+def failure_of(name: str, error: Exception) -> Finding:
     """Return the finding on a host that could not be asked."""
     if isinstance(error, HostError):
         rule, evidence, remedy = RULE_OF_ERROR[error.kind], error.evidence, error.hint
@@ -216,15 +224,23 @@ def _least_skew_s(after_asking_s: float, after_answer_s: float) -> float:
     return max(after_answer_s, min(0.0, after_asking_s))
 
 
-def _ask(name: str, access: Access) -> tuple[tuple[Recorded, ...], float, float]:
-    """All outputs of one host, in one round trip, and when it was asked and answered; nothing is written there."""
+def ask_by_script(
+    name: str,
+    access: Access,
+    make: Callable[[str], str],
+    timeout_s: float = HOST_TIMEOUT_S,
+    connecting: Callable[[str, Access], Connection] = connect,
+) -> tuple[tuple[Recorded, ...], float, float]:
+    """Return all outputs of one host, in one round trip, and when it was asked and answered; nothing is written there.
+
+    `make` returns the script for the first word of its markers. Raises HolmesError where the host does not answer.
+    """
     token = fresh_token()
-    text = script(commands(access), token)
     with _connecting:
-        connection = connect(name, access)
+        connection = connecting(name, access)
     try:
         asked_at = time.time()
-        answer = connection.run("sh -s", text.encode(), HOST_TIMEOUT_S)
+        answer = connection.run("sh -s", make(token).encode(), timeout_s)
         answered_at = time.time()
     finally:
         connection.close()

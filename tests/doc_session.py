@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.builders.watched_runs import Watched
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 FIRST_PLAN = ROOT / "docs" / "first-plan.md"
@@ -48,6 +50,11 @@ def prepare(document: Path, folder: Path) -> None:
         (folder / "examples").symlink_to(ROOT / "templates" / "examples")
     if document == DOCTOR:
         shutil.copytree(ROOT / "tests" / "data" / "nccl_logs", folder, dirs_exist_ok=True)
+        watched = Watched()
+        for host in watched.hosts:
+            watched.quiet(host)
+        watched.state("a2", "TTTTTT")
+        watched.write(folder / "stopped_rank")
 
 
 def run(command: str, folder: Path, columns: int) -> subprocess.CompletedProcess[str]:

@@ -47,6 +47,7 @@ STARTED = {
     "checkpoint_stall": Short(sizes={"SHAPE": TINY, "ROUNDS": 1}),
     "codec_loss": Short((TEXT, "--steps", "3", "--seeds", "1", "--cuts", "1"), {"EVALUATION_BATCHES": 1}),
     "codec_speed": Short(sizes={"SIZES_MIB": (0.5,), "REPETITIONS": 1}),
+    "doctor_overhead": Short(sizes={"ROUNDS": 1, "WATCH_S": 2}),
     "expert_placement": Short(sizes={"TOKENS": 64, "HOSTS": (2,), "SEEDS": 1}),
     "gradient_add": Short(),
     "islands_loss": Short(
@@ -81,7 +82,11 @@ def test_every_benchmark_is_started_or_a_reason_is_given() -> None:
     assert {re.sub(r"^on_gpus\..*", "on_gpus", name) for name in names} == STARTED.keys() | set(ON_A_BED) | ELSEWHERE
 
 
-MARKS = {"probe_scale": AS_ROOT, "chatty_run": pytest.mark.exhaustive}  # a minute of two cores
+MARKS = {
+    "probe_scale": AS_ROOT,
+    "chatty_run": pytest.mark.exhaustive,
+    "doctor_overhead": pytest.mark.process,
+}  # a minute of two cores
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in STARTED])

@@ -54,6 +54,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "nccl_logs",
         "anonymize",
         "probe",
+        "running",
     ),
     "planner": (
         "cost",

@@ -196,7 +196,7 @@ def _asked_hosts(hosts: str | None, allocation: bool, via: str | None) -> HostsF
         return allocation_hosts(os.environ)
     if hosts is None:
         raise HolmesError("no hosts given", "`holmes probe hosts.yaml`, or `--replay DIR` for a recording")
-    return hosts_reached_by(_hosts_file(hosts), via)
+    return hosts_reached_by(hosts_named(hosts), via)
 
 
 def _probed(hosts_file: HostsFile, record: Path | None, links: bool) -> Inventory:
@@ -205,7 +205,7 @@ def _probed(hosts_file: HostsFile, record: Path | None, links: bool) -> Inventor
         return probe(hosts_file, links, record, status.update)
 
 
-def _hosts_file(hosts: str) -> HostsFile:
+def hosts_named(hosts: str) -> HostsFile:
     """Read a hosts.yaml, a plain host list, or host names on the command line."""
     path = Path(hosts)
     if path.suffix in (".yaml", ".yml", ".json"):

@@ -9,7 +9,6 @@ from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.terminal import out
 from prober.nccl_logs.diagnose import SOUND, Diagnosis
 from prober.nccl_logs.log_facts import LogFacts
-from prober.nccl_logs.nccl_lines import Evidence
 from prober.nccl_logs.run_table import LoggedCommunicator, LoggedHost, communicator_rows, host_rows
 
 MAX_ROWS = 32
@@ -19,32 +18,39 @@ _OF_COMMUNICATORS = ("communicator", "hosts", "ranks in the logs", "channels", "
 
 def show_diagnosis(diagnosis: Diagnosis, facts: LogFacts) -> None:
     """Print the verdict first, then what else is true, then hosts and communicators."""
-    if diagnosis.cause is None:
-        _print(f"no verdict: {diagnosis.says}")
-    else:
-        _print(f"verdict: {diagnosis.says}" + (f" [{diagnosis.cause}]" if diagnosis.cause != SOUND else ""))
-    _show_lines(diagnosis.evidence)
-    if diagnosis.remedy:
-        _print(f"do: {diagnosis.remedy}")
-    if diagnosis.needed:
-        _print(f"needed: {diagnosis.needed}")
+    lines = (f"{file}:{number}: {text}" for file, number, text in diagnosis.evidence)
+    print_verdict(diagnosis.cause, diagnosis.says, lines, diagnosis.remedy, diagnosis.needed)
     for finding in diagnosis.also:
-        _print(f"\nalso: {finding.says} [{finding.cause}]")
-        _show_lines(finding.evidence)
-        _print(f"do: {finding.remedy}")
-    _print("")
+        shown = (f"{file}:{number}: {text}" for file, number, text in finding.evidence)
+        print_finding(finding.says, finding.cause, shown, finding.remedy)
+    print_sentence("")
     _show_tables(diagnosis, facts)
     for note in _notes(facts):
-        _print(f"note: {note}")
+        print_sentence(f"note: {note}")
 
 
-def _print(sentence: str) -> None:
+def print_sentence(sentence: str) -> None:
+    """Print a line of any length as it is."""
     out.print(sentence, markup=False, soft_wrap=True)
 
 
-def _show_lines(lines: Iterable[Evidence]) -> None:
-    for file, number, text in lines:
-        _print(f"  {file}:{number}: {text}")
+def print_verdict(cause: str | None, says: str, lines: Iterable[str], remedy: str, needed: str) -> None:
+    """Print the verdict, or that there is none, with its lines and what helps."""
+    print_sentence(f"no verdict: {says}" if cause is None else f"verdict: {says}" + f" [{cause}]" * (cause != SOUND))
+    for line in lines:
+        print_sentence(f"  {line}")
+    if remedy:
+        print_sentence(f"do: {remedy}")
+    if needed:
+        print_sentence(f"needed: {needed}")
+
+
+def print_finding(says: str, cause: str, lines: Iterable[str], remedy: str) -> None:
+    """Print what else is true."""
+    print_sentence(f"\nalso: {says} [{cause}]")
+    for line in lines:
+        print_sentence(f"  {line}")
+    print_sentence(f"do: {remedy}")
 
 
 def _show_tables(diagnosis: Diagnosis, facts: LogFacts) -> None:
@@ -58,7 +64,7 @@ def _show_tables(diagnosis: Diagnosis, facts: LogFacts) -> None:
         out.print(fitted_table(_OF_COMMUNICATORS, rows, out.width))
     for name, count in (("hosts", len(hosts)), ("communicators", len(communicators))):
         if count > MAX_ROWS:
-            _print(f"{count - MAX_ROWS} more {name} are in the record of `--json`")
+            print_sentence(f"{count - MAX_ROWS} more {name} are in the record of `--json`")
 
 
 def _yes(value: bool | None) -> str:

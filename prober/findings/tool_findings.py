@@ -38,7 +38,7 @@ READ_TOOLS = frozenset(
             "lsmod",
         ),
         *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
-        *("amd-smi", "fi_info", "npu-smi", "opainfo", "rocm-smi", "sminfo"),
+        *("amd-smi", "fi_info", "npu-smi", "opainfo", "rocm-smi", "sminfo", "ss"),
         *("sh", "systemctl", "tail", "test", "ulimit", "uname"),
     )
 )

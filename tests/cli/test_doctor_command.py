@@ -12,6 +12,7 @@ import pytest
 
 from tests import doc_session
 from tests.builders.nccl_logs import info, warn
+from tests.builders.watched_runs import RECORDED, Watched
 from tests.cli.conftest import Command
 
 LOGS = Path(__file__).parents[1] / "data" / "nccl_logs"
@@ -111,11 +112,63 @@ def test_lines_read_in_part_are_noted(command: Command, tmp_path: Path) -> None:
     assert "1 line" in command("doctor", "--log", "long.log").stdout
 
 
+def test_recording_of_a_watched_run_is_replayed_with_the_exit_codes_of_logs(command: Command, tmp_path: Path) -> None:
+    assert command("doctor", "--replay", str(RECORDED)).code == 0
+    watched = Watched()
+    watched.state("a1", "TTTTTT")
+    watched.process("a1", 70001, "\x1b[31mx\x07", 0.9)
+    watched.write(tmp_path / "stopped")
+    done = command("doctor", "--replay", "stopped", "--json")
+    record = json.loads(done.stdout)
+    assert done.code == 1
+    assert RECORD - {"network", "interfaces", "hcas", "gdr", "nnodes", "nccl_version"} <= set(record)
+    assert (record["cause"], record["nranks"]) == ("stopped-process", 2)
+    assert not {"\x1b", "\x07"} & set(command("doctor", "--replay", "stopped").stdout)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("a1", "a2"),
+        ("a1", "--replay", "."),
+        ("--replay", "."),
+        ("--anonymize", "copy"),
+        ("--slurm", "1;id"),
+        ("x.yaml",),
+    ],
+)
+def test_wrong_usage_of_the_watch_exits_with_2(command: Command, words: tuple[str, ...]) -> None:
+    done = command("doctor", *words)
+    assert done.code == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stdout == ""
+
+
 @pytest.mark.process
 def test_commands_of_the_doctor_page_show_true_output(tmp_path: Path) -> None:
     doc_session.prepare(doc_session.DOCTOR, tmp_path)
     commands = doc_session.sessions(doc_session.DOCTOR.read_text(encoding="utf-8"))
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command, shown in commands:
         done = doc_session.run(command, tmp_path, columns=100)
         assert (done.stderr, done.stdout) == ("", shown)
+
+
+@pytest.mark.process
+def test_nodes_of_a_slurm_job_are_watched_by_steps_in_it_and_ranks_of_other_jobs_left_out(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, script in {
+        "squeue": 'case "$*" in *--jobs=4711*) echo "n[1-2]";; esac',
+        "srun": '[ "$SLURM_JOB_ID" = 4711 ] || exit 1; while [ "$1" != /bin/sh ]; do shift; done; exec "$@"',
+    }.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    done = command("doctor", "--slurm", "4711", "--seconds", "2", "--json", "--record", "kept")
+    record = json.loads(done.stdout)
+    assert (record["cause"], record["ranks"]) == (None, [])
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["n1", "n2"]
+    assert command("doctor", "--slurm", "12").code == 2

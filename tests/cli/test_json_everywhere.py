@@ -16,6 +16,7 @@ from tests.builders.local_runs import environment, write_inputs
 from tests.cli.test_help_texts import parameters
 
 LOG = Path(__file__).parents[1] / "data" / "nccl_logs" / "sound_infiniband.log"
+WATCHED = Path(__file__).parents[1] / "data" / "watched_runs" / "ddp_gloo"
 # In this order each finds what it needs; RUN is the run's folder.
 CALLS = (
     ("probe", "hosts.yaml", "--json", "-o", "inventory.json"),
@@ -24,6 +25,7 @@ CALLS = (
     ("plan", "job.yaml", "--json"),
     ("plan", "job.yaml", "--json", "--what-if", "link:a-b=1Gb/s", "--compare", "plan.json", "--html", "plan.html"),
     ("doctor", "--log", "nccl.log", "--json"),
+    ("doctor", "--replay", str(WATCHED), "--json"),
     ("launch", "plan.json", "--dry-run", "--json"),
     ("launch", "plan.json", "--json"),
     ("ps", "--all", "--json"),

@@ -6,12 +6,14 @@ Source: Slurm 22.05, squeue(1), "JOB STATE CODES", and sinfo(1), "NODE STATE COD
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holmes_core.errors import HostError
+from holmes_core.errors import HolmesError, HostError
+from holmes_core.hosts.allocation import NODES
 from holmes_core.remote.local_shell import LocalConnection
 
 JOB = "SLURM_JOB_ID"
@@ -49,6 +51,19 @@ def slurm_word(nodes: Mapping[str, str], environ: Mapping[str, str] = os.environ
         return SlurmWord()
     end, down = _job_end(job, environ), _down(nodes.values(), environ)
     return SlurmWord(end, {host: down[name] for host, name in nodes.items() if name in down})
+
+
+def job_environment(job: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that a process inside that job would have, with the variables that steps need.
+
+    Raises:
+        HolmesError: It is no number of a job, or Slurm knows no nodes of it.
+    """
+    nodes = _answer(("squeue", f"--jobs={job}", "--format=%N"), environ) if re.fullmatch("[0-9_+]{1,32}", job) else []
+    if not nodes or not nodes[0].strip():
+        raise HolmesError(f"--slurm {job}: Slurm names no nodes of it", "`squeue --me` lists the jobs that run")
+    outside = {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    return {**outside, JOB: job, NODES: nodes[0].strip()}
 
 
 def _job_end(job: str, environ: Mapping[str, str]) -> str | None:

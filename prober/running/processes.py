@@ -1,0 +1,165 @@
+"""Training processes of a host: the ranks, their helpers, and who else computes, from two readings of /proc.
+
+Source: proc(5). A rank is the first process of its family with that RANK that is no shell. The processes that it
+starts are helpers, mostly loaders of data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+TICKS_PER_S = 100.0  # USER_HZ of every Linux that runs on x86-64 and Arm; source: proc(5), sysconf(3)
+MAX_RANKS = 1_048_576
+MAX_PIDS = 65_536
+_FACT = re.compile(r"/proc/(\d{1,10})/(\w+):(.*)$")
+_STAT = re.compile(r"(\d{1,10}) \((.{0,64})\) ([A-Za-z]) (\d{1,10})((?: -?\d{1,20}){18,50})\s*$")
+_CPU, _START = (9, 10), 17  # places of utime, stime and starttime after the parent's number
+_SHELLS = re.compile(r"(?:ba|da|z|k)?sh|timeout|numactl|time|env|nice|srun|tini|dumb-init|singularity|apptainer")
+_RANK, _SIZE, _LOCAL = (
+    ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+    ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+)
+
+
+class ProcessStat(NamedTuple):
+    """A line of /proc/PID/stat: `cpu_s` are seconds of all its threads, `started_s` counts from the host's start."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    cpu_s: float
+    started_s: float
+
+
+class JobKey(NamedTuple):
+    """The marks of one training: the port and the name of its rendezvous, and the number of ranks."""
+
+    port: str
+    run: str
+    size: int | None
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A process that a rank started, with the CPU seconds it used a second."""
+
+    pid: int
+    name: str
+    cpu_share: float
+
+
+@dataclass(frozen=True)
+class WatchedRank:
+    """A rank as it was watched. `states` and `waits` are of its main thread, one for each snapshot.
+
+    Shares are CPU seconds a second: of all its threads, and of the main one. Bytes are of the disk; None where
+    the kernel does not show them.
+    """
+
+    host: str
+    number: int
+    pid: int
+    name: str
+    job: JobKey
+    variables: Mapping[str, str]
+    words: tuple[str, ...]
+    states: tuple[str, ...]
+    waits: tuple[str, ...]
+    cpu_share: float
+    main_share: float
+    started_s: float
+    read_bytes: int | None
+    written_bytes: int | None
+    helpers: tuple[Helper, ...]
+    foreign_network: bool = False
+
+    @property
+    def local_size(self) -> int | None:
+        """The number of ranks that its launcher started on this host, if a variable says so."""
+        return _count(self.variables.get("LOCAL_WORLD_SIZE"))
+
+    @property
+    def local_rank(self) -> int | None:
+        """Its number among the ranks of this host."""
+        return next((count for name in _LOCAL if (count := _count(self.variables.get(name))) is not None), None)
+
+
+def facts_by_pid(texts: Iterable[str], file: str) -> dict[int, list[str]]:
+    """Return the values of lines `/proc/PID/FILE:VALUE`, in order."""
+    facts: dict[int, list[str]] = {}
+    for text in texts:
+        for line in text.splitlines():
+            match = _FACT.match(line)
+            if match and match[2] == file and (len(facts) < MAX_PIDS or int(match[1]) in facts):
+                facts.setdefault(int(match[1]), []).append(match[3])
+    return facts
+
+
+def parse_stats(text: str) -> dict[int, ProcessStat]:
+    """Return the processes of `cat /proc/*/stat` by their number."""
+    stats: dict[int, ProcessStat] = {}
+    for line in text.splitlines():
+        if (match := _STAT.match(line)) and len(stats) < MAX_PIDS:
+            numbers = match[5].split()
+            cpu_s = sum(int(numbers[at]) for at in _CPU) / TICKS_PER_S
+            stat = ProcessStat(
+                int(match[1]), match[2], match[3], int(match[4]), cpu_s, int(numbers[_START]) / TICKS_PER_S
+            )
+            stats[stat.pid] = stat
+    return stats
+
+
+def cpu_shares(first: Mapping[int, ProcessStat], last: Mapping[int, ProcessStat], seconds: float) -> dict[int, float]:
+    """Return the CPU seconds a second of each process that was there at both times, or began between them."""
+    shares = {}
+    for pid, stat in last.items():
+        before = first.get(pid)
+        is_same = before is not None and before.started_s == stat.started_s
+        used_s = stat.cpu_s - before.cpu_s if before is not None and is_same else stat.cpu_s
+        shares[pid] = max(0.0, used_s) / seconds
+    return shares
+
+
+def variables_by_pid(facts: Mapping[int, Sequence[str]], slurm_job: str | None) -> dict[int, dict[str, str]]:
+    """Return the variables of each process of the Slurm job, or of all."""
+    found = {}
+    for pid, lines in facts.items():
+        variables = dict(line.split("=", 1) for line in lines if "=" in line)
+        if slurm_job is None or variables.get("SLURM_JOB_ID") == slurm_job:
+            found[pid] = variables
+    return found
+
+
+def families(variables: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[JobKey, int, list[int]]]:
+    """Yield each rank of each job with the processes that have its variables.
+
+    Where any process has RANK, one that has only a number of Slurm or MPI is a launcher.
+    """
+    ranked = {pid: found for pid, found in variables.items() if "RANK" in found} or variables
+    members: dict[tuple[JobKey, int], list[int]] = {}
+    for pid, found in ranked.items():
+        rank = next((_count(found[name]) for name in _RANK if name in found), None)
+        size = next((_count(found[name]) for name in _SIZE if name in found), None)
+        if rank is not None:
+            key = JobKey(found.get("MASTER_PORT", ""), found.get("TORCHELASTIC_RUN_ID", ""), size)
+            members.setdefault((key, rank), []).append(pid)
+    for (key, rank), pids in members.items():
+        yield key, rank, pids
+
+
+def split_family(pids: Sequence[int], stats: Mapping[int, ProcessStat]) -> tuple[ProcessStat, list[ProcessStat]] | None:
+    """Return the process that is the rank, and its helpers; None if all have ended."""
+    alive = [stats[pid] for pid in sorted(pids) if pid in stats and stats[pid].state not in "ZX"]
+    working = {each.pid: each for each in alive if not _SHELLS.fullmatch(each.name)}
+    first = next((each for each in working.values() if each.parent not in working), next(iter(alive), None))
+    return None if first is None else (first, [each for each in working.values() if each is not first])
+
+
+def _count(text: str | None) -> int | None:
+    """Return a number of ranks, or None for any other text."""
+    return int(text) if text and re.fullmatch(r"[0-9]{1,7}", text) and int(text) <= MAX_RANKS else None

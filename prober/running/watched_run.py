@@ -1,0 +1,154 @@
+"""The training that was watched: its ranks on all hosts, and the bytes between them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from prober.running.byte_counts import Connected, Interface, RdmaPort, host_of
+from prober.running.processes import JobKey, WatchedRank
+from prober.running.watched_host import WatchedHost
+
+
+class BytePath(NamedTuple):
+    """Bytes from a host to another, or to itself, by one of its interfaces; `is_watched` is the other end."""
+
+    sender: str
+    receiver: str
+    interface: str
+    sent_bytes: int
+    is_watched: bool
+
+    @property
+    def leaves_host(self) -> bool:
+        """True if the bytes go to another host."""
+        return self.sender != self.receiver
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """The largest training on the hosts. `job` is None where no process has the number of a rank."""
+
+    hosts: tuple[WatchedHost, ...]
+    job: JobKey | None
+    ranks: tuple[WatchedRank, ...]
+    other_ranks: int
+
+    @property
+    def answered(self) -> tuple[WatchedHost, ...]:
+        """The hosts that were watched."""
+        return tuple(host for host in self.hosts if host.failure is None)
+
+    @cached_property
+    def by_name(self) -> dict[str, WatchedHost]:
+        """The hosts by their names."""
+        return {host.name: host for host in self.hosts}
+
+    @cached_property
+    def paths(self) -> tuple[BytePath, ...]:
+        """Bytes by sender, receiver and interface, most first."""
+        sums: Counter[tuple[str, str, str, bool]] = Counter()
+        for path in self._paths():
+            sums[path.sender, path.receiver, path.interface, path.is_watched] += path.sent_bytes
+        return tuple(BytePath(*ends[:3], total, ends[3]) for ends, total in sums.most_common())
+
+    def of_host(self, name: str) -> list[WatchedRank]:
+        """Return the ranks on the host."""
+        return [rank for rank in self.ranks if rank.host == name]
+
+    def connections_of(self, rank: WatchedRank) -> list[Connected]:
+        """Return the rank's TCP connections."""
+        pids = {rank.pid, *(each.pid for each in rank.helpers)}
+        return [each for each in self.by_name[rank.host].connections or () if pids & set(each.pids)]
+
+    def bytes_of(self, rank: WatchedRank) -> int | None:
+        """Return the bytes on the rank's connections, both ways; None where its host shows none."""
+        if self.by_name[rank.host].connections is None or rank.foreign_network:
+            return None
+        return sum(each.traffic.total for each in self.connections_of(rank))
+
+    def utilisation_of(self, rank: WatchedRank) -> float | None:
+        """Return the share of time that its GPU computes, if it has one that is seen."""
+        gpu = self.by_name[rank.host].gpu_of(rank)
+        return gpu.utilisation if gpu else None
+
+    def missing_local(self) -> Iterator[tuple[str, list[int], int]]:
+        """Yield a host that lacks ranks which its launcher started: their local numbers, and how many it started."""
+        for host in self.answered:
+            groups: dict[str, list[WatchedRank]] = {}
+            for rank in self.of_host(host.name):
+                groups.setdefault(rank.variables.get("GROUP_RANK", ""), []).append(rank)
+            for members in groups.values():
+                size = members[0].local_size
+                there = {rank.local_rank for rank in members}
+                if size is not None and len(members) < size and None not in there:
+                    yield host.name, [number for number in range(min(size, 4096)) if number not in there], size
+
+    def unwatched(self) -> int:
+        """Return the number of ranks that are on no host that was watched."""
+        if self.job is None or self.job.size is None:
+            return 0
+        here = sum(len(numbers) for _, numbers, _ in self.missing_local())
+        return max(0, self.job.size - len(self.ranks) - here)
+
+    def unwatched_addresses(self) -> list[str]:
+        """Return the addresses at the other ends of the ranks' connections that belong to no watched host."""
+        return sorted({path.receiver for path in self.paths if not path.is_watched and path.leaves_host})
+
+    def ports(self) -> Iterator[tuple[WatchedHost, RdmaPort]]:
+        """Yield the active RDMA ports of hosts with ranks."""
+        for host in self.answered:
+            if self.of_host(host.name):
+                yield from ((host, port) for port in host.ports if port.is_active)
+
+    def _paths(self) -> Iterator[BytePath]:
+        owners = self._owners()
+        ends = {(each.local, each.remote): host.name for host in self.answered for each in host.connections or ()}
+        for rank in self.ranks:
+            host = self.by_name[rank.host]
+            for each in self.connections_of(rank):
+                local, remote = host_of(each.local), host_of(each.remote)
+                is_inside = local == remote or _is_loopback(remote)
+                peer = host.name if is_inside else ends.get((each.remote, each.local)) or owners.get(remote)
+                interface = "lo" if is_inside else _interface_name(host, local)
+                yield BytePath(host.name, peer or remote, interface, each.traffic.sent, peer is not None)
+                if peer is None:
+                    yield BytePath(remote, host.name, interface, each.traffic.received, False)
+
+    def _owners(self) -> dict[str, str]:
+        """Return the host of each address that one host alone has."""
+        pairs = {(str(each.ip), host.name) for host in self.answered for at in host.interfaces for each in at.addresses}
+        counts = Counter(address for address, _ in pairs)
+        return {address: name for address, name in pairs if counts[address] == 1}
+
+
+def watched_run(hosts: Sequence[WatchedHost]) -> WatchedRun:
+    """Return the run with the most ranks; ranks of others are counted."""
+    every = [rank for host in hosts for rank in host.ranks]
+    own = {(rank.job, rank.number) for rank in every if not rank.foreign_network}
+    # Hosts that share a kernel, as containers do, see the processes of each other.
+    ranks = [rank for rank in every if not rank.foreign_network or (rank.job, rank.number) not in own]
+    counts = Counter(rank.job for rank in ranks)
+    job = max(counts, key=lambda key: (counts[key], key.port, key.run), default=None)
+    chosen = sorted((rank for rank in ranks if rank.job == job), key=lambda rank: (rank.number, rank.host, rank.pid))
+    return WatchedRun(tuple(hosts), job, tuple(chosen), len(ranks) - len(chosen))
+
+
+def interface_of(host: WatchedHost, name: str) -> Interface | None:
+    """Return the interface of that name."""
+    return next((each for each in host.interfaces if each.name == name), None)
+
+
+def _interface_name(host: WatchedHost, address: str) -> str:
+    return next((at.name for at in host.interfaces for each in at.addresses if str(each.ip) == address), address)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
