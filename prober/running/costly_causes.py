@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from holmes_core.units import format_bytes, format_rate
 from prober.running import running_texts as causes
@@ -199,7 +200,7 @@ def _share_network(interface: Interface, host: WatchedHost) -> bool:
 def _tensor_across(run: WatchedRun) -> Iterator[RunFinding]:
     rank = run.ranks[0]
     local = rank.local_size
-    for word, following in zip(rank.words, (*rank.words[1:], ""), strict=True):
+    for word, following in pairwise((*rank.words, "")):
         match = _TENSOR_OPTIONS.match(word)
         text = (match[1] or following) if match else ""
         if local is not None and re.fullmatch(r"\d{1,6}", text) and int(text) > local:

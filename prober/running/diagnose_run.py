@@ -57,7 +57,7 @@ def _from_logs(run: WatchedRun) -> Iterator[RunFinding]:
             read_log(io.BytesIO(host.nccl_log.encode()), f"{host.name}, NCCL's log", facts)
     if facts.files:
         found = diagnose(facts)
-        if found.cause not in (None, SOUND):
+        if found.cause not in (None, SOUND) and not found.is_open:
             lines = tuple(f"{file}: {text}" for file, _, text in found.evidence)
             yield RunFinding(str(found.cause), found.says, found.remedy, lines, _LOG_COST)
 
