@@ -53,6 +53,8 @@ def doctor_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON instead.")] = False,
 ) -> None:
     """Say why a run that Holmes did not start is slow or fails: a verdict while it runs, or from NCCL's logs."""
+    ways = {"--slurm": slurm_job, "--record": record, "--replay": replay_folder, "--anonymize": anonymized}
+    _refuse_mixed(log, files or [], {name for name, value in ways.items() if value is not None})
     if log:
         cause = _of_logs(files or [], as_json)
     elif anonymized is not None:
@@ -68,6 +70,16 @@ def doctor_command(
         cause = watched.cause
     if cause != SOUND:
         raise typer.Exit(ANSWER_IS_NO)
+
+
+def _refuse_mixed(log: bool, files: list[Path], ways: set[str]) -> None:
+    """Raise HolmesError for options that do not go together: each would be passed over in silence."""
+    if log and ways:
+        raise HolmesError(f"--log reads files alone, not with {', '.join(sorted(ways))}", "leave one of them out")
+    given = [*map(str, files), *sorted(ways - {"--anonymize", "--replay"})]
+    if "--anonymize" in ways and given:
+        hint = "record first, then `holmes doctor --replay DIR --anonymize COPY`"
+        raise HolmesError(f"--anonymize copies a recording, and is given with {', '.join(given[:3])}", hint)
 
 
 def _recorded(

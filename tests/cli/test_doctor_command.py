@@ -134,6 +134,8 @@ def test_recording_of_a_watched_run_is_replayed_with_the_exit_codes_of_logs(comm
         ("--replay", "."),
         ("--anonymize", "copy"),
         ("--slurm", "1;id"),
+        ("--log", "a.log", "--record", "kept"),
+        ("--anonymize", "copy", "--replay", str(RECORDED), "a1"),
         ("x.yaml",),
     ],
 )
