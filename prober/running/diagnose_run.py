@@ -13,7 +13,7 @@ from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.read_log import read_log
 from prober.running.costly_causes import IDLE_GPU, costly_causes
 from prober.running.running_texts import RunFinding
-from prober.running.standing_causes import is_idle, named, standing_causes, wait_of
+from prober.running.standing_causes import is_idle, moves, named, standing_causes, wait_of
 from prober.running.watched_run import WatchedRun
 
 MAX_NAMED = 8
@@ -92,6 +92,13 @@ def _no_verdict(run: WatchedRun) -> tuple[str, str, tuple[str, ...]] | None:
             needed,
             lines[:4],
         )
+    idle = [rank for rank in run.ranks if is_idle(run, rank)]
+    if idle and not moves(run) and not run.unwatched():
+        names = format_names([named(rank) for rank in idle], MAX_NAMED)
+        needed = (
+            f"watch it for longer (`--seconds 300`); `py-spy dump --pid {idle[0].pid}` on {idle[0].host} says where"
+        )
+        return f"Ranks compute and nothing travels; these wait for them, or hang: {names}", needed, (_progress(run),)
     if absent := run.unwatched():
         size = run.job.size if run.job else None
         says = f"{absent} of the {size} ranks run on no host that was watched, and nothing is wrong with the others"

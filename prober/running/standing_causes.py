@@ -13,7 +13,7 @@ from prober.running.running_texts import FAILURE, RunFinding
 from prober.running.watched_run import WatchedRun
 
 IDLE_SHARE = 0.02  # of a core: heartbeats of the rendezvous and of watchdogs take less
-SPINNING_SHARE = 0.5
+SPINNING = 0.9  # of the time that a GPU computes
 IDLE_BYTES_PER_S = 64_000  # heartbeats on a rank's connections
 MAX_NAMED = 6
 _STOPPED = {"T", "t"}
@@ -83,14 +83,17 @@ def _gpu_faults(run: WatchedRun) -> Iterator[RunFinding]:
 
 
 def _hanging(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield ranks that idle while the others spin; or, where all idle, the few that wait at another place."""
+    """Yield ranks that idle while the GPUs of the others spin; or, where all idle, the few that wait elsewhere.
+
+    A collective of NCCL keeps its GPU busy as it waits. A rank that keeps a CPU busy may compute what others wait for.
+    """
     idle: list[WatchedRank] = []
     others: list[WatchedRank] = []
     for rank in run.ranks:
         (idle if is_idle(run, rank) else others).append(rank)
-    if not idle or _moves(run):
+    if not idle or moves(run):
         return
-    if others and len(idle) <= len(others) and all(_spins(run, rank) for rank in others):
+    if others and len(idle) <= len(others) and all((run.utilisation_of(rank) or 0) >= SPINNING for rank in others):
         hanging = idle
     elif not others:
         hanging = _at_another_place(idle)
@@ -115,11 +118,7 @@ def _at_another_place(idle: list[WatchedRank]) -> list[WatchedRank]:
     return [rank for rank in idle if wait_of(rank) != place]
 
 
-def _spins(run: WatchedRun, rank: WatchedRank) -> bool:
-    return rank.cpu_share >= SPINNING_SHARE or (run.utilisation_of(rank) or 0) >= 0.9
-
-
-def _moves(run: WatchedRun) -> bool:
+def moves(run: WatchedRun) -> bool:
     """Return True if the run's connections or RDMA ports carry more than heartbeats."""
     rates = [(run.bytes_of(rank) or 0) / run.by_name[rank.host].seconds for rank in run.ranks]
     ports = [port.traffic.total / host.seconds for host, port in run.ports() if port.traffic]

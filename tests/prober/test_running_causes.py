@@ -19,6 +19,7 @@ BOTH = ("a1", "a2")
 def quiet_except_spinning(watched: Watched) -> None:
     for host in BOTH:
         watched.quiet(host)
+        watched.gpus(host, use=100 if host == "a1" else 0)
     watched.cpu("a1", 1.0)
 
 
@@ -241,6 +242,16 @@ def test_run_that_stands_still_at_one_place_has_no_verdict() -> None:
     found = watched.diagnosis()
     assert found.cause is None
     assert "py-spy" in found.needed
+
+
+def test_rank_that_computes_on_a_cpu_while_another_waits_is_no_hang_of_the_other() -> None:
+    watched = Watched()
+    for host in BOTH:
+        watched.quiet(host)
+    watched.cpu("a1", 1.0)
+    found = watched.diagnosis()
+    assert found.cause is None
+    assert "wait for them, or hang: rank 1 on a2" in found.says
 
 
 def test_rank_that_waits_elsewhere_than_most_hangs() -> None:
