@@ -37,10 +37,11 @@ class Traffic(NamedTuple):
         return self.sent + self.received
 
     def since(self, before: Traffic | None) -> Traffic:
-        """Return the growth; a counter that was set back counts from zero."""
-        if before is None or self.sent < before.sent or self.received < before.received:
+        """Return the growth; a counter that was set back, or that wrapped, counts from zero."""
+        if before is None:
             return self
-        return Traffic(self.sent - before.sent, self.received - before.received)
+        pairs = ((self.sent, before.sent), (self.received, before.received))
+        return Traffic(*(now - then if now >= then else now for now, then in pairs))
 
 
 @dataclass(frozen=True)

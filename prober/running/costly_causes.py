@@ -22,6 +22,7 @@ BUSY_SHARE = 0.8  # of a core
 IDLE_GPU = 0.5
 BULK_BYTES_PER_S = 5e6  # less is no gradient of a model that needs a faster network
 DISK_BYTES_PER_S = 50e6
+STARTING_S = 120.0  # in which a rank imports, compiles and reads its weights
 _TENSOR_OPTIONS = re.compile(
     r"--(?:tensor[_-]model[_-]parallel[_-]size|tensor[_-]parallel[_-](?:size|degree)|tp(?:[_-]size|[_-]degree)?)"
     r"(?:=(\d{1,6}))?$"
@@ -107,6 +108,8 @@ def _disk(run: WatchedRun) -> Iterator[RunFinding]:
 def _loading(run: WatchedRun) -> Iterator[RunFinding]:
     waiting, bound = [], []
     for rank in run.ranks:
+        if run.by_name[rank.host].began_s - rank.started_s < STARTING_S:
+            continue
         use = run.utilisation_of(rank)
         busy = [each for each in rank.helpers if each.cpu_share >= BUSY_SHARE]
         idles = use < IDLE_GPU if use is not None else rank.cpu_share < 0.3
@@ -140,8 +143,8 @@ def _slow_rank(run: WatchedRun) -> Iterator[RunFinding]:
 
 
 def _between(run: WatchedRun) -> list[tuple[BytePath, float]]:
-    """Return the paths between hosts that carry bulk, with their rates."""
-    paths = [path for path in run.paths if path.leaves_host and path.sender in run.by_name]
+    """Return the paths between watched hosts that carry bulk, with their rates: others may lead to a storage."""
+    paths = [path for path in run.paths if path.leaves_host and path.is_watched and path.sender in run.by_name]
     rated = [(path, path.sent_bytes / run.by_name[path.sender].seconds) for path in paths]
     return [(path, rate) for path, rate in rated if rate >= BULK_BYTES_PER_S]
 

@@ -1,23 +1,28 @@
 """Training processes of a host: the ranks, their helpers, and who else computes, from two readings of /proc.
 
-Source: proc(5). A rank is the first process of its family with that RANK that is no shell. The processes that it
-starts are helpers, mostly loaders of data.
+Source: proc(5). A rank is the first process of its family with that RANK that is no shell or other wrapper. The
+processes that it starts are helpers, mostly loaders of data.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 TICKS_PER_S = 100.0  # USER_HZ of every Linux that runs on x86-64 and Arm; source: proc(5), sysconf(3)
 MAX_RANKS = 1_048_576
 MAX_PIDS = 65_536
+MAX_GENERATIONS = 16  # of processes, looked through for an ancestor
 _FACT = re.compile(r"/proc/(\d{1,10})/(\w+):(.*)$")
 _STAT = re.compile(r"(\d{1,10}) \((.{0,64})\) ([A-Za-z]) (\d{1,10})((?: -?\d{1,20}){18,50})\s*$")
 _CPU, _START = (9, 10), 17  # places of utime, stime and starttime after the parent's number
-_SHELLS = re.compile(r"(?:ba|da|z|k)?sh|timeout|numactl|time|env|nice|srun|tini|dumb-init|singularity|apptainer")
+_WRAPPERS = re.compile(
+    r"(?:ba|da|z|k|fi)?sh|timeout|numactl|taskset|time|env|nice|ionice|stdbuf|setsid|tee|srun|slurmstepd|mpirun|mpiexec|"
+    r"orted|prted|hydra_\w+|tini|dumb-init|catatonit|singularity|apptainer|starter\w*|conda|mamba|micromamba|uv|uvx|"
+    r"poetry|pixi|pdm|hatch|nsys|ncu|strace|ltrace|perf|py-spy|gdb|ddtrace-run|opentelemetry-\w+"
+)
 _RANK, _SIZE, _LOCAL = (
     ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
     ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -37,11 +42,16 @@ class ProcessStat(NamedTuple):
 
 
 class JobKey(NamedTuple):
-    """The marks of one training: the port and the name of its rendezvous, and the number of ranks."""
+    """The marks of one training: the port and the name of its rendezvous, the number of ranks, and its Slurm job.
+
+    `place` tells apart trainings whose marks are the same: the address of the rendezvous, or the host.
+    """
 
     port: str
     run: str
     size: int | None
+    slurm_job: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,17 @@ def cpu_shares(first: Mapping[int, ProcessStat], last: Mapping[int, ProcessStat]
     return shares
 
 
+def is_descendant(pid: int, ancestors: Collection[int], stats: Mapping[int, ProcessStat]) -> bool:
+    """Return True if the process is one of `ancestors`, or one of them started it by way of others."""
+    for _ in range(MAX_GENERATIONS):
+        if pid in ancestors:
+            return True
+        if pid not in stats:
+            return False
+        pid = stats[pid].parent
+    return False
+
+
 def variables_by_pid(facts: Mapping[int, Sequence[str]], slurm_job: str | None) -> dict[int, dict[str, str]]:
     """Return the variables of each process of the Slurm job, or of all."""
     found = {}
@@ -138,15 +159,19 @@ def variables_by_pid(facts: Mapping[int, Sequence[str]], slurm_job: str | None) 
 def families(variables: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[JobKey, int, list[int]]]:
     """Yield each rank of each job with the processes that have its variables.
 
-    Where any process has RANK, one that has only a number of Slurm or MPI is a launcher.
+    Where any process of a Slurm job has RANK, one of it that has only a number of Slurm or MPI is a launcher.
     """
-    ranked = {pid: found for pid, found in variables.items() if "RANK" in found} or variables
+    told = {found.get("SLURM_JOB_ID") for found in variables.values() if "RANK" in found}
+    ranked = {
+        pid: found for pid, found in variables.items() if "RANK" in found or found.get("SLURM_JOB_ID") not in told
+    }
     members: dict[tuple[JobKey, int], list[int]] = {}
     for pid, found in ranked.items():
         rank = next((_count(found[name]) for name in _RANK if name in found), None)
         size = next((_count(found[name]) for name in _SIZE if name in found), None)
         if rank is not None:
-            key = JobKey(found.get("MASTER_PORT", ""), found.get("TORCHELASTIC_RUN_ID", ""), size)
+            marks = (found.get("MASTER_PORT", ""), found.get("TORCHELASTIC_RUN_ID", ""))
+            key = JobKey(*marks, size, found.get("SLURM_JOB_ID", ""))
             members.setdefault((key, rank), []).append(pid)
     for (key, rank), pids in members.items():
         yield key, rank, pids
@@ -155,7 +180,7 @@ def families(variables: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[JobKe
 def split_family(pids: Sequence[int], stats: Mapping[int, ProcessStat]) -> tuple[ProcessStat, list[ProcessStat]] | None:
     """Return the process that is the rank, and its helpers; None if all have ended."""
     alive = [stats[pid] for pid in sorted(pids) if pid in stats and stats[pid].state not in "ZX"]
-    working = {each.pid: each for each in alive if not _SHELLS.fullmatch(each.name)}
+    working = {each.pid: each for each in alive if not _WRAPPERS.fullmatch(each.name)}
     first = next((each for each in working.values() if each.parent not in working), next(iter(alive), None))
     return None if first is None else (first, [each for each in working.values() if each is not first])
 

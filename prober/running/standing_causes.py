@@ -59,6 +59,9 @@ def _stopped(run: WatchedRun) -> Iterator[RunFinding]:
 
 
 def _missing(run: WatchedRun) -> Iterator[RunFinding]:
+    """Yield hosts that lack ranks; none while the others go on, as ranks that have done their part may end."""
+    if moves(run) or not all(is_idle(run, rank) or _spins(run, rank) for rank in run.ranks):
+        return
     for host, numbers, size in run.missing_local():
         lost = format_names([str(number) for number in numbers], MAX_NAMED)
         line = f"{host}: {size - len(numbers)} of the {size} ranks that its launcher started are there"
@@ -71,10 +74,15 @@ def _gpu_faults(run: WatchedRun) -> Iterator[RunFinding]:
         began_s = min((rank.started_s for rank in ranks), default=None)
         if began_s is None:
             continue
-        lines = [f"{host.name}: Xid {xid.number} at {xid.pci_address}" for xid in host.xids if xid.at_s >= began_s]
+        used, pids = host.gpus_of(ranks), {pid for rank in ranks for pid in (rank.pid, *(h.pid for h in rank.helpers))}
+        lines = [
+            f"{host.name}: Xid {xid.number} at {xid.pci_address}"
+            for xid in host.xids
+            if xid.at_s >= began_s and (xid.pid in pids or len(used) == len(host.gpus))
+        ]
         lines += [
             f"{host.name}: GPU {gpu.index} counts {gpu.ecc_errors[-1] - gpu.ecc_errors[0]} new uncorrected ECC errors"
-            for gpu in host.gpus
+            for gpu in used
             if gpu.ecc_errors and gpu.ecc_errors[-1] > gpu.ecc_errors[0]
         ]
         if lines:
@@ -83,7 +91,7 @@ def _gpu_faults(run: WatchedRun) -> Iterator[RunFinding]:
 
 
 def _hanging(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield ranks that idle while the GPUs of the others spin; or, where all idle, the few that wait elsewhere.
+    """Yield the few ranks that idle while the GPUs of the others spin; or, where all idle, that wait elsewhere.
 
     A collective of NCCL keeps its GPU busy as it waits. A rank that keeps a CPU busy may compute what others wait for.
     """
@@ -93,7 +101,7 @@ def _hanging(run: WatchedRun) -> Iterator[RunFinding]:
         (idle if is_idle(run, rank) else others).append(rank)
     if not idle or moves(run):
         return
-    if others and len(idle) <= len(others) and all((run.utilisation_of(rank) or 0) >= SPINNING for rank in others):
+    if len(idle) < len(others) and all(_spins(run, rank) for rank in others):
         hanging = idle
     elif not others:
         hanging = _at_another_place(idle)
@@ -116,6 +124,10 @@ def _at_another_place(idle: list[WatchedRank]) -> list[WatchedRank]:
     if place is None or None in places or 2 * count <= len(idle):
         return []
     return [rank for rank in idle if wait_of(rank) != place]
+
+
+def _spins(run: WatchedRun, rank: WatchedRank) -> bool:
+    return (run.utilisation_of(rank) or 0) >= SPINNING
 
 
 def moves(run: WatchedRun) -> bool:

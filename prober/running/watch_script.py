@@ -24,7 +24,10 @@ READ_VARIABLES = (
 
 _RANK = "^(RANK|SLURM_PROCID|OMPI_COMM_WORLD_RANK)="
 _ALLOWED = f"^({'|'.join(READ_VARIABLES)}|NCCL_[A-Z0-9_]+)=[^[:cntrl:]]{{0,200}}"
-_FIND = f"pids=$(grep -lsazE '{_RANK}' /proc/[0-9]*/environ 2>/dev/null | head -n {MAX_PROCESSES} | tr -dc '0-9\\n')"
+_FIND = (
+    f"pids=$(grep -lsazE '{_RANK}' /proc/[0-9]*/environ 2>/dev/null | tr -dc '0-9\\n' | sort -n | "
+    f"head -n {MAX_PROCESSES})"
+)
 _HAS_PIDS = '[ -n "$pids" ]'
 # A nvidia-smi that hung is not run again. Its exit code is noted by the test before the next command.
 _HAS_GPUS = "command -v nvidia-smi >/dev/null 2>&1 && case $smi in 124|137) false;; esac"
@@ -34,8 +37,9 @@ _MASK = (
     "awk '!/^\\/proc\\/[0-9]+\\/cmdline:/ { next } "
     '{ at = index($0, ":"); file = substr($0, 1, at); word = substr($0, at + 1); first = file != last; last = file; '
     "secret = tolower(before) ~ /secret|token|pass|key|cred|auth/ } "
-    'first { sub(/.*\\//, "", word); secret = 0 } '
+    'first { sub(/ .*/, "", word); sub(/.*\\//, "", word); secret = 0 } '
     '!first && word ~ /^--?[A-Za-z]/ { name = word; sub(/=.*/, "", name); value = substr(word, length(name) + 2); '
+    'if (name !~ /^--?[A-Za-z0-9_.-]+$/) name = "***"; '
     'if (name !~ /^--/ && length(name) > 2) name = substr(name, 1, 2) "***"; '
     "secret = tolower(name) ~ /secret|token|pass|key|cred|auth/; "
     'shown = !secret && value ~ /^[0-9]+$/ && length(value) < 7 ? value : "***"; '
@@ -62,7 +66,7 @@ COMMAND_LINES = Command(
     shown="grep -azH . /proc/PID/cmdline",
 )
 USER = Command("id -u")
-CORES = Command("nproc")
+CORES = Command("nproc --all")
 UPTIME = Command("cat /proc/uptime")
 PROCESSES = Command(f"cat /proc/[0-9]*/stat {_BOUND}", shown="cat /proc/PID/stat")
 MAIN_THREADS = Command(
@@ -117,9 +121,14 @@ GPU_PROCESSES = Command(
     "nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader,nounits", limited=True, when=_HAS_GPUS
 )
 KERNEL_LOG = Command("dmesg 2>&1 | grep -E 'NVRM: Xid|not permitted' | tail -n 100", shown="dmesg")
+# A line from NCCL's own prefix on, which printed variables do not have: `host:pid:tid [gpu] ... NCCL INFO ...`.
+_NCCL_LINE = (
+    r"[A-Za-z0-9_.-]{1,255}:[0-9]+:[0-9]+ \[[0-9]+\] ([^ [:cntrl:]]+ )?NCCL (INFO|WARN|TRACE) [^[:cntrl:]]{0,1000}"
+    r"|^NCCL version [0-9][^ [:cntrl:]]{0,100}"
+)
 _SEARCH = (
     f"if [ $(wc -c <$f) -le {_LOG_HEAD} ]; then cat $f; else head -c {_LOG_HEAD} $f; echo; tail -c {_LOG_TAIL} $f; fi "
-    f"2>/dev/null | grep -a NCCL | head -c {_LOG_LINES}"
+    f"2>/dev/null | grep -aoE '{_NCCL_LINE}' | head -c {_LOG_LINES}"
 )
 NCCL_LOGS = Command(
     f"seen= n=0; for p in $pids; do for f in /proc/$p/fd/1 /proc/$p/fd/2 "

@@ -27,12 +27,16 @@ from prober.running.processes import (
     cpu_shares,
     facts_by_pid,
     families,
+    is_descendant,
     parse_stats,
     split_family,
     variables_by_pid,
 )
 
-_XID = re.compile(r"\[\s*(\d{1,12}\.\d{1,9})\].*NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,16})\): (\d{1,4})")
+_XID = re.compile(
+    r"(?:<\d{1,3}>)?\[ {0,12}(\d{1,12}\.\d{1,9})\] .{0,64}?NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,16})\): (\d{1,4})"
+    r"(?:, pid=(\d{1,10})\b)?"
+)
 _INODE = re.compile(r"\s*(\d{1,20}) /proc/(\w{1,12})/ns/net")
 MAX_XIDS = 100
 
@@ -43,6 +47,7 @@ class Xid(NamedTuple):
     at_s: float
     pci_address: str
     number: int
+    pid: int | None
 
 
 class Busy(NamedTuple):
@@ -55,13 +60,15 @@ class Busy(NamedTuple):
 
 @dataclass(frozen=True)
 class WatchedHost:
-    """A host while it was watched. `failure` says why nothing was seen of it; `others` are the busiest first.
+    """A host while it was watched: for `seconds`, from `began_s` after its start on.
 
-    `holders` are the GPUs, by UUID, of each process that computes on any.
+    `failure` says why nothing was seen of it; `others` are the busiest first. `holders` are the GPUs, by UUID, of each
+    process that computes on any.
     """
 
     name: str
     failure: str | None = None
+    began_s: float = 0.0
     seconds: float = 0.0
     cores: int | None = None
     is_root: bool | None = None
@@ -127,10 +134,15 @@ def read_watched(name: str, outputs: Sequence[Recorded], slurm_job: str | None =
     ranks = tuple(_ranks(name, found, last, shares, slurm_job))
     sockets, counters = found.ends(asked.SOCKETS), found.ends(asked.INTERFACES) or ("", "")
     own = {pid for rank in ranks for pid in (rank.pid, *(each.pid for each in rank.helpers))}
-    others = (Busy(pid, last[pid].name, share) for pid, share in shares.items() if pid not in own and share >= 0.05)
+    others = (
+        Busy(pid, last[pid].name, share)
+        for pid, share in shares.items()
+        if share >= 0.05 and not is_descendant(pid, own, last)
+    )
     log = "\n".join(found.of(asked.KERNEL_LOG))
     return WatchedHost(
         name=name,
+        began_s=found.times[0],
         seconds=seconds,
         cores=_number(found.of(asked.CORES)),
         is_root=None if (user := _number(found.of(asked.USER))) is None else user == 0,
@@ -143,7 +155,7 @@ def read_watched(name: str, outputs: Sequence[Recorded], slurm_job: str | None =
         holders={
             pid: frozenset(held) for pid, held in parse_gpu_processes(_first(found.of(asked.GPU_PROCESSES))).items()
         },
-        xids=tuple(Xid(float(at), address, int(number)) for at, address, number in _XID.findall(log)[-MAX_XIDS:]),
+        xids=tuple(_xids(log)),
         kernel_log_refused="not permitted" in log,
         nccl_log=_first(found.of(asked.NCCL_LOGS)),
     )
@@ -198,6 +210,14 @@ def _ranks(
             helpers=tuple(Helper(each.pid, each.name, shares.get(each.pid, 0.0)) for each in helpers),
             foreign_network=networks.get(str(pid), networks.get("self")) != networks.get("self"),
         )
+
+
+def _xids(log: str) -> Iterator[Xid]:
+    """Yield the faults in a kernel log, in order."""
+    for line in log.splitlines()[-MAX_XIDS:]:
+        if match := _XID.match(line):
+            at, address, number, pid = match.groups()
+            yield Xid(float(at), address, int(number), int(pid) if pid else None)
 
 
 def _networks(texts: Sequence[str]) -> dict[str, str]:

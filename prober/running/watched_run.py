@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -132,10 +132,19 @@ def watched_run(hosts: Sequence[WatchedHost]) -> WatchedRun:
     own = {(rank.job, rank.number) for rank in every if not rank.foreign_network}
     # Hosts that share a kernel, as containers do, see the processes of each other.
     ranks = [rank for rank in every if not rank.foreign_network or (rank.job, rank.number) not in own]
+    for place in (lambda rank: rank.variables.get("MASTER_ADDR", ""), lambda rank: rank.host):
+        ranks = _apart(ranks, place)
     counts = Counter(rank.job for rank in ranks)
     job = max(counts, key=lambda key: (counts[key], key.port, key.run), default=None)
     chosen = sorted((rank for rank in ranks if rank.job == job), key=lambda rank: (rank.number, rank.host, rank.pid))
     return WatchedRun(tuple(hosts), job, tuple(chosen), len(ranks) - len(chosen))
+
+
+def _apart(ranks: Sequence[WatchedRank], place: Callable[[WatchedRank], str]) -> list[WatchedRank]:
+    """Return the ranks, with `place` in the job of those whose job has a rank twice: it is several trainings."""
+    seen = Counter((rank.job, rank.number) for rank in ranks)
+    several = {job for (job, _), count in seen.items() if count > 1}
+    return [replace(rank, job=rank.job._replace(place=place(rank))) if rank.job in several else rank for rank in ranks]
 
 
 def interface_of(host: WatchedHost, name: str) -> Interface | None:

@@ -28,6 +28,8 @@ class Watched:
     def __init__(self) -> None:
         self.hosts = {name: list(each.outputs) for name, each in read_recorded_hosts(RECORDED).items()}
         self.failures = dict[str, HostRecording]()
+        for name in self.hosts:
+            self.age(name, 3600.0)
 
     def run(self) -> WatchedRun:
         return run_of({name: HostRecording(tuple(each)) for name, each in self.hosts.items()} | self.failures)
@@ -66,6 +68,13 @@ class Watched:
             texts = [each.text for each in self.hosts[host] if each.command == command.shown]
             first = next(line for line in texts[0].splitlines() if line.startswith(f"{PIDS[host]} "))
             self.edit(host, command, partial(_replaced, PIDS[host], _with_cpu(first, share)), last=True)
+
+    def age(self, host: str, seconds: float) -> None:
+        """Let the rank have started so long before the watch."""
+        began_s = next(float(each.text.split()[0]) for each in self.hosts[host] if each.command == asked.UPTIME.shell)
+        ticks = round((began_s - seconds) * 100)
+        start = re.compile(rf"^({PIDS[host]} \(.*\)(?: \S+){{19}}) \d+", re.MULTILINE)
+        self.edit(host, asked.PROCESSES, lambda text: start.sub(rf"\g<1> {ticks}", text))
 
     def process(self, host: str, pid: int, name: str, share: float, parent: int = 1) -> None:
         """Add a process that uses so many CPU seconds a second."""

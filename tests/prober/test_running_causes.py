@@ -9,6 +9,8 @@ import pytest
 from prober.asking.recording import HostNotes, HostRecording
 from prober.rules.reported_rules import UNREACHABLE
 from prober.running import watch_script as asked
+from prober.running.byte_counts import Traffic
+from prober.running.processes import families
 from prober.running.running_texts import CAUSES
 from tests.builders.watched_runs import PIDS, Change, Watched
 
@@ -17,10 +19,24 @@ BOTH = ("a1", "a2")
 
 
 def quiet_except_spinning(watched: Watched) -> None:
+    """Two ranks of a1 keep its GPU busy, and that of a2 does nothing."""
+    evaluates_alone(watched)
+    watched.process("a1", 70001, "python", 1.0)
+    watched.family("a1", 70001, rank=2)
+    watched.edit("a1", asked.GPU_PROCESSES, lambda text: f"{text}GPU-a1, 70001\n")
+
+
+def evaluates_alone(watched: Watched) -> None:
     for host in BOTH:
         watched.quiet(host)
         watched.gpus(host, use=100 if host == "a1" else 0)
     watched.cpu("a1", 1.0)
+
+
+def gone(watched: Watched) -> None:
+    for host in BOTH:
+        watched.quiet(host)
+    watched.sub("a2", asked.ENVIRONMENT, "LOCAL_WORLD_SIZE=1", "LOCAL_WORLD_SIZE=2")
 
 
 def loaders(watched: Watched) -> None:
@@ -98,10 +114,7 @@ def heavy_writer(watched: Watched) -> None:
 PLANTED: dict[str, tuple[str, Change]] = {
     "stopped": ("stopped-process", lambda watched: watched.state("a2", "TTTTTT")),
     "traced": ("stopped-process", lambda watched: watched.state("a1", "tttttt")),
-    "gone": (
-        "missing-rank",
-        lambda watched: watched.sub("a2", asked.ENVIRONMENT, "LOCAL_WORLD_SIZE=1", "LOCAL_WORLD_SIZE=2"),
-    ),
+    "gone": ("missing-rank", gone),
     "hangs while the other spins": ("hanging-rank", quiet_except_spinning),
     "xid": (
         "gpu-fault",
@@ -160,6 +173,34 @@ def short_write(watched: Watched) -> None:
     watched.edit("a1", asked.DISK, lambda text: text.replace("write_bytes: ", "write_bytes: 90000"), last=True)
 
 
+def fault_of_another_gpu(watched: Watched) -> None:
+    """GPU 0 is the run's; a notebook on GPU 5 has an Xid, and its memory new ECC errors."""
+    watched.gpus("a1")
+    rows = [f"{number}, GPU-{name}, 95, 1900, 1980, {{}}, 0x0" for number, name in ((0, "a1"), (5, "other"))]
+    watched.answer("a1", asked.GPUS, *("\n".join(rows).format(0, count) + "\n" for count in (0, 7)))
+    watched.answer("a1", asked.KERNEL_LOG, "[9999999.1] NVRM: Xid (PCI:0000:b8:00): 13, pid=4242, name=python\n")
+
+
+def loaders_of_a_new_epoch(watched: Watched) -> None:
+    for host in BOTH:
+        watched.gpus(host)
+    for number in range(7):
+        watched.process("a1", 80001 + number, "pt_data_worker", 1.0, PIDS["a1"])
+
+
+def upload(watched: Watched) -> None:
+    """RDMA ports idle, and the bytes of TCP go to a store."""
+    for host in BOTH:
+        watched.ports(host, 1000)
+        watched.sub(host, asked.SOCKETS, r"10\.1\.0\.\d:", "52.216.1.1:")
+
+
+def started_just_now(watched: Watched) -> None:
+    python_bound(watched)
+    for host in BOTH:
+        watched.age(host, 20.0)
+
+
 def both_compute(watched: Watched) -> None:
     watched.cpu("a1", 0.9)
     watched.cpu("a2", 0.8)
@@ -190,6 +231,11 @@ SOUND: dict[str, Change] = {
         "a1", asked.SPEEDS, "eth0/operstate:up", "eth0/operstate:down"
     ),
     "no ss": without_ss,
+    "faults of a GPU that the run does not use": fault_of_another_gpu,
+    "loaders that started while it was watched": loaders_of_a_new_epoch,
+    "a rank that ended while another goes on": lambda watched: watched.sub(
+        "a2", asked.ENVIRONMENT, "LOCAL_WORLD_SIZE=1", "LOCAL_WORLD_SIZE=2"
+    ),
     "a sound log of NCCL": lambda watched: watched.answer(
         "a1", asked.NCCL_LOGS, (NCCL_LOGS / "sound_infiniband.log").read_text(encoding="utf-8")
     ),
@@ -252,6 +298,52 @@ def test_rank_that_computes_on_a_cpu_while_another_waits_is_no_hang_of_the_other
     found = watched.diagnosis()
     assert found.cause is None
     assert "wait for them, or hang: rank 1 on a2" in found.says
+
+
+def test_neither_of_two_ranks_is_said_to_hang_where_one_may_compute_for_both() -> None:
+    watched = Watched()
+    evaluates_alone(watched)
+    assert watched.diagnosis().cause is None
+
+
+def test_bytes_to_a_store_are_not_those_of_gradients() -> None:
+    watched = Watched()
+    upload(watched)
+    assert watched.diagnosis().cause != "tcp-not-rdma"
+
+
+def test_a_rank_that_starts_is_not_said_to_be_slow() -> None:
+    watched = Watched()
+    started_just_now(watched)
+    found = watched.diagnosis()
+    assert found.cause is None
+    assert "GPUs idle" in found.says
+
+
+def test_runs_of_the_same_marks_on_two_hosts_are_two() -> None:
+    watched = Watched()
+    for host in BOTH:
+        watched.sub(host, asked.ENVIRONMENT, ":RANK=1", ":RANK=0")
+        watched.sub(host, asked.ENVIRONMENT, "WORLD_SIZE=2", "WORLD_SIZE=1")
+    run = watched.run()
+    assert (len(run.ranks), run.other_ranks) == (1, 1)
+
+
+def test_trainer_under_a_wrapper_is_the_rank() -> None:
+    watched = Watched()
+    watched.process("a1", 17000, "uv", 0.0)
+    watched.family("a1", 17000)
+    (first, _) = watched.run().ranks
+    assert (first.pid, first.helpers) == (PIDS["a1"], ())
+
+
+def test_one_ranks_variable_hides_no_ranks_of_another_slurm_job() -> None:
+    variables = {1: {"RANK": "0", "WORLD_SIZE": "1"}, 2: {"SLURM_PROCID": "3", "SLURM_JOB_ID": "77"}}
+    assert sorted(rank for _, rank, _ in families(variables)) == [0, 3]
+
+
+def test_counter_that_wraps_leaves_the_other_as_it_is() -> None:
+    assert Traffic(5, 1007).since(Traffic(2**32 - 1, 1000)) == Traffic(5, 7)
 
 
 def test_rank_that_waits_elsewhere_than_most_hangs() -> None:

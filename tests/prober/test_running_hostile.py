@@ -89,13 +89,25 @@ def test_no_secret_of_a_process_leaves_its_host(tmp_path: Path) -> None:
         "WANDB_API_KEY": "sesame2",
     }
     script = tmp_path / "train.py"
-    script.write_text("import sys; print('ready', flush=True); sys.stdin.read()", encoding="utf-8")
-    options = ["--api-key=sesame3", "--token", "sesame4", "--pin", "123", "--tp", "4", "s3://sesame5:x@y", "-psesame6"]
+    lines = [
+        "import sys",
+        "print('h1:1:2 [0] NCCL INFO Using network IB')",
+        "print('sesame7 h1:1:2 [0] NCCL INFO cudaDriverVersion 12040')",
+        "print(dict(NCCL_DEBUG='INFO', KEY='sesame8'), flush=True)",
+        "print('ready', file=sys.stderr, flush=True)",
+        "sys.stdin.read()",
+    ]
+    script.write_text("\n".join(lines), encoding="utf-8")
+    options = ["--token:sesame9", "--api-key=sesame3", "--token", "sesame4", "--pin", "123", "--tp", "4"]
+    options += ["s3://sesame5:x@y", "-psesame6"]
     words = [sys.executable, str(script), *options, "--password", "777123"]
-    process = subprocess.Popen(words, env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with open(tmp_path / "out.log", "wb") as out:
+        process = subprocess.Popen(
+            words, env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE
+        )
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"ready\n"
         done = subprocess.run(["sh", "-s"], input=watch_script(2, TOKEN).encode(), capture_output=True, check=True)
     finally:
         process.communicate()
@@ -105,5 +117,7 @@ def test_no_secret_of_a_process_leaves_its_host(tmp_path: Path) -> None:
     assert "environ:NCCL_DEBUG=INFO" in own
     assert "cmdline:train.py" in own
     assert "cmdline:--tp\n" in own
+    assert "NCCL INFO Using network IB" in answer
+    assert "NCCL INFO cudaDriverVersion" in answer
     assert "sesame" not in answer
     assert "777123" not in own
