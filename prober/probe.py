@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile, StatedTrunk
@@ -83,16 +85,33 @@ def probe(
 def ask_all(
     hosts_file: HostsFile, ask: Callable[[HostEntry, int], HostRecording], progress: Progress
 ) -> dict[str, HostRecording]:
-    """Return the answers of all hosts by name, in order. `ask` gets a host and its position, and raises nothing."""
-    entries = hosts_file.hosts
-    with ThreadPoolExecutor(max_workers=min(MAX_AT_ONCE, len(entries))) as pool:
-        jobs = {pool.submit(ask, entry, position): entry.name for position, entry in enumerate(entries)}
-        answers = {}
-        for job in as_completed(jobs):
-            name = jobs[job]
-            answers[name] = job.result()
-            progress(name, "read" if answers[name].notes.failure is None else "not reachable")
-    return {entry.name: answers[entry.name] for entry in entries}
+    """Return the answers of all hosts by name, in order. `ask` gets a host and its position.
+
+    Ctrl-C ends it at once: its threads end with the process, where those of a pool are waited for.
+    """
+    waiting, done = SimpleQueue[tuple[int, HostEntry]](), SimpleQueue[tuple[str, Future[HostRecording]]]()
+    for numbered in enumerate(hosts_file.hosts):
+        waiting.put(numbered)
+
+    def work() -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                position, entry = waiting.get_nowait()
+                answer = Future[HostRecording]()
+                try:
+                    answer.set_result(ask(entry, position))
+                except BaseException as error:
+                    answer.set_exception(error)
+                done.put((entry.name, answer))
+
+    for _ in range(min(MAX_AT_ONCE, len(hosts_file.hosts))):
+        threading.Thread(target=work, daemon=True).start()
+    answers: dict[str, HostRecording] = {}
+    for _ in hosts_file.hosts:
+        name, answer = done.get()
+        answers[name] = answer.result()
+        progress(name, "read" if answers[name].notes.failure is None else "not reachable")
+    return {entry.name: answers[entry.name] for entry in hosts_file.hosts}
 
 
 def script_to_run() -> str:
