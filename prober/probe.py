@@ -87,7 +87,7 @@ def ask_all(
 ) -> dict[str, HostRecording]:
     """Return the answers of all hosts by name, in order. `ask` gets a host and its position.
 
-    Ctrl-C ends it at once: its threads end with the process, where those of a pool are waited for.
+    Ctrl-C ends it at once, as its threads end with the process. A pool would wait for its own.
     """
     waiting, done = SimpleQueue[tuple[int, HostEntry]](), SimpleQueue[tuple[str, Future[HostRecording]]]()
     for numbered in enumerate(hosts_file.hosts):

@@ -44,7 +44,7 @@ class ProcessStat(NamedTuple):
 class JobKey(NamedTuple):
     """The marks of one training: the port and the name of its rendezvous, the number of ranks, and its Slurm job.
 
-    `place` tells apart trainings whose marks are the same: the address of the rendezvous, or the host.
+    `place` is the address of the rendezvous, or the host, where trainings have the same marks.
     """
 
     port: str
