@@ -147,8 +147,7 @@ def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding
     local, remote, error = (sighting.values.get(name, "") for name in ("local", "remote", "error"))
     line = sighting.evidence
     for event in facts.signs.get("link-event", ()) if "status" in sighting.values else ():
-        own = event.host == sighting.host and event.evidence.file == line.file
-        if own and event.evidence.line < line.line:
+        if (event.host, event.evidence.file) == (sighting.host, line.file) and event.evidence.line < line.line:
             return causes.RDMA_UNREACHABLE.finding(event.evidence, line, detail=": a port or queue pair failed before")
     roce = run.network == "RoCE" or bool(local)
     if any(_is_link_local(gid) for gid in (local, remote)) and run.network != "IB":

@@ -112,9 +112,8 @@ def _put_line(facts: LogFacts, lines: dict[K, Evidence], name: K, message: NcclM
 
 def _keep_bootstrap(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     pairs = _ADDRESS.findall(match[1])
-    again = any(process.interfaces.get(name) == address for name, address in pairs)  # NCCL writes it once in a process
-    if again and process.file == message.evidence.file:
-        process = restarted(facts, process, message.evidence.line)
+    if any(process.interfaces.get(name) == address for name, address in pairs):  # NCCL writes it once in a process
+        process = restarted(facts, process, *message.evidence[:2])
     for name, address in pairs:
         _put(facts, process.interfaces, name, address, name, address)
     facts.note("bootstrap", Sighting(message.host, message.pid, {}, message.evidence))

@@ -11,9 +11,8 @@ Stretch = tuple[str, int, int]  # a file, the first line of a process, and the f
 def leave_out_earlier_runs(facts: LogFacts, file: str) -> None:
     """Leave out the runs of a file that a later one follows, and note the line at which the last one begins.
 
-    A later run takes a GPU again: a process of the same host and GPU begins after the last line of another, whose run
-    had ended or failed, and has no communicator in common with it. Processes on other GPUs are of the same run, or of
-    a replica that is alive.
+    A later run takes a GPU again: its process begins after the last line of another of that host and GPU, whose run had
+    ended or failed, and shares no communicator with it. Processes on other GPUs are of the same run or a live replica.
     """
     runs = _runs(facts)
     followed = _followed(facts, file, runs)
@@ -29,20 +28,21 @@ def leave_out_earlier_runs(facts: LogFacts, file: str) -> None:
     _leave_out(facts, dropped, lines)
 
 
-def restarted(facts: LogFacts, process: NcclProcess, line: int) -> NcclProcess:
+def restarted(facts: LogFacts, process: NcclProcess, file: str, line: int) -> NcclProcess:
     """Return the process of a line with which one begins: a new one if another of this number had ended or failed.
 
     Containers number processes alike. Variables are kept, which NCCL logs before that line.
     """
-    key, stretch = (process.host, process.pid, ""), (process.file, process.begin, line)
-    if not process.pid or not _ended(facts, {key}, stretch) or not facts.has_room(size_bytes=PROCESS_BYTES):
+    key, stretch = (process.host, process.pid, ""), (file, process.begin, line)
+    begun = bool(process.pid) and process.file == file and _ended(facts, {key}, stretch)
+    if not begun or not facts.has_room(size_bytes=PROCESS_BYTES):
         return process
-    if process.begin >= facts.restarts.get(process.file, 0):  # else a process of the same run began anew before
-        facts.restarts[process.file] = line
+    if process.begin >= facts.restarts.get(file, 0):  # else a process of the same run began anew before
+        facts.restarts[file] = line
     for name in process.communicators.values():
         communicator = facts.communicators[name]
         communicator.ranks = {rank: owner for rank, owner in communicator.ranks.items() if owner != key}
-    facts.processes[key] = NcclProcess(*key[:2], process.file, line, line, settings=process.settings)
+    facts.processes[key] = NcclProcess(*key[:2], file, line, line, settings=process.settings)
     _leave_out(facts, {key}, [stretch])
     return facts.processes[key]
 
@@ -94,9 +94,9 @@ def _followed(facts: LogFacts, file: str, runs: dict[ProcessKey, str]) -> dict[P
 
 def _ended(facts: LogFacts, processes: set[ProcessKey], stretch: Stretch) -> bool:
     """Return True if lines of a stretch say that one of these processes ended or failed."""
-    ends = (line for sign in ("ended", "fatal", "peer-closed") for line in facts.signs.get(sign, ()))
-    own = (each for each in ends if not each.pid or (each.host, each.pid, "") in processes)
-    return any(_is_within(each.evidence, [stretch]) for each in own)
+    ends = (each for sign in ("ended", "fatal", "peer-closed") for each in facts.signs.get(sign, ()))
+    own = (each.evidence for each in ends if not each.pid or (each.host, each.pid, "") in processes)
+    return any(_is_within(line, [stretch]) for line in own)
 
 
 def _is_within(line: Evidence, stretches: list[Stretch]) -> bool:

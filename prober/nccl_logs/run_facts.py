@@ -149,8 +149,7 @@ def _implied(facts: LogFacts) -> str | None:
 def plain_processes(facts: LogFacts, names: dict[ProcessKey, str]) -> list[ProcessKey]:
     """Return processes with channels that go by GPUDirect on a sound host, and do not.
 
-    A process that sends without it and receives nothing is none if others of its host only receive by it: GPUs without
-    NVLink do so.
+    A process that sends without it is none where others of its host only receive by it: GPUs without NVLink do so.
     """
     direct = {names[key] for key, process in facts.processes.items() if process.direct}
     sending = {names[key] for key, process in facts.processes.items() if process.sends_direct}
