@@ -278,4 +278,11 @@ PLUGIN_IGNORES_ENV = CauseText(
     "nccl-rdma-sharp-plugins, src/ib_plugin.c",
     is_remark=True,
 )
+UNKNOWN_WARNING = CauseText(
+    "unknown-warning",
+    "NCCL warns of something that no rule knows",
+    "Read the lines; the run made its communicator all the same.",
+    f"{_NCCL}",
+    is_remark=True,
+)
 CAUSES = tuple(text for text in vars().copy().values() if isinstance(text, CauseText))

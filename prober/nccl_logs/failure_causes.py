@@ -10,10 +10,10 @@ from dataclasses import replace
 from prober.nccl_logs import cause_texts as causes
 from prober.nccl_logs.cause_texts import LogFinding
 from prober.nccl_logs.log_facts import LogFacts, LoggedVariable, NcclProcess, Sighting
-from prober.nccl_logs.nccl_lines import Evidence
-from prober.nccl_logs.run_facts import RunFacts, network_of, version_numbers
+from prober.nccl_logs.run_facts import RunFacts, network_of
 
 _LOCAL_NAME = re.compile(r"(docker|lo$|lo:|virbr|veth|br-|cni|flannel|cali|tunl|kube-ipvs|podman|pod-id-link)")
+_DOCKER0 = "172.17.0.1"  # its address on each host, unless that was configured
 _STATUS_NAMES = {
     "IBV_WC_LOC_PROT_ERR": 4,
     "IBV_WC_WR_FLUSH_ERR": 5,
@@ -146,10 +146,14 @@ def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding
     """Return why a queue pair does not reach its peer: the GID, the rail, or else the fabric."""
     local, remote, error = (sighting.values.get(name, "") for name in ("local", "remote", "error"))
     line = sighting.evidence
+    for event in facts.signs.get("link-event", ()) if "status" in sighting.values else ():
+        if (event.host, event.evidence.file) == (sighting.host, line.file) and event.evidence.line < line.line:
+            return causes.RDMA_UNREACHABLE.finding(event.evidence, line, detail=": a port or queue pair failed before")
     roce = run.network == "RoCE" or bool(local)
     if any(_is_link_local(gid) for gid in (local, remote)) and run.network != "IB":
         return causes.ROCE_GID.finding(line, detail=f": {local} to {remote or 'a peer'}")
-    if roce and not local and (sign := facts.line("link-local-gid") or _low_gid_index(facts, run, sighting.host)):
+    low = facts.setting("NCCL_IB_GID_INDEX", "0", "1", "2", host=sighting.host)  # link-local, or of RoCE v1
+    if roce and not local and (sign := facts.line("link-local-gid") or (low and low.evidence)):
         return causes.ROCE_GID.finding(line, sign)
     if facts.first("gid-hint") or (roce and re.match(r"Network is unreachable|Invalid argument", error)):
         setting = facts.setting("NCCL_IB_GID_INDEX", host=sighting.host)
@@ -157,23 +161,15 @@ def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding
     if bool(local) != bool(remote) and roce and sighting.values.get("index") == "0":
         return causes.ROCE_GID.finding(line)
     unresolved = re.match("Connection timed out|No route", error)
-    rails = unresolved or len(run.hcas) > 1 or facts.first("rail-hint")
+    ends = {(each.values.get("local", ""), each.values.get("remote", "")) for each in facts.signs.get("completion", ())}
+    several = len([pair for pair in ends if all(pair) and _rails_differ(*pair)]) > 1
+    lost = not error and len(run.hcas) > 1 and (several or not facts.first("connected"))  # routed, one may just be down
+    rails = unresolved or lost or facts.first("rail-hint")
     if local and remote and rails and _rails_differ(local, remote):
         return causes.RAILS_UNROUTABLE.finding(line, facts.line("rail-hint"), detail=f": {local} and {remote}")
     if facts.first("rail-hint") and not local:
         return causes.RAILS_UNROUTABLE.finding(line, facts.line("rail-hint"))
     return causes.RDMA_UNREACHABLE.finding(line)
-
-
-def _low_gid_index(facts: LogFacts, run: RunFacts, host: str) -> Evidence | None:
-    """Return the line by which the GID is of index 0 or 1, the link-local address, or 2, an address of RoCE v1.
-
-    Versions before 2.21 take index 0 where the variable is not set.
-    """
-    if setting := facts.setting("NCCL_IB_GID_INDEX", host=host):
-        return setting.evidence if setting.value in ("0", "1", "2") else None
-    old = [version for version in run.versions if version_numbers(version) < [2, 21]]
-    return facts.versions[old[0]] if old and old == list(run.versions) else None
 
 
 def _is_link_local(gid: str) -> bool:
@@ -249,9 +245,12 @@ def _interfaces(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         yield causes.WRONG_INTERFACE.finding(
             setting.evidence, odd.evidence, detail=f": none is named {setting.value} (no `Bootstrap: Using` follows)"
         )
+    named = (each.interfaces | each.out_of_band | each.sockets for each in facts.processes.values())
+    shared = [(name, own) for names in named for name, own in names.items() if not is_local(name, own)]
+    docker = "" if any(own.startswith(_DOCKER0[:-3]) for _, own in shared) else _DOCKER0
     for sighting in _unconnected(facts, "connect-failed", "connect-retry"):
-        if "peer" in sighting.values and is_local("", sighting.values["peer"]) and not run.is_one_host:
-            peer = sighting.values["peer"]
+        peer = sighting.values.get("peer", "")
+        if peer and (is_local("", peer) or peer == docker) and not run.is_one_host:
             hosts_file = (
                 "Take the peer's name off the line of 127.0.1.1 in its /etc/hosts. " if peer == "127.0.1.1" else ""
             )

@@ -72,12 +72,16 @@ class NcclProcess:
     settings: dict[str, LoggedVariable] = field(default_factory=dict)
     direct: dict[tuple[str, int], Evidence] = field(default_factory=dict)
     plain: dict[tuple[str, int], Evidence] = field(default_factory=dict)
+    sends_direct: bool = False
+    only_sends_plain: bool = True
     inside: dict[str, Evidence] = field(default_factory=dict)  # transports without a network: P2P, SHM, MNNVL
     channels: int = 0  # bits of the numbers of those over a network
     gdr_of_hcas: dict[str, bool] = field(default_factory=dict)
     gdr_of_pairs: dict[tuple[str, str], bool] = field(default_factory=dict)
     communicators: dict[str, str] = field(default_factory=dict)  # pointer -> key
     started: Evidence | None = None
+    gpu: int = -1  # the largest number in brackets
+    bus: str = ""  # of the GPU of its first communicator
 
     @property
     def address(self) -> str:

@@ -24,7 +24,7 @@ _PREFIX_CHARACTERS = 400
 
 _LEVEL = re.compile(r"NCCL (INFO|WARN|ABORT|VERSION) ?")
 _PREFIX = re.compile(
-    r"(?:(?<![\w.<>-])(?P<host>[\w.<>-]{0,253}):(?P<pid>\w{1,20})(?::\w{1,20})? ?)?(?:\[(?:\d{1,3}|-1)\] )?"
+    r"(?:(?<![\w.<>-])(?P<host>[\w.<>-]{0,253}):(?P<pid>\w{1,20})(?::\w{1,20})? ?)?(?:\[(?P<gpu>\d{1,3}|-1)\] )?"
     r"(?:(?<![\w./+-])(?P<source>[\w./+-]{1,120}:\d{1,6}) (?:\(\w{1,80}\) )?)?$"
 )
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.,]{5,20}(?:Z|[+-]\d\d:?\d\d)?")  # a log service may glue it to the host
@@ -55,6 +55,7 @@ class NcclMessage:
     text: str
     evidence: Evidence
     prefixed: bool
+    gpu: int = -1
 
     def from_match(self, match: re.Match[str]) -> NcclMessage:
         """Return the message; without NCCL's prefix, its evidence is cut to the part that matched."""
@@ -83,7 +84,8 @@ def nccl_messages(log: BinaryIO, name: str, size: LogSize) -> Iterator[NcclMessa
             size.cut += 1
             while (rest := log.readline(_SKIPPED_BYTES)) and not rest.endswith(b"\n"):
                 pass
-        mentioned = b"NCCL" in raw or b"nccl" in raw or b"SHARP" in raw or b"sharp_" in raw
+        mentioned = b"NCCL" in raw or b"nccl" in raw or b"SHARP" in raw or b"sharp_" in raw or b"SAT tree" in raw
+        mentioned = mentioned or b"FI_EFA_" in raw or b"FI_PROVIDER" in raw
         if mentioned and size.messages >= MAX_MESSAGES * (1 + (b"NCCL WARN" in raw)):
             size.skipped += 1
         elif (announced or mentioned) and _CALLS not in raw:
@@ -121,4 +123,5 @@ def _messages(raw: bytes, name: str, number: int) -> Iterator[NcclMessage]:
             text=text[level.end() : min(end, level.end() + MAX_MESSAGE)].strip(" |\t"),
             evidence=Evidence(name, number, shown[:MAX_SHOWN]),
             prefixed=True,
+            gpu=int(prefix["gpu"] or -1) if prefix else -1,
         )

@@ -24,7 +24,7 @@ from prober.nccl_logs.log_facts import (
     Sighting,
 )
 from prober.nccl_logs.nccl_lines import MAX_MESSAGE, Evidence, LogSize, NcclMessage, nccl_messages
-from prober.nccl_logs.restarts import leave_out_earlier_runs
+from prober.nccl_logs.restarts import leave_out_earlier_runs, restarted
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -36,8 +36,8 @@ _PATH = re.compile(
     r"Channel (\d+(?:/\d+)?) : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(send|receive)\])? via "
     r"(?:NET/([^/]+)/(\d+)(\S*)|(?:P2P/)?(MNNVL|P2P|SHM))"
 )
-_START = re.compile(r"comm (\w+) rank (\d+) nranks (\d+)(?:.*?commId (\w+))?(?:.*?- ?Init (START|COMPLETE))?")
-_COMMUNICATOR = re.compile(r"comm (\w+) rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+) localRank \d+")
+_START = re.compile(r"comm (\w+) rank (\d+) nranks (\d+)(?:.*?busId (\w+))?(?:.*?commId (\w+))?(?:.*?- ?Init (\w+))?")
+_COMMUNICATOR = re.compile(r"comm (\w+) rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+) localRank \d+( MNNVL 1)?")
 _RING = re.compile(r"Channel \d+/\d+ :((?: +\d+)+)\s*$")
 _CODE = re.compile(r"version (\d+)")
 
@@ -90,6 +90,7 @@ def _process(facts: LogFacts, message: NcclMessage, name: str) -> NcclProcess | 
     process = facts.processes[key]
     if process.file == name:
         process.end = message.evidence.line
+    process.gpu = max(process.gpu, message.gpu)
     return process
 
 
@@ -110,7 +111,10 @@ def _put_line(facts: LogFacts, lines: dict[K, Evidence], name: K, message: NcclM
 
 
 def _keep_bootstrap(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
-    for name, address in _ADDRESS.findall(match[1]):
+    pairs = _ADDRESS.findall(match[1])
+    if any(process.interfaces.get(name) == address for name, address in pairs):  # NCCL writes it once in a process
+        process = restarted(facts, process, *message.evidence[:2])
+    for name, address in pairs:
         _put(facts, process.interfaces, name, address, name, address)
     facts.note("bootstrap", Sighting(message.host, message.pid, {}, message.evidence))
 
@@ -168,6 +172,8 @@ def _keep_channel(facts: LogFacts, process: NcclProcess, message: NcclMessage, m
     process.progress = message.evidence.line
     process.channels |= 1 << min(int(channel.partition("/")[0][:6]), 127)
     kept = process.direct if "GDRDMA" in rest else process.plain
+    process.sends_direct |= kept is process.direct and way == "send"
+    process.only_sends_plain &= kept is process.direct or way == "send"
     key = (network, int(device[:6]))
     _put_line(facts, kept, key, message)
     pair = (next(reversed(process.communicators.values()), ""), channel[:12], *ranks)
@@ -213,9 +219,10 @@ def _has_place(communicator: Communicator | None, rank: int, key: ProcessKey) ->
 
 
 def _keep_start(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
-    pointer, rank, size, identity, phase = match.groups()
+    pointer, rank, size, bus, identity, phase = match.groups()
     if int(size[:9]) > MAX_RANKS:
         return
+    process.bus = process.bus or (bus or "")[:16].lstrip("0")
     made = _communicator(facts, process, message, pointer, int(rank[:9]), int(size[:9]), (identity or "")[:40])
     if phase == "COMPLETE":
         process.progress = message.evidence.line
@@ -226,12 +233,14 @@ def _keep_start(facts: LogFacts, process: NcclProcess, message: NcclMessage, mat
 
 
 def _keep_communicator(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
-    pointer, rank, size, num_nodes, local_ranks = match.groups()
+    pointer, rank, size, num_nodes, local_ranks, nvlink = match.groups()
     if int(size[:9]) > MAX_RANKS:
         return
     communicator = _communicator(facts, process, message, pointer, int(rank[:9]), int(size[:9]), "")
     if communicator is not None:
         communicator.num_nodes, communicator.local_ranks = int(num_nodes[:9]), int(local_ranks[:9])
+    if nvlink:
+        _put_line(facts, process.inside, "MNNVL", message)
 
 
 def _keep_ring(facts: LogFacts, _: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:

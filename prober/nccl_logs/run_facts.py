@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prober.nccl_logs.log_facts import LogFacts, NcclProcess
+from prober.nccl_logs.log_facts import LogFacts, NcclProcess, ProcessKey
 from prober.nccl_logs.nccl_lines import Evidence
 
 RDMA = ("IB", "RoCE", "EFA")
@@ -21,7 +21,7 @@ _DEVICE_WITH_NUMBER = re.compile(r"[A-Za-z]\w*\d")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The record of a run. `direct_hosts` have channels by GPUDirect, `plain_hosts` have channels and none by it."""
+    """The record of a run. `direct_hosts` have channels by GPUDirect, `plain_hosts` processes that lack it."""
 
     network: str | None
     interfaces: tuple[str, ...]
@@ -47,7 +47,7 @@ def run_facts(facts: LogFacts) -> RunFacts:
     network = _network(facts)
     names = host_names(facts)
     direct = {names[key] for key, process in facts.processes.items() if process.direct}
-    plain = {names[key] for key, process in facts.processes.items() if process.plain} - direct
+    plain = {names[key] for key in plain_processes(facts, names)}
     largest = facts.largest
     ring = facts.first("ring")
     hosts = {name for name in names.values() if name}
@@ -75,7 +75,7 @@ def version_numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
 
 
-def host_names(facts: LogFacts) -> dict[tuple[str, str, str], str]:
+def host_names(facts: LogFacts) -> dict[ProcessKey, str]:
     """Return the host of each process. Hosts of one name are told apart by the addresses of their bootstrap."""
     addresses: dict[str, set[str]] = {}
     for process in facts.processes.values():
@@ -146,8 +146,22 @@ def _implied(facts: LogFacts) -> str | None:
     return "Socket" if no_rdma and not facts.first("no-network", "plugin-loaded") else None
 
 
+def plain_processes(facts: LogFacts, names: dict[ProcessKey, str]) -> list[ProcessKey]:
+    """Return processes with channels that go by GPUDirect on a sound host, and do not.
+
+    A process that sends without it is none where others of its host only receive by it: GPUs without NVLink do so.
+    """
+    direct = {names[key] for key, process in facts.processes.items() if process.direct}
+    sending = {names[key] for key, process in facts.processes.items() if process.sends_direct}
+    lacking = [(key, process) for key, process in facts.processes.items() if process.plain]
+    excused = {key for key, each in lacking if each.only_sends_plain and (each.direct or names[key] not in sending)}
+    return [key for key, _ in lacking if key not in excused or names[key] not in direct]
+
+
 def _gdr(facts: LogFacts, network: str | None, direct: set[str], plain: set[str]) -> bool | None:
-    """Return True if every host with channels has some by GPUDirect: GPUs without NVLink only receive by it."""
+    """Return True if every process with channels has those by GPUDirect that its host could have."""
+    if network and network.startswith("plugin:GPUDirectTCPX") and not direct:
+        return None  # its channels never say GDRDMA
     if direct or plain:
         return not plain
     if network == "Socket" or facts.first("ofi-no-gdr"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from prober.nccl_logs.log_facts import LogFacts, NcclProcess
-from prober.nccl_logs.run_facts import host_names, network_of
+from prober.nccl_logs.run_facts import host_names, network_of, plain_processes
 
 
 class LoggedHost(NamedTuple):
@@ -34,14 +34,16 @@ class LoggedCommunicator(NamedTuple):
 def host_rows(facts: LogFacts) -> tuple[LoggedHost, ...]:
     """Return a row for each host; processes whose lines name no host are one row without a name."""
     hosts: dict[str, list[NcclProcess]] = {}
-    for key, name in host_names(facts).items():
+    names = host_names(facts)
+    lacking = {names[key] for key in plain_processes(facts, names)}
+    for key, name in names.items():
         hosts.setdefault(name, []).append(facts.processes[key])
-    return tuple(_host_row(name, members) for name, members in sorted(hosts.items()) if name or len(hosts) == 1)
+    shown = sorted((name, members) for name, members in hosts.items() if name or len(hosts) == 1)
+    return tuple(_host_row(name, members, name in lacking) for name, members in shown)
 
 
-def _host_row(name: str, members: list[NcclProcess]) -> LoggedHost:
+def _host_row(name: str, members: list[NcclProcess], lacks: bool) -> LoggedHost:
     direct = any(each.direct for each in members)
-    plain = any(each.plain for each in members)
     interfaces = (name for each in members for name in (*each.interfaces, *each.out_of_band, *each.sockets))
     return LoggedHost(
         host=name,
@@ -50,7 +52,7 @@ def _host_row(name: str, members: list[NcclProcess]) -> LoggedHost:
         networks=tuple(dict.fromkeys(network for each in members if (network := network_of(each)))),
         hcas=tuple(dict.fromkeys(device.name for each in members for device in each.devices)),
         interfaces=tuple(dict.fromkeys(interfaces)),
-        gdr=direct if direct or plain else None,
+        gdr=False if lacks else direct or None,
         devices_used=tuple(sorted({device for each in members for _, device in (*each.direct, *each.plain)})),
     )
 

@@ -13,18 +13,19 @@ from prober.nccl_logs import cause_texts as causes
 from prober.nccl_logs.cause_texts import LogFinding
 from prober.nccl_logs.failure_causes import differing_settings, is_local
 from prober.nccl_logs.log_facts import AMBIGUOUS, LogFacts, NcclProcess
-from prober.nccl_logs.run_facts import RDMA, RunFacts, evidence_of_network, host_names, network_of
+from prober.nccl_logs.run_facts import RDMA, RunFacts, evidence_of_network, host_names, network_of, plain_processes
 
 _SPARK_DEVICE = re.compile(r"roce(p1|P2p1)s0f\d$")  # of DGX Spark, whose GPU has no GPUDirect RDMA
 _SOFT_DEVICE = re.compile(r"(rxe|siw)")
 _MIN_CLOUD_INTERFACES = 4  # of plain TCP on one host, each of a network of its own: NICs of GPUs
-_MIN_EFA_NICS = 4  # of the machine types with GPUDirect RDMA
+_MIN_EFA_NICS = 5  # with fewer, the machine type may have no GPUDirect RDMA
 _GPU_DIRECT = re.compile(r"plugin:(?!FastSocket$)")  # modules by which GPUs are reached
 _MIN_RANKS_OF_NICS = 4
 _MIN_RANKS_OF_ONE_NIC = 8  # hosts of as many GPUs have more than one NIC
 # Source: AWS, "Maximize network bandwidth with multiple network cards".
 _EFA_NICS = {"p4d.24xlarge": 4, "p4de.24xlarge": 4, "p5.48xlarge": 32, "p5e.48xlarge": 32, "p5en.48xlarge": 16}
 _EFA_NICS |= {"p6-b200.48xlarge": 8, "p6-b300.48xlarge": 16}
+_EFA_INTERFACES = {"ens32", "ens64", "enp71s0"}  # of machine types with EFA and eight GPUs
 _CLOUD_PLUGINS = re.compile(r"(AWS|Libfabric|ofi|FasTrak|gIB|GPUDirectTCPX|FastSocket)", re.IGNORECASE)
 
 
@@ -62,13 +63,13 @@ def _over_tcp(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         yield causes.IB_DISABLED.finding(off.evidence, network)
     if cloud := _cloud_sign(facts, sockets):
         yield cloud
+    suggested = _suggests_rdma(facts)
+    detail = "" if suggested else "; nothing else in the logs suggests RDMA, and for Ethernet alone this is right"
     if verbs := facts.first("no-verbs"):
-        yield causes.NO_VERBS.finding(verbs.evidence, network)
+        yield replace(causes.NO_VERBS.finding(verbs.evidence, network, detail=detail), is_open=not suggested)
     if device := facts.first("no-device"):
         named = facts.setting("NCCL_IB_HCA", host=device.host)
         shown = (facts.line("device-unopened"), named.evidence if named else None, network)
-        suggested = _suggests_rdma(facts)
-        detail = "" if suggested else "; nothing else in the logs suggests RDMA, and for Ethernet alone this is right"
         yield replace(causes.NO_DEVICE.finding(device.evidence, *shown, detail=detail), is_open=not suggested)
 
 
@@ -77,12 +78,12 @@ def _suggests_rdma(facts: LogFacts) -> bool:
     processes = facts.processes.values()
     names = (name for each in processes for name in (*each.interfaces, *each.out_of_band, *each.sockets))
     variables = (name for each in processes for name in each.settings)
-    signs = ("device-unopened", "plugin-loaded", "plugin-named", "plugin-unusable", "cloud-path", "no-network")
+    signs = ("device-unopened", "plugin-loaded", "plugin-named", "plugin-unusable", "plugin-broken", "cloud-path")
     return (
         any(name.startswith("ib") for name in names)
         or any(re.match(r"NCCL_(IB_|NET_GDR_|NET_PLUGIN$|COLLNET_ENABLE$)", name) for name in variables)
         or any(each.devices or each.gdr_of_hcas for each in processes)
-        or facts.first(*signs, "ofi-failed", "ofi-version") is not None
+        or facts.first(*signs, "no-network", "ofi-failed", "ofi-version") is not None
     )
 
 
@@ -93,6 +94,9 @@ def _cloud_sign(facts: LogFacts, sockets: list[NcclProcess]) -> LogFinding | Non
         return causes.CLOUD_PLUGIN_MISSING.finding(unusable, detail="; this one is too old for this NCCL")
     if facts.first("plugin-loaded", "ofi-version"):
         return None
+    if broken := facts.first("plugin-broken"):
+        detail = f"; a plugin is there and cannot load ({broken.values['library']}): install what it needs"
+        return causes.CLOUD_PLUGIN_MISSING.finding(broken.evidence, missing, detail=detail)
     network = facts.first("no-network")
     named = facts.line("plugin-named", "cloud-path")
     asked = next((each.settings["NCCL_NET_PLUGIN"] for each in sockets if "NCCL_NET_PLUGIN" in each.settings), None)
@@ -101,8 +105,17 @@ def _cloud_sign(facts: LogFacts, sockets: list[NcclProcess]) -> LogFinding | Non
     if missing and (named or (asked and asked.value != "none")):
         return causes.CLOUD_PLUGIN_MISSING.finding(named or (asked.evidence if asked else None), missing)
     many = any(_data_networks(process) >= _MIN_CLOUD_INTERFACES for process in sockets)
-    finding = causes.CLOUD_PLUGIN_MISSING.finding(facts.line("offers-Socket"), missing)
-    return replace(finding, is_open=True) if many else None
+    finding = causes.CLOUD_PLUGIN_MISSING.finding(facts.line("offers-Socket") or evidence_of_network(facts), missing)
+    large = facts.largest is not None and (facts.largest.local_ranks or 0) >= _MIN_RANKS_OF_ONE_NIC
+    efa = any(_is_of_ec2(each) and (large or _EFA_INTERFACES & {*each.interfaces, *each.sockets}) for each in sockets)
+    return replace(finding, is_open=True) if many or efa else None
+
+
+def _is_of_ec2(process: NcclProcess) -> bool:
+    """Return True if a host is named as EC2 names hosts: by its own address, or in EC2's domains."""
+    name, _, domain = process.host.partition(".")
+    own = process.address != "" and name == f"ip-{process.address.replace('.', '-')}"
+    return own or domain == "ec2.internal" or domain.endswith(".compute.internal")
 
 
 def _data_networks(process: NcclProcess) -> int:
@@ -125,7 +138,8 @@ def _software(facts: LogFacts) -> Iterator[LogFinding]:
 
 def _collnet(facts: LogFacts) -> Iterator[LogFinding]:
     asked = facts.setting("NCCL_COLLNET_ENABLE", "1")
-    missing = facts.line("no-collnet-plugin") if asked and not facts.first("no-collnet") else None
+    signs = ("no-collnet-plugin", *(() if facts.first("plugin-loaded") else ("no-plugin",)))
+    missing = facts.line(*signs) if asked and not facts.first("no-collnet") else None
     if "sharp" in facts.signs or missing:
         yield causes.SHARP_UNAVAILABLE.finding(*(each.evidence for each in facts.signs.get("sharp", ())), missing)
 
@@ -148,14 +162,14 @@ def _without_gpu_direct(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     if platform and platform.values["platform"] not in _EFA_NICS:
         return  # EFA without GPUDirect: the machine type has none
     names = host_names(facts)
-    plain = [each for key, each in facts.processes.items() if names[key] in run.plain_hosts]
+    plain = [facts.processes[key] for key in plain_processes(facts, names)]
     accused = {each.host for each in plain}
     lines = [line for process in plain for line in process.plain.values()]
     switches = (("NCCL_NET_GDR_LEVEL", "LOC", "0"), ("NCCL_NET_GDR_DISABLE", "1"))
     found = (facts.setting(*switch, host=host) for switch in switches for host in accused or {""})
     setting = next(filter(None, found), None)
     line = lines[0] if lines else facts.line("ofi-no-gdr") or evidence_of_network(facts)
-    hosts = f": on {', '.join(run.plain_hosts[:8])}, while others do" if run.plain_hosts and run.direct_hosts else ""
+    hosts = f": {len(plain)} processes on {', '.join(run.plain_hosts[:8])}, while others do" if run.direct_hosts else ""
     remedy = "Unset the variable that switches it off (NCCL_NET_GDR_LEVEL, NCCL_NET_GDR_DISABLE). " if setting else ""
     distant = (each.evidence for each in facts.signs.get("far-nic", ()) if not accused or each.host in accused)
     if far := next(distant, None):
@@ -170,15 +184,16 @@ def _without_gpu_direct(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
 
 def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
     """Yield a host whose ranks use one of several devices, or to whose ranks NCCL_IB_HCA allows one."""
-    local = (facts.largest.local_ranks if facts.largest else None) or 0
     hosts: dict[str, list[NcclProcess]] = {}
     for process in facts.processes.values():
         hosts.setdefault(process.host, []).append(process)
     offers = {host: {device.name for each in members for device in each.devices} for host, members in hosts.items()}
     for host, members in hosts.items():
-        offered = {device.device for process in members for device in process.devices}
         channels = [channel for each in members for channel in (*each.direct.items(), *each.plain.items())]
         used = {device: line for (_, device), line in channels}
+        ports = {device for process in members for device in process.devices}
+        links = {port.link for port in ports if port.device in used}  # NICs of another kind are of storage
+        offered = {port.device for port in ports if port.link in links}
         line = next((each.devices_line for each in members if each.devices_line), None)
         numbers = functools.reduce(operator.or_, (each.channels for each in members))
         if (
@@ -190,6 +205,8 @@ def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
                 yield finding if carrying > 1 else _as_remark(finding)
                 return
         setting = next((each.settings["NCCL_IB_HCA"] for each in members if "NCCL_IB_HCA" in each.settings), None)
+        logged = (facts.largest.local_ranks if facts.largest else None) or 0
+        local = logged or max(sum(bool(each.pid) for each in members), *(each.gpu + 1 for each in members))
         only = _only_device(setting.value) if setting else None
         if setting and only and offers[host] == {only} and local >= _MIN_RANKS_OF_NICS:
             detail = f": NCCL_IB_HCA={setting.value} allows {local} ranks of a host {only} alone"
@@ -247,6 +264,9 @@ def remarks(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         yield causes.STALE_PLUGIN.finding(ofi)
     if nvls := facts.setting("NCCL_NVLS_ENABLE", "0"):
         yield causes.NVLS_BY_ENV.finding(nvls.evidence)
+    warnings = [*facts.signs.get("other-warning", ()), *(each for each in facts.signs.get("cuda", ()) if each.warns)]
+    if warnings and facts.completed:
+        yield causes.UNKNOWN_WARNING.finding(*(each.evidence for each in warnings))
     platform = facts.first("ofi-platform")
     if platform and platform.values["platform"] in _EFA_NICS and largest and largest.local_ranks == 1:
         yield causes.PODS_SPLIT.finding(platform.evidence)

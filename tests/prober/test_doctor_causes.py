@@ -19,11 +19,21 @@ FAILED = info("transport/net.cc:1134 -> 6")
 COMPLETION = "NET/IB: Got completion from peer 10.0.0.2<41000> with "
 GIDS = "local GID index 3, local GID ::ffff:10.0.{}.1, remote GID ::ffff:10.0.{}.2"
 QP = "Call to ibv_modify_qp failed with "
+NO_FILE = "cannot open shared object file: No such file or directory"
 DEVICE = ", on dev mlx5_1:1, curr state INIT, next state RTR, "
 
 
 def net(way: str, path: str, channel: int = 0, ranks: str = "0[0] -> 1[0]") -> str:
     return info(f"Channel {channel:02d}/0 : {ranks} [{way}] via NET/{path}")
+
+
+def ec2_without_plugin(interface: str, local: int) -> list[str]:
+    """Return the lines of a process over TCP on a host that is named by its address, as EC2 does."""
+    texts = [
+        *(f"Bootstrap: Using {interface}:10.0.3.7<0>", "NET/IB : No device found.", "Using network Socket"),
+        f"comm 0x5 rank 0 nRanks 16 nNodes 2 localRanks {local} localRank 0 MNNVL 0",
+    ]
+    return [info(text, "ip-10-0-3-7") for text in texts]
 
 
 FAULTS = {
@@ -45,11 +55,19 @@ FAULTS = {
         [info("NCCL_SOCKET_IFNAME set by environment to bond7"), warn("NET/Socket : no interface found")],
         [warn("NET/IB : No IP interface found.")],
         [info("Bootstrap: Using docker0:172.17.0.1<0>"), *two_hosts(completed=False)],
+        [
+            info("Bootstrap : Using eth0:10.0.0.2<0>"),
+            warn("socketStartConnect: Connect to 172.17.0.1<35001> failed : Connection refused"),
+        ],
         [warn("socketPollConnect: connect to 169.254.3.4<1> returned Connection refused, exceeded error retry count")],
     ],
     "bootstrap-blocked": [
         [info("misc/socket.cc:564 -> 2"), info("bootstrap.cc:270 -> 2"), info("init.cc:1303 -> 2")],
         [warn("socketStartConnect: Connect to 10.0.0.2<4000> failed : Connection refused")],
+        [
+            info("Bootstrap : Using eth0:172.17.0.2<0>"),
+            warn("socketStartConnect: Connect to 172.17.0.1<4000> failed : Connection refused"),
+        ],
         [warn("socketPollConnect: exceeded timeouts (20001)")],
         [warn("socketPollConnect: connect to 10.0.0.2<4000> returned No route to host, exceeded error retry count")],
         [
@@ -80,6 +98,16 @@ FAULTS = {
         [IB, warn("NET/IB : mlx5_0:1 Got async error event: IBV_EVENT_PORT_ERR")],
         [IB, warn(f"{COMPLETION}status=transport retry counter exceeded(12) opcode=SEND(0) vendor_err=129 hca mlx5_0")],
         [ROCE, warn(f"{QP}error Connection timed out", "misc/ibvwrap.cc:187")],
+        [ROCE, "NCCL version 2.17.1+cuda12.0", warn(f"{COMPLETION}error 12, opcode 0, len 0, vendor err 129")],
+        [  # a port that fails first
+            *(ROCE, info("NCCL_IB_GID_INDEX set by environment to 0")),
+            warn("NET/IB : mlx5_1:1 Got async event : port error"),
+            warn(f"{COMPLETION}error 12, opcode 0, len 0, vendor err 129"),
+        ],
+        [  # one lost connection of a routed network that worked
+            *(ROCE, info("Connected all rings")),
+            warn(f"{COMPLETION}status=12 vendor err 129 localGid ::ffff:10.0.1.1 remoteGids::ffff:10.0.2.2 hca mlx5_1"),
+        ],
         [ROCE, warn(f"{QP}110 Connection timed out{DEVICE}{GIDS.format(1, 1)}", "misc/ibvwrap.cc:262")],
     ],
     "rails-unroutable": [
@@ -88,9 +116,17 @@ FAULTS = {
             ROCE,
             warn(f"{COMPLETION}status=12 vendor err 129 localGid ::ffff:10.0.1.1 remoteGids::ffff:10.0.2.2 hca mlx5_1"),
         ],
+        [
+            *(ROCE, info("Connected all rings")),
+            warn(f"{COMPLETION}status=12 vendor err 129 localGid ::ffff:10.0.1.1 remoteGids::ffff:10.0.2.2 hca mlx5_1"),
+            warn(f"{COMPLETION}status=12 vendor err 129 localGid ::ffff:10.0.1.1 remoteGids::ffff:10.0.4.2 hca mlx5_1"),
+        ],
     ],
     "roce-gid": [
-        [ROCE, "NCCL version 2.17.1+cuda12.0", warn(f"{COMPLETION}error 12, opcode 0, len 0, vendor err 129")],
+        [
+            *(ROCE, info("NCCL_IB_GID_INDEX set by environment to 0")),
+            warn(f"{COMPLETION}error 12, opcode 0, len 0, vendor err 129"),
+        ],
         [ROCE, warn(f"{QP}error Network is unreachable", "misc/ibvwrap.cc:187")],
         [ROCE, warn(f"{QP}22 Invalid argument{DEVICE}{GIDS.format(1, 1)}", "misc/ibvwrap.cc:262")],
         [ROCE, warn(f"{QP}110 Connection timed out{DEVICE}local GID index 1, local GID fe80::1, remote GID fe80::2")],
@@ -134,6 +170,12 @@ FAULTS = {
             ON_IB,
             info("NET/Plugin: Failed to find ncclCollNetPlugin symbol (>= v5)."),
         ],
+        [
+            *(info("NCCL_COLLNET_ENABLE set by environment to 1."), ON_IB),
+            info("NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin."),
+        ],
+        [ON_IB, "[C25L18:0:24972 - comm.c:374] ERROR Failed to lock SAT tree(ID:0x40 ret:0x4)"],
+        [ON_IB, "[n1:0:999] ERROR Job (0x1) failed: No resource in sharp_alloc_job in sharp_create_job"],
     ],
     "env-mismatch": [
         [
@@ -159,6 +201,19 @@ FAULTS = {
     ],
     "tcp-cloud-plugin-missing": [
         [warn("Error: network AWS Libfabric not found.")],
+        *(
+            [info(f"NET/Plugin: {text} : when loading libnccl-net.so"), info("NET/IB : No device found."), ON_TCP]
+            for text in (
+                f"Plugin load returned 2 : libfabric.so.1: {NO_FILE}",
+                f"Plugin load returned 2 : libcudart.so.11.0: {NO_FILE}",
+                "Plugin load returned 2 : /lib/libfabric.so.1: version `FABRIC_1.6' not found (required by /x)",
+            )
+        ),
+        [info(f"NET/Plugin : dlerror=libhwloc.so.15: {NO_FILE} No plugin found (libnccl-net.so)"), ON_TCP],
+        ["FI_PROVIDER=efa", info("NET/Plugin: No plugin found (libnccl-net.so)"), ON_TCP],
+        [info("NET/Plugin: Could not find: libnccl-net-aws-ofi.so libnccl-net.so."), ON_TCP],
+        ec2_without_plugin("ens32", 4),
+        ec2_without_plugin("ens5", 8),
         [
             info("NET/Plugin: Plugin name set by env to libnccl-net-ofi.so"),
             info("NET/Plugin: Could not find: libnccl-net-ofi.so"),
@@ -177,6 +232,11 @@ FAULTS = {
     "tcp-no-ib-device": [
         [info("NET/IB : No device found."), ON_TCP],
         [
+            *(info(f"NET/Plugin: Plugin load returned 2 : libnccl-net.so: {NO_FILE} : when loading libnccl-net.so"),),
+            *(info("NET/IB : No device found."), ON_TCP),
+        ],
+        ec2_without_plugin("ens5", 4),
+        [
             *(info("NET/IB : No device found."), ON_TCP),
             info(
                 "NET/Socket : Using [0]eth0:10.0.0.4<0> [1]cali1:10.1.0.1<0> [2]veth2:10.2.0.1<0>"
@@ -190,6 +250,8 @@ FAULTS = {
         [info("Using network gIB"), net("send", "gIB/0")],
         [info("Using network FasTrak"), net("send", "FasTrak/0")],
         [info("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"), IB, ON_IB],
+        [IB, ON_IB, net("receive", "IB/0/GDRDMA"), info("Channel 00/0 : 3[1] -> 1[1] [receive] via NET/IB/1", pid=11)],
+        [IB, ON_IB, net("send", "IB/0/GDRDMA"), info("Channel 00/0 : 1[1] -> 3[1] [send] via NET/IB/1", pid=11)],
     ],
     "one-nic-of-many": [
         [
@@ -203,6 +265,11 @@ FAULTS = {
         [
             *(info("NCCL_IB_HCA set by environment to =mlx5_0:1"), ON_IB, info("NET/IB : Using [0]mlx5_0:1/IB [RO]")),
             info("comm 0x5 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0"),
+        ],
+        [
+            *(info("NCCL_IB_HCA set by environment to mlx5_3", pid=17, gpu=7), ON_IB),
+            info("NET/IB : Using [0]mlx5_3:1/IB [RO]", pid=17, gpu=7),
+            info("comm 0x5 rank 7 nranks 16 cudaDev 7 busId 8000 - Init COMPLETE", pid=17, gpu=7),
         ],
         [
             info("NET/OFI Running on p5.48xlarge platform, topology file x"),
@@ -475,6 +542,23 @@ def test_an_event_of_a_port_that_works_is_no_failure(event: str) -> None:
     assert found.cause == SOUND
 
 
+def test_warning_that_no_rule_knows_is_a_remark_of_a_run_that_goes_on() -> None:
+    found = diagnosed(IB, ON_IB, *two_hosts(), warn("Something odd about the frobnicator"))
+    assert found.cause == SOUND
+    assert [finding.cause for finding in found.also] == ["unknown-warning"]
+
+
+def test_missing_verbs_and_ec2_without_its_plugin_are_open_and_a_broken_plugin_is_not() -> None:
+    verbs = diagnosed(info("Failed to open libibverbs.so[.1]"), ON_TCP)
+    assert (verbs.cause, verbs.is_open) == ("tcp-no-verbs-library", True)
+    assert not diagnosed(
+        info("NCCL_IB_TC set by environment to 3"), info("Failed to open libibverbs.so"), ON_TCP
+    ).is_open
+    assert diagnosed(*ec2_without_plugin("ens5", 8)).is_open
+    broken = info(f"NET/Plugin: Plugin load returned 2 : libfabric.so.1: {NO_FILE} : when loading libnccl-net.so")
+    assert not diagnosed(broken, info("NET/IB : No device found."), ON_TCP).is_open
+
+
 def test_tcp_is_open_unless_something_suggests_rdma() -> None:
     none = info("NET/IB : No device found.")
     assert diagnosed(none, ON_TCP, *two_hosts()).is_open
@@ -528,7 +612,11 @@ def test_communicators_without_an_identity_are_told_apart_by_their_ranks() -> No
 
 def test_last_of_several_runs_in_a_log_is_read_and_joined_logs_are_one() -> None:
     start = "ncclCommInitRank comm 0x5 rank {} nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x{} - Init START"
-    first = [info(start.format(0, 7), pid=1), warn("Connection closed by remote peer"), info("init.cc:1 -> 6", pid=1)]
+    first = [
+        info(start.format(0, 7), pid=1),
+        warn("Connection closed by remote peer", pid=1),
+        info("init.cc:1 -> 6", pid=1),
+    ]
     facts = facts_of("\n".join([*first, info("Using network IB", pid=2), info(start.format(0, 8), pid=2)]))
     assert (facts.restarts, [each.pid for each in facts.processes.values()]) == ({"log0": 4}, ["2"])
     assert list(facts.communicators) == ["0x8"]

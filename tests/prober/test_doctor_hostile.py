@@ -151,3 +151,10 @@ def test_after_too_many_messages_warnings_are_still_read(monkeypatch: pytest.Mon
 def test_absurd_numbers_are_no_ranks() -> None:
     facts = facts_of(info(f"comm 0x1 rank 1 nranks {'9' * 200} cudaDev 0 commId 0x1 - Init START"))
     assert facts.communicators == {}
+
+
+def test_log_that_is_not_read_to_its_end_is_never_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_lines, "MAX_MESSAGES", 3)
+    found = diagnose(facts_of("\n".join([info("Using network IB")] * 10)))
+    assert found.cause is None
+    assert "some hosts" in found.needed

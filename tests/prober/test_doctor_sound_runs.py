@@ -69,6 +69,27 @@ SOUND_RUNS = {
     ],
     "gIB": [*lines("NET/gIB : Initializing gIB v1.0.6", "Using network gIB"), *rings("gIB")],
     "TCPX": [*lines("Using network GPUDirectTCPX_v7"), *rings("GPUDirectTCPX_v7")],
+    "TCPX, whose channels never say GDRDMA": [
+        *lines("Using network GPUDirectTCPX_v7"),
+        *rings("GPUDirectTCPX_v7", rest=""),
+    ],
+    "EFA of four NICs and no GPUDirect, on a machine type that no line names": [
+        *lines("NET/OFI Selected Provider is efa (found 4 nics)", "Using network AWS Libfabric"),
+        *rings("AWS Libfabric", rest=""),
+    ],
+    "multi-node NVLink before the first channel": lines(
+        *(NO_DEVICE, OVER_TCP, "comm 0x5 rank 0 nRanks 8 nNodes 2 localRanks 4 localRank 0 MNNVL 1"),
+    ),
+    "GPUs without NVLink, which only receive by GPUDirect": [
+        *lines(f"NET/IB : Using {EIGHT} [RO]; OOB eth0:10.0.0.1<0>", "Using network IB", OF_16),
+        info("Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA", pid=1),
+        info("Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0", pid=1),
+        info("Channel 00/0 : 1[1] -> 9[1] [send] via NET/IB/1", pid=2),
+    ],
+    "a NIC of storage on Ethernet": [
+        *lines("NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", "Using network IB"),
+        *(rings("IB", pid=1) + rings("IB", pid=2)),
+    ],
     "one channel by grep": [info(TWO_ROCE), *(rings("IB", pid=1, channels=1) + rings("IB", pid=2, channels=1))],
     "one NIC in a host of four GPUs, named whole": lines(
         "NCCL_IB_HCA set by environment to mlx5_0",
