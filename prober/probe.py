@@ -67,12 +67,8 @@ def probe(
     `try_open_pairs` measures between clusters that facts leave open. A host that cannot be reached or read stays in the
     inventory with a finding, and hides no other.
     """
+    recorded = ask_all(hosts_file, functools.partial(_ask_host, hosts_file), progress, record)
     if record is not None:
-        refuse_used_folder(record)
-    recorded = ask_all(hosts_file, functools.partial(_ask_host, hosts_file), progress)
-    if record is not None:
-        for name, answer in recorded.items():
-            write_recording(record, name, answer.outputs, answer.notes)
         write_stated_trunks(record, hosts_file.trunks)
         write_security(record, hosts_file.security)
     read = [read_recording(name, recording) for name, recording in recorded.items()]
@@ -83,12 +79,18 @@ def probe(
 
 
 def ask_all(
-    hosts_file: HostsFile, ask: Callable[[HostEntry, int], HostRecording], progress: Progress
+    hosts_file: HostsFile, ask: Callable[[HostEntry, int], HostRecording], progress: Progress, record: Path | None
 ) -> dict[str, HostRecording]:
-    """Return the answers of all hosts by name, in order. `ask` gets a host and its position.
+    """Return the answers of all hosts by name, in order, and keep them in the folder `record`.
 
-    Ctrl-C ends it at once, as its threads end with the process. A pool would wait for its own.
+    `ask` gets a host and its position. Ctrl-C ends it at once, as its threads end with the process. A pool would wait
+    for its own.
+
+    Raises:
+        HolmesError: `record` holds a recording, or cannot be written.
     """
+    if record is not None:
+        refuse_used_folder(record)
     waiting, done = SimpleQueue[tuple[int, HostEntry]](), SimpleQueue[tuple[str, Future[HostRecording]]]()
     for numbered in enumerate(hosts_file.hosts):
         waiting.put(numbered)
@@ -108,10 +110,14 @@ def ask_all(
         threading.Thread(target=work, daemon=True).start()
     answers: dict[str, HostRecording] = {}
     for _ in hosts_file.hosts:
-        name, answer = done.get()
-        answers[name] = answer.result()
+        name, answered = done.get()
+        answers[name] = answered.result()
         progress(name, "read" if answers[name].notes.failure is None else "not reachable")
-    return {entry.name: answers[entry.name] for entry in hosts_file.hosts}
+    recorded = {entry.name: answers[entry.name] for entry in hosts_file.hosts}
+    if record is not None:
+        for name, answer in recorded.items():
+            write_recording(record, name, answer.outputs, answer.notes)
+    return recorded
 
 
 def script_to_run() -> str:

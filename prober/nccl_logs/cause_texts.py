@@ -40,14 +40,18 @@ class CauseText:
 
     def finding(self, *lines: Evidence | None, detail: str = "", remedy: str = "") -> LogFinding:
         """The finding with its lines; `detail` follows the sentence, `remedy` goes before the usual one."""
-        probe = f" `holmes probe` checks the hosts for it: {self.rule}." if self.rule else ""
         return LogFinding(
             cause=self.id,
             says=f"{self.says}{detail}",
-            remedy=f"{remedy}{self.remedy}{probe}",
+            remedy=f"{remedy}{self.remedy}{checked_by(self.rule)}",
             evidence=tuple(dict.fromkeys(line for line in lines if line))[:MAX_EVIDENCE],
             is_remark=self.is_remark,
         )
+
+
+def checked_by(rule: str | None) -> str:
+    """Return the sentence that ends a remedy where a rule of `holmes probe` checks hosts for the cause."""
+    return f" `holmes probe` checks the hosts for it: {rule}." if rule else ""
 
 
 _NCCL = "NCCL, src of 2.14 to 2.30"

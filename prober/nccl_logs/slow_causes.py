@@ -196,9 +196,8 @@ def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         offered = {port.device for port in ports if port.link in links}
         line = next((each.devices_line for each in members if each.devices_line), None)
         numbers = functools.reduce(operator.or_, (each.channels for each in members))
-        if (
-            len(offered) > 1 and len(used) == 1 and set(used) <= offered and numbers & (numbers - 1)
-        ):  # more than one bit
+        several = numbers & (numbers - 1) != 0  # more than one bit
+        if len(offered) > 1 and len(used) == 1 and set(used) <= offered and several:
             finding = causes.ONE_NIC.finding(line, *used.values(), detail=f": {len(offered)} are offered")
             carrying = sum(bool(each.direct or each.plain) for each in members)
             if carrying > 1 or run.gdr is False:

@@ -74,11 +74,8 @@ def _one_nic(host: WatchedHost, num_ranks: int) -> Iterator[RunFinding]:
     active = [port for port in host.ports if port.is_active and port.traffic is not None]
     total = sum(port.traffic.total for port in active if port.traffic)
     for port in active:
-        equal = [
-            each
-            for each in active
-            if (each.rate_bytes_per_s, each.link_layer) == (port.rate_bytes_per_s, port.link_layer)
-        ]
+        kind = port.rate_bytes_per_s, port.link_layer
+        equal = [each for each in active if (each.rate_bytes_per_s, each.link_layer) == kind]
         carried = port.traffic.total if port.traffic else 0
         if len(equal) > 1 and num_ranks > 1 and carried >= 0.9 * total and total >= BULK_BYTES_PER_S * host.seconds:
             lines = [

@@ -82,23 +82,14 @@ def _failures(run: WatchedRun) -> tuple[str, ...]:
 
 def _no_verdict(run: WatchedRun) -> tuple[str, str, tuple[str, ...]] | None:
     """Return why the watch allows no verdict, what would, and the lines; None if it shows a sound run."""
-    if all(is_idle(run, rank) for rank in run.ranks):
+    idle = [rank for rank in run.ranks if is_idle(run, rank)]
+    if len(idle) == len(run.ranks):
         lines = tuple(f"{named(rank)}: waits in {wait_of(rank) or 'a place not shown'}" for rank in run.ranks)
         needed = (
             f"`py-spy dump --pid {run.ranks[0].pid}` on {run.ranks[0].host}, and so for each rank: one waits elsewhere"
         )
-        return (
-            "The run stands still: no rank computes, sends or reads, and none stands out",
-            needed,
-            lines[:4],
-        )
-    idle = [rank for rank in run.ranks if is_idle(run, rank)]
-    if idle and not moves(run) and not run.unwatched():
-        names = format_names([named(rank) for rank in idle], MAX_NAMED)
-        needed = (
-            f"watch it for longer (`--seconds 300`); `py-spy dump --pid {idle[0].pid}` on {idle[0].host} says where"
-        )
-        return f"Ranks compute and nothing travels; these wait for them, or hang: {names}", needed, (_progress(run),)
+        says = "The run stands still: no rank computes, sends or reads, and none stands out"
+        return says, needed, lines[:4]
     if absent := run.unwatched():
         size = run.job.size if run.job else None
         says = f"{absent} of the {size} ranks run on no host that was watched, and nothing is wrong with the others"
@@ -107,6 +98,12 @@ def _no_verdict(run: WatchedRun) -> tuple[str, str, tuple[str, ...]] | None:
         where = f"the hosts at {format_names(addresses, MAX_NAMED)}" if addresses else "their hosts"
         needed = f"see to {format_names(failed, MAX_NAMED)}" if failed else f"add {where}"
         return says, needed, _failures(run)
+    if idle and not moves(run):
+        names = format_names([named(rank) for rank in idle], MAX_NAMED)
+        needed = (
+            f"watch it for longer (`--seconds 300`); `py-spy dump --pid {idle[0].pid}` on {idle[0].host} says where"
+        )
+        return f"Ranks compute and nothing travels; these wait for them, or hang: {names}", needed, (_progress(run),)
     uses = [use for rank in run.ranks if (use := run.utilisation_of(rank)) is not None]
     if uses and statistics.fmean(uses) < IDLE_GPU:
         line = f"GPUs compute {statistics.fmean(uses):.0%} of the time"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from prober.nccl_logs.cause_texts import checked_by
+
 MAX_LINES = 6
 FAILURE = 2.0  # of `cost`: what stops a run comes before whatever slows it
 
@@ -31,8 +33,8 @@ class RunCause:
 
     def finding(self, detail: str, *lines: str, cost: float, remedy: str = "") -> RunFinding:
         """Return the finding; `detail` follows the sentence, `remedy` goes before the usual one."""
-        probe = f" `holmes probe` checks the hosts for it: {self.rule}." if self.rule else ""
-        return RunFinding(self.id, f"{self.says}: {detail}", f"{remedy}{self.remedy}{probe}", lines[:MAX_LINES], cost)
+        helps = f"{remedy}{self.remedy}{checked_by(self.rule)}"
+        return RunFinding(self.id, f"{self.says}: {detail}", helps, lines[:MAX_LINES], cost)
 
 
 STOPPED = RunCause(

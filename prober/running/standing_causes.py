@@ -60,9 +60,10 @@ def _stopped(run: WatchedRun) -> Iterator[RunFinding]:
 
 def _missing(run: WatchedRun) -> Iterator[RunFinding]:
     """Yield hosts that lack ranks; none while the others go on, as ranks that have done their part may end."""
-    if moves(run) or not all(is_idle(run, rank) or _spins(run, rank) for rank in run.ranks):
+    missing = list(run.missing_local())
+    if not missing or moves(run) or not all(is_idle(run, rank) or _spins(run, rank) for rank in run.ranks):
         return
-    for host, numbers, size in run.missing_local():
+    for host, numbers, size in missing:
         lost = format_names([str(number) for number in numbers], MAX_NAMED)
         line = f"{host}: {size - len(numbers)} of the {size} ranks that its launcher started are there"
         yield causes.MISSING.finding(f"local rank {lost} of {host}", line, cost=FAILURE)

@@ -9,7 +9,7 @@ from pathlib import Path
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
 from holmes_core.remote.connect import connect
 from holmes_core.remote.slurm.slurm_step import connect_by_slurm
-from prober.asking.recording import HostNotes, HostRecording, refuse_used_folder, write_recording
+from prober.asking.recording import HostNotes, HostRecording
 from prober.probe import Progress, ask_all, ask_by_script, failure_of
 from prober.running.watch_script import watch_script
 from prober.running.watched_host import WatchedHost, read_watched
@@ -28,13 +28,7 @@ def watch_hosts(
     Raises:
         HolmesError: `record` holds a recording, or cannot be written.
     """
-    if record is not None:
-        refuse_used_folder(record)
-    recorded = ask_all(hosts_file, functools.partial(_watch, hosts_file, seconds, environ), progress)
-    if record is not None:
-        for name, answer in recorded.items():
-            write_recording(record, name, answer.outputs, answer.notes)
-    return recorded
+    return ask_all(hosts_file, functools.partial(_watch, hosts_file, seconds, environ), progress, record)
 
 
 def run_of(recorded: Mapping[str, HostRecording], slurm_job: str | None = None) -> WatchedRun:
