@@ -52,9 +52,6 @@ class Effort:
     in_all_s: float = inf
 
 
-EFFORT = Effort()
-
-
 @dataclass(frozen=True)
 class Advice:
     """A change, its meaning in words, and the seconds of the step it would give."""
@@ -88,7 +85,7 @@ class Advised:
 
 @contextmanager
 def trying_more_hosts(
-    inventory: Inventory, job: Job, order: Order, effort: Effort = EFFORT
+    inventory: Inventory, job: Job, order: Order, effort: Effort
 ) -> Iterator[Mapping[MoreHost, BackgroundCall[float | None]]]:
     """Plan with one more host in each cluster in the background, while the plan is made without. Leaving ends it.
 
@@ -113,7 +110,7 @@ def _one_more_host_s(inventory: Inventory, job: Job, change: MoreHost, number: i
 
 
 def advise(
-    inventory: Inventory, plan: Plan, with_more_hosts_s: Mapping[MoreHost, float | None], effort: Effort = EFFORT
+    inventory: Inventory, plan: Plan, with_more_hosts_s: Mapping[MoreHost, float | None], effort: Effort
 ) -> Advised:
     """Return changes that make `plan`'s job faster; `with_more_hosts_s` are the results of `trying_more_hosts`."""
     if len(inventory.hosts) > MAX_HOSTS:

@@ -11,12 +11,14 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Order, Plan
 from planner.advice.ablation import ablations
-from planner.advice.advise import EFFORT, Advised, advise, trying_more_hosts
+from planner.advice.advise import Advised, Effort, advise, trying_more_hosts
 from planner.advice.questions import answers
 from planner.experts.place_experts import place_experts
 from planner.experts.routing_trace import Chosen
 from planner.make_plan import make_plan
 from planner.time_left import TimeLeft
+
+EFFORT = Effort()
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def plan_with_advice(request: PlanRequest, tell: Callable[[str], None]) -> PlanA
         HolmesError: there is no plan.
     """
     left = TimeLeft(request.time_limit_s)
-    with trying_more_hosts(request.inventory, request.job, request.order) as more_hosts:
+    with trying_more_hosts(request.inventory, request.job, request.order, EFFORT) as more_hosts:
         plan, what_ifs = _plans(request, left, tell)
         experts = _experts(request, plan, left, tell)
         tell("trying what would help most")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holmes_cli.app import main
+from tests.planner.fleets import UNHURRIED
 from tests.testbed.bed import Bed
 from tests.testbed.rehearsal import Site, bed_site
 
@@ -43,6 +44,7 @@ def command(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.setattr("planner.advice.plan_with_advice.EFFORT", UNHURRIED)
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["holmes", *arguments])

@@ -20,7 +20,7 @@ from holmes_core.units import format_seconds
 from planner.advice.advise import advise
 from planner.cost.codec_loss import loss_words
 from tests.cli.conftest import Command
-from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.fleets import UNHURRIED, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 
 @pytest.fixture(autouse=True)
@@ -234,6 +234,6 @@ def test_a_plan_that_packs_or_could_says_what_that_costs_in_loss() -> None:
     assert packs == f"Packing as int4 on 1 cut between stages changes training: {loss_words('int4')}."
     exact = planned("none")
     assert not any("Packing" in sentence for sentence in plan_sentences(exact, fleet))
-    offers = {row[1]: row[0] for row in advice_sheet(exact, advise(fleet, exact, {})).rows}
+    offers = {row[1]: row[0] for row in advice_sheet(exact, advise(fleet, exact, {}, UNHURRIED)).rows}
     for codec in ("bf16", "int8", "int4"):
         assert offers[f"job.yaml: wire: {{edges: {codec}}}"].endswith(loss_words(codec))

@@ -13,11 +13,13 @@ from holmes_core.records.devices import Gpu, Netdev
 from holmes_core.records.inventory import Cluster, FabricKind, Host, Inventory, Network, NetworkPort, Software
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, SourceFile
+from planner.advice.advise import Effort
 from planner.make_plan import make_plan
 
 GBPS = 1e9 / 8
 A100 = "NVIDIA A100-SXM4-80GB"
 GIB = 2**30
+UNHURRIED = Effort(limit_s=3600.0)  # as a busy machine may stand still
 SOURCES = SourceFile(path="inventory.json", digest="sha256:0"), SourceFile(path="job.yaml", digest="sha256:1")
 
 

@@ -12,7 +12,7 @@ from planner.advice.advise import advise
 from planner.layout.edge_codecs import WORTH, WORTH_AN_EDGE
 from planner.layout.reprice import reprice
 from planner.layout.verify import verify
-from tests.planner.fleets import bed_job, cpu_inventory, plan_for, random_inventory
+from tests.planner.fleets import UNHURRIED, bed_job, cpu_inventory, plan_for, random_inventory
 from tests.seeds import seed_ranges
 
 EMULATE = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}
@@ -99,8 +99,8 @@ def test_a_codec_beyond_leave_is_a_fault() -> None:
 @pytest.mark.slow
 def test_the_plan_says_what_leave_would_gain() -> None:
     plan = codec_plan(10, "none")
-    gains = dict(advise(clusters_apart(10), plan, {}).codecs)
+    gains = dict(advise(clusters_apart(10), plan, {}, UNHURRIED).codecs)
     assert list(gains) == ["bf16", "int8", "int4"]
     for codec, step_s in gains.items():
         assert step_s == pytest.approx(codec_plan(10, codec).prediction.step_s, rel=0.01)
-    assert not advise(clusters_apart(2000), codec_plan(2000, "none"), {}).codecs
+    assert not advise(clusters_apart(2000), codec_plan(2000, "none"), {}, UNHURRIED).codecs

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from planner.advice.advise import EFFORT, Advised, Effort, advise, trying_more_hosts
+from planner.advice.advise import Advised, Effort, advise, trying_more_hosts
 from planner.advice.changes import LinkRate, MoreHost
 from planner.advice.explain import (
     bottleneck,
@@ -19,7 +21,7 @@ from planner.advice.explain import (
     tasklets,
 )
 from planner.layout.reprice import plan_timeline, reprice
-from tests.planner.fleets import GBPS, GIB, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.fleets import GBPS, GIB, UNHURRIED, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
 PLAIN = {"pp": 2, "dp": 2, "schedule": "1f1b"}
 BED = cpu_inventory([2, 2])
@@ -139,7 +141,7 @@ def test_timeline_holds_every_action_once_and_ends_with_the_step(bed_plan: Plan)
     assert 0.8 * bed_plan.prediction.step_s < max(span.end_s for span in spans) <= bed_plan.prediction.step_s
 
 
-def advice_for(fleet: Inventory, plan: Plan, effort: Effort = EFFORT) -> Advised:
+def advice_for(fleet: Inventory, plan: Plan, effort: Effort = UNHURRIED) -> Advised:
     with trying_more_hosts(fleet, plan.job, plan.order, effort) as more_hosts:
         return advise(fleet, plan, {change: call.result() for change, call in more_hosts.items()}, effort)
 
@@ -157,7 +159,7 @@ def test_advice_is_what_planning_on_the_changed_inventory_gives(slow_plan: Plan)
 
 @pytest.mark.slow
 def test_advice_plans_no_host_anew_where_candidates_are_many(slow_plan: Plan) -> None:
-    advised = advice_for(SLOW, slow_plan, Effort(candidates=2 * slow_plan.solve.candidates - 1))
+    advised = advice_for(SLOW, slow_plan, replace(UNHURRIED, candidates=2 * slow_plan.solve.candidates - 1))
     assert advised.untried == ("+host:new-1=like:b2",)
     assert advised.found[0].step_s == reprice(LinkRate(("a", "b"), 0.04 * GBPS).applied_to(SLOW), slow_plan).step_s
 
@@ -182,7 +184,7 @@ def test_advice_on_the_usual_order_does_not_take_another_order_for_the_gain_of_a
 
 def test_network_of_rate_zero_is_none_that_could_be_twice_as_fast() -> None:
     fleet = cpu_inventory([2, 1], fabric_gbps=0.0, shared_gbps=0.0)
-    assert advise(fleet, plan_for(fleet, bed_job(parallel={"pp": 1, "dp": 1})), {}).found == ()
+    assert advise(fleet, plan_for(fleet, bed_job(parallel={"pp": 1, "dp": 1})), {}, UNHURRIED).found == ()
 
 
 def test_advice_without_time_says_what_was_not_tried(slow_plan: Plan) -> None:

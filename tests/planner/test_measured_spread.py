@@ -14,7 +14,7 @@ from planner.advice.advise import advise
 from planner.advice.measured_spread import spread_sentence
 from planner.advice.unmeasured_wire import unmeasured_wire_sentence
 from planner.problem.networks import Networks
-from tests.planner.fleets import GBPS, bed_job, cpu_inventory, plan_for
+from tests.planner.fleets import GBPS, UNHURRIED, bed_job, cpu_inventory, plan_for
 from tests.planner.fluid_wire import FluidRun
 from tests.planner.measured_links import both_ways, measured, with_links
 from tests.planner.test_unmeasured_clusters import WIRE_ONLY
@@ -82,7 +82,7 @@ def test_a_cautious_job_names_a_wire_that_varies_even_if_the_plan_does_not_use_i
 @pytest.mark.slow
 def test_advice_on_codecs_stays_cautious() -> None:
     gains = [
-        {gain.codec: gain.step_s for gain in advise(inventory, plan_for(inventory, job), {}).codecs}
+        {gain.codec: gain.step_s for gain in advise(inventory, plan_for(inventory, job), {}, UNHURRIED).codecs}
         for inventory, job in ((varying(SITES), wire_job(True)), (varying(SITES, median=SLOWEST), wire_job(False)))
     ]
     assert gains[0] == pytest.approx(gains[1])

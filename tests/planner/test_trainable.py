@@ -23,7 +23,7 @@ from planner.problem.candidates import Candidate
 from planner.problem.problem import read_problem
 from planner.problem.sharded_weights import WeightTraffic
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
-from tests.planner.fleets import bed_job, gpu_inventory, plan_for
+from tests.planner.fleets import UNHURRIED, bed_job, gpu_inventory, plan_for
 from tests.planner.test_any_schedule_bound import best_by_candidate
 from tests.planner.test_counts import TINY, execution_of
 from tests.planner.trainer_plans import trainer_job
@@ -192,7 +192,7 @@ def test_adapters_turn_the_placement_around(engine: TrainerName) -> None:
             "instead of 669 ms at tp 1, pp 1, dp 4."
         )
         assert trained_sentence(fleet, full, 600.0) == ()
-        (of_many,) = advise(gpu_inventory([65], gpus_per_host=2), adapted, {}).engine
+        (of_many,) = advise(gpu_inventory([65], gpus_per_host=2), adapted, {}, UNHURRIED).engine
         assert of_many == sentence.partition(";")[0] + "."
 
 
