@@ -26,7 +26,7 @@ FAST_MBPS, SLOW_MBPS = 2000, 100
 STEPS, REPETITIONS = 6, 3
 USUAL, PLANNED = ("a1", "b1", "a2", "b2"), ("a1", "a2", "b1", "b2")
 SCRIPT = """
-import sys, time, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -49,6 +49,7 @@ for step in range(1, int(sys.argv[3]) + 1):
     if dist.get_rank() == 0:
         print(f"step {step} loss {loss.item():.6f} seconds {time.monotonic() - began:.4f}", flush=True)
 dist.destroy_process_group()
+os._exit(0)  # fully_shard keeps Gloo's threads, and one that lets go of a tensor while Python ends aborts the process
 """
 
 

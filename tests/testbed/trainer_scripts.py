@@ -50,8 +50,14 @@ late = dist.new_group([0, dist.get_world_size() - 1])
 dist.barrier()
 dist.destroy_process_group()
 """
-DDP, HSDP = _DDP + _STEPS, _HSDP + _STEPS
-HF_TRAINER = """
+# DDP and fully_shard keep Gloo's threads, and one that lets go of a tensor while Python ends aborts the process.
+_END = """
+import os
+os._exit(0)
+"""
+DDP, HSDP = _DDP + _STEPS + _END, _HSDP + _STEPS + _END
+HF_TRAINER = (
+    """
 import hashlib, tempfile, torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -68,6 +74,8 @@ if arguments.process_index == 0:
     weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
     print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
 """
+    + _END
+)
 MEGATRON_CORE = """
 import argparse, torch, torch.distributed as dist
 from megatron.core import parallel_state
