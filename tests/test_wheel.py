@@ -38,13 +38,13 @@ parallel: {{pp: 2, dp: 1, micro_batch_size: 2}}
 @pytest.mark.parametrize(
     ("package", "absolute", "relative"),
     [
-        (("holmes",), "from holmes_cli.app import main", "from .holmes_cli.app import main"),
-        (("holmes", "planner", "cost"), "from planner.cost.slot import a", "from ..cost.slot import a"),
-        (("holmes", "planner", "cost"), "from holmes_core.units import a", "from ...holmes_core.units import a"),
-        (("holmes", "holmes_runtime"), "from holmes_runtime import metrics", "from . import metrics"),
-        (("holmes", "launcher", "prepare"), "import holmes_runtime", "from ... import holmes_runtime"),
-        (("holmes", "planner"), "from plannery import a", "from plannery import a"),
-        (("holmes", "planner"), "TEXT = '''\nfrom planner.cost import a\n'''", None),
+        (("holmes_train",), "from holmes_cli.app import main", "from .holmes_cli.app import main"),
+        (("holmes_train", "planner", "cost"), "from planner.cost.slot import a", "from ..cost.slot import a"),
+        (("holmes_train", "planner", "cost"), "from holmes_core.units import a", "from ...holmes_core.units import a"),
+        (("holmes_train", "holmes_runtime"), "from holmes_runtime import metrics", "from . import metrics"),
+        (("holmes_train", "launcher", "prepare"), "import holmes_runtime", "from ... import holmes_runtime"),
+        (("holmes_train", "planner"), "from plannery import a", "from plannery import a"),
+        (("holmes_train", "planner"), "TEXT = '''\nfrom planner.cost import a\n'''", None),
     ],
 )
 def test_imports_among_our_packages_become_relative(
@@ -56,7 +56,7 @@ def test_imports_among_our_packages_become_relative(
 
 def test_an_import_whose_place_is_not_clear_is_refused() -> None:
     with pytest.raises(ValueError, match="line 1"):
-        relative_imports("from planner.cost import (a); from planner.cost import b\n", ("holmes", "prober"))
+        relative_imports("from planner.cost import (a); from planner.cost import b\n", ("holmes_train", "prober"))
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +102,14 @@ def test_site_packages_gain_one_package_of_its_own_modules(site: Path) -> None:
     assert {path.name for path in site.iterdir()} == {"bin", "holmes", f"holmes-{VERSION}.dist-info"}
     assert (site / f"holmes-{VERSION}.dist-info" / "top_level.txt").read_text(encoding="utf-8") == "holmes\n"
     absolute = []
-    for file in sorted((site / "holmes").rglob("*.py")):
+    for file in sorted((site / "holmes_train").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             absolute += [f"{file}: {name}" for name in names if name.split(".")[0] in INNER]
     assert absolute == []
-    assert {name: (site / "holmes" / name).is_dir() for name in INNER} == dict.fromkeys(INNER, True)
-    assert (site / "holmes" / "py.typed").is_file()
+    assert {name: (site / "holmes_train" / name).is_dir() for name in INNER} == dict.fromkeys(INNER, True)
+    assert (site / "holmes_train" / "py.typed").is_file()
 
 
 @pytest.mark.process

@@ -24,7 +24,7 @@ def demo_command(
         raise HolmesError(
             f"{sys.executable} has no torch, with which the demo trains on this machine",
             f"install it: `{sys.executable} -m pip install 'torch>=2.13,<2.15'`, or where pipx put Holmes "
-            "`pipx inject holmes 'torch>=2.13,<2.15'`",
+            "`pipx inject holmes-train 'torch>=2.13,<2.15'`",
         )
     try:
         folder.mkdir(parents=True)
