@@ -7,6 +7,7 @@ An editable install leaves the folders where they are.
 """
 
 import ast
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,12 @@ STAYS = "editable_wheel" in sys.argv
 
 class BuildInside(build_py):  # type: ignore[misc]  # setuptools has no types
     """Copies modules with relative imports."""
+
+    def run(self) -> None:
+        """As the base class does, without what an earlier build has left: it would be in the wheel, too."""
+        if not STAYS:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
     def build_module(self, module, module_file, package):  # type: ignore[no-untyped-def]
         """As the base class does; `package` is the dotted name in the wheel."""
