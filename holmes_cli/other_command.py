@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 MAX_READ_CHARS = 1 << 20
-"""Of a script or module; console scripts of pip and uv have 300."""
+"""The part of a script or module that is read; console scripts of pip and uv have 300."""
 
 
 def mention_other_command() -> None:

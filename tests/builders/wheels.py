@@ -54,15 +54,20 @@ def other_wheel(folder: Path, is_script: bool) -> Path:
     return wheel
 
 
-def show_packages(environment: Path, links: Path) -> None:
-    """Let an environment see the packages of this one, torch among them: to install them again takes minutes.
+def link_packages(folder: Path) -> None:
+    """Link this environment's packages, torch among them, into a folder: to install them again takes minutes.
 
-    It sees them by links, so that neither Holmes as installed here nor pip is among them.
+    Neither Holmes as installed here nor pip is among them.
     """
-    links.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith(OURS) and not (links / path.name).exists():
-            (links / path.name).symlink_to(path)
+        if not path.name.startswith(OURS) and not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+
+
+def show_packages(environment: Path, links: Path) -> None:
+    """Let an environment see the packages of this one, by links in a folder."""
+    link_packages(links)
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "seen.pth").write_text(f"{links}\n", encoding="utf-8")
 
