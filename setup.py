@@ -1,12 +1,13 @@
-"""The wheel: one package, `holmes`, with the repository's other packages inside it.
+"""The wheel: one package, `holmes_train`, with the repository's other packages inside it.
 
-Names such as `planner` and `templates` are no tool's own, so none is put at the top of site-packages. Inside `holmes`
-imports among these packages are relative, which is all that differs from the sources: an IDE and mypy follow them, and
-`holmes_runtime`, which imports nothing but itself and torch, is the same package when it lies alone on a node.
+Names such as `planner` and `templates` are no tool's own, so none is put at the top of site-packages. Inside
+`holmes_train` imports among these packages are relative, which is all that differs from the sources: an IDE and mypy
+follow them, and `holmes_runtime`, which imports nothing but itself and torch, works when it lies alone on a node.
 An editable install leaves the folders where they are.
 """
 
 import ast
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +15,19 @@ from pathlib import Path
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
-OUTER = "holmes"
+OUTER = "holmes_train"
 INNER = ("holmes_cli", "holmes_core", "prober", "planner", "launcher", "holmes_runtime", "templates")
 STAYS = "editable_wheel" in sys.argv
 
 
 class BuildInside(build_py):  # type: ignore[misc]  # setuptools has no types
     """Copies modules with relative imports."""
+
+    def run(self) -> None:
+        """As the base class does, without what an earlier build has left: it would be in the wheel, too."""
+        if not STAYS:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
     def build_module(self, module, module_file, package):  # type: ignore[no-untyped-def]
         """As the base class does; `package` is the dotted name in the wheel."""
@@ -33,32 +40,29 @@ class BuildInside(build_py):  # type: ignore[misc]  # setuptools has no types
 
 
 def relative_imports(source: str, package: Sequence[str]) -> str:
-    """`source` of a module of `package`, such as ("holmes", "planner"), its imports among `INNER` made relative.
+    """Return `source` of a module of `package`, such as ("holmes_train", "planner"), with relative imports.
 
-    Raises ValueError for an import that stands on several lines, or twice on one.
+    Inside an inner package no dots lead out of it: `holmes_runtime` lies alone on a node.
+
+    Raises:
+        ValueError: An import is the second one of its line, or has more than one blank between its words.
     """
-    lines = source.splitlines(keepends=True)
+    lines, up = source.splitlines(keepends=True), "." * len(package)
     for node in ast.walk(ast.parse(source)):
-        absolute, relative = _twins(node, package)
-        if isinstance(node, ast.stmt) and absolute != relative:
-            line = lines[node.lineno - 1]
-            if line.count(absolute) != 1:
-                raise ValueError(f"line {node.lineno}: {line.strip()!r}: write `from PACKAGE import NAME`")
-            lines[node.lineno - 1] = line.replace(absolute, relative)
+        match node:
+            case ast.Import(names=[ast.alias(name=name)]) if name in INNER:
+                absolute, relative = f"import {name}", f"from {up} import {name}"
+            case ast.ImportFrom(level=0, module=str(module)) if module.split(".")[0] in INNER:
+                first, _, rest = module.partition(".")
+                inside = first in package[1:2]
+                absolute, relative = f"from {module} import", f"from {up[inside:]}{rest if inside else module} import"
+            case _:
+                continue
+        line, start = lines[node.lineno - 1], node.col_offset
+        if not line[start:].startswith(absolute):
+            raise ValueError(f"line {node.lineno}: {line.strip()!r}: write `from PACKAGE import NAME`")
+        lines[node.lineno - 1] = line[:start] + relative + line[start + len(absolute) :]
     return "".join(lines)
-
-
-def _twins(node: ast.AST, package: Sequence[str]) -> tuple[str, str]:
-    """How the words of an import begin, and how they are to begin; equal where nothing changes."""
-    match node:
-        case ast.Import(names=[ast.alias(name=name)]) if name in INNER:
-            return f"import {name}\n", f"from {'.' * len(package)} import {name}\n"
-        case ast.ImportFrom(level=0, module=str(module)) if module.split(".")[0] in INNER:
-            first, _, rest = module.partition(".")
-            inside = first in package[1:2]  # no dots more than needed: an inner package may lie alone
-            dots = "." * (len(package) - inside)
-            return f"from {module} import", f"from {dots}{rest if inside else module} import"
-    return "", ""
 
 
 def main() -> None:

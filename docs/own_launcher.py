@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holmes.api import Inventory, Job, plan, read_file, read_user_file
+from holmes_train.api import Inventory, Job, plan, read_file, read_user_file
 
 placed = plan(read_file(Inventory, Path(sys.argv[1])), read_user_file(Job, Path(sys.argv[2])))
 if placed.job.trainer is None:

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -58,7 +59,9 @@ ELSEWHERE = {
 # planning 4,096 hosts goes into looking.
 OBJECTS_A_COLLECTION = 100_000
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EPIPE}
-COMPLETES = "_HOLMES_COMPLETE"  # set by the scripts of `--install-completion`, which Typer writes
+SECOND_NAME = "holmes-train"
+COMPLETES = ("_HOLMES_COMPLETE", "_HOLMES_TRAIN_COMPLETE")
+"""Variables that the scripts of `--install-completion`, which Typer writes, set; one for each name of the command."""
 
 
 def main() -> NoReturn:
@@ -73,7 +76,8 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored
         signal.signal(signal.SIGHUP, _interrupt)
     try:
-        make_app(asked_command(sys.argv, os.environ))(prog_name="holmes")
+        name = SECOND_NAME if Path(sys.argv[0]).name == SECOND_NAME else "holmes"
+        make_app(asked_command(sys.argv, os.environ))(prog_name=name)
     except HolmesError as error:
         from holmes_cli.screen.terminal import show_error
 
@@ -117,7 +121,7 @@ def _show_man(wanted: bool) -> None:
 
 def asked_command(words: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """Return the command of a command line, or of one that a shell completes; None before there is one."""
-    if COMPLETES in environ:
+    if any(name in environ for name in COMPLETES):
         words = (environ.get("COMP_WORDS") or environ.get("_TYPER_COMPLETE_ARGS") or "").split()
     return next((word for word in words[1:] if not word.startswith("-")), None)
 

@@ -6,13 +6,15 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+_PACKAGE = __name__.rpartition(".")[0]  # inside holmes_train where it is installed
 _START = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; from holmes.__main__ import main; main()"
+    f"import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; from {_PACKAGE}.app import main; main()"
 )
-"""`python -m holmes` but for the working folder, which comes first there: any module of that name would be run.
+"""`python -m holmes_cli` but for the working folder, which comes first there: any module of that name would be run.
 Python's own option for it, -P, is of 3.11."""
 
 
 def holmes_words(*arguments: str) -> list[str]:
     """Return the command line of `holmes ARGUMENTS`."""
-    return [sys.executable, "-c", _START, str(Path(str(files("holmes"))).parent), *arguments]
+    top = files(_PACKAGE.split(".")[0])
+    return [sys.executable, "-c", _START, str(Path(str(top)).parent), *arguments]

@@ -14,15 +14,10 @@ import stat
 from pathlib import Path
 
 from holmes_core.errors import HolmesError
+from holmes_core.state_folder import state_folder
 
 KEY_BYTES = 32
 _SCHEME = "hmac-sha256:"
-
-
-def state_folder() -> Path:
-    """Return the folder for state that outlives a command: `$XDG_STATE_HOME/holmes`, ~/.local/state/holmes."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "holmes"
 
 
 def signature(kind: str, digest: str) -> str:

@@ -38,8 +38,8 @@ def locked() -> dict[str, set[str]]:
 
 def direct() -> set[str]:
     """The packages that pyproject.toml names for users and for development, torch apart."""
-    requirements = importlib.metadata.requires("holmes") or []
-    return {named(each) for each in requirements} - {"holmes", "torch"}
+    requirements = importlib.metadata.requires("holmes-train") or []
+    return {named(each) for each in requirements} - {"holmes-train", "torch"}
 
 
 def needed_at_run_time(names: Iterator[str], known: set[str]) -> set[str]:
@@ -66,7 +66,7 @@ def licence(name: str) -> str:
 
 def licence_rows() -> list[str]:
     """The rows of docs/dependencies.md for what is installed here, without torch's CUDA build."""
-    requirements = importlib.metadata.requires("holmes") or []
+    requirements = importlib.metadata.requires("holmes-train") or []
     plain = (named(each) for each in requirements if "extra ==" not in each or 'extra == "torch"' in each)
     needed = sorted(needed_at_run_time(plain, set()))
     return [f"| {name} | {licence(name)} |" for name in needed if not name.startswith(CUDA_BUILD)]

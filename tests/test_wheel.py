@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 
 from holmes_cli import VERSION
 from holmes_cli.app import COMMANDS
-from setup import INNER, OUTER, relative_imports
-from tests.test_layers import ROOT
+from setup import INNER, relative_imports
+from tests.builders.wheels import PIP, own_wheel, sources
 
 HOSTS = f"""\
 transport: local
@@ -38,13 +37,13 @@ parallel: {{pp: 2, dp: 1, micro_batch_size: 2}}
 @pytest.mark.parametrize(
     ("package", "absolute", "relative"),
     [
-        (("holmes",), "from holmes_cli.app import main", "from .holmes_cli.app import main"),
-        (("holmes", "planner", "cost"), "from planner.cost.slot import a", "from ..cost.slot import a"),
-        (("holmes", "planner", "cost"), "from holmes_core.units import a", "from ...holmes_core.units import a"),
-        (("holmes", "holmes_runtime"), "from holmes_runtime import metrics", "from . import metrics"),
-        (("holmes", "launcher", "prepare"), "import holmes_runtime", "from ... import holmes_runtime"),
-        (("holmes", "planner"), "from plannery import a", "from plannery import a"),
-        (("holmes", "planner"), "TEXT = '''\nfrom planner.cost import a\n'''", None),
+        (("holmes_train",), "from holmes_cli.app import main", "from .holmes_cli.app import main"),
+        (("holmes_train", "planner", "cost"), "from planner.cost.slot import a", "from ..cost.slot import a"),
+        (("holmes_train", "planner", "cost"), "from holmes_core.units import a", "from ...holmes_core.units import a"),
+        (("holmes_train", "holmes_runtime"), "from holmes_runtime import metrics", "from . import metrics"),
+        (("holmes_train", "launcher", "prepare"), "import holmes_runtime", "from ... import holmes_runtime"),
+        (("holmes_train", "planner"), "from plannery import a", "from plannery import a"),
+        (("holmes_train", "planner"), "TEXT = '''\nfrom planner.cost import a\n'''", None),
     ],
 )
 def test_imports_among_our_packages_become_relative(
@@ -56,28 +55,27 @@ def test_imports_among_our_packages_become_relative(
 
 def test_an_import_whose_place_is_not_clear_is_refused() -> None:
     with pytest.raises(ValueError, match="line 1"):
-        relative_imports("from planner.cost import (a); from planner.cost import b\n", ("holmes", "prober"))
+        relative_imports("from planner.cost import (a); from planner.cost import b\n", ("holmes_train", "prober"))
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel of this tree, and nothing else, is installed."""
-    sources, wheels, site = (tmp_path_factory.mktemp(name) for name in ("sources", "wheels", "site"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, sources)
-    for name in (OUTER, *INNER):
-        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    alone = ["--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "wheel", *alone, "-w", str(wheels), str(sources)], check=True)
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), *map(str, wheels.iterdir())], check=True)
+    """A folder into which the wheel of this tree, and nothing else, is installed.
+
+    An earlier build has left a package there that is gone.
+    """
+    site, source = tmp_path_factory.mktemp("site"), sources(tmp_path_factory.mktemp("sources"))
+    (source / "build" / "lib" / "stale").mkdir(parents=True)
+    (source / "build" / "lib" / "stale" / "__init__.py").touch()
+    wheel = own_wheel(tmp_path_factory.mktemp("wheels"), source)
+    subprocess.run([*PIP, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
     return site
 
 
 def holmes(site: Path, folder: Path, *words: str, before: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
     """The installed command in `folder`; what lies in the folders `before` is imported first."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*before, site)))}
-    environment["XDG_STATE_HOME"] = str(folder / "state")
+    environment["XDG_STATE_HOME"] = str(site.parent / "state")
     return subprocess.run(
         [str(site / "bin" / "holmes"), *words],
         cwd=folder,
@@ -99,17 +97,19 @@ def without_torch(tmp_path: Path) -> Path:
 
 @pytest.mark.process
 def test_site_packages_gain_one_package_of_its_own_modules(site: Path) -> None:
-    assert {path.name for path in site.iterdir()} == {"bin", "holmes", f"holmes-{VERSION}.dist-info"}
-    assert (site / f"holmes-{VERSION}.dist-info" / "top_level.txt").read_text(encoding="utf-8") == "holmes\n"
+    assert {path.name for path in site.iterdir()} == {"bin", "holmes_train", f"holmes_train-{VERSION}.dist-info"}
+    assert (site / f"holmes_train-{VERSION}.dist-info" / "top_level.txt").read_text(
+        encoding="utf-8"
+    ) == "holmes_train\n"
     absolute = []
-    for file in sorted((site / "holmes").rglob("*.py")):
+    for file in sorted((site / "holmes_train").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             absolute += [f"{file}: {name}" for name in names if name.split(".")[0] in INNER]
     assert absolute == []
-    assert {name: (site / "holmes" / name).is_dir() for name in INNER} == dict.fromkeys(INNER, True)
-    assert (site / "holmes" / "py.typed").is_file()
+    assert {name: (site / "holmes_train" / name).is_dir() for name in INNER} == dict.fromkeys(INNER, True)
+    assert (site / "holmes_train" / "py.typed").is_file()
 
 
 @pytest.mark.process

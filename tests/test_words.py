@@ -14,7 +14,7 @@ import pytest
 
 from tests.test_layers import ROOT, statements, tree
 
-PACKAGES = ("holmes", "holmes_core", "holmes_runtime", "prober", "planner", "launcher", "holmes_cli")
+PACKAGES = ("holmes_train", "holmes_core", "holmes_runtime", "prober", "planner", "launcher", "holmes_cli")
 OLD_BOUND = re.compile(r"\b_?(MOST|LEAST)(_[A-Z0-9]|\b)")
 OPENING = re.compile(r"(What|Whether|How|Which|Who|Whose|Whom|Where|Of)\b")
 PHRASES = re.compile(

@@ -23,8 +23,8 @@ def demo_command(
     if find_spec("torch") is None:
         raise HolmesError(
             f"{sys.executable} has no torch, with which the demo trains on this machine",
-            f"install it: `{sys.executable} -m pip install 'torch>=2.13,<2.15'`, or where pipx put Holmes "
-            "`pipx inject holmes 'torch>=2.13,<2.15'`",
+            f"install it: `{sys.executable} -m pip install 'torch>=2.13,<2.15'`; where pipx put Holmes, `pipx inject "
+            "holmes-train 'torch>=2.13,<2.15'`; where uv did, `uv tool install --force '.[torch]'` in the checkout",
         )
     try:
         folder.mkdir(parents=True)

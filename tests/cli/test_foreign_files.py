@@ -18,12 +18,12 @@ from holmes_cli.api import plan
 from holmes_cli.screen.terminal import neutral
 from holmes_cli.watch_in_background import watch_in_background
 from holmes_core.errors import HolmesError
-from holmes_core.own_key import state_folder
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file, read_signed, read_user_file, write_atomically, write_signed
 from holmes_core.records.run import Controller, Run, Settings
+from holmes_core.state_folder import state_folder
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE
 from tests.builders.local_runs import environment, probed, write_inputs
 from tests.cli.conftest import Command, Done

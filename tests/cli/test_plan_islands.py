@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes.api import HolmesError, plan
 from holmes_cli.islands.run_islands import refuse_settings
 from holmes_cli.pages.modes_picture import COLOURS, draw_modes
 from holmes_core.records.inventory import Inventory
@@ -18,6 +17,7 @@ from holmes_core.records.islands import BestMode, Mode
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Settings
+from holmes_train.api import HolmesError, plan
 from planner.islands.uniform_links import with_uniform_links
 from tests.cli.conftest import Command
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory

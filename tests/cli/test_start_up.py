@@ -26,6 +26,10 @@ def test_listing_the_commands_imports_none_of_them() -> None:
     assert [name for name in modules if name.endswith("_command")] == []
 
 
+def test_the_installed_command_reads_no_packages_metadata_to_start() -> None:
+    assert imported("import holmes_train.__main__") & {*SLOW, "importlib.metadata"} == set()
+
+
 def test_plan_imports_the_solver_but_no_ssh_no_page_and_no_launcher() -> None:
     modules = imported("import holmes_cli.commands.plan_command")
     assert modules & SLOW == {"pulp", "highspy", "numpy", "pydantic", "yaml"}
