@@ -17,6 +17,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent.parent
 OUTSIDE = "repository/"
 DEVELOPMENT_BOOST = 0.1  # of search results on pages for those who change the code
+LISTS, LISTS_BOOST = {"rules.md", "settings.md", "cost-model.md", "glossary.md", "job.md", "hosts.md"}, 0.3
 _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)(?=[)#])")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
 
@@ -41,6 +42,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     if uri.startswith(OUTSIDE) or (page.parent and page.parent.title == "Development"):
         page.meta["search"] = {"boost": DEVELOPMENT_BOOST}
+    elif uri in LISTS:
+        page.meta["search"] = {"boost": LISTS_BOOST}
 
     def moved(link: re.Match[str]) -> str:
         target = _target(uri, link[1])
