@@ -31,7 +31,6 @@ QUESTIONS = {
     "Slurm job": "integrations",
     "Megatron-LM": "engines",
     "GPUDirect": "doctor",
-    "InfiniBand port down": "probe",
     "exit codes": "commands",
     "fine-tune": "data",
 }
