@@ -17,7 +17,7 @@ PARALLEL_WAITING := -n 2 --dist worksteal
 # For tests of which one start of processes serves a whole file.
 PARALLEL_FILES := -n 2 --dist loadfile
 
-.PHONY: lock demo test test-all test-slow test-process test-torch test-cuda-build test-gpu test-cluster test-rest check bench bed clean
+.PHONY: lock demo docs test test-all test-slow test-process test-torch test-cuda-build test-gpu test-cluster test-rest check bench bed clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt $(LOCK)
@@ -35,6 +35,10 @@ CUDA_BUILD := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefi
 lock:
 	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header --extra dev \
 		-c constraints.txt $(addprefix --no-emit-package ,$(CUDA_BUILD)) -o $(LOCK) pyproject.toml
+
+# The documents as a site, in build/site. A warning is an error; nothing is fetched from elsewhere.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Probe, plan, launch and train on two clusters of two hosts made of network namespaces; needs Linux and iproute2, else it
 # runs on local processes.

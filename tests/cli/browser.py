@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,16 @@ def _browse(page: Path, *what: str) -> str:
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.with_suffix('.profile')}"]
     command = [BROWSER, *options, *what, page.as_uri()]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
+
+
+@contextmanager
+def browsing(address: str, profile: Path) -> Iterator[None]:
+    """A browser that has opened a page, until the body ends; its scripts run in real time."""
+    assert BROWSER is not None
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    command = [BROWSER, *options, "--remote-debugging-port=0", f"--user-data-dir={profile}", address]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
