@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parent.parent
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 CUDA_BUILD = ("triton", "nvidia-", "cuda-")
@@ -47,10 +49,15 @@ def needed_at_run_time(names: Iterator[str], known: set[str]) -> set[str]:
     for name in names:
         if name not in known:
             known.add(name)
-            required = importlib.metadata.requires(name) or []
-            plain = (each for each in required if "extra ==" not in each)
-            needed_at_run_time((named(each) for each in plain if is_installed(named(each))), known)
+            needed = (
+                each.name for each in map(Requirement, importlib.metadata.requires(name) or []) if is_for_here(each)
+            )
+            needed_at_run_time(filter(is_installed, map(canonical, needed)), known)
     return known
+
+
+def is_for_here(requirement: Requirement) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 
 def is_installed(name: str) -> bool:
