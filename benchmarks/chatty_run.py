@@ -30,7 +30,7 @@ MODEL = f"""
 import os
 import sys
 
-sys.path.insert(0, {str(Path(__file__).parents[1] / "docs")!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "examples" / "own-model-file")!r})
 from own_model import build as build_whole
 
 def build(stage_layers, job):

@@ -17,52 +17,28 @@ from tests import doc_session
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+# Those of data.md and doctor.md have tests of their own, and of some the commands need several hosts.
+LOCAL_PAGES = [
+    page for page in doc_session.PAGES if page not in (doc_session.DATA, doc_session.DOCTOR, *doc_session.ON_BED)
+]
+
+
+def name_of(page: Path) -> str:
+    """Return the page's path, by which a test of it is named."""
+    return str(page.relative_to(ROOT))
 
 
 @pytest.mark.process
-def test_readme_session_works_and_shows_true_output(tmp_path: Path) -> None:
-    doc_session.prepare(doc_session.README, tmp_path)
-    commands = doc_session.sessions(README)
-    assert [command.split()[0] for command, _ in commands] == ["python3", "holmes", "holmes", "holmes", "holmes"]
-    for command, shown in commands:
-        done = doc_session.run(command, tmp_path, columns=120)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
-    assert (tmp_path / "plan.json").exists()
-    assert len(list((tmp_path / "runs").glob("*/metrics.jsonl"))) == 1
-
-
-@pytest.mark.process
-def test_commands_of_the_first_plan_page_show_true_output(tmp_path: Path) -> None:
-    doc_session.prepare(doc_session.FIRST_PLAN, tmp_path)
-    commands = doc_session.sessions(doc_session.FIRST_PLAN.read_text(encoding="utf-8"))
-    assert [command.split()[0] for command, _ in commands] == ["python3", "holmes", "holmes"]
-    for command, shown in commands:
-        done = doc_session.run(command, tmp_path, columns=120)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
-
-
-@pytest.mark.process
-def test_commands_of_the_planning_page_show_true_output(tmp_path: Path) -> None:
-    doc_session.prepare(doc_session.PLANNING, tmp_path)
-    commands = doc_session.sessions(doc_session.PLANNING.read_text(encoding="utf-8"))
-    assert len(commands) >= 4
-    for command, shown in commands:
-        done = doc_session.run(command, tmp_path, columns=100)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
-    assert (tmp_path / "plan.html").exists()
+@pytest.mark.parametrize("page", LOCAL_PAGES, ids=name_of)
+def test_commands_of_the_page_work_and_show_true_output(page: Path, tmp_path: Path) -> None:
+    commands = doc_session.check(page, tmp_path)
+    assert any(command.startswith("holmes ") for command in commands)
 
 
 @pytest.mark.process
 def test_commands_of_the_data_page_make_what_its_job_trains_on(tmp_path: Path) -> None:
-    doc_session.prepare(doc_session.DATA, tmp_path)
-    for command, shown in doc_session.sessions(doc_session.DATA.read_text(encoding="utf-8")):
-        done = doc_session.run(command, tmp_path, columns=120)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        assert done.stdout.startswith(shown), f"{command}\n{done.stdout}"
+    doc_session.check(doc_session.DATA, tmp_path)
 
     said = read_user_file(Job, tmp_path / "job.yaml").corpus
     data = DataSettings(str(tmp_path), documents=said.documents, validation_fraction=said.validation_fraction)
@@ -72,12 +48,23 @@ def test_commands_of_the_data_page_make_what_its_job_trains_on(tmp_path: Path) -
     assert all(len(tokens) > 64 for tokens in (*corpus.training, *corpus.validation))
 
 
+def test_output_that_is_measured_may_differ_in_digits_and_no_other_in_anything() -> None:
+    for command, shown, printed, same in (
+        ("holmes launch plan.json", "loss 5.4 -> 3.9 in 8 s\n", "loss 5.41 -> 4 in 890 ms\nrun: x\n", True),
+        ("holmes launch plan.json", "loss 5.4 -> 3.9 in 8 s\n", "lost 5.4 -> 3.9 in 8 s\n", False),
+        ("holmes plan job.yaml", "12 ms a step\n", "13 ms a step\n", False),
+        ("holmes plan job.yaml", "12 ms a step\n...\nnext: launch\n", "12 ms a step\na\nb\nnext: launch\n", True),
+        ("holmes plan job.yaml", "12 ms a step\n...\nnext: launch\n", "12 ms a step\na\nb\n", False),
+    ):
+        assert doc_session.is_shown(command, shown, printed) is same, (shown, printed)
+
+
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"`?make (\w+)", README))))
 def test_make_target_of_readme_exists(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCS, ids=name_of)
 def test_links_and_files_named_in_docs_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)\)", text)
@@ -92,7 +79,7 @@ def test_example_files_are_valid() -> None:
     assert read_user_file(Job, ROOT / "templates" / "job.yaml").model.num_layers == 36
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", DOCS, ids=name_of)
 def test_every_file_a_page_names_is_there(page: Path) -> None:
     named = re.findall(r"`([\w/]+/[\w/]*\w\.(?:py|yaml|md))`", page.read_text(encoding="utf-8"))
     ours = [name for name in named if (ROOT / name.split("/")[0]).is_dir()]
@@ -106,7 +93,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", DOCS, ids=name_of)
 def test_every_heading_a_page_links_to_is_there(page: Path) -> None:
     links = re.findall(r"\]\(([\w./-]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
     targets = [(page.parent / name if name else page, anchor) for name, anchor in links]

@@ -51,7 +51,7 @@ class NeutralConsole(Console):
 
 def _console(to_stderr: bool) -> Console:
     """Return a console that keeps its columns in a pipe or a log, where Rich would take 80 unless COLUMNS is set."""
-    console = NeutralConsole(stderr=to_stderr, highlight=False)
+    console = NeutralConsole(stderr=to_stderr, highlight=False, emoji=False)  # `cluster:b:` is no picture
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH_WITHOUT_TERMINAL
     return console

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tests.builders.local_runs import holmes, small_job, write_plan
 
-OWN_MODEL = Path(__file__).parents[2] / "docs" / "own_model.py"
+OWN_MODEL = Path(__file__).parents[2] / "examples" / "own-model-file" / "own_model.py"
 RANKS = range(4)
 STEPS = 14  # more than the runtime takes before it looks for what is slow
 FORWARDS_BEFORE = 4  # two steps

@@ -30,7 +30,7 @@ from tests.planner.fleets import bed_job, cpu_inventory
 from tests.testbed.rehearsal import local_site, standard_library_corpus
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "docs" / "own_launcher.py"
+EXAMPLE = ROOT / "examples" / "slurm-job" / "own_launcher.py"
 JOB = {
     "model": {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32},
     "global_batch_size": 8,

@@ -148,11 +148,9 @@ def test_wrong_usage_of_the_watch_exits_with_2(command: Command, words: tuple[st
 
 @pytest.mark.process
 def test_commands_of_the_doctor_page_show_true_output(tmp_path: Path) -> None:
-    doc_session.prepare(doc_session.DOCTOR, tmp_path)
-    commands = doc_session.sessions(doc_session.DOCTOR.read_text(encoding="utf-8"))
-    assert len(commands) == 4
-    for command, shown in commands:
-        done = doc_session.run(command, tmp_path, columns=100)
+    played = list(doc_session.play(doc_session.DOCTOR, tmp_path))
+    assert len(played) == 4
+    for _, shown, done in played:
         assert (done.stderr, done.stdout) == ("", shown)
 
 

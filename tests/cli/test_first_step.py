@@ -20,7 +20,7 @@ def build_hang(stage_layers, job):
     from own_model import build
     return build(stage_layers, job)
 """
-OWN_MODEL = Path(__file__).parents[2] / "docs" / "own_model.py"
+OWN_MODEL = Path(__file__).parents[2] / "examples" / "own-model-file" / "own_model.py"
 
 
 def failed_run(site: Site, folder: Path, stages: str) -> tuple[str, Path]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holmes_cli.api import plan
-from holmes_cli.screen.terminal import neutral
+from holmes_cli.screen.terminal import neutral, out
 from holmes_cli.watch_in_background import watch_in_background
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Host, Inventory
@@ -274,3 +274,9 @@ def test_letters_that_nobody_sees_are_written_out(unseen: str) -> None:
 def test_letters_of_any_script_and_emoji_stay() -> None:
     text = "Größe 大きさ размер حجم ✔️ 👍"
     assert neutral(text) == text
+
+
+def test_a_name_between_colons_is_no_picture() -> None:
+    with out.capture() as shown:
+        out.print("cluster:b: is not known", end="")
+    assert shown.get() == "cluster:b: is not known"

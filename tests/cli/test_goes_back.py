@@ -24,7 +24,7 @@ def build_once(stage_layers, job):
     from own_model import build
     return build(stage_layers, job)
 """
-OWN_MODEL = Path(__file__).parents[2] / "docs" / "own_model.py"
+OWN_MODEL = Path(__file__).parents[2] / "examples" / "own-model-file" / "own_model.py"
 
 
 def plan_saving_every_step(site: Site, folder: Path, **changes: Any) -> Path:

@@ -13,7 +13,7 @@ from tests.eventually import eventually
 
 pytestmark = pytest.mark.process
 
-OWN_MODEL = Path(__file__).parents[2] / "docs" / "own_model.py"
+OWN_MODEL = Path(__file__).parents[2] / "examples" / "own-model-file" / "own_model.py"
 MINE = """
 import typing_of_mine
 from net import whole

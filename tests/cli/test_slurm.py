@@ -17,9 +17,10 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Run
 from launcher.journal.run_folder import read_run
+from tests import doc_session
 from tests.testbed.bed import Bed
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rehearsal import Site, standard_library_corpus
+from tests.testbed.rehearsal import Site, only_run, standard_library_corpus
 from tests.testbed.slurm_on_bed import SlurmOnBed, missing_for_slurm
 
 MISSING = ", ".join(missing_for_slurm())
@@ -108,6 +109,15 @@ def test_five_lines_of_a_batch_script_train_as_ssh_does(
     by_slurm, by_ssh = (read_file(Plan, folder / "plan.json") for folder in (tmp_path, tmp_path / "ssh"))
     assert [group.interfaces for group in by_slurm.groups] == [group.interfaces for group in by_ssh.groups]
     assert {node.access.transport for node in by_slurm.nodes} == {"slurm"}
+
+
+@pytest.mark.usefixtures("no_sshd")
+def test_job_of_the_example_is_submitted_and_trains(
+    bed: Bed, slurm: SlurmOnBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm.folder / "slurm.conf"))
+    doc_session.check(doc_session.EXAMPLES / "slurm-job" / "README.md", tmp_path, tuple(bed.controller_command([])))
+    assert only_run(tmp_path / "runs").name in said(tmp_path / "train")
 
 
 @pytest.mark.usefixtures("no_sshd")

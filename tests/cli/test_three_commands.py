@@ -28,7 +28,7 @@ MODEL = {"num_layers": 4, "hidden_size": 32, "num_heads": 2, "seq_length": 32}
 # (pp, dp); the model of one's own trains with 2 and 2
 EVERY_HOST = [(1, 4), (4, 1)]
 ENDED_WITHIN_S = 10.0
-OWN_MODEL = Path(__file__).parent.parent.parent / "docs" / "own_model.py"
+OWN_MODEL = Path(__file__).parent.parent.parent / "examples" / "own-model-file" / "own_model.py"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ GPT = replace(TINY, num_heads=8, num_kv_heads=8, ffn_hidden_size=96, vocab_size=
 LLAMA = replace(GPT, family="llama", num_kv_heads=4, ffn_hidden_size=64)
 SHAPES = {
     "gpt": GPT,
-    "own": replace(GPT, factory=f"{REPOSITORY}/docs/own_model.py:build"),
+    "own": replace(GPT, factory=f"{REPOSITORY}/examples/own-model-file/own_model.py:build"),
     "llama": LLAMA,
     "tied-gpt": replace(GPT, tied_embeddings=True),
     "tied-llama": replace(LLAMA, tied_embeddings=True, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 64)),

@@ -21,7 +21,7 @@ from holmes_runtime.node.compiler import missing_for_compile
 from .launched_runs import REPOSITORY, TINY, TINY_LLAMA, make_config
 
 CPU = torch.device("cpu")
-OWN = f"{REPOSITORY}/docs/own_model.py:build"
+OWN = f"{REPOSITORY}/examples/own-model-file/own_model.py:build"
 
 
 def build(config: RunConfig, index: int = 0) -> StageModule:

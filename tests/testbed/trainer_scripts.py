@@ -1,10 +1,12 @@
 """Scripts of other people's trainers, as their documentation has them; none knows of Holmes.
 
-`DDP` and `HSDP` follow torch's pages on DistributedDataParallel and fully_shard, `HF_TRAINER` that of transformers on
-Trainer, `MEGATRON_CORE` Megatron-Core's own quick start as far as it runs on CPUs.
+`DDP` follows torch's page on DistributedDataParallel, `HSDP` is that of an example, `HF_TRAINER` follows transformers'
+page on Trainer, `MEGATRON_CORE` Megatron-Core's own quick start as far as it runs on CPUs.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 _DDP = """
 import torch, torch.distributed as dist
@@ -14,23 +16,6 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
 model = DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(64, 8)))
-"""
-# Shards inside a cluster, replicas across, on a mesh of two dimensions.
-_HSDP = """
-import sys, torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
-dist.init_process_group("gloo")
-sizes = int(sys.argv[1]), int(sys.argv[2])
-override = {"shard": "gloo"}
-mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"), backend_override=override)
-torch.manual_seed(0)
-layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
-model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 8))
-for layer in model:
-    fully_shard(layer, mesh=mesh)
-fully_shard(model, mesh=mesh)
 """
 _STEPS = """
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -50,12 +35,13 @@ late = dist.new_group([0, dist.get_world_size() - 1])
 dist.barrier()
 dist.destroy_process_group()
 """
-# DDP and fully_shard keep Gloo's threads, and one that lets go of a tensor while Python ends aborts the process.
+# DDP keeps Gloo's threads, and one that lets go of a tensor while Python ends aborts the process.
 _END = """
 import os
 os._exit(0)
 """
-DDP, HSDP = _DDP + _STEPS + _END, _HSDP + _STEPS + _END
+DDP = _DDP + _STEPS + _END
+HSDP = (Path(__file__).parents[2] / "examples" / "own-trainer" / "src" / "train.py").read_text(encoding="utf-8")
 HF_TRAINER = (
     """
 import hashlib, tempfile, torch

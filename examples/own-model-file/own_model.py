@@ -1,6 +1,6 @@
 """A model of one's own for `holmes launch`: a decoder whose attention and MLP run side by side, as in GPT-J.
 
-In job.yaml: `model: {factory: own_model.py:build, num_layers: ..., ...}`. See docs/runtime.md.
+In job.yaml: `model: {factory: own_model.py:build, num_layers: ..., ...}`. See README.md here and docs/runtime.md.
 """
 
 import torch
