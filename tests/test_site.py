@@ -22,14 +22,13 @@ from tests.cli.browser import NEEDS_BROWSER, browsing
 ROOT = Path(__file__).parent.parent
 QUESTIONS = {
     "stop a run": "questions",
-    "resume from a checkpoint": "questions",
+    "resume from a checkpoint": "two-clusters",
     "which file decides the NIC": "questions",
     "host key refused": "questions",
     "logs of a rank": "questions",
     "LoRA adapters": "runtime",
     "islands DiLoCo": "planning",
     "Slurm job": "integrations",
-    "Megatron-LM": "engines",
     "GPUDirect": "doctor",
     "exit codes": "commands",
     "fine-tune": "data",

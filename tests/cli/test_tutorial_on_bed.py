@@ -30,5 +30,5 @@ def test_run_of_the_tutorial_is_stopped_and_resumed_to_its_end(tmp_path: Path) -
         doc_session.check(doc_session.TUTORIALS / "two-clusters.md", tmp_path, with_python(bed, tmp_path))
         runs = [read_file(Run, path) for path in tmp_path.glob("runs/*/run.json")]
         assert sorted(run.state for run in runs) == ["done", "stopped"]
-        assert sum(run.steps_done for run in runs) == 240
+        assert sum(run.steps_done for run in runs) == 600
         assert nothing_is_left(bed)
