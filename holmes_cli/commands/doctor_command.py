@@ -17,10 +17,11 @@ from holmes_cli.screen.show_watched_run import print_watched, show_watched
 from holmes_cli.screen.terminal import err, out
 from holmes_cli.started_command import ANSWER_S, StartedCommand, started_command
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.hosts.allocation import allocation_hosts
+from holmes_core.hosts.allocation import NODES, allocation_hosts
+from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
 from holmes_core.records.regular_file import open_regular
-from holmes_core.remote.slurm.slurm_word import job_environment
+from holmes_core.remote.slurm.slurm_word import JOB, SlurmJobId, job_environment
 from prober.anonymize import anonymize
 from prober.asking.recording import HostRecording, read_recorded_hosts, refuse_used_folder
 from prober.nccl_logs.diagnose import SOUND, WHOLE_LOG, diagnose
@@ -111,10 +112,14 @@ def _recorded(
         )
     if replay_folder is not None:
         return read_recorded_hosts(replay_folder)
-    environ = os.environ if slurm_job is None else job_environment(slurm_job, os.environ)
-    hosts = hosts_named(str(files[0])) if slurm_job is None else allocation_hosts(environ)
-    with err.status(f"watching {len(hosts.hosts)} hosts for {seconds} s") as status:
-        watch = Watch(hosts, seconds, environ, slurm_job)
+    if slurm_job is None:
+        watch = Watch(hosts_named(str(files[0])), seconds, os.environ)
+    else:
+        environ = job_environment(SlurmJobId(slurm_job), os.environ)
+        every, named = allocation_hosts(environ), expand_pattern(environ[NODES])
+        hosts = every.model_copy(update={"hosts": tuple(host for host in every.hosts if host.name in named)})
+        watch = Watch(hosts, seconds, environ, environ[JOB])
+    with err.status(f"watching {len(watch.hosts.hosts)} hosts for {seconds} s") as status:
         return watch_hosts(watch, lambda name, state: status.update(f"{name}: {state}"), record)
 
 
