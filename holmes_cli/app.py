@@ -16,9 +16,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from holmes_cli import VERSION
 from holmes_core.errors import HolmesError
@@ -49,6 +50,7 @@ COMMANDS = {
     "checkpoint": "Show, check, gather or export what a run has saved, on one disk or on several hosts' own.",
 }
 HIDDEN = {"control"}
+TAKES_COMMAND = {"doctor"}
 ELSEWHERE = {
     **{name: f"commands.launched.{name}_command" for name in ("attach", "logs", "ps", "status", "stop")},
     "checkpoint": "commands.checkpoint.checkpoint_command",
@@ -139,8 +141,18 @@ def make_app(asked: str | None) -> typer.Typer:
     app.callback()(_of_all_commands)
     for name, line in COMMANDS.items():
         function = _command(name) if name == asked else _not_asked
-        app.command(name, help=line, hidden=name in HIDDEN)(function)
+        kind = _WithCommand if name in TAKES_COMMAND else None
+        app.command(name, cls=kind, help=line, hidden=name in HIDDEN)(function)
     return app
+
+
+class _WithCommand(TyperCommand):
+    """A command that gets the words after the first `--`, a command of the user's own, as `ctx.obj`; None without."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else None
+        ctx.obj = None if at is None else args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
 
 
 def _of_all_commands(

@@ -50,6 +50,7 @@ from prober.read_host import commands, read_host
 from prober.rules.reported_rules import NO_ANSWER, RULE_OF_ERROR, UNREACHABLE
 
 HOST_TIMEOUT_S = 60.0
+LOOK_AGAIN_S = 0.5
 MAX_AT_ONCE = 256  # most of them wait for the second reading of the NIC counters
 MAX_CONNECTING = 64  # logging in costs this side some 50 ms of a core, and more at once would run into SSH's time-outs
 _connecting = threading.BoundedSemaphore(MAX_CONNECTING)
@@ -79,12 +80,16 @@ def probe(
 
 
 def ask_all(
-    hosts_file: HostsFile, ask: Callable[[HostEntry, int], HostRecording], progress: Progress, record: Path | None
+    hosts_file: HostsFile,
+    ask: Callable[[HostEntry, int], HostRecording],
+    progress: Progress,
+    record: Path | None,
+    gives_up: Callable[[], bool] = lambda: False,
 ) -> dict[str, HostRecording]:
     """Return the answers of all hosts by name, in order, and keep them in the folder `record`.
 
     `ask` gets a host and its position. Ctrl-C ends it at once, as its threads end with the process. A pool would wait
-    for its own.
+    for its own. Once `gives_up`, hosts that have not answered are left out.
 
     Raises:
         HolmesError: `record` holds a recording, or cannot be written.
@@ -109,11 +114,12 @@ def ask_all(
     for _ in range(min(MAX_AT_ONCE, len(hosts_file.hosts))):
         threading.Thread(target=work, daemon=True).start()
     answers: dict[str, HostRecording] = {}
-    for _ in hosts_file.hosts:
-        name, answered = done.get()
-        answers[name] = answered.result()
-        progress(name, "read" if answers[name].notes.failure is None else "not reachable")
-    recorded = {entry.name: answers[entry.name] for entry in hosts_file.hosts}
+    while len(answers) < len(hosts_file.hosts) and not gives_up():
+        with contextlib.suppress(Empty):
+            name, answered = done.get(timeout=LOOK_AGAIN_S)
+            answers[name] = answered.result()
+            progress(name, "read" if answers[name].notes.failure is None else "not reachable")
+    recorded = {entry.name: answers[entry.name] for entry in hosts_file.hosts if entry.name in answers}
     if record is not None:
         for name, answer in recorded.items():
             write_recording(record, name, answer.outputs, answer.notes)

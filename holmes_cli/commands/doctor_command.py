@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,17 +15,21 @@ from holmes_cli.commands.probe_command import hosts_named
 from holmes_cli.screen.show_doctor import print_record, show_diagnosis
 from holmes_cli.screen.show_watched_run import print_watched, show_watched
 from holmes_cli.screen.terminal import err, out
+from holmes_cli.started_command import ANSWER_S, StartedCommand, started_command
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
-from holmes_core.hosts.allocation import allocation_hosts
+from holmes_core.hosts.allocation import NODES, allocation_hosts
+from holmes_core.hosts.host_pattern import expand_pattern
+from holmes_core.hosts.hosts_file import HostEntry, HostsFile
 from holmes_core.records.regular_file import open_regular
-from holmes_core.remote.slurm.slurm_word import job_environment
+from holmes_core.remote.slurm.slurm_word import JOB, SlurmJobId, job_environment
 from prober.anonymize import anonymize
-from prober.asking.recording import HostRecording, read_recorded_hosts
+from prober.asking.recording import HostRecording, read_recorded_hosts, refuse_used_folder
 from prober.nccl_logs.diagnose import SOUND, WHOLE_LOG, diagnose
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.read_log import read_log
-from prober.running.diagnose_run import diagnose_run
-from prober.running.watch_hosts import run_of, watch_hosts
+from prober.running.diagnose_run import RunDiagnosis, diagnose_run
+from prober.running.watch_hosts import Watch, run_of, watch_hosts
+from prober.running.watched_run import WatchedRun
 
 STANDARD_INPUT = Path("-")
 MAX_FILES = 16_384
@@ -31,10 +37,12 @@ MAX_BYTES = 64 * 2**30  # of one log
 
 
 def doctor_command(
+    context: typer.Context,
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="hosts.yaml or host names of a run that goes on; with --log its logs, - is standard input."
+            help="hosts.yaml or host names of a run that goes on, or of one that -- COMMAND starts; with --log its "
+            "logs, - is standard input."
         ),
     ] = None,
     log: Annotated[bool, typer.Option("--log", help="The files are NCCL's logs (NCCL_DEBUG=INFO) of the run.")] = False,
@@ -54,7 +62,8 @@ def doctor_command(
 ) -> None:
     """Say why a run that Holmes did not start is slow or fails: a verdict while it runs, or from NCCL's logs."""
     ways = {"--slurm": slurm_job, "--record": record, "--replay": replay_folder, "--anonymize": anonymized}
-    _refuse_mixed(log, files or [], {name for name, value in ways.items() if value is not None})
+    words: list[str] | None = context.obj
+    _refuse_mixed(log, files or [], {name for name, value in ways.items() if value is not None}, words)
     if log:
         cause = _of_logs(files or [], as_json)
     elif anonymized is not None:
@@ -63,16 +72,18 @@ def doctor_command(
         anonymize(replay_folder, anonymized)
         out.print(f"{anonymized}: without names and addresses; read it before you share it", markup=False)
         return
+    elif words is not None:
+        hosts = hosts_named(str(files[0])) if files else _this_host()
+        _of_command(words, Watch(hosts, seconds, os.environ), record, as_json)
+        return
     else:
-        run = run_of(_recorded(files or [], slurm_job, seconds, record, replay_folder), slurm_job)
-        watched = diagnose_run(run)
-        (print_watched if as_json else show_watched)(watched, run)
-        cause = watched.cause
+        run = run_of(_recorded(files or [], slurm_job, seconds, record, replay_folder))
+        cause = _show(diagnose_run(run), run, as_json)
     if cause != SOUND:
         raise typer.Exit(ANSWER_IS_NO)
 
 
-def _refuse_mixed(log: bool, files: list[Path], ways: set[str]) -> None:
+def _refuse_mixed(log: bool, files: list[Path], ways: set[str], words: list[str] | None) -> None:
     """Raise HolmesError for options that do not go together: each would be passed over in silence."""
     if log and ways:
         raise HolmesError(f"--log reads files alone, not with {', '.join(sorted(ways))}", "leave one of them out")
@@ -80,6 +91,14 @@ def _refuse_mixed(log: bool, files: list[Path], ways: set[str]) -> None:
     if "--anonymize" in ways and given:
         hint = "record first, then `holmes doctor --replay DIR --anonymize COPY`"
         raise HolmesError(f"--anonymize copies a recording, and is given with {', '.join(given[:3])}", hint)
+    if words is None:
+        return
+    if mixed := sorted((ways - {"--record"}) | ({"--log"} if log else set())):
+        hint = "leave one of them out; a file whose name begins with - is `./-NAME`"
+        raise HolmesError(f"{mixed[0]} starts no command, and one is given after --", hint)
+    if not words or len(files) > 1:
+        hint = "`holmes doctor hosts.yaml -- torchrun ... train.py`; without hosts.yaml it watches this host"
+        raise HolmesError(f"{len(files)} hosts files and {len(words)} words after --", hint)
 
 
 def _recorded(
@@ -93,10 +112,68 @@ def _recorded(
         )
     if replay_folder is not None:
         return read_recorded_hosts(replay_folder)
-    environ = os.environ if slurm_job is None else job_environment(slurm_job, os.environ)
-    hosts = hosts_named(str(files[0])) if slurm_job is None else allocation_hosts(environ)
-    with err.status(f"watching {len(hosts.hosts)} hosts for {seconds} s") as status:
-        return watch_hosts(hosts, seconds, lambda name, state: status.update(f"{name}: {state}"), record, environ)
+    if slurm_job is None:
+        watch = Watch(hosts_named(str(files[0])), seconds, os.environ)
+    else:
+        environ = job_environment(SlurmJobId(slurm_job), os.environ)
+        every, named = allocation_hosts(environ), expand_pattern(environ[NODES])
+        hosts = every.model_copy(update={"hosts": tuple(host for host in every.hosts if host.name in named)})
+        watch = Watch(hosts, seconds, environ, environ[JOB])
+    with err.status(f"watching {len(watch.hosts.hosts)} hosts for {seconds} s") as status:
+        return watch_hosts(watch, lambda name, state: status.update(f"{name}: {state}"), record)
+
+
+def _this_host() -> HostsFile:
+    return HostsFile(hosts=(HostEntry(name=platform.node() or "localhost"),), transport="local")
+
+
+def _show(watched: RunDiagnosis, run: WatchedRun, as_json: bool) -> str | None:
+    (print_watched if as_json else show_watched)(watched, run)
+    return watched.cause
+
+
+def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bool) -> None:
+    """Start the command, watch it, print the diagnosis, and exit once it has ended: with 1 for a cause, else as it."""
+    if record is not None:
+        refuse_used_folder(record)
+    with started_command(words, to_stderr=as_json) as command:
+        watch = replace(watch, started=command.as_watched(), gives_up=command.has_long_ended)
+        recorded = watch_hosts(watch, lambda *_: None, record)
+        run = run_of(recorded)
+        if all(host.seconds < watch.seconds - 1 for host in run.answered):  # the ranks have ended
+            command.wait(ANSWER_S)
+        cause = _show_command(command, run, as_json)
+        if command.exit_code is None:
+            out.file.flush()
+            err.print("the command goes on; Ctrl-C ends it", markup=False)
+            err.print(f"the command ended with exit code {command.wait()}", markup=False)
+        code = command.wait()
+    code = ANSWER_IS_NO if cause not in (None, SOUND) else code or (0 if cause == SOUND else ANSWER_IS_NO)
+    if code:
+        raise typer.Exit(code)
+
+
+def _show_command(command: StartedCommand, run: WatchedRun, as_json: bool) -> str | None:
+    """Print the diagnosis of the command's run, or of NCCL's log where it ended too soon or failed."""
+    watched, code = diagnose_run(run), command.exit_code
+    ended = f"the command ended with exit code {code} after {command.seconds:.0f} s"
+    failed = code not in (None, 0) and not command.was_interrupted and watched.cause == SOUND
+    if failed or (code is not None and not run.ranks):
+        facts = LogFacts()
+        for file in sorted(command.logs.iterdir())[:MAX_FILES]:
+            _read(file, facts)
+        logged = diagnose(facts)
+        if logged.cause not in (None, SOUND) and not logged.is_open:
+            err.print(ended, markup=False)
+            (print_record if as_json else show_diagnosis)(logged, facts)
+            return logged.cause
+        until = "nothing wrong was found until then" if run.ranks else "its ranks were not seen twice"
+        needed = "read what it printed last" + ("" if run.ranks else ", and watch sooner: `--seconds 5`")
+        watched = replace(watched, cause=None, says=f"{ended}, and {until}", needed=needed)
+    note = (
+        f"{ended[0].upper()}{ended[1:]}" if code is not None else f"The command goes on, {command.seconds:.0f} s so far"
+    )
+    return _show(replace(watched, notes=(*watched.notes, note)), run, as_json)
 
 
 def _of_logs(files: list[Path], as_json: bool) -> str | None:

@@ -126,6 +126,7 @@ class HostNotes(Record):
     """Notes of the asking side on a host: how it was reached, its entry in hosts.yaml, and its clock's skew.
 
     `position` is the host's number in hosts.yaml; `failure` is the finding of a host that could not be reached.
+    `slurm_job` is the job that was watched there, `started` the mark of the command that was started to be watched.
     """
 
     position: int | None = None
@@ -138,6 +139,8 @@ class HostNotes(Record):
     clock_skew_s: float | None = None
     round_trip_s: float | None = None
     failure: Finding | None = None
+    slurm_job: str | None = None
+    started: str | None = None
 
 
 class TrunkNotes(Record):

@@ -13,7 +13,8 @@ from prober.nccl_logs.slow_causes import remarks, slow_causes
 
 SOUND = "none"
 _FAILURES = ("completion", "modify-qp", "register-failed", "no-network", "timeout")
-WHOLE_LOG = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH"
+SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,NET,GRAPH"
+WHOLE_LOG = f"NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS={SUBSYSTEMS}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from holmes_core.units import format_names
 from prober.nccl_logs.diagnose import SOUND, WHOLE_LOG, diagnose
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.read_log import read_log
-from prober.running.costly_causes import IDLE_GPU, costly_causes
+from prober.running.costly_causes import IDLE_GPU, STARTING_S, costly_causes
 from prober.running.running_texts import RunFinding
 from prober.running.standing_causes import is_idle, moves, named, standing_causes, wait_of
 from prober.running.watched_run import WatchedRun
@@ -105,6 +105,9 @@ def _no_verdict(run: WatchedRun) -> tuple[str, str, tuple[str, ...]] | None:
         )
         return f"Ranks compute and nothing travels; these wait for them, or hang: {names}", needed, (_progress(run),)
     uses = [use for rank in run.ranks if (use := run.utilisation_of(rank)) is not None]
+    is_new = all(run.by_name[rank.host].began_s - rank.started_s < STARTING_S for rank in run.ranks)
+    if is_new and len(run.ranks) > 1 and not moves(run) and max(uses, default=0.0) < IDLE_GPU:
+        return "The ranks start: nothing travels between them yet", "watch it again, or for longer", (_progress(run),)
     if uses and statistics.fmean(uses) < IDLE_GPU:
         line = f"GPUs compute {statistics.fmean(uses):.0%} of the time"
         needed = f"run it with {WHOLE_LOG} to a file, and profile some steps (torch.profiler, `py-spy top`)"

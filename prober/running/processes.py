@@ -15,6 +15,7 @@ TICKS_PER_S = 100.0  # USER_HZ of every Linux that runs on x86-64 and Arm; sourc
 MAX_RANKS = 1_048_576
 MAX_PIDS = 65_536
 MAX_GENERATIONS = 16  # of processes, looked through for an ancestor
+MARK = "HOLMES_WATCHED"  # has a value of its own in the processes of each command that was started to be watched
 _FACT = re.compile(r"/proc/(\d{1,10})/(\w+):(.*)$")
 _STAT = re.compile(r"(\d{1,10}) \((.{0,64})\) ([A-Za-z]) (\d{1,10})((?: -?\d{1,20}){18,50})\s*$")
 _CPU, _START = (9, 10), 17  # places of utime, stime and starttime after the parent's number

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
@@ -11,48 +12,63 @@ from holmes_core.remote.connect import connect
 from holmes_core.remote.slurm.slurm_step import connect_by_slurm
 from prober.asking.recording import HostNotes, HostRecording
 from prober.probe import Progress, ask_all, ask_by_script, failure_of
-from prober.running.watch_script import watch_script
+from prober.running.watch_script import MAX_WAIT_S, WARM_UP, Started, watch_script
 from prober.running.watched_host import WatchedHost, read_watched
 from prober.running.watched_run import WatchedRun, watched_run
 
 ANSWER_S = 90.0  # after the watch: tools that hang are ended after 20 s each
 
 
-def watch_hosts(
-    hosts_file: HostsFile, seconds: int, progress: Progress, record: Path | None, environ: Mapping[str, str]
-) -> dict[str, HostRecording]:
-    """Return what each host answered. A host that fails has a finding in its notes, and stops no other.
+@dataclass(frozen=True)
+class Watch:
+    """Hosts to be watched for some seconds: those of a Slurm job by its steps, or those where a command was started.
 
-    `environ` names the Slurm job whose steps reach hosts with `transport: slurm`.
+    `environ` names the job. Once `gives_up`, hosts that have not answered are left out.
+    """
+
+    hosts: HostsFile
+    seconds: int
+    environ: Mapping[str, str]
+    slurm_job: str | None = None
+    started: Started | None = None
+    gives_up: Callable[[], bool] = lambda: False
+
+
+def watch_hosts(watch: Watch, progress: Progress, record: Path | None) -> dict[str, HostRecording]:
+    """Return what each host answered. A host that fails has a finding in its notes, and stops no other.
 
     Raises:
         HolmesError: `record` holds a recording, or cannot be written.
     """
-    return ask_all(hosts_file, functools.partial(_watch, hosts_file, seconds, environ), progress, record)
+    return ask_all(watch.hosts, functools.partial(_watch, watch), progress, record, watch.gives_up)
 
 
-def run_of(recorded: Mapping[str, HostRecording], slurm_job: str | None = None) -> WatchedRun:
+def run_of(recorded: Mapping[str, HostRecording]) -> WatchedRun:
     """Return the run in what hosts answered."""
-    return watched_run([_host(name, recording, slurm_job) for name, recording in recorded.items()])
+    started = next((each.notes.started for each in recorded.values()), None)
+    return watched_run([_host(name, recording) for name, recording in recorded.items()], started)
 
 
-def _host(name: str, recording: HostRecording, slurm_job: str | None) -> WatchedHost:
+def _host(name: str, recording: HostRecording) -> WatchedHost:
     failure = recording.notes.failure
     if failure is not None:
         return WatchedHost(name, failure=failure.evidence)
-    return read_watched(name, recording.outputs, slurm_job)
+    return read_watched(name, recording.outputs, recording.notes.slurm_job)
 
 
-def _watch(
-    hosts_file: HostsFile, seconds: int, environ: Mapping[str, str], entry: HostEntry, position: int
-) -> HostRecording:
-    access = hosts_file.access(entry)
-    notes = HostNotes(position=position, access=access)
-    by_slurm = functools.partial(connect_by_slurm, environ=environ) if access.transport == "slurm" else connect
+def _watch(watch: Watch, entry: HostEntry, position: int) -> HostRecording:
+    access, started, timeout_s = watch.hosts.access(entry), watch.started, watch.seconds + ANSWER_S
+    notes = HostNotes(position=position, access=access, slurm_job=watch.slurm_job)
+    if started is not None:
+        notes = notes.model_copy(update={"started": started.mark})
+        timeout_s += MAX_WAIT_S + WARM_UP * watch.seconds
+        if access.transport != "local":
+            started = started._replace(pid=None)
+    by_slurm = functools.partial(connect_by_slurm, environ=watch.environ)
+    connecting = by_slurm if access.transport == "slurm" else connect
     try:
-        outputs, *_ = ask_by_script(
-            entry.name, access, functools.partial(watch_script, seconds), seconds + ANSWER_S, by_slurm
-        )
+        script = functools.partial(watch_script, watch.seconds, started)
+        outputs, *_ = ask_by_script(entry.name, access, script, timeout_s, connecting)
     except Exception as error:  # one host never costs the others
         return HostRecording((), notes.model_copy(update={"failure": failure_of(entry.name, error)}))
     return HostRecording(outputs, notes)

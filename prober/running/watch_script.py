@@ -5,20 +5,26 @@ Sources: proc(5), ss(8), nvidia-smi(1), Linux Documentation/ABI/stable/sysfs-cla
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 from prober.asking.commands import Command, script
 from prober.facts.gpu.gpu_query import UNKNOWN_FIELD
+from prober.running.processes import MARK
 
 SNAPSHOTS = 6  # of states and GPUs; the first and the last count bytes and seconds too
 MAX_PROCESSES = 512
 MAX_KEPT_BYTES = 4 << 20  # of one command's output
 MAX_LOGS = 16  # of one host
+MAX_WAIT_S = 3600  # for the first rank of a command that was started
+WARM_UP = 2  # times the seconds of the watch, in which ranks import, compile and read weights
 _LOG_HEAD, _LOG_TAIL, _LOG_LINES = 1 << 20, 1 << 18, 1 << 17  # bytes of a log that are searched, and kept
 
 READ_VARIABLES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RUN_ID", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"),
     *("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
-    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", MARK),
 )
 """Variables of a process that are read, and all that start with NCCL_. No other leaves its host."""
 
@@ -141,18 +147,60 @@ NCCL_LOGS = Command(
 )
 
 
-def watch_script(seconds: int, token: str) -> str:
+class Started(NamedTuple):
+    """A command that was started to be watched: the value of MARK in its processes, and its PID where it runs here."""
+
+    mark: str
+    pid: int | None
+
+
+def watch_script(seconds: int, started: Started | None, token: str) -> str:
     """Return the script that watches for so many seconds; its markers start with `token`."""
-    return f"\n{_FIND}\n{script(watch_commands(seconds), token)}"
+    find = _FIND
+    if started is not None and started.pid is not None:  # other trainings of this host do not count
+        own = f"grep -lsaz '^{MARK}={started.mark}' {_of_processes('environ')} | tr -dc '0-9\\n'"
+        find += f'; [ -z "$pids" ] || pids=$({own})'
+    waits = "" if started is None else _waiting(find, started.pid, WARM_UP * seconds)
+    return f"\n{find}\n{waits}\n{script(watch_commands(seconds, started is not None), token)}"
 
 
-def watch_commands(seconds: int) -> list[Command]:
-    """Return the commands in order: facts that stay, snapshots that begin with the host's clock, and logs."""
+def _waiting(find: str, pid: int | None, warm_up_s: int) -> str:
+    """Return what waits for the first rank, while the command runs, and then for some seconds.
+
+    A line each second ends it with its connection. `goes_on SECONDS` waits for a time of the watch, and fails once all
+    ranks have ended.
+    """
+    runs = "true" if pid is None else f"[ -d /proc/{pid} ]"
+    return "\n".join(
+        (
+            "lives() { for p in $pids; do [ -d /proc/$p ] && return; done; return 1; }",
+            "goes_on() { while lives; do left=$((began + $1 - $(date +%s)))",
+            '[ "$left" -gt 0 ] && [ "$left" -le "$1" ] || return 0; sleep 1; done; ended=1; return 1; }',
+            f'ended= n=0; while [ -z "$pids" ] && {runs} && [ $n -lt {MAX_WAIT_S} ]; do',
+            f"echo; sleep 1; n=$((n + 1)); {find}; done",
+            f"n=0; while lives && [ $n -lt {warm_up_s} ]; do echo; sleep 1; n=$((n + 1)); done; {find}",
+        )
+    )
+
+
+def watch_commands(seconds: int, may_end: bool = False) -> list[Command]:
+    """Return the commands in order: facts that stay, snapshots that begin with the host's clock, and logs.
+
+    Where the ranks may end before the watch, each snapshot counts bytes and seconds, and none follows their end.
+    """
     counted = (PROCESSES, DISK, SOCKETS, INTERFACES, PORT_COUNTERS)
     seen = (MAIN_THREADS, WAITS, GPUS, GPUS_BEFORE_535)
     commands = [USER, CORES, ENVIRONMENT, COMMAND_LINES, NETWORKS, ADDRESSES, SPEEDS, PORTS]
     for number in range(SNAPSHOTS):
         at_s = round(number * seconds / (SNAPSHOTS - 1))
         ends = number in (0, SNAPSHOTS - 1)
-        commands += [Command(UPTIME.shell, after_s=at_s), *(counted if ends else ()), *seen]
+        if may_end:
+            commands.append(replace(UPTIME, when=f"goes_on {at_s}"))
+            commands += (_unless_ended(each) for each in (*counted, *seen))
+        else:
+            commands += [replace(UPTIME, after_s=at_s), *(counted if ends else ()), *seen]
     return [*commands, GPU_PROCESSES, KERNEL_LOG, NCCL_LOGS]
+
+
+def _unless_ended(command: Command) -> Command:
+    return replace(command, when=f'[ -z "$ended" ] && {command.when or "true"}')

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from prober.running.byte_counts import Connected, Interface, RdmaPort, host_of
-from prober.running.processes import JobKey, WatchedRank
+from prober.running.processes import MARK, JobKey, WatchedRank
 from prober.running.watched_host import WatchedHost
 
 
@@ -126,8 +126,8 @@ class WatchedRun:
         return {address: name for address, name in pairs if counts[address] == 1}
 
 
-def watched_run(hosts: Sequence[WatchedHost]) -> WatchedRun:
-    """Return the run with the most ranks; ranks of others are counted."""
+def watched_run(hosts: Sequence[WatchedHost], started: str | None = None) -> WatchedRun:
+    """Return the run with the most ranks, or of the command with the mark `started`; ranks of others are counted."""
     every = [rank for host in hosts for rank in host.ranks]
     own = {(rank.job, rank.number) for rank in every if not rank.foreign_network}
     # Hosts that share a kernel, as containers do, see the processes of each other.
@@ -135,7 +135,8 @@ def watched_run(hosts: Sequence[WatchedHost]) -> WatchedRun:
     for place in (lambda rank: rank.variables.get("MASTER_ADDR", ""), lambda rank: rank.host):
         ranks = _apart(ranks, place)
     counts = Counter(rank.job for rank in ranks)
-    job = max(counts, key=lambda key: (counts[key], key.port, key.run), default=None)
+    own_jobs = {rank.job for rank in ranks if started is not None and rank.variables.get(MARK) == started}
+    job = max(counts, key=lambda key: (key in own_jobs, counts[key], key.port, key.run), default=None)
     chosen = sorted((rank for rank in ranks if rank.job == job), key=lambda rank: (rank.number, rank.host, rank.pid))
     return WatchedRun(tuple(hosts), job, tuple(chosen), len(ranks) - len(chosen))
 

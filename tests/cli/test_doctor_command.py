@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from prober.asking.recording import HostNotes, read_recorded_hosts, write_recording
+from prober.running.watch_script import ENVIRONMENT
 from tests import doc_session
 from tests.builders.nccl_logs import info, warn
-from tests.builders.watched_runs import RECORDED, Watched
+from tests.builders.watched_runs import PIDS, RECORDED, Watched
 from tests.cli.conftest import Command
 
 LOGS = Path(__file__).parents[1] / "data" / "nccl_logs"
@@ -134,6 +136,8 @@ def test_recording_of_a_watched_run_is_replayed_with_the_exit_codes_of_logs(comm
         ("--replay", "."),
         ("--anonymize", "copy"),
         ("--slurm", "1;id"),
+        ("--slurm", "1_[4-5]"),
+        ("--slurm", "1_4+1"),
         ("--log", "a.log", "--record", "kept"),
         ("--anonymize", "copy", "--replay", str(RECORDED), "a1"),
         ("x.yaml",),
@@ -154,21 +158,76 @@ def test_commands_of_the_doctor_page_show_true_output(tmp_path: Path) -> None:
         assert (done.stderr, done.stdout) == ("", shown)
 
 
+def slurm_of(folder: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, srun: str) -> None:
+    tools = folder / "bin"
+    tools.mkdir()
+    for name, script in {"squeue": squeue, "srun": srun}.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+
+
+RUNS = 'while [ "$1" != /bin/sh ]; do shift; done; exec "$@"'
+
+
 @pytest.mark.process
 def test_nodes_of_a_slurm_job_are_watched_by_steps_in_it_and_ranks_of_other_jobs_left_out(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name, script in {
-        "squeue": 'case "$*" in *--jobs=4711*) echo "n[1-2]";; esac',
-        "srun": '[ "$SLURM_JOB_ID" = 4711 ] || exit 1; while [ "$1" != /bin/sh ]; do shift; done; exec "$@"',
-    }.items():
-        (tools / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        (tools / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    squeue = 'case "$*" in *--jobs=4711*) echo "4711|4711|n[1-2]";; esac'
+    slurm_of(tmp_path, monkeypatch, squeue, f'[ "$SLURM_JOB_ID" = 4711 ] || exit 1; {RUNS}')
     done = command("doctor", "--slurm", "4711", "--seconds", "2", "--json", "--record", "kept")
     record = json.loads(done.stdout)
     assert (record["cause"], record["ranks"]) == (None, [])
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["n1", "n2"]
     assert command("doctor", "--slurm", "12").code == 2
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("job", "hosts", "inside"),
+    [("7_4", ["n1"], {"9"}), ("9", ["n1"], {"9"}), ("20", ["n1", "n2"], {"20"}), ("20+1", ["n2"], {"20"})],
+)
+def test_task_of_an_array_and_component_of_a_heterogeneous_job_are_watched_by_the_number_their_ranks_have(
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    job: str,
+    hosts: list[str],
+    inside: set[str],
+) -> None:
+    """As Slurm 22.05.8 answers. Of a heterogeneous job squeue lists all components, and srun needs the group."""
+    squeue = (
+        'case "$*" in *--jobs=7_4*|*--jobs=9*) printf "7_[6-8]|7|\\n7_4|9|n1\\n";; '
+        '*--jobs=20*) printf "20+0|20|n1\\n20+1|21|n2\\n";; esac'
+    )
+    srun = (
+        'case "$SLURM_JOB_ID $*" in "9 "*|"20 "*nodelist=n1*group=0*|"20 "*nodelist=n2*group=1*) ;; *) exit 1;; esac; '
+    )
+    slurm_of(tmp_path, monkeypatch, squeue, srun + RUNS)
+    command("doctor", "--slurm", job, "--seconds", "2", "--json", "--record", "kept")
+    recorded = read_recorded_hosts(tmp_path / "kept")
+    assert sorted(recorded) == hosts
+    assert {each.notes.slurm_job for each in recorded.values()} == inside
+    assert [each.notes.failure for each in recorded.values()] == [None] * len(hosts)
+
+
+@pytest.mark.process
+def test_array_with_several_tasks_is_refused_with_their_names(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm_of(tmp_path, monkeypatch, 'printf "7_5|7|n2\\n7_4|9|n1\\n"', "exit 1")
+    done = command("doctor", "--slurm", "7")
+    assert (done.code, "7_5" in done.stderr, "7_4" in done.stderr) == (2, True, True)
+
+
+def test_replay_leaves_out_the_ranks_of_other_slurm_jobs(command: Command, tmp_path: Path) -> None:
+    for job, ranks in (("77", [0, 1]), ("78", [])):
+        watched = Watched()
+        for host in watched.hosts:
+            line = f"/proc/{PIDS[host]}/environ:SLURM_JOB_ID=77\n"
+            watched.edit(host, ENVIRONMENT, lambda text, line=line: text + line)  # type: ignore[misc]
+        for position, (name, outputs) in enumerate(watched.hosts.items()):
+            write_recording(tmp_path / job, name, outputs, HostNotes(position=position, slurm_job=job))
+        record = json.loads(command("doctor", "--replay", job, "--json").stdout)
+        assert [rank["number"] for rank in record["ranks"]] == ranks

@@ -108,7 +108,9 @@ def test_no_secret_of_a_process_leaves_its_host(tmp_path: Path) -> None:
     try:
         assert process.stderr is not None
         assert process.stderr.readline() == b"ready\n"
-        done = subprocess.run(["sh", "-s"], input=watch_script(2, TOKEN).encode(), capture_output=True, check=True)
+        done = subprocess.run(
+            ["sh", "-s"], input=watch_script(2, None, TOKEN).encode(), capture_output=True, check=True
+        )
     finally:
         process.communicate()
     answer = done.stdout.decode(errors="replace")

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holmes_core.errors import HolmesError, HostError
-from holmes_core.hosts.allocation import NODES
+from holmes_core.hosts.allocation import COMPONENTS, NODES
 from holmes_core.remote.local_shell import LocalConnection
+from holmes_core.units import format_names
 
 JOB = "SLURM_JOB_ID"
 ANSWER_S = 5.0  # for slurmctld, which may not answer at all
@@ -53,17 +54,46 @@ def slurm_word(nodes: Mapping[str, str], environ: Mapping[str, str] = os.environ
     return SlurmWord(end, {host: down[name] for host, name in nodes.items() if name in down})
 
 
-def job_environment(job: str, environ: Mapping[str, str]) -> dict[str, str]:
+@dataclass(frozen=True)
+class SlurmJobId:
+    """A job as squeue names it: `123`, the task `123_4` of an array, the component `123+1` of a heterogeneous job."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", self.text):
+            raise HolmesError(
+                f"--slurm {self.text}: no id of a job", "give one as `squeue --me` does: 123, 123_4, 123+1"
+            )
+
+    @property
+    def base(self) -> str:
+        """The number of the array or the heterogeneous job, or its own."""
+        return re.split("[_+]", self.text)[0]
+
+
+def job_environment(job: SlurmJobId, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that a process inside that job would have, with the variables that steps need.
 
+    Steps find a component by the job's own number. The list of nodes has those of the named part alone.
+
     Raises:
-        HolmesError: It is no number of a job, or Slurm knows no nodes of it.
+        HolmesError: Slurm knows no nodes of it, or several tasks of it run.
     """
-    nodes = _answer(("squeue", f"--jobs={job}", "--format=%N"), environ) if re.fullmatch("[0-9_+]{1,32}", job) else []
-    if not nodes or not nodes[0].strip():
-        raise HolmesError(f"--slurm {job}: Slurm names no nodes of it", "`squeue --me` lists the jobs that run")
+    lines = _answer(("squeue", f"--jobs={job.text}", "--format=%i|%A|%N"), environ)
+    rows = [words for line in lines if len(words := line.strip().split("|")) == 3 and words[2]]
+    chosen = [words for words in rows if job.text in (words[0], job.base)]
+    if not chosen:
+        raise HolmesError(f"--slurm {job.text}: Slurm names no nodes of it", "`squeue --me` lists the jobs that run")
+    parts = {int(name.partition("+")[2]): nodes for name, _, nodes in rows if re.fullmatch(r"[0-9]+\+[0-9]{1,4}", name)}
+    if len(chosen) > 1 and not parts:
+        names = format_names([words[0] for words in chosen], 4)
+        raise HolmesError(f"--slurm {job.text}: {len(chosen)} tasks of it run: {names}", "name one of them")
     outside = {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
-    return {**outside, JOB: job, NODES: nodes[0].strip()}
+    inside = {JOB: job.base if parts else chosen[0][1], NODES: ",".join(nodes for *_, nodes in chosen)}
+    if parts:
+        inside[COMPONENTS] = str(1 + max(parts))
+    return {**outside, **inside, **{f"{NODES}_HET_GROUP_{part}": nodes for part, nodes in parts.items()}}
 
 
 def _job_end(job: str, environ: Mapping[str, str]) -> str | None:

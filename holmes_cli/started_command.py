@@ -1,0 +1,103 @@
+"""The user's own command, started in the foreground as a shell would, with a file for NCCL's log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from holmes_core.errors import HolmesError
+from prober.nccl_logs.diagnose import SUBSYSTEMS
+from prober.running.processes import MARK
+from prober.running.watch_script import Started
+
+ANSWER_S = 20.0  # for hosts, once the command has ended
+_LOG = {"NCCL_DEBUG", "NCCL_DEBUG_FILE"}
+_FIRST_OF_SHELL = 128  # the exit code of a shell whose command a signal ended, less the signal
+
+
+class StartedCommand:
+    """A command that this process started. `mark` is in the environment of its processes, `logs` holds NCCL's logs."""
+
+    def __init__(self, words: Sequence[str], logs: Path, to_stderr: bool) -> None:
+        self.mark, self.logs, self.was_interrupted = secrets.token_hex(8), logs, False
+        variables = {**os.environ, MARK: self.mark}
+        if not _LOG & set(os.environ):
+            variables |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{logs}/%h.%p"}
+            variables.setdefault("NCCL_DEBUG_SUBSYS", SUBSYSTEMS)
+        try:
+            self._process = subprocess.Popen(words, env=variables, stdout=sys.stderr if to_stderr else None)
+        except (OSError, ValueError) as error:
+            what = f"{words[0]}: cannot be started: {getattr(error, 'strerror', None) or error}"
+            raise HolmesError(what, "after -- name a program as in a shell: `-- torchrun ... train.py`") from None
+        self._began_s, self._ended_s = time.monotonic(), 0.0
+
+    @property
+    def exit_code(self) -> int | None:
+        """The code that a shell would show; None while it runs."""
+        code = self._process.poll()
+        if code is not None and not self._ended_s:
+            self._ended_s = time.monotonic()
+        return code if code is None or code >= 0 else _FIRST_OF_SHELL - code
+
+    @property
+    def seconds(self) -> float:
+        """The seconds from its start to its end, or to now."""
+        return (self._ended_s or time.monotonic()) - self._began_s
+
+    def as_watched(self) -> Started:
+        """Return it as scripts on hosts look for it."""
+        return Started(self.mark, self._process.pid)
+
+    def has_long_ended(self) -> bool:
+        """Return True once hosts have had the time to answer after its end."""
+        return self.exit_code is not None and time.monotonic() - self._ended_s > ANSWER_S
+
+    def wait(self, limit_s: float | None = None) -> int:
+        """Return its exit code once it has ended; 0 where it goes on after `limit_s`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(limit_s)
+        return self.exit_code or 0
+
+    def pass_on(self, number: int, _: object) -> None:
+        """Send it a signal that this process got. The terminal has sent its Ctrl-C to both."""
+        self.was_interrupted = True
+        if number != signal.SIGINT or not _is_in_foreground():
+            self._process.send_signal(number)
+
+
+@contextlib.contextmanager
+def started_command(words: Sequence[str], to_stderr: bool) -> Iterator[StartedCommand]:
+    """Start the command, hand signals on to it, and wait for its end after the block.
+
+    Raises:
+        HolmesError: It cannot be started.
+    """
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored
+        numbers.append(signal.SIGHUP)
+    with tempfile.TemporaryDirectory(prefix="holmes-doctor-", ignore_cleanup_errors=True) as folder:
+        command = StartedCommand(words, Path(folder), to_stderr)
+        handlers = {number: signal.signal(number, command.pass_on) for number in numbers}
+        try:
+            yield command
+        finally:
+            command.wait()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _is_in_foreground() -> bool:
+    """Return True if the terminal's keys send their signals to this process, and so to the command too."""
+    try:
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
