@@ -16,7 +16,7 @@ from pathlib import Path
 from holmes_core.errors import HolmesError
 from prober.nccl_logs.diagnose import SUBSYSTEMS
 from prober.running.processes import MARK
-from prober.running.watch_script import Started
+from prober.running.watch_script import MarkedCommand
 
 ANSWER_S = 20.0  # for hosts, once the command has ended
 _LOG = {"NCCL_DEBUG", "NCCL_DEBUG_FILE"}
@@ -52,9 +52,9 @@ class StartedCommand:
         """The seconds from its start to its end, or to now."""
         return (self._ended_s or time.monotonic()) - self._began_s
 
-    def as_watched(self) -> Started:
+    def as_watched(self) -> MarkedCommand:
         """Return it as scripts on hosts look for it."""
-        return Started(self.mark, self._process.pid)
+        return MarkedCommand(self.mark, self._process.pid)
 
     def has_long_ended(self) -> bool:
         """Return True once hosts have had the time to answer after its end."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from holmes_cli.commands.probe_command import hosts_named
+from holmes_cli.commands.probe_command import hosts_named, usual_inventory
 from holmes_cli.screen.show_doctor import print_record, show_diagnosis
 from holmes_cli.screen.show_watched_run import print_watched, show_watched
 from holmes_cli.screen.terminal import err, out
@@ -20,6 +21,9 @@ from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.hosts.allocation import NODES, allocation_hosts
 from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.link import Link
+from holmes_core.records.record_file import read_file
 from holmes_core.records.regular_file import open_regular
 from holmes_core.remote.slurm.slurm_word import JOB, SlurmJobId, job_environment
 from prober.anonymize import anonymize
@@ -77,7 +81,7 @@ def doctor_command(
         _of_command(words, Watch(hosts, seconds, os.environ), record, as_json)
         return
     else:
-        run = run_of(_recorded(files or [], slurm_job, seconds, record, replay_folder))
+        run = run_of(_recorded(files or [], slurm_job, seconds, record, replay_folder), _measured_links())
         cause = _show(diagnose_run(run), run, as_json)
     if cause != SOUND:
         raise typer.Exit(ANSWER_IS_NO)
@@ -123,6 +127,15 @@ def _recorded(
         return watch_hosts(watch, lambda name, state: status.update(f"{name}: {state}"), record)
 
 
+def _measured_links() -> tuple[Link, ...]:
+    """Return the links in the inventory of this folder, where there is one."""
+    with suppress(HolmesError):  # it is of use, and not asked for
+        if usual_inventory().is_file():
+            inventory = read_file(Inventory, usual_inventory())
+            return inventory.links if inventory.sketch is None else ()
+    return ()
+
+
 def _this_host() -> HostsFile:
     return HostsFile(hosts=(HostEntry(name=platform.node() or "localhost"),), transport="local")
 
@@ -139,7 +152,7 @@ def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bo
     with started_command(words, to_stderr=as_json) as command:
         watch = replace(watch, started=command.as_watched(), gives_up=command.has_long_ended)
         recorded = watch_hosts(watch, lambda *_: None, record)
-        run = run_of(recorded)
+        run = run_of(recorded, _measured_links())
         if all(host.seconds < watch.seconds - 1 for host in run.answered):  # the ranks have ended
             command.wait(ANSWER_S)
         cause = _show_command(command, run, as_json)

@@ -82,10 +82,10 @@ def probe_command(
         kept = WithKept(_replayed(replay_folder, hosts, links), None)
     else:
         inventory = _probed(_asked_hosts(hosts, allocation, via), record, links)
-        kept = WithKept(inventory, None) if links else _with_kept(inventory, output or _usual(), diff)
+        kept = WithKept(inventory, None) if links else _with_kept(inventory, output or usual_inventory(), diff)
     inventory = kept.inventory
     text = inventory.to_json() if replay_folder else "".join(signed_parts(inventory))
-    output = output or (_replay_output(inventory, as_json) if replay_folder else _usual())
+    output = output or (_replay_output(inventory, as_json) if replay_folder else usual_inventory())
     if output and not (replay_folder and _holds(output, inventory)):
         write_atomically(output, text)
     if html:
@@ -164,7 +164,8 @@ def unmeasured_sentence(inventory: Inventory) -> str | None:
     return f"rates {where} are nominal; `--links` measures them (about {format_duration(seconds)})"
 
 
-def _usual() -> Path:
+def usual_inventory() -> Path:
+    """Return the file that holds the inventory where no option names it."""
     return Path(os.environ.get("HOLMES_INVENTORY") or "inventory.json")
 
 
@@ -179,7 +180,7 @@ def _replay_output(inventory: Inventory, as_json: bool) -> Path | None:
     """Return the output of a replay without `-o`: None if it is printed. Another inventory is never replaced."""
     if as_json:
         return None
-    usual = _usual()
+    usual = usual_inventory()
     if usual.exists() and not _holds(usual, inventory):
         raise HolmesError(
             f"{usual}: holds another inventory, perhaps of a live probe; --replay does not write over it",

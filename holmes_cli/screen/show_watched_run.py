@@ -15,7 +15,7 @@ from prober.running.processes import WatchedRank
 from prober.running.watched_run import BytePath, WatchedRun
 
 _OF_RANKS = ("rank", "host", "process", "state", "CPU", "helpers", "GPU", "connections", "disk")
-_OF_PATHS = ("from", "to", "interface", "bytes", "rate", "link")
+_OF_PATHS = ("from", "to", "interface", "bytes", "rate", "link", "measured")
 
 
 def show_watched(diagnosis: RunDiagnosis, run: WatchedRun) -> None:
@@ -56,8 +56,9 @@ def _path_cells(run: WatchedRun, path: BytePath) -> tuple[str, ...]:
     host = run.by_name.get(path.sender) or run.by_name[path.receiver]
     speed = next((each.speed_bytes_per_s for each in host.interfaces if each.name == path.interface), None)
     rate = format_rate(path.sent_bytes / host.seconds)
-    link = "" if path.interface == "lo" else format_rate(speed)
-    return (path.sender, path.receiver, path.interface, format_bytes(path.sent_bytes), rate, link)
+    measured = run.measured_bytes_per_s(path.sender, path.receiver, path.interface)
+    links = ("", "") if path.interface == "lo" else (format_rate(speed), format_rate(measured))
+    return (path.sender, path.receiver, path.interface, format_bytes(path.sent_bytes), rate, *links)
 
 
 def _port_cells(run: WatchedRun) -> Iterator[tuple[str, ...]]:
@@ -65,7 +66,7 @@ def _port_cells(run: WatchedRun) -> Iterator[tuple[str, ...]]:
         if port.traffic is not None:
             total = port.traffic.sent
             rate, link = format_rate(total / host.seconds), format_rate(port.rate_bytes_per_s)
-            yield host.name, "all", f"{port.name} (RDMA)", format_bytes(total), rate, link
+            yield host.name, "all", f"{port.name} (RDMA)", format_bytes(total), rate, link, ""
 
 
 def print_watched(diagnosis: RunDiagnosis, run: WatchedRun) -> None:
@@ -83,7 +84,7 @@ def print_watched(diagnosis: RunDiagnosis, run: WatchedRun) -> None:
             dataclasses.asdict(rank) | {"gpu": run.utilisation_of(rank), "bytes": run.bytes_of(rank)}
             for rank in run.ranks
         ],
-        "paths": [path._asdict() for path in run.paths],
+        "paths": [path._asdict() | {"measured_bytes_per_s": run.measured_bytes_per_s(*path[:3])} for path in run.paths],
         "notes": diagnosis.notes,
     }
     out.file.write(json.dumps(record) + "\n")

@@ -62,7 +62,7 @@ def _cpu_taken(host: WatchedHost) -> Iterator[RunFinding]:
     own = sum(rank.cpu_share + sum(each.cpu_share for each in rank.helpers) for rank in host.ranks)
     others = host.others_share
     hungry = any(2 * rank.states.count("R") >= len(rank.states) for rank in host.ranks)
-    if host.cores and hungry and others >= 0.25 * host.cores and own + others >= 0.9 * host.cores:
+    if host.cores and hungry and others >= 0.25 * host.cores and own + others >= 0.8 * host.cores:
         lines = [
             f"{host.name}: {each.name} (PID {each.pid}) keeps {each.cpu_share:.1f} cores busy" for each in host.others
         ]

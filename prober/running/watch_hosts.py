@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
+from holmes_core.records.link import Link
 from holmes_core.remote.connect import connect
 from holmes_core.remote.slurm.slurm_step import connect_by_slurm
 from prober.asking.recording import HostNotes, HostRecording
 from prober.probe import Progress, ask_all, ask_by_script, failure_of
-from prober.running.watch_script import MAX_WAIT_S, WARM_UP, Started, watch_script
+from prober.running.watch_script import MAX_WAIT_S, WARM_UP, MarkedCommand, watch_script
 from prober.running.watched_host import WatchedHost, read_watched
 from prober.running.watched_run import WatchedRun, watched_run
 
@@ -21,7 +22,7 @@ ANSWER_S = 90.0  # after the watch: tools that hang are ended after 20 s each
 
 @dataclass(frozen=True)
 class Watch:
-    """Hosts to be watched for some seconds: those of a Slurm job by its steps, or those where a command was started.
+    """Hosts to be watched for some seconds, by steps of a Slurm job, or as a command was started there.
 
     `environ` names the job. Once `gives_up`, hosts that have not answered are left out.
     """
@@ -30,7 +31,7 @@ class Watch:
     seconds: int
     environ: Mapping[str, str]
     slurm_job: str | None = None
-    started: Started | None = None
+    started: MarkedCommand | None = None
     gives_up: Callable[[], bool] = lambda: False
 
 
@@ -43,10 +44,10 @@ def watch_hosts(watch: Watch, progress: Progress, record: Path | None) -> dict[s
     return ask_all(watch.hosts, functools.partial(_watch, watch), progress, record, watch.gives_up)
 
 
-def run_of(recorded: Mapping[str, HostRecording]) -> WatchedRun:
-    """Return the run in what hosts answered."""
+def run_of(recorded: Mapping[str, HostRecording], links: tuple[Link, ...] = ()) -> WatchedRun:
+    """Return the run in what hosts answered, with links that a probe measured."""
     started = next((each.notes.started for each in recorded.values()), None)
-    return watched_run([_host(name, recording) for name, recording in recorded.items()], started)
+    return watched_run([_host(name, recording) for name, recording in recorded.items()], started, links)
 
 
 def _host(name: str, recording: HostRecording) -> WatchedHost:

@@ -147,14 +147,14 @@ NCCL_LOGS = Command(
 )
 
 
-class Started(NamedTuple):
+class MarkedCommand(NamedTuple):
     """A command that was started to be watched: the value of MARK in its processes, and its PID where it runs here."""
 
     mark: str
     pid: int | None
 
 
-def watch_script(seconds: int, started: Started | None, token: str) -> str:
+def watch_script(seconds: int, started: MarkedCommand | None, token: str) -> str:
     """Return the script that watches for so many seconds; its markers start with `token`."""
     find = _FIND
     if started is not None and started.pid is not None:  # other trainings of this host do not count

@@ -137,7 +137,7 @@ def read_watched(name: str, outputs: Sequence[Recorded], slurm_job: str | None =
     others = (
         Busy(pid, last[pid].name, share)
         for pid, share in shares.items()
-        if share >= 0.05 and not is_descendant(pid, own, last)
+        if share > 0 and not is_descendant(pid, own, last)
     )
     log = "\n".join(found.of(asked.KERNEL_LOG))
     return WatchedHost(

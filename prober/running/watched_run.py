@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from holmes_core.records.link import Link
 from prober.running.byte_counts import Connected, Interface, RdmaPort, host_of
 from prober.running.processes import MARK, JobKey, WatchedRank
 from prober.running.watched_host import WatchedHost
@@ -37,6 +38,7 @@ class WatchedRun:
     job: JobKey | None
     ranks: tuple[WatchedRank, ...]
     other_ranks: int
+    links: tuple[Link, ...] = ()  # as a probe measured them before
 
     @property
     def answered(self) -> tuple[WatchedHost, ...]:
@@ -75,6 +77,17 @@ class WatchedRun:
         """Return the share of time that its GPU computes, if it has one that is seen."""
         gpu = self.by_name[rank.host].gpu_of(rank)
         return gpu.utilisation if gpu else None
+
+    def measured_bytes_per_s(self, sender: str, receiver: str, interface: str) -> float | None:
+        """Return the rate that a probe measured on this path, the other way where not this; None where neither."""
+        rates: dict[bool, float] = {}
+        for link in self.links:
+            ends = link.hosts if link.direction == "forward" else link.hosts[::-1]
+            own = link.hosts.index(sender) if sender in link.hosts and receiver in link.hosts else None
+            if own is not None and sender != receiver and link.devices[own] == interface and not link.tunnel:
+                is_this_way = ends == (sender, receiver)
+                rates[is_this_way] = max(rates.get(is_this_way, 0.0), link.bandwidth_bytes_per_s.median)
+        return rates.get(True, rates.get(False))
 
     def missing_local(self) -> Iterator[tuple[str, list[int], int]]:
         """Yield a host that lacks ranks which its launcher started: their local numbers, and how many it started."""
@@ -126,7 +139,7 @@ class WatchedRun:
         return {address: name for address, name in pairs if counts[address] == 1}
 
 
-def watched_run(hosts: Sequence[WatchedHost], started: str | None = None) -> WatchedRun:
+def watched_run(hosts: Sequence[WatchedHost], started: str | None = None, links: tuple[Link, ...] = ()) -> WatchedRun:
     """Return the run with the most ranks, or of the command with the mark `started`; ranks of others are counted."""
     every = [rank for host in hosts for rank in host.ranks]
     own = {(rank.job, rank.number) for rank in every if not rank.foreign_network}
@@ -138,7 +151,7 @@ def watched_run(hosts: Sequence[WatchedHost], started: str | None = None) -> Wat
     own_jobs = {rank.job for rank in ranks if started is not None and rank.variables.get(MARK) == started}
     job = max(counts, key=lambda key: (key in own_jobs, counts[key], key.port, key.run), default=None)
     chosen = sorted((rank for rank in ranks if rank.job == job), key=lambda rank: (rank.number, rank.host, rank.pid))
-    return WatchedRun(tuple(hosts), job, tuple(chosen), len(ranks) - len(chosen))
+    return WatchedRun(tuple(hosts), job, tuple(chosen), len(ranks) - len(chosen), links)
 
 
 def _apart(ranks: Sequence[WatchedRank], place: Callable[[WatchedRank], str]) -> list[WatchedRank]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from holmes_core.records.inventory import Inventory
+from holmes_core.records.link import Link, Spread
 from prober.asking.recording import HostNotes, read_recorded_hosts, write_recording
 from prober.running.watch_script import ENVIRONMENT
 from tests import doc_session
@@ -126,6 +128,31 @@ def test_recording_of_a_watched_run_is_replayed_with_the_exit_codes_of_logs(comm
     assert RECORD - {"network", "interfaces", "hcas", "gdr", "nnodes", "nccl_version"} <= set(record)
     assert (record["cause"], record["nranks"]) == ("stopped-process", 2)
     assert not {"\x1b", "\x07"} & set(command("doctor", "--replay", "stopped").stdout)
+
+
+def test_rate_of_a_path_stands_next_to_what_a_probe_measured_there(command: Command, tmp_path: Path) -> None:
+    link = Link(
+        kind="inside",
+        network="ib-1",
+        clusters=("ib-1", "ib-1"),
+        hosts=("a2", "a1"),
+        devices=("ib0", "ib0"),
+        method="tcp",
+        streams=1,
+        direction="forward",
+        latency_s=None,
+        bandwidth_bytes_per_s=Spread(min=2e8, median=2.5e8),
+        samples=3,
+    )
+    slower = link.model_copy(update={"direction": "backward", "bandwidth_bytes_per_s": Spread(min=1e8, median=1.25e8)})
+    inventory = Inventory(hosts=(), clusters=(), shared=None, links=(link, slower), findings=())
+    (tmp_path / "inventory.json").write_text(inventory.to_json(), encoding="utf-8")
+    record = json.loads(command("doctor", "--replay", str(RECORDED), "--json").stdout)
+    rates = {path["sender"]: path["measured_bytes_per_s"] for path in record["paths"] if path["interface"] == "ib0"}
+    assert rates == {"a1": 1.25e8, "a2": 2.5e8}
+    assert "2 Gbit/s" in command("doctor", "--replay", str(RECORDED)).stdout
+    (tmp_path / "inventory.json").write_text("no inventory", encoding="utf-8")
+    assert command("doctor", "--replay", str(RECORDED)).code == 0
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from prober.running.costly_causes import STARTING_S
+from tests.builders.bed_runs import launched, plan_that_saves
 from tests.eventually import eventually
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site
@@ -21,17 +25,91 @@ from tests.testbed.rehearsal import Site, bed_site
 pytestmark = NEEDS_BED
 
 HOSTS = ("a1", "a2")
+SOUND = ("none", "cpu-taken")  # other tests may hold the CPUs
+RANKS = {0: "a1", 1: "a1", 2: "a2"}
+NCCL_LOG = Path(__file__).parents[1] / "data" / "nccl_logs" / "roce_without_gpu_direct.log"
+# Rank 2 does in its steps what the file `mode` says, and the others wait for it; some modes are for others too.
 TRAINING = """
-import itertools, sys, time
+import datetime, itertools, multiprocessing, os, sys, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+
+def mode():
+    return open(f"{sys.argv[1]}/mode").read()
+
+
+def go_first():
+    # Other tests have the cores too, and niceness counts inside a session alone.
+    os.setpriority(os.PRIO_PROCESS, 0, -20)
+    if os.path.exists("/proc/self/autogroup"):
+        os.system("echo -20 >/proc/$PPID/autogroup")
+
+
+def burn(seconds):
+    until = time.time() + seconds
+    while time.time() < until:
+        sum(range(1000))
+
+
+def load(parent):
+    go_first()
+    while mode() == "load" and os.getppid() == parent:
+        burn(1)
+
+
+def behave(rank, wanted):
+    if wanted == "load" and rank < 2:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.apply(load, (os.getpid(),))
+    while rank == 2 and wanted == "hang" and mode() == "hang":
+        time.sleep(0.2)
+    while rank == 2 and wanted == "disk" and mode() == "disk":
+        with open(f"{sys.argv[1]}/checkpoint", "wb") as file:
+            file.write(bytes(1 << 24))
+            os.fsync(file.fileno())
+    if rank == 2 and wanted == "slow":
+        go_first()
+        burn(1.5)
+    if wanted == "compute":
+        burn(1)
+    if rank == 1 and wanted == "leave":
+        os._exit(0)
+
+
+def train(rank):
+    model = DistributedDataParallel(torch.nn.Linear(512, 512))
+    for step in itertools.count():
+        wanted = mode()
+        open(f"{sys.argv[1]}/steps-{rank}", "w").write(f"{step} {wanted}")
+        behave(rank, wanted)
+        model(torch.ones(8, 512)).sum().backward()
+        time.sleep(0 if wanted == "slow" else 0.05)
+
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(hours=1))
+store = dist.distributed_c10d._get_default_store()
+try:
+    train(dist.get_rank())
+except RuntimeError:  # a peer has left
+    store.wait(["never"], datetime.timedelta(hours=1))
+"""
+HSDP = """
+import itertools, sys, time
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
 dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(512, 512))
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+for layer in model:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
 for step in itertools.count():
-    model(torch.ones(8, 512)).sum().backward()
+    model(torch.ones(8, 256)).sum().backward()
     open(f"{sys.argv[1]}/steps-{dist.get_rank()}", "w").write(str(step))
-    time.sleep(0.05)  # two cores are shared with other tests
+    time.sleep(0.05)
 """
 
 
@@ -41,62 +119,84 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-@pytest.fixture(scope="module")
-def ranks(site: Site) -> Iterator[dict[int, int]]:
-    """Yield the PIDs of the two ranks of a training on two hosts that has made steps."""
+@contextlib.contextmanager
+def training(
+    site: Site, text: str, nproc: tuple[int, int], port: int, *options: str, interface: str = ""
+) -> Iterator[dict[int, int]]:
+    """A training by torchrun on two hosts that has made steps; the PIDs of its ranks."""
     assert site.bed is not None
-    (site.folder / "train.py").write_text(TRAINING, encoding="utf-8")
+    folder = site.folder / f"run-{port}"
+    folder.mkdir()
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    (folder / "mode").write_text("sound", encoding="utf-8")
     address = site.bed.host("a1").fast_address
     started = []
     for number, name in enumerate(HOSTS):
-        options = ["--nnodes=2", f"--node-rank={number}", f"--master-addr={address}", "--master-port=29533"]
-        words = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            *options,
-            str(site.folder / "train.py"),
-            str(site.folder),
-        ]
-        variables = {"GLOO_SOCKET_IFNAME": site.bed.host(name).fast_interface, "OMP_NUM_THREADS": "1"}
-        command = site.bed.on_host_command(
-            name, ["env", *(f"{key}={value}" for key, value in variables.items()), *words]
-        )
-        started.append(subprocess.Popen(command, cwd=site.folder, start_new_session=True))
+        launch = ["--nnodes=2", f"--node-rank={number}", f"--master-addr={address}", f"--master-port={port}"]
+        script = [f"--nproc-per-node={nproc[number]}", str(folder / "train.py"), str(folder), *options]
+        variables = [f"GLOO_SOCKET_IFNAME={interface or site.bed.host(name).fast_interface}", "OMP_NUM_THREADS=1"]
+        words = ["env", *variables, sys.executable, "-m", "torch.distributed.run", *launch, *script]
+        with open(folder / f"{name}.log", "wb") as log:
+            command = site.bed.on_host_command(name, words)
+            started.append(subprocess.Popen(command, cwd=folder, stdout=log, start_new_session=True))
     try:
-        steps = [site.folder / f"steps-{rank}" for rank in (0, 1)]
+        steps = [folder / f"steps-{rank}" for rank in range(sum(nproc))]
         assert eventually(lambda: all(step.exists() for step in steps) or _one_ended(started))
         assert not _one_ended(started)
-        yield {rank: pid for rank in (0, 1) for pid in [_pid_of(site, HOSTS[rank], rank)]}
+        owners = [*["a1"] * nproc[0], *["a2"] * nproc[1]]
+        yield {rank: _pid_of(site, name, rank, port) for rank, name in enumerate(owners)}
     finally:
         for process in started:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         for name in HOSTS:
             for pid in site.bed.guest_pids(name):
-                if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    if str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def ranks(site: Site) -> Iterator[dict[int, int]]:
+    with training(site, TRAINING, (2, 1), 29533) as ranks:
+        yield ranks
+
+
+@contextlib.contextmanager
+def behaving(site: Site, mode: str, *ranks: int) -> Iterator[None]:
+    """The training once these ranks do what `mode` says; it goes on as before afterwards."""
+    folder = site.folder / "run-29533"
+    (folder / "mode").write_text(mode, encoding="utf-8")
+    try:
+        assert eventually(lambda: all((folder / f"steps-{rank}").read_text().endswith(mode) for rank in ranks))
+        yield
+    finally:
+        (folder / "mode").write_text("sound", encoding="utf-8")
+        began = [(folder / f"steps-{rank}").read_text() for rank in RANKS]
+        if mode != "leave":
+            assert eventually(lambda: began != [(folder / f"steps-{rank}").read_text() for rank in RANKS])
 
 
 def _one_ended(processes: list[subprocess.Popen[bytes]]) -> bool:
     return any(process.poll() is not None for process in processes)
 
 
-def _pid_of(site: Site, host: str, rank: int) -> int:
+def _pid_of(site: Site, host: str, rank: int, port: int) -> int:
     assert site.bed is not None
-    variable = f"RANK={rank}".encode()
-    return next(pid for pid in site.bed.guest_pids(host) if variable in _variables(pid))
+    variables = {f"RANK={rank}".encode(), f"MASTER_PORT={port}".encode()}
+    return next(pid for pid in sorted(site.bed.guest_pids(host)) if variables <= set(_variables(pid)))
 
 
 def _variables(pid: int) -> list[bytes]:
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
-def diagnosed(site: Site, *words: str) -> dict[str, Any]:
+def diagnosed(site: Site, *words: str, every: bool = False) -> dict[str, Any]:
+    """Return the record of the two hosts, or of every one."""
     hosts = yaml.safe_load(site.hosts_yaml.read_text(encoding="utf-8"))
-    hosts["hosts"] = [host for host in hosts["hosts"] if (host if isinstance(host, str) else host["name"]) in HOSTS]
-    (site.folder / "two.yaml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
-    command = site.command("doctor", "two.yaml", "--json", *words)
+    hosts["hosts"] = [host for host in hosts["hosts"] if every or host in HOSTS]
+    (site.folder / "some.yaml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
+    command = site.command("doctor", "some.yaml", "--json", *words)
     done = subprocess.run(command, cwd=site.folder, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout, done.stderr
     record: dict[str, Any] = json.loads(done.stdout)
@@ -108,19 +208,139 @@ def test_ranks_of_both_hosts_and_the_interface_between_them_are_seen_while_it_tr
 ) -> None:
     record = diagnosed(site, "--seconds", "10")
     assert [(each["number"], each["host"], each["pid"]) for each in record["ranks"]] == [
-        (rank, HOSTS[rank], pid) for rank, pid in ranks.items()
+        (rank, RANKS[rank], pid) for rank, pid in ranks.items()
     ]
     between = {(path["sender"], path["receiver"], path["interface"]) for path in record["paths"] if path["sent_bytes"]}
     assert {("a1", "a2", "ib0"), ("a2", "a1", "ib0")} <= between
-    assert record["cause"] in ("none", "cpu-taken")  # other tests may hold the CPUs
-    assert record["notes"] == []
+    assert record["cause"] in SOUND, record["says"]
+    assert [note for note in record["notes"] if "other trainings" not in note] == []  # of other tests
 
 
 def test_rank_that_is_stopped_is_the_verdict_with_its_host(site: Site, ranks: dict[int, int]) -> None:
-    os.kill(ranks[1], signal.SIGSTOP)
+    os.kill(ranks[2], signal.SIGSTOP)
     try:
         record = diagnosed(site, "--seconds", "5")
     finally:
-        os.kill(ranks[1], signal.SIGCONT)
+        os.kill(ranks[2], signal.SIGCONT)
     assert record["cause"] == "stopped-process"
-    assert f"rank 1 on a2 (PID {ranks[1]})" in record["says"]
+    assert f"rank 2 on a2 (PID {ranks[2]})" in record["says"]
+
+
+def test_processes_that_take_the_cores_are_named(site: Site, ranks: dict[int, int]) -> None:
+    boost = "echo -10 >/proc/$$/autogroup; exec"  # niceness counts inside a session alone
+    burner = ["sh", "-c", f"{boost} {sys.executable} -c 'while True: sum(range(1000))'"]
+    burners = [subprocess.Popen(burner, start_new_session=True) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        with behaving(site, "compute", *ranks):
+            record = diagnosed(site, "--seconds", "5")
+    finally:
+        for process in burners:
+            process.kill()
+            process.wait()
+    assert record["cause"] == "cpu-taken", record["ranks"]
+
+
+@pytest.mark.parametrize(("mode", "cause"), [("hang", "hanging-rank"), ("disk", "disk-wait"), ("slow", "slow-rank")])
+def test_rank_for_which_the_others_wait_is_named(site: Site, ranks: dict[int, int], mode: str, cause: str) -> None:
+    with behaving(site, mode, 2):
+        record = diagnosed(site, "--seconds", "5")
+    assert record["cause"] == cause, record["ranks"]
+    assert f"rank 2 on a2 (PID {ranks[2]})" in record["says"]
+
+
+@pytest.mark.parametrize(
+    ("later", "cause"), [("95, 600, 1980, 0, 0x80", "gpu-slowed"), ("95, 1900, 1980, 7, 0x0", "gpu-fault")]
+)
+def test_gpu_that_is_slow_or_counts_errors_is_named(site: Site, ranks: dict[int, int], later: str, cause: str) -> None:
+    """On a2, from the second answer of its nvidia-smi on."""
+    assert site.bed is not None
+    tool = site.bed.host("a2").tools / "nvidia-smi"
+    kept, count = tool.read_bytes(), site.folder / f"asked-{cause}"
+    sound = "95, 1900, 1980, 0, 0x0"
+    script = f"[ -e {count} ] && echo '0, GPU-2, {later}' || echo '0, GPU-2, {sound}'; touch {count}"
+    held = f"echo 'GPU-2, {ranks[2]}'"
+    tool.write_text(f'#!/bin/sh\ncase "$*" in *compute-apps*) {held};; *) {script};; esac\n', encoding="utf-8")
+    try:
+        record = diagnosed(site, "--seconds", "5")
+    finally:
+        tool.write_bytes(kept)
+    assert (record["cause"], "on a2" in record["says"]) == (cause, True)
+
+
+@pytest.mark.usefixtures("ranks")
+def test_log_of_nccl_in_a_ranks_output_is_read(site: Site) -> None:
+    log = site.folder / "run-29533" / "a1.log"
+    log.write_bytes(NCCL_LOG.read_bytes())
+    try:
+        record = diagnosed(site, "--seconds", "5")
+    finally:
+        log.write_bytes(b"")
+    assert record["cause"] == "gdr-off"
+
+
+@pytest.mark.exhaustive
+def test_processes_that_load_data_are_named_once_the_ranks_have_had_time_to_start(
+    site: Site, ranks: dict[int, int]
+) -> None:
+    began = Path(f"/proc/{ranks[0]}").stat().st_ctime
+    assert eventually(lambda: time.time() > began + STARTING_S + 10)
+    with behaving(site, "load", 0, 1):
+        record = diagnosed(site, "--seconds", "10")
+    assert record["cause"] == "data-loading", record["ranks"]
+
+
+def test_rank_that_has_left_is_named(site: Site, ranks: dict[int, int]) -> None:
+    with behaving(site, "leave", 1):
+        assert eventually(lambda: not _is_there(ranks[1]))
+        record = diagnosed(site, "--seconds", "5")
+    assert (record["cause"], "local rank 1 of a1" in record["says"]) == ("missing-rank", True)
+
+
+def _is_there(pid: int) -> bool:
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] if Path(f"/proc/{pid}").exists() else False
+
+
+def test_hsdp_training_of_two_hosts_is_sound(site: Site) -> None:
+    with training(site, HSDP, (2, 2), 29534):
+        record = diagnosed(site, "--seconds", "10")
+    assert [each["number"] for each in record["ranks"]] == [0, 1, 2, 3]
+    assert record["cause"] in SOUND, record["says"]
+
+
+def test_bundled_run_of_two_clusters_is_sound(site: Site) -> None:
+    folder = site.folder / "bundled"
+    folder.mkdir()
+    run = launched(site, folder / "runs", plan_that_saves(site, folder, steps=100_000))
+    try:
+        assert eventually(lambda: any(folder.glob("runs/*/metrics.jsonl")) or run.poll() is not None)
+        record = diagnosed(site, "--seconds", "10", every=True)
+    finally:
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=600)
+    assert len(record["ranks"]) == record["nranks"], record["says"]
+    assert record["cause"] in SOUND, record["says"]
+
+
+@pytest.mark.exhaustive
+def test_gradients_on_the_slower_of_two_interfaces_are_named(site: Site) -> None:
+    """The bed's interfaces are all of one kind, so eth0 gets the speed that it is shaped to."""
+    assert site.bed is not None
+    (site.folder / "speed").write_text("100\n", encoding="utf-8")
+    speed = ["mount", "--bind", str(site.folder / "speed"), "/sys/devices/virtual/net/eth0/speed"]
+    for name in HOSTS:
+        subprocess.run(site.bed.on_host_command(name, speed), check=True)
+    try:
+        with training(site, HSDP, (2, 2), 29536, interface="eth0"):
+            record = diagnosed(site, "--seconds", "5")
+    finally:
+        for name in HOSTS:
+            subprocess.run(site.bed.on_host_command(name, ["umount", speed[-1]]), check=True)
+    assert record["cause"] == "slow-interface"
+    assert "GLOO_SOCKET_IFNAME=ib0" in record["remedy"]
+
+
+@pytest.mark.exhaustive
+def test_tensor_parallelism_across_hosts_is_named(site: Site) -> None:
+    with training(site, HSDP, (2, 2), 29535, "--tensor-model-parallel-size", "4"):
+        record = diagnosed(site, "--seconds", "5")
+    assert record["cause"] == "tensor-parallel-across-hosts"
