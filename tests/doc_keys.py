@@ -16,10 +16,11 @@ DOCS = Path(__file__).parent.parent / "docs"
 _JOB = """\
 # job.yaml, key by key
 
-`holmes init` writes a file to start from. Only `model`, `data`, `steps` and `global_batch_size` are required; an
-unknown key is refused, with the nearest known one. `holmes job --explain KEY` prints a key as below, and
-`holmes plan --set KEY=VALUE` overrides one. More on checkpoints: [runtime.md](runtime.md); data: [data.md](data.md);
-models: [models.md](models.md). Written from the records by `python -m tests.doc_keys`.
+`holmes init` writes a file to start from. Only `model`, `steps` and `global_batch_size` are required, and `data`
+unless `trainer` names a trainer of your own. An unknown key is refused, with the nearest known one. `holmes job
+--explain KEY` prints a key as below, and `holmes plan --set KEY=VALUE` overrides one. More on checkpoints:
+[runtime.md](runtime.md); data: [data.md](data.md); models: [models.md](models.md). Written from the records by
+`python -m tests.doc_keys`.
 """
 _HOSTS = """\
 # hosts.yaml, key by key
