@@ -211,6 +211,7 @@ def test_hsdp_training_of_two_hosts_is_sound(site: Site) -> None:
 
 
 def test_bundled_run_of_two_clusters_is_sound(site: Site) -> None:
+    assert site.bed is not None
     folder = site.folder / "bundled"
     folder.mkdir()
     run = launched(site, folder / "runs", plan_that_saves(site, folder, steps=100_000))
@@ -222,6 +223,8 @@ def test_bundled_run_of_two_clusters_is_sound(site: Site) -> None:
     finally:
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=600)
+        for host in site.bed.hosts:
+            (host.tools / "nproc").unlink()  # by which each host has cores for the plan
     assert len(record["ranks"]) == record["nranks"], record["says"]
     assert record["cause"] in SOUND, record["says"]
 

@@ -75,7 +75,7 @@ class SlurmJobId:
 def job_environment(job: SlurmJobId, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that a process inside that job would have, with the variables that steps need.
 
-    Steps find a component by the job's own number. The list of nodes has those of the named part alone.
+    Steps find a component by the job's own number. The list of nodes is that of the named part alone.
 
     Raises:
         HolmesError: Slurm knows no nodes of it, or several tasks of it run.
