@@ -31,7 +31,7 @@ def mention_other_command() -> None:
 
 
 def _look_once() -> None:
-    """Look where packages or PATH have changed since the last look; the marker also holds the last notice."""
+    """Look where packages or PATH have changed since the last look; the marker also holds the notices given."""
     first = shutil.which("holmes")
     folders = [Path(name) for name in sys.path if name.endswith("-packages")]
     seen = f"{first} {[folder.stat().st_mtime_ns for folder in folders if folder.is_dir()]}"
@@ -42,10 +42,11 @@ def _look_once() -> None:
         from holmes_core.records.record_file import write_atomically
 
         notice = _notice(first)
-        if notice not in ("", given):
+        if notice not in given:
             err.print(notice, markup=False, soft_wrap=True)
+            given = f"{notice}\n{given}"[:MAX_READ_CHARS]
         marker.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(marker, f"{seen}\n{notice or given}", private=True)
+        write_atomically(marker, f"{seen}\n{given}", private=True)
 
 
 def _notice(first: str | None) -> str:

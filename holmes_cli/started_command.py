@@ -19,7 +19,7 @@ from prober.running.processes import MARK
 from prober.running.watch_script import MarkedCommand
 
 ANSWER_S = 20.0  # for hosts, once the command has ended
-_LOG = {"NCCL_DEBUG", "NCCL_DEBUG_FILE"}
+_OF_KEYS = {signal.SIGINT, signal.SIGQUIT}
 _FIRST_OF_SHELL = 128  # the exit code of a shell whose command a signal ended, less the signal
 
 
@@ -28,10 +28,10 @@ class StartedCommand:
 
     def __init__(self, words: Sequence[str], logs: Path, to_stderr: bool) -> None:
         self.mark, self.logs, self.was_interrupted = secrets.token_hex(8), logs, False
+        self._is_hurried = False
         variables = {**os.environ, MARK: self.mark}
-        if not _LOG & set(os.environ):
-            variables |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{logs}/%h.%p"}
-            variables.setdefault("NCCL_DEBUG_SUBSYS", SUBSYSTEMS)
+        if not any(name.startswith("NCCL_DEBUG") for name in os.environ):
+            variables |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{logs}/%h.%p", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
         try:
             self._process = subprocess.Popen(words, env=variables, stdout=sys.stderr if to_stderr else None)
         except (OSError, ValueError) as error:
@@ -57,8 +57,8 @@ class StartedCommand:
         return MarkedCommand(self.mark, self._process.pid)
 
     def has_long_ended(self) -> bool:
-        """Return True once hosts have had the time to answer after its end."""
-        return self.exit_code is not None and time.monotonic() - self._ended_s > ANSWER_S
+        """Return True once hosts have had the time to answer after its end, or a signal came meanwhile."""
+        return self.exit_code is not None and (self._is_hurried or time.monotonic() - self._ended_s > ANSWER_S)
 
     def wait(self, limit_s: float | None = None) -> int:
         """Return its exit code once it has ended; 0 where it goes on after `limit_s`."""
@@ -67,10 +67,25 @@ class StartedCommand:
         return self.exit_code or 0
 
     def pass_on(self, number: int, _: object) -> None:
-        """Send it a signal that this process got. The terminal has sent its Ctrl-C to both."""
-        self.was_interrupted = True
-        if number != signal.SIGINT or not _is_in_foreground():
+        """Send it a signal that this process got, unless a key of the terminal has sent it to both."""
+        self.was_interrupted, self._is_hurried = True, self.exit_code is not None
+        if number not in _OF_KEYS or not self._hears_keys():
+            self.send(number)
+
+    def send(self, number: int) -> None:
+        """Send it a signal; say so where that is not allowed."""
+        try:
             self._process.send_signal(number)
+        except PermissionError:
+            os.write(2, f"the command runs as another user: signal {number} could not be handed on\n".encode())
+
+    def _hears_keys(self) -> bool:
+        """Return True if the terminal's keys send their signals to the command."""
+        try:
+            with open("/dev/tty", "rb") as terminal:
+                return os.tcgetpgrp(terminal.fileno()) == os.getpgid(self._process.pid)
+        except OSError:
+            return False
 
 
 @contextlib.contextmanager
@@ -80,24 +95,22 @@ def started_command(words: Sequence[str], to_stderr: bool) -> Iterator[StartedCo
     Raises:
         HolmesError: It cannot be started.
     """
-    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers = [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored
         numbers.append(signal.SIGHUP)
-    with tempfile.TemporaryDirectory(prefix="holmes-doctor-", ignore_cleanup_errors=True) as folder:
-        command = StartedCommand(words, Path(folder), to_stderr)
-        handlers = {number: signal.signal(number, command.pass_on) for number in numbers}
-        try:
-            yield command
-        finally:
-            command.wait()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-
-
-def _is_in_foreground() -> bool:
-    """Return True if the terminal's keys send their signals to this process, and so to the command too."""
+    early: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: early.append(number)) for number in numbers}
     try:
-        with open("/dev/tty", "rb") as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:
-        return False
+        with tempfile.TemporaryDirectory(prefix="holmes-doctor-", ignore_cleanup_errors=True) as folder:
+            command = StartedCommand(words, Path(folder), to_stderr)
+            for number in numbers:
+                signal.signal(number, command.pass_on)
+            for arrived in early:
+                command.send(arrived)
+            try:
+                yield command
+            finally:
+                command.wait()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

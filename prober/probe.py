@@ -25,9 +25,9 @@ from prober.asking.recording import (
     HostNotes,
     HostRecording,
     Recorded,
+    make_recording_folder,
     read_security,
     read_stated_trunks,
-    refuse_used_folder,
     write_recording,
     write_security,
     write_stated_trunks,
@@ -89,13 +89,13 @@ def ask_all(
     """Return the answers of all hosts by name, in order, and keep them in the folder `record`.
 
     `ask` gets a host and its position. Ctrl-C ends it at once, as its threads end with the process. A pool would wait
-    for its own. Once `gives_up`, hosts that have not answered are left out.
+    for its own. Once `gives_up`, a host that has not answered is one that failed.
 
     Raises:
         HolmesError: `record` holds a recording, or cannot be written.
     """
     if record is not None:
-        refuse_used_folder(record)
+        make_recording_folder(record)
     waiting, done = SimpleQueue[tuple[int, HostEntry]](), SimpleQueue[tuple[str, Future[HostRecording]]]()
     for numbered in enumerate(hosts_file.hosts):
         waiting.put(numbered)
@@ -119,11 +119,19 @@ def ask_all(
             name, answered = done.get(timeout=LOOK_AGAIN_S)
             answers[name] = answered.result()
             progress(name, "read" if answers[name].notes.failure is None else "not reachable")
-    recorded = {entry.name: answers[entry.name] for entry in hosts_file.hosts if entry.name in answers}
+    recorded = {
+        entry.name: answers.get(entry.name) or _given_up(hosts_file, entry, position)
+        for position, entry in enumerate(hosts_file.hosts)
+    }
     if record is not None:
         for name, answer in recorded.items():
             write_recording(record, name, answer.outputs, answer.notes)
     return recorded
+
+
+def _given_up(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:
+    failure = failure_of(entry.name, HolmesError("it had not answered when it was given up", "ask it by itself"))
+    return HostRecording((), HostNotes(position=position, access=hosts_file.access(entry), failure=failure))
 
 
 def script_to_run() -> str:

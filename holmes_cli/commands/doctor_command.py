@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from holmes_cli.commands.probe_command import hosts_named, usual_inventory
 from holmes_cli.screen.show_doctor import print_record, show_diagnosis
@@ -27,7 +28,7 @@ from holmes_core.records.record_file import read_file
 from holmes_core.records.regular_file import open_regular
 from holmes_core.remote.slurm.slurm_word import JOB, SlurmJobId, job_environment
 from prober.anonymize import anonymize
-from prober.asking.recording import HostRecording, read_recorded_hosts, refuse_used_folder
+from prober.asking.recording import HostRecording, make_recording_folder, read_recorded_hosts
 from prober.nccl_logs.diagnose import SOUND, WHOLE_LOG, diagnose
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.read_log import read_log
@@ -37,6 +38,10 @@ from prober.running.watched_run import WatchedRun
 
 STANDARD_INPUT = Path("-")
 MAX_FILES = 16_384
+_SEEN = (
+    ". Ranks that run for less than the watch need a smaller `--seconds`; those without the command's environment, as "
+    "by sudo or in a container, are seen by `holmes doctor` in another shell, without `--`"
+)
 MAX_BYTES = 64 * 2**30  # of one log
 
 
@@ -137,7 +142,10 @@ def _measured_links() -> tuple[Link, ...]:
 
 
 def _this_host() -> HostsFile:
-    return HostsFile(hosts=(HostEntry(name=platform.node() or "localhost"),), transport="local")
+    try:
+        return HostsFile(hosts=(HostEntry(name=platform.node()),), transport="local")
+    except ValidationError:  # no name that Holmes takes
+        return HostsFile(hosts=(HostEntry(name="localhost"),), transport="local")
 
 
 def _show(watched: RunDiagnosis, run: WatchedRun, as_json: bool) -> str | None:
@@ -148,7 +156,7 @@ def _show(watched: RunDiagnosis, run: WatchedRun, as_json: bool) -> str | None:
 def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bool) -> None:
     """Start the command, watch it, print the diagnosis, and exit once it has ended: with 1 for a cause, else as it."""
     if record is not None:
-        refuse_used_folder(record)
+        make_recording_folder(record)
     with started_command(words, to_stderr=as_json) as command:
         watch = replace(watch, started=command.as_watched(), gives_up=command.has_long_ended)
         recorded = watch_hosts(watch, lambda *_: None, record)
@@ -161,9 +169,7 @@ def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bo
             err.print("the command goes on; Ctrl-C ends it", markup=False)
             err.print(f"the command ended with exit code {command.wait()}", markup=False)
         code = command.wait()
-    code = ANSWER_IS_NO if cause not in (None, SOUND) else code or (0 if cause == SOUND else ANSWER_IS_NO)
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(ANSWER_IS_NO if cause not in (None, SOUND) else code)
 
 
 def _show_command(command: StartedCommand, run: WatchedRun, as_json: bool) -> str | None:
@@ -173,15 +179,15 @@ def _show_command(command: StartedCommand, run: WatchedRun, as_json: bool) -> st
     failed = code not in (None, 0) and not command.was_interrupted and watched.cause == SOUND
     if failed or (code is not None and not run.ranks):
         facts = LogFacts()
-        for file in sorted(command.logs.iterdir())[:MAX_FILES]:
+        for file in sorted(command.logs.glob("*"))[:MAX_FILES]:  # none where the command has cleared its folder
             _read(file, facts)
         logged = diagnose(facts)
         if logged.cause not in (None, SOUND) and not logged.is_open:
             err.print(ended, markup=False)
             (print_record if as_json else show_diagnosis)(logged, facts)
             return logged.cause
-        until = "nothing wrong was found until then" if run.ranks else "its ranks were not seen twice"
-        needed = "read what it printed last" + ("" if run.ranks else ", and watch sooner: `--seconds 5`")
+        until = "nothing wrong was found until then" if run.ranks else "no rank of it was seen twice"
+        needed = "read what it printed last" + ("" if run.ranks else _SEEN)
         watched = replace(watched, cause=None, says=f"{ended}, and {until}", needed=needed)
     note = (
         f"{ended[0].upper()}{ended[1:]}" if code is not None else f"The command goes on, {command.seconds:.0f} s so far"

@@ -200,6 +200,15 @@ def read_security(folder: Path) -> Security:
     return parse(Security, read_plain(file, inside=folder), str(file)) if is_there(file) else IN_THE_CLEAR
 
 
+def make_recording_folder(folder: Path) -> None:
+    """Make the folder of a recording, before anything is asked. Raises HolmesError where it cannot, or one is used."""
+    refuse_used_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HolmesError(f"{folder}: cannot be made: {error.strerror}", "name a folder that you may write") from None
+
+
 def refuse_used_folder(folder: Path) -> None:
     """Raises HolmesError when `folder` holds a recording already: the two would be mixed."""
     used = next(folder.glob("*/recording.json"), None)

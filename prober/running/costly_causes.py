@@ -61,8 +61,10 @@ def _gpu_slowed(host: WatchedHost, gpus: Sequence[WatchedGpu], usual_mhz: float)
 def _cpu_taken(host: WatchedHost) -> Iterator[RunFinding]:
     own = sum(rank.cpu_share + sum(each.cpu_share for each in rank.helpers) for rank in host.ranks)
     others = host.others_share
-    hungry = any(2 * rank.states.count("R") >= len(rank.states) for rank in host.ranks)
-    if host.cores and hungry and others >= 0.25 * host.cores and own + others >= 0.8 * host.cores:
+    hungry = [rank for rank in host.ranks if 2 * rank.states.count("R") >= len(rank.states)]
+    # A rank that is always ready and seldom runs is a sign of its own: processes that end meanwhile are not counted.
+    busy = 0.5 if any(set(rank.states) == {"R"} and rank.main_share < 0.5 for rank in hungry) else 0.8
+    if host.cores and hungry and others >= 0.25 * host.cores and own + others >= busy * host.cores:
         lines = [
             f"{host.name}: {each.name} (PID {each.pid}) keeps {each.cpu_share:.1f} cores busy" for each in host.others
         ]

@@ -171,11 +171,18 @@ def families(variables: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[JobKe
         rank = next((_count(found[name]) for name in _RANK if name in found), None)
         size = next((_count(found[name]) for name in _SIZE if name in found), None)
         if rank is not None:
-            marks = (found.get("MASTER_PORT", ""), found.get("TORCHELASTIC_RUN_ID", ""))
-            key = JobKey(*marks, size, found.get("SLURM_JOB_ID", ""))
+            run = found.get("TORCHELASTIC_RUN_ID", "")
+            port = "" if run and _has_gate(found) else found.get("MASTER_PORT", "")
+            key = JobKey(port, run, size, found.get("SLURM_JOB_ID", ""))
             members.setdefault((key, rank), []).append(pid)
     for (key, rank), pids in members.items():
         yield key, rank, pids
+
+
+def _has_gate(variables: Mapping[str, str]) -> bool:
+    """Return True if ranks of several hosts meet on a loopback, where each host has a gate at a port of its own."""
+    sizes = {variables.get(name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    return variables.get("MASTER_ADDR", "").startswith("127.") and len(sizes) == 2
 
 
 def split_family(pids: Sequence[int], stats: Mapping[int, ProcessStat]) -> tuple[ProcessStat, list[ProcessStat]] | None:

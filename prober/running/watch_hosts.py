@@ -24,7 +24,7 @@ ANSWER_S = 90.0  # after the watch: tools that hang are ended after 20 s each
 class Watch:
     """Hosts to be watched for some seconds, by steps of a Slurm job, or as a command was started there.
 
-    `environ` names the job. Once `gives_up`, hosts that have not answered are left out.
+    `environ` names the job. Once `gives_up`, hosts that have not answered are failures.
     """
 
     hosts: HostsFile
@@ -46,7 +46,7 @@ def watch_hosts(watch: Watch, progress: Progress, record: Path | None) -> dict[s
 
 def run_of(recorded: Mapping[str, HostRecording], links: tuple[Link, ...] = ()) -> WatchedRun:
     """Return the run in what hosts answered, with links that a probe measured."""
-    started = next((each.notes.started for each in recorded.values()), None)
+    started = next((each.notes.started for each in recorded.values() if each.notes.started), None)
     return watched_run([_host(name, recording) for name, recording in recorded.items()], started, links)
 
 

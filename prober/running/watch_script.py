@@ -94,9 +94,7 @@ SOCKETS = Command(
     when=f"{_HAS_PIDS} && command -v ss >/dev/null 2>&1",
     shown="ss -tinp state established",
 )
-INTERFACES = Command(
-    f"cat /proc/$(echo $pids | cut -d' ' -f1)/net/dev {_BOUND}", when=_HAS_PIDS, shown="cat /proc/net/dev"
-)
+INTERFACES = Command(f"cat /proc/net/dev {_BOUND}", when=_HAS_PIDS, shown="cat /proc/net/dev")
 ADDRESSES = Command(f"ip -o addr {_BOUND}", shown="ip -o addr")
 SPEEDS = Command(
     f"grep -sH '' /sys/class/net/*/speed /sys/class/net/*/operstate {_BOUND}",

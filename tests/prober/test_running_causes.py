@@ -342,6 +342,18 @@ def test_one_ranks_variable_hides_no_ranks_of_another_slurm_job() -> None:
     assert sorted(rank for _, rank, _ in families(variables)) == [0, 3]
 
 
+def test_ranks_that_meet_at_gates_of_their_hosts_are_one_run() -> None:
+    watched = Watched()
+    for number, host in enumerate(BOTH):
+        for name, value in {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 4000 + number,
+            "TORCHELASTIC_RUN_ID": "r1",
+        }.items():
+            watched.sub(host, asked.ENVIRONMENT, f"{name}=.*$", f"{name}={value}")
+    assert [rank.number for rank in watched.run().ranks] == [0, 1]
+
+
 def test_counter_that_wraps_leaves_the_other_as_it_is() -> None:
     assert Traffic(5, 1007).since(Traffic(2**32 - 1, 1000)) == Traffic(5, 7)
 
