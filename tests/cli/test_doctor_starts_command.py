@@ -72,7 +72,7 @@ def test_command_goes_on_after_the_diagnosis_and_its_code_is_the_doctors(tmp_pat
     train = script(
         tmp_path,
         "import os, pathlib, sys, time",
-        "while pathlib.Path('go').exists(): time.sleep(0.01)",
+        "while pathlib.Path('go').exists(): time.sleep(0.1)",
         "print('input', sys.stdin.read())",
         "sys.exit(5)",
     )
@@ -99,9 +99,9 @@ def test_ranks_that_end_while_they_are_watched_are_diagnosed_by_what_was_seen(tm
     (tmp_path / "ss").chmod(0o755)
     train = script(
         tmp_path,
-        "import pathlib",
+        "import pathlib, time",
         "counts = pathlib.Path('counts')",
-        "while not (counts.exists() and counts.stat().st_size > 2): sum(range(10_000))",
+        "while not (counts.exists() and counts.stat().st_size > 2): time.sleep(0.1)",
         "raise SystemExit(7)",
     )
     path = f"{tmp_path}:{os.environ['PATH']}"
