@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 _DDP = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
@@ -17,31 +17,14 @@ torch.manual_seed(0)
 layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
 model = DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(64, 8)))
 """
-_STEPS = """
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-generator = torch.Generator().manual_seed(dist.get_rank())
-for step in range(1, 6):
-    inputs = torch.randn(16, 64, generator=generator)
-    targets = torch.randint(0, 8, (16,), generator=generator)
-    loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    mean = loss.detach().clone()
-    dist.all_reduce(mean)
-    if dist.get_rank() == 0:
-        print(f"step {step} loss {mean.item() / dist.get_world_size():.17g}", flush=True)
-late = dist.new_group([0, dist.get_world_size() - 1])
-dist.barrier()
-dist.destroy_process_group()
-"""
-# DDP keeps Gloo's threads, and one that lets go of a tensor while Python ends aborts the process.
+HSDP = (Path(__file__).parents[2] / "examples" / "own-trainer" / "src" / "train.py").read_text(encoding="utf-8")
+DDP = _DDP + HSDP[HSDP.index("optimizer = ") :]
+# Who keeps a group keeps Gloo's threads, and one that lets go of a tensor while Python ends aborts the process.
 _END = """
-import os
+import os, sys
+sys.stdout.flush()
 os._exit(0)
 """
-DDP = _DDP + _STEPS + _END
-HSDP = (Path(__file__).parents[2] / "examples" / "own-trainer" / "src" / "train.py").read_text(encoding="utf-8")
 HF_TRAINER = (
     """
 import hashlib, tempfile, torch
@@ -62,7 +45,8 @@ if arguments.process_index == 0:
 """
     + _END
 )
-MEGATRON_CORE = """
+MEGATRON_CORE = (
+    """
 import argparse, torch, torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -113,3 +97,5 @@ late = dist.new_group([0, dist.get_world_size() - 1])
 dist.barrier()
 dist.destroy_process_group()
 """
+    + _END
+)
