@@ -166,12 +166,13 @@ def _waiting(find: str, pid: int | None, warm_up_s: int) -> str:
     """Return what waits for the first rank, while the command runs, and then for some seconds.
 
     A line each second ends it with its connection. `goes_on SECONDS` waits for a time of the watch, and fails once all
-    ranks have ended.
+    ranks have ended, or the process that started the script has.
     """
     runs = "true" if pid is None else f"[ -d /proc/{pid} ]"
     return "\n".join(
         (
-            "lives() { for p in $pids; do [ -d /proc/$p ] && return; done; return 1; }",
+            'lives() { [ "$(cut -d" " -f4 /proc/$$/stat)" = "$PPID" ] || return; '
+            "for p in $pids; do [ -d /proc/$p ] && return; done; return 1; }",
             "goes_on() { while lives; do left=$((began + $1 - $(date +%s)))",
             '[ "$left" -gt 0 ] && [ "$left" -le "$1" ] || return 0; sleep 1; done; ended=1; return 1; }',
             f'ended= n=0; while [ -z "$pids" ] && {runs} && [ $n -lt {MAX_WAIT_S} ]; do',

@@ -16,6 +16,7 @@ import pytest
 
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
 from prober.asking.recording import HostNotes, HostRecording, Recorded
+from prober.nccl_logs.diagnose import SOUND
 from prober.probe import ask_all
 from prober.running.processes import MARK
 from prober.running.watch_hosts import run_of
@@ -109,10 +110,9 @@ def test_ranks_that_end_while_they_are_watched_are_diagnosed_by_what_was_seen(tm
     record = record_of(ended)
     assert [rank["number"] for rank in record["ranks"]] == [0]
     assert "exit code 7" in record["notes"][-1]
-    if record["cause"] != "cpu-taken":  # as it is while other tests keep this machine busy
-        assert (ended.returncode, record["cause"]) == (7, None)
-        assert "exit code 7 after" in record["says"]
-        assert "until then" in record["says"]
+    # Other tests keep this machine busy, which may be the verdict; a command that failed is never sound.
+    assert record["cause"] != SOUND
+    assert ended.returncode == (7 if record["cause"] is None else 1)
 
 
 @pytest.mark.process
