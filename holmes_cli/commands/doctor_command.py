@@ -38,11 +38,11 @@ from prober.running.watched_run import WatchedRun
 
 STANDARD_INPUT = Path("-")
 MAX_FILES = 16_384
-_SEEN = (
+MAX_BYTES = 64 * 2**30  # of one log
+_HOW_TO_SEE_RANKS = (
     ". Ranks that run for less than the watch need a smaller `--seconds`; those without the command's environment, as "
     "by sudo or in a container, are seen by `holmes doctor` in another shell, without `--`"
 )
-MAX_BYTES = 64 * 2**30  # of one log
 
 
 def doctor_command(
@@ -187,7 +187,7 @@ def _show_command(command: StartedCommand, run: WatchedRun, as_json: bool) -> st
             (print_record if as_json else show_diagnosis)(logged, facts)
             return logged.cause
         until = "nothing wrong was found until then" if run.ranks else "no rank of it was seen twice"
-        needed = "read what it printed last" + ("" if run.ranks else _SEEN)
+        needed = "read what it printed last" + ("" if run.ranks else _HOW_TO_SEE_RANKS)
         watched = replace(watched, cause=None, says=f"{ended}, and {until}", needed=needed)
     note = (
         f"{ended[0].upper()}{ended[1:]}" if code is not None else f"The command goes on, {command.seconds:.0f} s so far"

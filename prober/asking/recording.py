@@ -160,11 +160,7 @@ class HostRecording:
 def write_recording(folder: Path, host: str, outputs: Sequence[Recorded], notes: HostNotes | None = None) -> None:
     """Write `folder/<host>/`. Raises HolmesError where that cannot be written."""
     host_folder = folder / host
-    try:
-        host_folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what = f"{host_folder}: cannot be made: {error.strerror or error}"
-        raise HolmesError(what, "choose a folder that exists and is writable") from error
+    _make_folder(host_folder)
     entries = []
     for number, output in enumerate(outputs):
         file = f"{number:02d}-{_file_name(output)}.txt"
@@ -203,10 +199,15 @@ def read_security(folder: Path) -> Security:
 def make_recording_folder(folder: Path) -> None:
     """Make the folder of a recording, before anything is asked. Raises HolmesError where it cannot, or one is used."""
     refuse_used_folder(folder)
+    _make_folder(folder)
+
+
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise HolmesError(f"{folder}: cannot be made: {error.strerror}", "name a folder that you may write") from None
+        what = f"{folder}: cannot be made: {error.strerror or error}"
+        raise HolmesError(what, "choose a folder that exists and is writable") from error
 
 
 def refuse_used_folder(folder: Path) -> None:

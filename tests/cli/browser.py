@@ -46,18 +46,20 @@ def hidden_parts(page: Path, width: int) -> str:
 
 
 def _browse(page: Path, *what: str) -> str:
-    assert BROWSER is not None
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.with_suffix('.profile')}"]
-    command = [BROWSER, *options, *what, page.as_uri()]
+    command = _command(page.with_suffix(".profile"), *what, page.as_uri())
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
+
+
+def _command(profile: Path, *what: str) -> list[str]:
+    assert BROWSER is not None
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+    return [BROWSER, *options, f"--user-data-dir={profile}", *what]
 
 
 @contextmanager
 def browsing(address: str, profile: Path) -> Iterator[None]:
-    """A browser that has opened a page, until the body ends; its scripts run in real time."""
-    assert BROWSER is not None
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    command = [BROWSER, *options, "--remote-debugging-port=0", f"--user-data-dir={profile}", address]
+    """Keep a page open in a browser until the body ends; its scripts run in real time."""
+    command = _command(profile, "--remote-debugging-port=0", address)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield
