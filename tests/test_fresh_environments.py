@@ -89,7 +89,7 @@ def demo_succeeds(shell: Shell) -> None:
 
 
 def test_the_wheel_is_installed_by_pip_and_runs_the_demo(tmp_path: Path, wheel: Path) -> None:
-    """Its requirements are met by what is there, of which pip makes sure."""
+    """pip makes sure that installed packages meet its requirements."""
     environment = fresh_environment(tmp_path)
     install(environment, f"{wheel}[torch]")
     demo_succeeds(Shell(tmp_path, (environment / "bin",), tmp_path))

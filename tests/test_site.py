@@ -99,7 +99,7 @@ class _Site(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def walked(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What a browser has seen that opened every page and asked every question."""
+    """Open every page and ask every question in a browser, and yield what it saw."""
     (site / "walk.html").write_text(_WALK.replace("QUESTIONS", json.dumps(list(QUESTIONS))), encoding="utf-8")
     seen: Queue[dict[str, Any]] = Queue()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Site, seen, directory=str(site))) as server:

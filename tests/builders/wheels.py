@@ -26,7 +26,7 @@ OTHER_FILES = {
 
 
 def sources(folder: Path) -> Path:
-    """What a wheel is built from, copied, so that the checkout gains no build folder."""
+    """Copy the sources of a wheel, so that building it leaves nothing in the checkout."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     for name in (OUTER, *INNER):

@@ -19,7 +19,7 @@ model = DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(64,
 """
 HSDP = (Path(__file__).parents[2] / "examples" / "own-trainer" / "src" / "train.py").read_text(encoding="utf-8")
 DDP = _DDP + HSDP[HSDP.index("optimizer = ") :]
-# Who keeps a group keeps Gloo's threads, and one that lets go of a tensor while Python ends aborts the process.
+# A script that keeps a group keeps Gloo's threads. One that releases a tensor while Python ends aborts the process.
 _END = """
 import os, sys
 sys.stdout.flush()
