@@ -29,7 +29,7 @@ def format_rate(bytes_per_s: float | None) -> str:
 
 def format_bytes(size_bytes: float) -> str:
     """Return an amount of data in decimal units: `31.3 MB`."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.2f} {unit}"
     return f"{size_bytes:.0f} B"

@@ -42,7 +42,6 @@ from planner.advice.plan_with_advice import PlanRequest, plan_with_advice
 from planner.advice.what_if import what_if
 from planner.experts.place_experts import check_routing
 from planner.experts.routing_trace import Chosen, read_trace
-from planner.layout.reprice import plan_timeline
 from planner.make_plan import TIME_LIMIT_S
 from planner.time_left import TimeLeft
 
@@ -255,9 +254,8 @@ def _write_page(
     """Write a page with every table of the screen, and pictures; `sheets` follow the plan's own tables."""
     from holmes_cli.pages.plan_page import plan_page  # slow to import: it brings Jinja2
 
-    spans = plan_timeline(inventory, plan)
     sentences = (*headline(plan, inventory), *plan_sentences(plan, inventory, engine))
-    page = plan_page(plan, inventory, spans, sentences, (*plan_sheets(plan, inventory), *sheets))
+    page = plan_page(plan, inventory, sentences, (*plan_sheets(plan, inventory), *sheets))
     write_atomically(path, page)
 
 

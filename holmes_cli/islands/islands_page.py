@@ -9,16 +9,9 @@ from holmes_cli.islands.islands_view import exchange_in_words
 from holmes_cli.islands.show_islands import HEADINGS
 from holmes_cli.pages.chart import Chart, Series, draw_chart
 from holmes_cli.pages.render import render
+from holmes_cli.pages.run_picture import ClusterPart, Concern, cluster_parts
 from holmes_cli.pages.run_traffic import traffic_of_run
-from holmes_cli.pages.status_page import (
-    REFRESH_S,
-    ClusterPart,
-    Concern,
-    cause_first,
-    cluster_parts,
-    hosts_to_look_at,
-    worst_first,
-)
+from holmes_cli.pages.status_page import REFRESH_S, cause_first, hosts_to_look_at, worst_first
 from holmes_cli.screen.plan_tables import count
 from holmes_cli.screen.show_run import safe_in_words, state_in_words
 from holmes_core.records.plan import Plan
@@ -72,14 +65,16 @@ def islands_status_page(
     for island in islands:
         looked = hosts_to_look_at(island.stored, island.plan, island.nodes, island.notices)
         concerns += looked
-        _, traffic = traffic_of_run(island.plan, island.steps)
-        clusters += cluster_parts(island.plan, island.nodes, looked, traffic)
+        groups, traffic = traffic_of_run(island.plan, island.steps)
+        clusters += cluster_parts(island.plan, island.nodes, looked, groups, traffic)
         failures += cause_first(island.stored.run.failures)
         own = (f"{island.name.replace('-', ' ')}: {notice}" for notice in island.notices)
         texts += [notice for notice in own if notice not in notices]
     return render(
         "status.html.j2",
         title=f"Run {stored.run.run_id}",
+        tiles=(),
+        stacks=(),
         refresh_s=REFRESH_S if followed else None,
         summary=f"{state_in_words(stored)}; {count(len(islands), 'island')}",
         sentences=sentences,

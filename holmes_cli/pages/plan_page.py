@@ -1,43 +1,31 @@
-"""Self-contained pages of plans: placement and a step's timeline as pictures, bars, every table; or of islands."""
+"""Self-contained pages of plans: one picture, the step in parts, every table of the screen; or of islands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from holmes_cli.pages.figures import Stack, Tile, stacks
 from holmes_cli.pages.modes_picture import ModesPicture, draw_modes
-from holmes_cli.pages.placement_picture import draw_placement
+from holmes_cli.pages.plan_picture import draw_plan
 from holmes_cli.pages.render import render
-from holmes_cli.pages.timeline_picture import draw_timeline
-from holmes_cli.screen.plan_tables import Sheet
+from holmes_cli.screen.plan_tables import Sheet, count
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import Modes
 from holmes_core.records.plan import IslandsPlan, Plan
-from holmes_core.units import format_memory, format_seconds
-from planner.advice.explain import stage_memories, step_parts
-from planner.schedule.simulate import Span
+from holmes_core.units import format_duration, format_seconds
+from planner.advice.explain import step_parts
 
 
-@dataclass(frozen=True)
-class PercentBar:
-    """A bar of so many percent of its length, between a label and a value."""
-
-    label: str
-    percent: float
-    value: str
-
-
-def plan_page(
-    plan: Plan, inventory: Inventory, spans: Sequence[Span], sentences: Sequence[str], sheets: Sequence[Sheet]
-) -> str:
-    """Return the page as HTML; it loads nothing from the network. `spans` are the timeline of one replica."""
+def plan_page(plan: Plan, inventory: Inventory, sentences: Sequence[str], sheets: Sequence[Sheet]) -> str:
+    """Return the page as HTML; it loads nothing from the network."""
+    clusters = list(dict.fromkeys(node.cluster for node in plan.nodes))
     return render(
         "plan.html.j2",
+        title=f"Plan for {count(len(clusters), 'cluster')}: {', '.join(clusters)}",
+        tiles=_tiles(plan),
         sentences=sentences,
-        placement=draw_placement(plan),
-        timeline=draw_timeline(spans, plan.prediction.step_s),
-        parts=_part_bars(plan),
-        memories=_memory_bars(plan, inventory),
+        picture=draw_plan(plan, inventory),
+        stacks=_stacks(plan),
         modes=_modes(plan.modes),
         sheets=sheets,
     )
@@ -53,27 +41,21 @@ def _modes(modes: Modes | None) -> list[ModesPicture]:
     return [draw_modes(modes.by_network)] if modes is not None and modes.by_network else []
 
 
-def _part_bars(plan: Plan) -> list[PercentBar]:
-    step_s = plan.prediction.step_s
-    return [
-        PercentBar(part.name, _percent(part.seconds, step_s), format_seconds(part.seconds))
-        for part in step_parts(plan.prediction)
+def _tiles(plan: Plan) -> list[Tile]:
+    guess, usual, steps = plan.prediction, plan.usual_order, plan.job.steps
+    tiles = [
+        Tile(format_seconds(guess.step_s), "a step"),
+        Tile(f"{guess.tokens_per_s:,.0f}", "tokens/s"),
+        Tile(format_duration(steps * guess.step_s), f"{steps:,} steps"),
     ]
+    if usual is not None and guess.step_s and usual.step_s > guess.step_s:
+        tiles.append(Tile(f"{usual.step_s / guess.step_s:.2f}x", "as fast as the usual rank order"))
+    return tiles
 
 
-def _memory_bars(plan: Plan, inventory: Inventory) -> list[PercentBar]:
-    """Return bars of the GPU's memory; if that is not known, of the fullest rank's need."""
-    memories = stage_memories(inventory, plan)
-    most = max(plan.prediction.memory_bytes)
-    return [
-        PercentBar(
-            f"pipeline rank {memory.pp_rank}",
-            _percent(memory.needed_bytes, memory.available_bytes or most),
-            f"{format_memory(memory.needed_bytes)} of {format_memory(memory.available_bytes)}",
-        )
-        for memory in memories
-    ]
-
-
-def _percent(part: float, whole: float) -> float:
-    return round(100 * min(1.0, part / whole), 1) if whole else 0.0
+def _stacks(plan: Plan) -> list[Stack]:
+    """Return the plan's step in parts, and that of the usual order on the same scale."""
+    guesses = [("this plan", plan.prediction)] + ([("usual rank order", plan.usual_order)] if plan.usual_order else [])
+    return stacks(
+        [(label, [(part.name, part.seconds) for part in step_parts(guess, plan.job)]) for label, guess in guesses]
+    )

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 import templates
 
 
 def render(template: str, **values: object) -> str:
     """Render the file `template` of templates/ with `values`, which are escaped."""
-    source = files(templates).joinpath(template).read_text(encoding="utf-8")
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(source).render(values)
+    pages = Environment(autoescape=True, undefined=StrictUndefined, loader=FunctionLoader(_source), trim_blocks=True)
+    pages.filters["split_blocks"] = split_blocks
+    return pages.get_template(template).render(values)
+
+
+def split_blocks(cell: str) -> list[str]:
+    """Return the parts of a table's cell: text and, at odd places, the bars that the screen draws as blocks."""
+    return re.split("([\u2588-\u258f]+)", cell)
+
+
+def _source(template: str) -> str:
+    return files(templates).joinpath(template).read_text(encoding="utf-8")

@@ -76,8 +76,8 @@ def traffic_of_run(plan: Plan, steps: Sequence[StepMetrics]) -> tuple[list[Group
     groups = []
     for cluster, network in places:
         keys = [(node.host, network) for node in plan.nodes if node.cluster == cluster]
-        means = tuple(_mean([sent[key] for key in keys if key in sent]) for sent in by_step)
-        groups.append(GroupTraffic(cluster, network, means, _mean([planned[key] for key in keys if key in planned])))
+        means = tuple(mean([sent[key] for key in keys if key in sent]) for sent in by_step)
+        groups.append(GroupTraffic(cluster, network, means, mean([planned[key] for key in keys if key in planned])))
     return sorted(groups, key=lambda group: -max((sent or 0.0 for sent in group.sent_bytes), default=0.0)), hosts
 
 
@@ -87,9 +87,10 @@ def _hosts(
     places = sorted({*planned, *(place for sent in by_step for place in sent)})
     rank_of = {node.host: node.node_rank for node in plan.nodes}
     for place in sorted(places, key=lambda place: rank_of[place[0]]):
-        sent_bytes = _mean([sent[place] for sent in by_step if place in sent])
+        sent_bytes = mean([sent[place] for sent in by_step if place in sent])
         yield HostTraffic(*place, sent_bytes, planned.get(place))
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean; None without a value."""
     return statistics.fmean(values) if values else None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 from holmes_cli.pages.chart import COLOURS, Chart, Series, draw_chart
+from holmes_cli.pages.figures import Stack, stacks
 from holmes_cli.pages.render import render
-from holmes_cli.pages.run_traffic import GroupTraffic, HostTraffic, traffic_of_run
+from holmes_cli.pages.run_picture import Concern, cluster_parts, run_tiles
+from holmes_cli.pages.run_traffic import LAST_STEPS, GroupTraffic, mean, traffic_of_run
+from holmes_cli.screen.plan_tables import count
 from holmes_cli.screen.show_run import sentences_of, state_in_words
-from holmes_core.records.plan import Node, Plan
+from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure
 from holmes_core.units import format_bytes, format_seconds
 from launcher.journal.run_store import StoredRun
@@ -20,39 +21,7 @@ from launcher.supervise.failure import first_cause
 
 REFRESH_S = 5
 MAX_GROUPS = COLOURS  # drawn; the tables have all
-CLUSTERS_OPEN = 2  # so few show their hosts at once
 OUT_OF_REACH = ("connection lost", "lost")  # states of a node
-NOT_STARTED = "not started"
-
-
-@dataclass(frozen=True)
-class Concern:
-    """A host, or a trunk between clusters, that needs a look: `role` is its class in the page."""
-
-    host: str
-    cluster: str
-    role: str
-    why: str
-
-
-@dataclass(frozen=True)
-class HostRow:
-    """A host of a cluster: `role` is its class in the picture and the table."""
-
-    host: str
-    role: str
-    state: str
-    traffic: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ClusterPart:
-    """A cluster's hosts in one sentence, and one by one."""
-
-    name: str
-    summary: str
-    is_open: bool
-    hosts: tuple[HostRow, ...]
 
 
 def status_page(
@@ -71,6 +40,8 @@ def status_page(
     return render(
         "status.html.j2",
         title=f"Run {stored.run.run_id}",
+        tiles=run_tiles(plan, steps),
+        stacks=_stacks(plan, steps),
         refresh_s=REFRESH_S if followed else None,
         summary=f"{state_in_words(stored)}; step {done} of {plan.job.steps}; predicted "
         f"{format_seconds(plan.prediction.step_s)} a step, {plan.prediction.tokens_per_s:.0f} tokens/s",
@@ -79,7 +50,7 @@ def status_page(
         headings=(),
         looks=looks,
         charts=_charts(plan, steps, groups) if steps else [],
-        clusters=cluster_parts(plan, nodes, looks, traffic),
+        clusters=cluster_parts(plan, nodes, looks, groups, traffic),
         notices=notices,
         failures=cause_first(stored.run.failures),
     )
@@ -170,29 +141,31 @@ def _charts(plan: Plan, steps: Sequence[StepMetrics], groups: Sequence[GroupTraf
     return charts
 
 
-def cluster_parts(
-    plan: Plan, states: Mapping[str, str], looks: Sequence[Concern], traffic: Sequence[HostTraffic]
-) -> list[ClusterPart]:
-    """Return the hosts of the plan by cluster, with their last states and traffic."""
-    by_cluster: dict[str, list[Node]] = {}
-    for node in plan.nodes:
-        by_cluster.setdefault(node.cluster, []).append(node)
-    roles = {look.host: look.role for look in looks}
-    sent: dict[str, list[str]] = {}
-    for each in traffic:
-        measured = "not known" if each.sent_bytes is None else format_bytes(each.sent_bytes)
-        planned = "" if each.planned_bytes is None else f" (planned {format_bytes(each.planned_bytes)})"
-        sent.setdefault(each.host, []).append(f"{each.network}: {measured}{planned}")
-    parts = []
-    for name, nodes in by_cluster.items():
-        counts = Counter(states.get(node.host, NOT_STARTED) for node in nodes)
-        words = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-        sick = Counter(roles[node.host] for node in nodes if roles.get(node.host) in ("failed", "slow"))
-        marks = "".join(f", {count} {role}" for role, count in sick.items())
-        rows = []
-        for node in nodes:
-            role, state = roles.get(node.host, "well"), states.get(node.host, NOT_STARTED)
-            rows.append(HostRow(node.host, role, state, tuple(sent.get(node.host, ()))))
-        title = f"{len(nodes)} host{'s' * (len(nodes) > 1)}: {words}{marks}"
-        parts.append(ClusterPart(name, title, len(by_cluster) <= CLUSTERS_OPEN and len(nodes) <= 8, tuple(rows)))
-    return parts
+def _stacks(plan: Plan, steps: Sequence[StepMetrics]) -> list[Stack]:
+    """Return the planned step and the mean of the last ones in parts; none before a step has been measured."""
+    recent = steps[-LAST_STEPS:]
+    means = [
+        mean([part for part in parts if part is not None]) for parts in zip(*map(_measured_s, recent), strict=True)
+    ]
+    if not means or None in means:
+        return []
+    guess = plan.prediction
+    planned_s = guess.compute_s, guess.exposed_tp_s + guess.exposed_edge_s + guess.exposed_dp_s, guess.step_s
+    measured_s = [seconds or 0.0 for seconds in means]
+    label = f"measured, mean of the last {count(len(recent), 'step')}"
+    return stacks([("planned", _parts(*planned_s)), (label, _parts(*measured_s))])
+
+
+def _measured_s(step: StepMetrics) -> tuple[float | None, float | None, float]:
+    return step.compute_s, step.exposed_s, step.step_s
+
+
+def _parts(compute_s: float, waited_s: float, step_s: float) -> list[tuple[str, float]]:
+    """Return the parts of a step: the busiest rank's compute, what the slowest rank waits beyond it, and the rest."""
+    compute_s = min(compute_s, step_s)
+    waited_s = min(waited_s, step_s - compute_s)
+    return [
+        ("compute", compute_s),
+        ("waiting for networks", waited_s),
+        ("pipeline bubble, optimizer and the rest", step_s - compute_s - waited_s),
+    ]

@@ -135,11 +135,12 @@ def tasklets(plan: Plan, ranks: Sequence[PlanRank]) -> str:
     for (replicas, shards), pp_ranks in groupby(held, key=lambda pp_rank: held[pp_rank]):
         stages = [stage for pp_rank in pp_ranks for stage in range(pp_rank, plan.pp * plan.chunks, plan.pp)]
         named = [("stage", stages), ("replica", replicas)] + ([("shard", shards)] if plan.tp > 1 else [])
-        words.append(", ".join(_counted(noun, numbers) for noun, numbers in named))
+        words.append(", ".join(counted(noun, numbers) for noun, numbers in named))
     return "; ".join(words)
 
 
-def _counted(noun: str, numbers: Iterable[int]) -> str:
+def counted(noun: str, numbers: Iterable[int]) -> str:
+    """Return `layer 3` or `layers 0-3, 8`."""
     listed = sorted(set(numbers))
     return f"{noun}{'s' if len(listed) > 1 else ''} {ranges(listed)}"
 
@@ -253,7 +254,7 @@ def shares_sentence(plan: Plan) -> tuple[str, ...]:
         held.setdefault(number, []).append(replica)
     if len(held) == 1:
         return ()
-    parts = [f"{_counted('replica', held[number])} {_runs(held[number])} {number}" for number in sorted(held)[::-1]]
+    parts = [f"{counted('replica', held[number])} {_runs(held[number])} {number}" for number in sorted(held)[::-1]]
     said = f"{', '.join(parts[:-1])} and {parts[-1]} micro-batches a step"
     return (f"{said[0].upper()}{said[1:]}; the gradient is the mean over all of them.",)
 

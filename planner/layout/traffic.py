@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from holmes_core.records.job import Job
 from holmes_core.records.plan import InterfaceTraffic, PlanGroup, PlanRank
 from holmes_runtime.config.model_shape import gradient_order
-from holmes_runtime.config.rank_grid import EXPERT_AXES, REPLICA_AXES
+from holmes_runtime.config.rank_grid import EXPERT_AXES, REPLICA_AXES, Axis
 from holmes_runtime.config.schedule import ActionKind, make_schedule
 from planner.cost.collectives import (
     Peers,
@@ -45,20 +46,41 @@ def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
     )
 
 
-def across_bytes(job: Job, layout: Layout) -> int:
-    """Return the bytes per step that hosts send to hosts of other clusters."""
-    execution, total = layout.candidate.execution(job), 0.0
+@dataclass(frozen=True)
+class ClusterFlow:
+    """Bytes per step that hosts of cluster `sender` send to other hosts, of `receiver`, for groups of one axis.
+
+    `pp_rank` is the groups' pipeline rank; that of an edge is the earlier stage's.
+    """
+
+    axis: Axis
+    pp_rank: int
+    sender: str
+    receiver: str
+    size_bytes: int
+
+
+def cluster_flows(job: Job, layout: Layout) -> tuple[ClusterFlow, ...]:
+    """Return the bytes that travel inside clusters and between them, in the order of the layout's groups."""
+    execution, sizes = layout.candidate.execution(job), dict[tuple[Axis, int, str, str], float]()
     for group in layout.groups_of_first_shards:
         ranks = [layout.ranks[rank] for rank in group.ranks]
+        clusters, hosts = Counter(rank.cluster for rank in ranks), Counter(rank.host for rank in ranks)
         for sender, receiver, size in _flows(job, execution, layout, group):
             one, other = ranks[sender], ranks[receiver]
-            if sender == receiver:  # an all-to-all, by hosts
-                outside = sum(rank.host != one.host for rank in ranks)
-                size *= sum(rank.cluster != one.cluster for rank in ranks) / outside if outside else 0
-            elif one.cluster == other.cluster:
-                continue
-            total += size * layout.candidate.tp
-    return round(total)
+            shares = {other.cluster: 1.0}
+            if sender == receiver:  # an all-to-all: to each cluster by its ranks on other hosts
+                outside = clusters - Counter({one.cluster: hosts[one.host]})
+                shares = {cluster: number / outside.total() for cluster, number in outside.items()}
+            for cluster, share in shares.items():
+                key = (group.axis, ranks[0].pp_rank, one.cluster, cluster)
+                sizes[key] = sizes.get(key, 0.0) + size * share * layout.candidate.tp
+    return tuple(ClusterFlow(*key, round(size)) for key, size in sizes.items() if size)
+
+
+def across_bytes(job: Job, layout: Layout) -> int:
+    """Return the bytes per step that hosts send to hosts of other clusters."""
+    return sum(flow.size_bytes for flow in cluster_flows(job, layout) if flow.sender != flow.receiver)
 
 
 Flows = Sequence[tuple[int, int, float]]

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from holmes_cli.pages.placement_picture import SHARED_COLOUR, draw_placement
+import templates
+from holmes_cli.pages import plan_picture
 from holmes_cli.pages.plan_page import plan_page
-from holmes_cli.pages.timeline_picture import LEFT, MAX_BARS, MAX_ROWS, WIDTH, draw_timeline
+from holmes_cli.pages.plan_picture import draw_plan
 from holmes_cli.screen.plan_tables import plan_sheets
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.link import Trunk
 from holmes_core.records.plan import Plan
-from holmes_core.units import format_rate
-from holmes_runtime.config.schedule import make_schedule
-from planner.advice.explain import bottleneck
+from holmes_core.units import format_bytes
+from planner.advice.explain import bottleneck, nic_loads
 from planner.layout.reprice import plan_timeline
-from planner.schedule.simulate import PipelineTimes, timeline
 from tests.cli.browser import NEEDS_BROWSER, dumped, hidden_parts, screenshot
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 
@@ -37,10 +38,7 @@ def large_plan() -> Plan:
 
 
 def page_of(plan: Plan, inventory: Inventory) -> str:
-    spans = plan_timeline(inventory, plan)
-    return plan_page(
-        plan, inventory, spans, (bottleneck(plan), "<script>alert(1)</script>"), plan_sheets(plan, inventory)
-    )
+    return plan_page(plan, inventory, (bottleneck(plan), "<script>alert(1)</script>"), plan_sheets(plan, inventory))
 
 
 def test_page_fetches_nothing_and_escapes_what_it_is_told(bed_plan: Plan) -> None:
@@ -50,57 +48,113 @@ def test_page_fetches_nothing_and_escapes_what_it_is_told(bed_plan: Plan) -> Non
     assert "&lt;script&gt;alert(1)" in page
 
 
-def test_every_rank_is_drawn_inside_its_host_and_every_host_inside_its_cluster(bed_plan: Plan) -> None:
-    boxes = draw_placement(bed_plan).boxes
-    of = {role: [box for box in boxes if box.role == role] for role in ("cluster", "host", "rank")}
-    assert [len(of[role]) for role in ("cluster", "host", "rank")] == [2, 4, 4]
-    for inner, outer in (("host", "cluster"), ("rank", "host")):
-        for box in of[inner]:
-            around = [o for o in of[outer] if o.x < box.x and box.x + box.width < o.x + o.width]
-            assert any(o.y < box.y and box.y + box.height < o.y + o.height for o in around)
+def test_a_card_for_each_cluster_with_the_hosts_of_its_stage(bed_plan: Plan) -> None:
+    cards = draw_plan(bed_plan, BED).cards
+    assert [(card.name, [lane.name for lane in card.lanes]) for card in cards] == [
+        ("a", ["stage 0"]),
+        ("b", ["stage 1"]),
+    ]
+    assert [[mark.label for mark in lane.marks] for card in cards for lane in card.lanes] == [
+        ["a1", "a2"],
+        ["b1", "b2"],
+    ]
+    assert all(mark.squares == 1 and not mark.more for card in cards for lane in card.lanes for mark in lane.marks)
 
 
-def test_groups_are_in_the_colour_of_their_network(bed_plan: Plan) -> None:
-    picture = draw_placement(bed_plan)
-    colours = dict(picture.networks)
-    assert colours["shared"] == SHARED_COLOUR
-    assert len(set(colours.values())) == 3
-    assert sorted((wire.role, wire.stroke) for wire in picture.wires) == sorted(
-        [("dp", colours["a"]), ("dp", colours["b"]), ("edges", SHARED_COLOUR), ("edges", SHARED_COLOUR)]
+def test_every_layer_replica_and_rank_is_in_a_lane(bed_plan: Plan) -> None:
+    lanes = [lane for card in draw_plan(bed_plan, BED).cards for lane in card.lanes]
+    layers = [detail for lane in lanes for detail in lane.details if detail.startswith("layer")]
+    assert layers == [f"layers {stage.first_layer}-{stage.stop_layer - 1}" for stage in bed_plan.stages]
+    assert sum(mark.squares + mark.more for lane in lanes for mark in lane.marks) == len(bed_plan.ranks)
+
+
+def test_wire_carries_what_the_hosts_of_one_cluster_send_to_the_other(bed_plan: Plan) -> None:
+    """By the hosts' own counts: in this plan nothing but edges is on the shared network."""
+    upper, lower = draw_plan(bed_plan, BED).cards
+    (wire,) = upper.wires
+    shared = [port for port in bed_plan.prediction.traffic if port.network == "shared"]
+    down, up = (
+        sum(port.sent_bytes for port in shared if port.host.startswith(cluster)) for cluster in (upper.name, lower.name)
     )
-    rate = format_rate(next(group.bandwidth_bytes_per_s for group in bed_plan.groups if group.network == "shared"))
-    assert all(f"network shared, {rate} each" in wire.tip for wire in picture.wires if wire.role == "edges")
+    assert wire.value == f"a to b: activations {format_bytes(down)}; b to a: their gradients {format_bytes(up)}"
+    assert lower.wires == ()
+    busiest = max(load.busy_s or 0.0 for load in nic_loads(BED, bed_plan) if load.network == "shared")
+    assert wire.percent == pytest.approx(100 * busiest / bed_plan.prediction.step_s, abs=0.06)
+
+
+def test_slow_trunk_is_what_the_wire_waits_for(bed_plan: Plan) -> None:
+    trunk = Trunk(clusters=("a", "b"), bandwidth_bytes_per_s=1e6, source="hosts.yaml", pairs=0)
+    (wire,) = draw_plan(bed_plan, BED.model_copy(update={"trunks": (trunk,)})).cards[0].wires
+    assert wire.label.startswith("the trunk a - b, 8 Mbit/s, busy ")
+    assert (wire.percent, wire.heat) == (100.0, "hot")
+
+
+def test_uplink_carries_all_that_leaves_its_cluster(bed_plan: Plan) -> None:
+    uplink = Trunk(clusters=("b",), bandwidth_bytes_per_s=1e6, source="hosts.yaml", pairs=0)
+    (wire,) = draw_plan(bed_plan, BED.model_copy(update={"trunks": (uplink,)})).cards[0].wires
+    assert wire.label.startswith("the uplink of b, 8 Mbit/s, busy ")
+
+
+def test_nics_of_a_card_are_the_busiest_of_each_network(bed_plan: Plan) -> None:
+    for card in draw_plan(bed_plan, BED).cards:
+        loads = [load for load in nic_loads(BED, bed_plan) if load.cluster == card.name]
+        assert len(card.nics) == len({load.network for load in loads}) == 2
+        for network in {load.network for load in loads}:
+            most = max(load.busy_s or 0.0 for load in loads if load.network == network)
+            (nic,) = [nic for nic in card.nics if f"network {network}," in nic.label]
+            assert nic.percent == pytest.approx(100 * most / bed_plan.prediction.step_s, abs=0.06)
 
 
 @pytest.mark.slow
-def test_many_hosts_alike_are_one_box_with_their_groups_inside(large_plan: Plan) -> None:
-    picture = draw_placement(large_plan)
-    hosts = [box.label for box in picture.boxes if box.role == "host"]
-    assert hosts == ["48 hosts from a1", "48 hosts from b1"]
-    assert [(wire.role, wire.tip.partition(" x ")[0]) for wire in picture.wires] == [
-        ("dp", "8"),
-        ("dp", "8"),
-        ("edges", "768"),
+def test_many_hosts_alike_are_one_mark(large_plan: Plan) -> None:
+    cards = draw_plan(large_plan, LARGE).cards
+    assert [mark.label for card in cards for lane in card.lanes for mark in lane.marks] == [
+        "48 hosts, a1 to a48",
+        "48 hosts, b1 to b48",
     ]
 
 
-def test_bars_lie_in_their_row_from_start_to_end(bed_plan: Plan) -> None:
+def test_bars_are_the_actions_of_the_simulated_step(bed_plan: Plan) -> None:
     spans = plan_timeline(BED, bed_plan)
-    picture = draw_timeline(spans, bed_plan.prediction.step_s)
-    assert len(picture.bars) == len(spans)
-    assert {bar.y for bar in picture.bars} == {row.y for row in picture.rows}
-    assert all(bar.x >= LEFT and bar.x + bar.width <= WIDTH for bar in picture.bars)
-    assert picture.left_out == ""
+    picture = draw_plan(bed_plan, BED)
+    bars = [bar for card in picture.cards for lane in card.lanes for bar in lane.bars]
+    assert len(bars) == len(spans)
+    assert all(bar.start >= 0 and bar.start + bar.length <= 1000.1 for bar in bars)
+    assert min(bar.start for bar in bars) == pytest.approx(
+        1000 * min(span.start_s for span in spans) / bed_plan.prediction.step_s, abs=0.01
+    )
+    assert picture.left_out == ()
 
 
-def test_deep_and_long_timeline_is_cut_and_says_so() -> None:
-    pp, num_microbatches = 40, 300
-    times = PipelineTimes((1.0,) * pp, (2.0,) * pp, (0.0,) * (pp - 1), (0.0,) * (pp - 1))
-    spans = timeline(make_schedule("1f1b", pp, num_microbatches), times)
-    picture = draw_timeline(spans, max(span.end_s for span in spans))
-    assert (len(picture.rows), len(picture.bars)) == (MAX_ROWS, MAX_BARS)
-    assert "8 pipeline ranks in the middle are not drawn." in picture.left_out
-    assert "Only the first " in picture.left_out
+def test_a_cluster_with_whole_pipelines_shows_a_replica_of_its_own() -> None:
+    fixed = {"pp": 2, "dp": 2, "micro_batch_size": 2}
+    plan = plan_for(BED, bed_job(parallel=fixed), order="usual")
+    cards = draw_plan(plan, BED).cards
+    assert [[lane.details[1] for lane in card.lanes] for card in cards] == [["replica 0"] * 2, ["replica 1"] * 2]
+    assert all(lane.bars for card in cards for lane in card.lanes)
+
+
+def test_deep_pipeline_and_long_timeline_are_cut_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_for(cpu_inventory([4, 4]), bed_job(parallel={"pp": 8, "dp": 1, "micro_batch_size": 2}))
+    monkeypatch.setattr(plan_picture, "MAX_LANES", 4)
+    monkeypatch.setattr(plan_picture, "MAX_BARS", 20)
+    picture = draw_plan(plan, cpu_inventory([4, 4]))
+    assert [lane.name for card in picture.cards for lane in card.lanes] == ["stage 0", "stage 1", "stage 6", "stage 7"]
+    assert picture.left_out[0] == "4 lanes in the middle are not drawn."
+    assert picture.left_out[1] == f"Only the first {picture.time} of the step are drawn."
+    assert sum(len(lane.bars) for card in picture.cards for lane in card.lanes) <= 20
+
+
+def test_stacked_parts_fill_the_longer_of_both_steps(bed_plan: Plan) -> None:
+    page = page_of(bed_plan, BED)
+    sums = [
+        sum(float(width) for width in re.findall(r'<i class="s\d" style="width:([\d.]+)%"', stack))
+        for stack in re.findall(r'<div class="stack">(.*?)</div>', page)
+    ]
+    usual = bed_plan.usual_order
+    assert usual is not None
+    longest = max(bed_plan.prediction.step_s, usual.step_s)
+    assert sums == pytest.approx([100 * bed_plan.prediction.step_s / longest, 100 * usual.step_s / longest], abs=0.1)
 
 
 def test_page_of_a_large_plan_stays_small(large_plan: Plan) -> None:
@@ -114,17 +168,29 @@ def test_browser_draws_placement_and_timeline(tmp_path: Path, bed_plan: Plan) ->
     page.write_text(page_of(bed_plan, BED), encoding="utf-8")
     elements = dumped(page)
     assert screenshot(page).stat().st_size > 5000
-    assert elements.count('<g class="host">') == 4
-    assert elements.count('<g class="rank">') == 4
+    assert elements.count('<span class="host"') == 4
     backwards = elements.count('<rect class="b"') + elements.count('<rect class="i"')
     assert elements.count('<rect class="f"') == backwards == 2 * bed_plan.microbatches[0]
-    assert elements.count('<path class="edges"') == 2
+    assert elements.count('<section class="card">') == 2
 
 
 @pytest.mark.process
 @NEEDS_BROWSER
-@pytest.mark.parametrize("width", [500, 1000, 1600])
+@pytest.mark.parametrize("width", [390, 500, 1000, 1600])
 def test_browser_shows_all_of_the_page_at_any_width(tmp_path: Path, large_plan: Plan, width: int) -> None:
     page = tmp_path / "plan.html"
     page.write_text(page_of(large_plan, LARGE), encoding="utf-8")
     assert hidden_parts(page, width) == ""
+
+
+def test_every_colour_of_a_page_is_defined_for_light_and_dark() -> None:
+    """The variables of a style sheet are defined in its first block, and again where the screen is dark."""
+    base = files(templates).joinpath("page.html.j2").read_text(encoding="utf-8")
+    light, dark = re.findall(r":root \{(.*?)\}", base, re.DOTALL)
+    names = set(re.findall(r"(--[a-z0-9]+):", light))
+    assert names == set(re.findall(r"(--[a-z0-9]+):", dark))
+    for page in files(templates).iterdir():
+        if page.name.endswith(".html.j2"):
+            text = page.read_text(encoding="utf-8")
+            own = set(re.findall(r"(--[a-z0-9]+):", text))
+            assert set(re.findall(r"var\((--[a-z0-9]+)[,)]", text)) <= names | own | {"--c{{"}, page.name

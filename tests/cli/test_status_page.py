@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from holmes_cli.pages.chart import Series, draw_chart
+from holmes_cli.pages.run_picture import Concern, cluster_parts, run_tiles
+from holmes_cli.pages.run_traffic import traffic_of_run
 from holmes_cli.pages.status_page import hosts_to_look_at, status_page
 from holmes_core.records.plan import InterfaceTraffic, Plan
 from holmes_core.records.run import Failure, Run
-from holmes_core.units import format_bytes
+from holmes_core.units import format_bytes, format_seconds
 from holmes_runtime.config.verdicts import HostIsSlow, LinkIsSlow
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_metrics import StepMetrics, StepTraffic
@@ -70,13 +72,19 @@ def large_run(
         small.nodes[0].model_copy(update={"node_rank": rank, "host": name, "cluster": name[0]})
         for rank, name in enumerate(names)
     )
+    ranks = tuple(
+        small.ranks[0].model_copy(
+            update={"rank": rank, "host": name, "cluster": name[0], "pp_rank": clusters.index(name[0]) % small.pp}
+        )
+        for rank, name in enumerate(names)
+    )
     traffic = tuple(
         InterfaceTraffic(host=name, netdev=netdev, network=network, sent_bytes=size, received_bytes=size)
         for name in names
         for netdev, network, size in (("eth1", f"fabric {name[0]}", 40_000_000), ("eth0", "shared", 1_500_000))
     )
     plan = small.model_copy(
-        update={"nodes": nodes, "prediction": small.prediction.model_copy(update={"traffic": traffic})}
+        update={"nodes": nodes, "ranks": ranks, "prediction": small.prediction.model_copy(update={"traffic": traffic})}
     )
     steps = []
     for number in range(0, 5 * num_steps, 5):
@@ -120,10 +128,58 @@ def test_page_of_any_size_says_first_what_is_sick_and_then_as_much_for_many_as_f
     drawn = re.findall(r'<polyline class="curve (c\d)( planned)?"', text)
     clusters = 4 if num_hosts > 64 else 2
     assert len(drawn) == 2 + 2 + 3 + 2 * 2 * clusters  # sent over two networks by each cluster, and planned
-    assert ">lo" not in text
+    assert ">lo:" not in text
+    assert "over lo " not in text
     assert "9.0 GB" not in text
     assert before_charts.index("CUDA out of memory") < before_charts.index("<details")
     assert len(text) < 30_000 + 550 * num_hosts
+
+
+def test_hosts_of_a_stage_are_drawn_in_its_lane_once_each() -> None:
+    stored, plan, steps, states, notices = large_run(64, num_steps=5)
+    looks = hosts_to_look_at(stored, plan, states, notices)
+    parts = cluster_parts(plan, states, looks, *traffic_of_run(plan, steps))
+    assert [[lane.name for lane in part.lanes] for part in parts] == [["stage 0"], ["stage 1"]]
+    drawn = [row.host for part in parts for lane in part.lanes for row in lane.hosts]
+    assert drawn == [node.host for node in plan.nodes]
+
+
+@pytest.mark.parametrize(("factor", "heat"), [(1.0, "cool"), (1.5, "warm"), (3.0, "hot")])
+def test_traffic_beyond_the_plan_has_a_warmer_colour(factor: float, heat: str) -> None:
+    _, plan, steps, states, _ = large_run(4, num_steps=5)
+    planned = {(port.host, port.netdev): port.sent_bytes for port in plan.prediction.traffic}
+    sent = tuple(StepTraffic(host, netdev, round(factor * size), 0) for (host, netdev), size in planned.items())
+    steps = [replace(one, interfaces=sent) for one in steps]
+    part, *_ = cluster_parts(plan, states, (), *traffic_of_run(plan, steps))
+    assert [nic.heat for nic in part.nics] == [heat] * 2
+    assert all(f", {factor:.0%} of the planned " in nic.value for nic in part.nics)
+    assert [nic.percent for nic in part.nics] == [100.0] * 2
+
+
+def test_wire_of_a_run_tells_what_the_plan_sends_and_that_its_trunk_is_slow() -> None:
+    plan = cpu_plan()
+    (wire,) = cluster_parts(plan, {}, (), [], [])[0].wires
+    assert (wire.value, wire.heat) == ("a - b: activations, their gradients", "cool")
+    slow = Concern("trunk a - b", "", "slow", "the trunk a - b carries less")
+    assert cluster_parts(plan, {}, (slow,), [], [])[0].wires[0].heat == "hot"
+
+
+def test_head_of_the_page_has_measured_next_to_planned_figures() -> None:
+    _, plan, steps, _, _ = large_run(4, num_steps=5)
+    tiles = [(tile.value, tile.label) for tile in run_tiles(plan, steps)]
+    mean_s = sum(one.step_s for one in steps) / len(steps)
+    assert (format_seconds(mean_s), f"a step, planned {format_seconds(plan.prediction.step_s)}") in tiles
+    assert run_tiles(plan, []) == []
+
+
+def test_parts_of_the_measured_step_add_up_to_it() -> None:
+    text = page()  # 0.3 s of compute and 0.1 s of waiting in 0.5 s
+    measured = text[text.index("measured, mean of the last 5 steps: 500 ms") :]
+    assert re.findall(r"</i>([^<]+)</span>", measured)[:3] == [
+        "compute 300 ms",
+        "waiting for networks 100 ms",
+        "pipeline bubble, optimizer and the rest 100 ms",
+    ]
 
 
 def test_axes_have_round_ticks_with_units_and_planned_lines_lie_on_them() -> None:
@@ -177,7 +233,7 @@ def test_page_of_a_run_without_a_step_has_no_chart() -> None:
 @pytest.mark.process
 @NEEDS_BROWSER
 @pytest.mark.parametrize("num_hosts", [4, 64, 512])
-@pytest.mark.parametrize("width", [500, 1000, 1600])
+@pytest.mark.parametrize("width", [390, 500, 1000, 1600])
 def test_browser_shows_all_of_the_page_at_any_width(tmp_path: Path, num_hosts: int, width: int) -> None:
     path = tmp_path / "run.html"
     path.write_text(status_page(*large_run(num_hosts, num_steps=50)), encoding="utf-8")

@@ -1,0 +1,79 @@
+"""Figures that the pages of plans and runs share: tiles, a step as a bar of its parts, the load of a wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from holmes_core.units import format_seconds
+
+PART_COLOURS = ("s0", "s1", "s7", "s6", "s2", "s3")  # classes of the style sheet
+STAGE_COLOURS = 8  # classes s0 to s7
+MIN_WIRE_PX, MAX_WIRE_PX = 3, 14
+FLOW_NAMES = {"pp_forward": "activations", "pp_backward": "their gradients", "ep": "tokens", "cp": "keys and values"}
+OTHER_FLOWS = "gradients and weights"
+Heat = Literal["cool", "warm", "hot"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure at the head of a page."""
+
+    value: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a step: its class, its percent of the longest step shown, and its seconds in words."""
+
+    label: str
+    colour: str
+    percent: float
+    value: str
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A step as one bar of its parts."""
+
+    label: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Load:
+    """The load of a NIC or a wire; the percent is the length of its bar, None for no bar. `heat` is its colour."""
+
+    label: str
+    percent: float | None
+    value: str
+    heat: Heat
+
+    @property
+    def width_px(self) -> int:
+        """The thickness of a wire."""
+        return MIN_WIRE_PX + round((MAX_WIRE_PX - MIN_WIRE_PX) * (self.percent or 0.0) / 100)
+
+
+def heat_of(value: float, warm: float, hot: float) -> Heat:
+    """Return the colour of a value that is a matter of note from `warm`, and a bad one from `hot`."""
+    return "hot" if value >= hot else "warm" if value >= warm else "cool"
+
+
+def stacks(steps: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> list[Stack]:
+    """Return steps of named parts (seconds) as bars on one scale; none if nothing takes time."""
+    totals_s = [sum(seconds for _, seconds in parts) for _, parts in steps]
+    longest_s = max(totals_s, default=0.0)
+    return [
+        Stack(
+            f"{label}: {format_seconds(total_s)}",
+            tuple(
+                Part(name, colour, round(100 * seconds / longest_s, 2), format_seconds(seconds))
+                for colour, (name, seconds) in zip(PART_COLOURS, parts, strict=False)
+            ),
+        )
+        for total_s, (label, parts) in zip(totals_s, steps, strict=True)
+        if longest_s
+    ]
