@@ -73,8 +73,8 @@ def prepare(document: Path, folder: Path) -> None:
 
 def write_files(text: str, folder: Path) -> None:
     """Write the files that a text shows."""
-    for block in blocks(text, "yaml", "python"):
-        if named := re.match(r"# ([\w./-]+\.(?:yaml|py))\n", block):
+    for block in blocks(text, "yaml", "python", "sh"):
+        if named := re.match(r"# ([\w./-]+\.(?:yaml|py|sh))\n", block):
             (folder / named[1]).parent.mkdir(exist_ok=True)
             (folder / named[1]).write_text(block, encoding="utf-8")
 

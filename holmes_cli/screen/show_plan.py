@@ -5,6 +5,7 @@ Fits into 100 columns, or a narrower terminal, and reads without colour. Hosts a
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -22,6 +23,7 @@ from holmes_core.records.islands import Modes
 from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.codec import Codec
+from launcher.prepare.engine_arguments import added_words
 from planner.advice.across_rails import rails_sentence
 from planner.advice.assumed_speeds import assumed_speed_sentence, dense_layers_sentence, step_spread_s
 from planner.advice.cluster_spans import cluster_spans
@@ -197,9 +199,11 @@ def _codec_sentences(plan: Plan) -> tuple[str, ...]:
 
 
 def _engine_sentence(plan: Plan) -> tuple[str, ...]:
-    """Return a sentence on a trainer that is not launched, or on what its command is not told, if any."""
+    """Return sentences on a trainer that is not launched, or on the options of its command, if any."""
     if plan.job.is_launched:
-        return (*untold_batches(plan), *reducing_sentence(plan))
+        added = added_words(plan)
+        told = (f"A launch adds to the command of {plan.job.engine}: {shlex.join(added)}",) if added else ()
+        return (*told, *untold_batches(plan), *reducing_sentence(plan))
     return (f"These are predictions for {plan.job.engine}: trainer in job.yaml has no command to launch.",)
 
 
@@ -238,7 +242,8 @@ def show_sheet(sheet: Sheet, console: Console) -> None:
 
 def _show_sentences(sentences: Iterable[str]) -> None:
     for sentence in sentences:
-        out.print(fill(sentence, min(WIDTH, out.width)), markup=False, soft_wrap=True)
+        lines = fill(sentence, min(WIDTH, out.width), break_on_hyphens=False)
+        out.print(lines, markup=False, soft_wrap=True)
 
 
 def _speed_sentence(plan: Plan, inventory: Inventory) -> str:

@@ -10,7 +10,7 @@ Options are as Megatron-LM d98e8a64, torchtitan 0.3.0 and accelerate 1.15.0 read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from holmes_core.errors import HolmesError
@@ -36,15 +36,29 @@ def command_of(plan: Plan) -> tuple[str, ...]:
             f"did you mean {known[0]}?" if near else f"there are {', '.join(known)}",
         )
     words = tuple(PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in trainer.command)
-    arguments = engine_arguments(plan)
+    added = added_words(plan)
     if trainer.engine == "accelerate":
-        return words if named & OF_ACCELERATE else (*arguments, *words)
+        return (*added, *words)
+    at = _subcommand(words)
+    return (*words[:at], *added, *words[at:])  # the user's own subcommand stays, and stays behind options
+
+
+def added_words(plan: Plan) -> tuple[str, ...]:
+    """Return the words that a launch adds to the trainer's command; none if the command has placeholders for them."""
+    trainer = plan.job.trainer
+    if trainer is None or not trainer.command:
+        return ()
+    if trainer.engine == "accelerate":
+        return () if trainer.placeholders & OF_ACCELERATE else engine_arguments(plan)
     if not trainer.takes_options:
-        return words
-    at = next((at for at, word in enumerate(words) if word.startswith(TITAN_SUBCOMMAND)), None)
-    if at is None:
-        return (*words, *arguments)
-    return (*words[:at], *arguments[:-1], *words[at:])  # the user's own subcommand stays, and stays behind options
+        return ()
+    arguments = engine_arguments(plan)
+    return arguments if _subcommand(trainer.command) == len(trainer.command) else arguments[:-1]
+
+
+def _subcommand(words: Sequence[str]) -> int:
+    """Return the place of torchtitan's subcommand, or the end of the words."""
+    return next((at for at, word in enumerate(words) if word.startswith(TITAN_SUBCOMMAND)), len(words))
 
 
 def placeholders(plan: Plan) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes_cli.screen.show_plan import reducing_sentence, untold_batches
+from holmes_cli.screen.show_plan import plan_sentences, reducing_sentence, untold_batches
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
@@ -188,3 +189,22 @@ def test_an_unknown_placeholder_names_the_known_ones() -> None:
     with pytest.raises(HolmesError, match="is no setting of a plan") as refused:
         command_of(plan_of_engine("torch", "python", "{tensor}", model=SMALL))
     assert all(f"{{{name}}}" in str(refused.value.hint) for name in placeholders(plan_of_engine("torch", model=SMALL)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "command"),
+    [
+        ("megatron", ("python", "pretrain_gpt.py", "--lr", "3e-4")),
+        ("torchtitan", ("python", "-m", "torchtitan.train")),
+        ("torchtitan", ("python", "-m", "torchtitan.train", "activation-checkpoint:full")),
+        ("accelerate", ("python", "train.py")),
+        ("megatron", ("python", "pretrain_gpt.py", "--tensor-model-parallel-size", "{tp}")),
+        ("deepspeed", ("python", "train.py")),
+    ],
+)
+def test_plan_says_which_words_a_launch_adds_and_no_others(engine: str, command: tuple[str, ...]) -> None:
+    plan = plan_of_engine(engine, *command)
+    placed = [word.format(tp=plan.tp) for word in command]
+    added = [word for word in command_of(plan) if word not in placed]
+    said = [line for line in plan_sentences(plan, TWO) if line.startswith("A launch adds")]
+    assert said == ([f"A launch adds to the command of {engine}: {shlex.join(added)}"] if added else [])
