@@ -21,6 +21,8 @@ from tests.cli.browser import NEEDS_BROWSER, browsing
 
 ROOT = Path(__file__).parent.parent
 QUESTIONS = {
+    "install without network": "install",
+    "Megatron-LM command before and after": "megatron",
     "stop a run": "questions",
     "resume from a checkpoint": "two-clusters",
     "which file decides the NIC": "questions",
