@@ -28,7 +28,7 @@ SUMMARY = "Train one large model on GPUs in several clusters whose networks do n
 COMMANDS = {
     "demo": "Probe, plan, launch and train a small GPT here; four processes stand in for the hosts of two clusters.",
     "init": "Write hosts.yaml and job.yaml to start from, never over one that is there.",
-    "import": "Write job.yaml from the command of Megatron-LM, torchtitan or DeepSpeed, or from a model's config.json.",
+    "import": "Write job.yaml from the command of Megatron-LM or another trainer, or from a model's config.json.",
     "hosts": "Write hosts.yaml from what Slurm, Kubernetes or topograph list; or Slurm's topology.conf.",
     "probe": "Ask every host for its GPUs and NICs, find the clusters, and report faults.",
     "sketch": "Write an inventory of machines that are not there, from a line of text, for `holmes plan` to plan for.",

@@ -58,7 +58,8 @@ def _default(option: TyperOption) -> str:
 
 
 def _cell(text: str | None) -> str:
-    return Text.from_markup(text or "").plain.replace("|", r"\|")
+    paragraphs = Text.from_markup(text or "").plain.replace("|", r"\|").split("\n\n")
+    return "<br>".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def import_command(
         "job.yaml"
     ),
 ) -> None:
-    """Write job.yaml from the command of Megatron-LM, torchtitan or DeepSpeed, or from a model's config.json."""
+    """Write job.yaml from the command of Megatron-LM or another trainer, or from a model's config.json."""
     if output.exists() or output.is_symlink():
         raise HolmesError(f"{output} exists", "choose another name with `-o`, or move that file away")
     if engine is not None and engine not in get_args(TrainerName):

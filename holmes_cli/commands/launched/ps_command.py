@@ -23,7 +23,8 @@ from launcher.journal.run_store import StoredRun, all_runs
 def ps_command(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show runs that have ended, too.")] = False,
     hosts: Annotated[
-        Path | None, typer.Option("--hosts", help="Ask the hosts of this hosts.yaml which run of whom has which GPU.")
+        Path | None,
+        typer.Option("--hosts", help="List the held GPUs of this hosts.yaml's hosts, with their runs and users."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON, one a line.")] = False,
 ) -> None:
