@@ -40,6 +40,14 @@ STREAMING: dict[str, Any] = {"codec": "int4", "fragments": 4, "delay_steps": 6}
 AS_ONE, EVALUATION_BATCHES = "as one", 32
 SOONER = STREAMING | {"delay_steps": 2}
 VARIANTS: dict[str, dict[str, Any] | None] = {AS_ONE: None, "plain": PLAIN, "sooner": SOONER, "streaming": STREAMING}
+SETTINGS: dict[str, dict[str, Any] | None] = {
+    AS_ONE: None,
+    **{f"H {steps}": PLAIN | {"inner_steps": steps} for steps in (10, 20, 50, 100, 250, 500)},
+    **{codec: PLAIN | {"codec": codec} for codec in ("int8", "int4")},
+    **{f"delay {late}": STREAMING | {"codec": "none", "delay_steps": late} for late in (0, 2, 6, 12)},
+    "default": SOONER,
+}
+"""Each setting alone against plain DiLoCo of 50 inner steps, for `planner/cost/islands_loss.py`."""
 
 
 def trainer(
@@ -76,8 +84,9 @@ def final_loss(text: Path, pattern: str, steps: int, seed: int, section: Mapping
         for step in range(steps):
             alone.step(step)
         return evaluated(alone)
-    own = INNER_STEPS * MICRO_BATCH_SIZE
-    rule = {"outer_rate": 0.7, "momentum": 0.9, "inner_steps": INNER_STEPS, "round_samples": ISLANDS * own, **section}
+    inner_steps = section.get("inner_steps", INNER_STEPS)
+    own = inner_steps * MICRO_BATCH_SIZE
+    rule = {"outer_rate": 0.7, "momentum": 0.9, **section, "inner_steps": inner_steps, "round_samples": ISLANDS * own}
     islands = IslandsInProcess(
         [
             trainer(text, pattern, steps, seed, 1, {"island": island, "samples_before": island * own, **rule})
