@@ -18,21 +18,21 @@ from planner.islands.island_rounds import IslandRound
 
 FRAGMENTS = (1, 4)  # Streaming DiLoCo's number is 3 layers each (arXiv 2501.18512), of small models about 4
 DELAY_STEPS = (0, 2, 6, 12)  # as measured
-NEAR = 1.02  # of settings as near as that to the fastest the one of least loss is better
+NEAR = 1.01  # of settings as near as that to the fastest the one of least loss is better
+WHOLE = 8  # rounds a step apart below the longest: a slower island takes whole steps, and some lengths suit it better
 
 
 def open_settings(job: Job) -> tuple[ChosenIslands, ...]:
     """Return every setting of islands that the job allows; of those that it fixes all, the only one."""
     assert job.islands is not None
     section, most = job.islands, max(1, min(MAX_INNER_STEPS, job.steps // 2))
-    steps = (section.inner_steps,) if section.inner_steps else tuple({*MEASURED_STEPS, most})
     codecs = (section.codec,) if section.codec else get_args(OuterCodec)
     fragments = (section.fragments,) if section.fragments else FRAGMENTS
     delays = DELAY_STEPS if section.delay_steps is None else (section.delay_steps,)
     found = dict[ChosenIslands, None]()
     for others in product(codecs, fragments, delays):
-        longest = () if section.inner_steps else _longest_within(section, most, others)
-        for number in sorted({*(each for each in steps if section.inner_steps or each <= most), *longest}):
+        numbers = {section.inner_steps} if section.inner_steps else _inner_steps(section, most, others)
+        for number in sorted(numbers):
             found.update(dict.fromkeys(_setting(section, number, *others)))
     return tuple(found)
 
@@ -65,7 +65,8 @@ def setting_prices(rounds: Sequence[IslandRound], chosen: IslandRound | None) ->
     ours = _respects(chosen.settings)
     for each in sorted(rounds, key=lambda made: _respects(made.settings)):
         differing = sum(a != b for a, b in zip(_respects(each.settings), ours, strict=True))
-        if differing <= 1:
+        is_round = each.settings.inner_steps in (ours[0], *MEASURED_STEPS)
+        if differing <= 1 and is_round:
             yield _price(each, chosen, max(made.cost.tokens_per_s for made in rounds if is_allowed(made.settings)))
 
 
@@ -85,7 +86,7 @@ def _price(made: IslandRound, chosen: IslandRound, fastest: float) -> SettingPri
         step_s=cost.round_s / settings.inner_steps,
         tokens_per_s=cost.tokens_per_s,
         loss=loss_penalty(settings),
-        is_chosen=made is chosen,
+        is_chosen=settings == chosen.settings,
         why=_why(made, chosen, fastest),
     )
 
@@ -93,11 +94,11 @@ def _price(made: IslandRound, chosen: IslandRound, fastest: float) -> SettingPri
 def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
     """Return why the setting is the plan's, or why not."""
     speed, bound = made.cost.tokens_per_s, made.settings.max_loss_penalty
-    if made is chosen:
+    if made.settings == chosen.settings:
         within = f" within max_loss_penalty {bound}" if bound else ""
         if speed >= fastest:
             return f"chosen: the fastest{within}"
-        return f"chosen: the least loss within 2 % of the fastest{within}"
+        return f"chosen: the least loss within 1 % of the fastest{within}"
     if not is_allowed(made.settings):
         return f"more than max_loss_penalty {bound}" if loss_penalty(made.settings) else "its loss was not measured"
     if speed * NEAR >= fastest:
@@ -105,13 +106,12 @@ def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
     return f"{chosen.cost.tokens_per_s / speed:.2f}x the time a token"
 
 
-def _longest_within(section: IslandsSettings, most: int, others: tuple[OuterCodec, int, int]) -> tuple[int, ...]:
-    """Return the most inner steps whose loss is allowed, if any are."""
-    if section.max_loss_penalty is None:
-        return ()
-    return next(
-        ((steps,) for steps in range(most, 0, -1) if any(map(is_allowed, _setting(section, steps, *others)))), ()
-    )
+def _inner_steps(section: IslandsSettings, most: int, others: tuple[OuterCodec, int, int]) -> set[int]:
+    """Return the inner steps to consider: those measured, the most, the most of allowed loss, and a few less."""
+    allowed = (steps for steps in range(most, 0, -1) if any(map(is_allowed, _setting(section, steps, *others))))
+    longest = {most, next(allowed, most)}
+    near = {steps - fewer for steps in longest for fewer in range(min(WHOLE, steps))}
+    return near | {steps for steps in MEASURED_STEPS if steps <= most}
 
 
 def _setting(
