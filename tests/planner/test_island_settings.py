@@ -16,6 +16,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.link import Security
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings, OuterCodec
+from launcher.islands.outer_sync import outer_sync_of
 from planner.cost.islands_loss import BY_CODEC, BY_DELAY, BY_INNER_STEPS, loss_penalty
 from planner.islands.cluster_subset import only_clusters
 from planner.islands.setting_choice import open_settings
@@ -133,6 +134,9 @@ def test_open_section_gives_every_island_concrete_settings_and_keeps_what_is_fix
         assert island.job.islands is not None
         assert replace(island.job.islands.chosen(), inner_steps=chosen.inner_steps) == chosen
         assert verify(island, only_clusters(SLOW, ["ab"[number]])) == []
+        sent = outer_sync_of(plan, number)
+        assert (sent.inner_steps, sent.codec) == (plan.inner_steps[number], "int8")
+        assert (sent.fragments, sent.delay_steps) == (chosen.fragments, chosen.delay_steps)
 
 
 def test_table_has_the_choice_and_what_differs_from_it_in_one_respect() -> None:
