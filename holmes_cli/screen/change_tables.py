@@ -139,12 +139,12 @@ def _settings_sheet(prices: Sequence[SettingPrice]) -> Sheet:
             format_bytes(each.sent_bytes),
             format_seconds(each.step_s),
             f"{each.tokens_per_s:.0f}",
-            loss_in_words(each.loss),
+            loss_in_words(each.loss).removesuffix(" %"),
             each.why,
         )
         for each in prices
     )
-    headings = ("inner steps", "codec", "fragments", "a round", "inner step", "tokens/s", "loss", "why")
+    headings = ("inner steps", "codec", "fragments", "a round", "inner step", "tokens/s", "loss, %", "why")
     return Sheet("Settings of islands", headings, rows)
 
 

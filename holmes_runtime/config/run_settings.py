@@ -288,7 +288,7 @@ class IslandsSettings(SharedSettings):
         check("delay_steps", self.delay_steps, rule, (self.delay_steps or 0) <= apart)
 
     def chosen(self) -> ChosenIslands:
-        """Return the same settings, of which none is left to the planner. Raises ValueError if one is."""
+        """Return the same settings, all of them set. Raises ValueError if one is left to the planner."""
         return ChosenIslands(**vars(self))
 
 

@@ -49,7 +49,7 @@ class IslandPlans:
         if best is None and rounds and self.job.islands is not None:
             refused = (
                 *refused,
-                f"all settings cost more loss than max_loss_penalty {self.job.islands.max_loss_penalty}",
+                f"no setting is known to cost max_loss_penalty {self.job.islands.max_loss_penalty} or less",
             )
         return best or "; ".join(dict.fromkeys(refused))
 

@@ -13,11 +13,11 @@ from typing import get_args
 from holmes_core.records.islands import LossPenalty, SettingPrice
 from holmes_core.records.job import Job
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings, OuterCodec
-from planner.cost.islands_loss import MAX_INNER_STEPS, MEASURED_STEPS, loss_penalty
+from planner.cost.islands_loss import BY_DELAY, MAX_INNER_STEPS, MEASURED_STEPS, loss_penalty
 from planner.islands.island_rounds import IslandRound
 
-FRAGMENTS = (1, 4)  # Streaming DiLoCo's number is 3 layers each (arXiv 2501.18512), of small models about 4
-DELAY_STEPS = (0, 2, 6, 12)  # as measured
+FRAGMENTS = (1, 4)  # as measured, and so are the delays
+DELAY_STEPS = tuple(BY_DELAY)
 NEAR = 1.01  # of settings as near as that to the fastest the one of least loss is better
 WHOLE = 8  # rounds a step apart below the longest: a slower island takes whole steps, and some lengths suit it better
 
@@ -95,15 +95,10 @@ def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
     """Return why the setting is the plan's, or why not."""
     speed, bound = made.cost.tokens_per_s, made.settings.max_loss_penalty
     if made.settings == chosen.settings:
-        within = f" within max_loss_penalty {bound}" if bound else ""
-        if speed >= fastest:
-            return f"chosen: the fastest{within}"
-        return f"chosen: the least loss within 1 % of the fastest{within}"
+        return "chosen: the fastest allowed" if speed >= fastest else "chosen: least loss within 1 % of the fastest"
     if not is_allowed(made.settings):
         return f"more than max_loss_penalty {bound}" if loss_penalty(made.settings) else "its loss was not measured"
-    if speed * NEAR >= fastest:
-        return "about as fast, more loss"
-    return f"{chosen.cost.tokens_per_s / speed:.2f}x the time a token"
+    return "about as fast, no less loss" if speed * NEAR >= fastest else f"{fastest / speed:.2f}x the time a token"
 
 
 def _inner_steps(section: IslandsSettings, most: int, others: tuple[OuterCodec, int, int]) -> set[int]:

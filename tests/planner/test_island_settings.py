@@ -26,7 +26,7 @@ from tests.planner.fleets import bed_job, cpu_inventory
 from tests.planner.islands_jobs import planned_mode
 from tests.planner.test_island_choice import Found, Wires, best_islands_per_s, best_of_each_mode, draw_fleet
 
-MOST = 40  # inner steps: half of the job's
+MAX_STEPS = 40  # inner steps: half of the job's
 BOUNDS = (None, None, "0.5%", "2%")
 SLOW = with_uniform_links(cpu_inventory([1, 1]), 2.5e5, 0.02)  # 2 Mbit/s
 
@@ -43,7 +43,7 @@ def draw_open(seed: int) -> tuple[Inventory, Job, Wires]:
         delay_steps=draw.choice((None, 0)) if inner_steps else draw.choice((None, 0, 2)),
         max_loss_penalty=draw.choice(BOUNDS),
     )
-    return inventory, job.model_copy(update={"islands": section, "steps": 2 * MOST}), wires
+    return inventory, job.model_copy(update={"islands": section, "steps": 2 * MAX_STEPS}), wires
 
 
 def expected_loss(islands: ChosenIslands) -> float:
@@ -58,7 +58,7 @@ def expected_loss(islands: ChosenIslands) -> float:
 def all_settings(section: IslandsSettings) -> Iterator[ChosenIslands]:
     """Every setting within what the section fixes, and within its bound."""
     bound = float(section.max_loss_penalty.strip("%")) if section.max_loss_penalty else inf
-    steps = [section.inner_steps] if section.inner_steps else range(1, MOST + 1)
+    steps = [section.inner_steps] if section.inner_steps else range(1, MAX_STEPS + 1)
     codecs: tuple[OuterCodec, ...] = (section.codec,) if section.codec else ("none", "int8", "int4")
     fragments = [section.fragments] if section.fragments else [1, 4]
     delays = [0, 2, 6, 12] if section.delay_steps is None else [section.delay_steps]
