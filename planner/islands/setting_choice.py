@@ -95,7 +95,7 @@ def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
     """Return why the setting is the plan's, or why not."""
     speed, bound = made.cost.tokens_per_s, made.settings.max_loss_penalty
     if made.settings == chosen.settings:
-        return "chosen: the fastest allowed" if speed >= fastest else "chosen: least loss within 1 % of the fastest"
+        return "chosen: the fastest" if speed >= fastest else "chosen: least loss within 1 % of the fastest"
     if not is_allowed(made.settings):
         return f"more than max_loss_penalty {bound}" if loss_penalty(made.settings) else "its loss was not measured"
     return "about as fast, no less loss" if speed * NEAR >= fastest else f"{fastest / speed:.2f}x the time a token"

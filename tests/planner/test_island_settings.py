@@ -103,7 +103,7 @@ def check_fleet(seed: int) -> None:
     if section.inner_steps:
         freed = job.model_copy(update={"islands": replace(section, inner_steps=None)})
         longer = best_per_s(inventory, freed, wires, cache, section.inner_steps)
-    if abs(longer / now / 1.05 - 1) > 0.01:  # what is on the threshold may be said or not
+    if abs(longer / now / 1.05 - 1) > 3e-4:  # what is on the threshold may be said or not: codecs fill up blocks
         assert (said is not None) == (longer > now * 1.05), (said, longer, now)
     if said is not None:
         assert longer / 1.02 <= said.tokens_per_s <= longer * 1.001
