@@ -1,7 +1,7 @@
 """Expected rise of the validation loss of islands over training as one, as measured, by their settings.
 
 Source: `python -m benchmarks.islands_loss --settings --steps 1000 --seeds 8`: a GPT of two layers and width 64 on text
-as bytes, two islands; docs/planning.md has the table. The parts are measured one at a time and added up: plain DiLoCo by
+as bytes, two islands; docs/planning.md has the table. Parts are measured one at a time and added up: plain DiLoCo by
 its inner steps, a codec, and the delay of four fragments. Larger models and longer trainings were not measured.
 """
 
