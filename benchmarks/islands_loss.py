@@ -15,8 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from math import sqrt
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -40,6 +41,14 @@ STREAMING: dict[str, Any] = {"codec": "int4", "fragments": 4, "delay_steps": 6}
 AS_ONE, EVALUATION_BATCHES = "as one", 32
 SOONER = STREAMING | {"delay_steps": 2}
 VARIANTS: dict[str, dict[str, Any] | None] = {AS_ONE: None, "plain": PLAIN, "sooner": SOONER, "streaming": STREAMING}
+SETTINGS: dict[str, dict[str, Any] | None] = {
+    AS_ONE: None,
+    **{f"H {steps}": PLAIN | {"inner_steps": steps} for steps in (10, 20, 50, 100, 250, 500)},
+    **{codec: PLAIN | {"codec": codec} for codec in ("int8", "int4")},
+    **{f"delay {late}": STREAMING | {"codec": "none", "delay_steps": late} for late in (0, 2, 6, 12)},
+    "default": SOONER,
+}
+"""Each setting alone against plain DiLoCo of 50 inner steps, for `planner/cost/islands_loss.py`."""
 
 
 def trainer(
@@ -76,8 +85,9 @@ def final_loss(text: Path, pattern: str, steps: int, seed: int, section: Mapping
         for step in range(steps):
             alone.step(step)
         return evaluated(alone)
-    own = INNER_STEPS * MICRO_BATCH_SIZE
-    rule = {"outer_rate": 0.7, "momentum": 0.9, "inner_steps": INNER_STEPS, "round_samples": ISLANDS * own, **section}
+    inner_steps = section.get("inner_steps", INNER_STEPS)
+    own = inner_steps * MICRO_BATCH_SIZE
+    rule = {"outer_rate": 0.7, "momentum": 0.9, **section, "inner_steps": inner_steps, "round_samples": ISLANDS * own}
     islands = IslandsInProcess(
         [
             trainer(text, pattern, steps, seed, 1, {"island": island, "samples_before": island * own, **rule})
@@ -96,6 +106,12 @@ def evaluated(trained: Trainer) -> float:
     return loss
 
 
+def rise_percent(losses: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """The mean rise over others, seed by seed, and half of its 95 % interval (two standard errors for few seeds)."""
+    rises = [100 * (loss / other - 1) for loss, other in zip(losses, others, strict=True)]
+    return mean(rises), 2 * stdev(rises) / sqrt(len(rises))
+
+
 def main(written: Sequence[str] | None = None) -> None:
     """Trains all from every seed and prints how the losses compare; as `written` on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.islands_loss")
@@ -103,15 +119,23 @@ def main(written: Sequence[str] | None = None) -> None:
     parser.add_argument("--pattern", default="*.py", help="which files of a folder")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--settings", action="store_true", help="each setting of islands, for the planner's table")
     arguments = parser.parse_args(written)
     torch.set_num_threads(1)  # so small a model is no faster with more
-    losses: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    variants = SETTINGS if arguments.settings else VARIANTS
+    losses: dict[str, list[float]] = {name: [] for name in variants}
     for seed in range(1, arguments.seeds + 1):
         began_s = time.monotonic()
-        for name, section in VARIANTS.items():
+        for name, section in variants.items():
             losses[name].append(final_loss(arguments.text, arguments.pattern, arguments.steps, seed, section))
         said = ", ".join(f"{name} {each[-1]:.4f}" for name, each in losses.items())
         print(f"seed {seed}: {said} ({time.monotonic() - began_s:.0f} s)", flush=True)
+    if arguments.settings:
+        for name in list(SETTINGS)[1:]:
+            over = AS_ONE if name.startswith("H ") or name == "default" else f"H {INNER_STEPS}"
+            percent, half = rise_percent(losses[name], losses[over])
+            print(f"{name} over {over}: {percent:+.2f} ± {half:.2f} %")
+        return
     means = {name: mean(each) for name, each in losses.items()}
     for name in ("sooner", "streaming"):
         print_figure(f"islands.loss_{name}_over_plain", means[name] / means["plain"], "")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees
 from holmes_core.errors import HolmesError
 from holmes_core.records.advice import Ablation, Help, PlanAnswer
-from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes
+from holmes_core.records.islands import BestMode, LossPenalty, Mode, ModePrice, Modes, SettingPrice
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_rate, format_seconds
 from holmes_runtime.config.codec import Codec
@@ -120,12 +120,39 @@ def what_if_sheet(plan: Plan, outcomes: Mapping[str, Plan | HolmesError]) -> She
 
 
 def mode_sheets(modes: Modes) -> tuple[Sheet, ...]:
-    """Return the price of each mode, and the best modes for other networks between clusters."""
+    """Return the price of each mode, of islands' settings, and the best modes for other networks between clusters."""
     first = modes.prices[0].tokens_per_s or 0.0
     rows = tuple(_mode_row(price, first, at == 0) for at, price in enumerate(modes.prices))
     headings = ("mode", "clusters", "step or round", "tokens/s", "across", "why not")
     prices = Sheet("Modes", headings, rows)
-    return (prices, _best_modes(modes.by_network)) if modes.by_network else (prices,)
+    settings = (_settings_sheet(modes.settings),) if modes.settings else ()
+    return (prices, *settings, *((_best_modes(modes.by_network),) if modes.by_network else ()))
+
+
+def _settings_sheet(prices: Sequence[SettingPrice]) -> Sheet:
+    """Return a row per setting of islands that was considered."""
+    rows = tuple(
+        (
+            str(each.inner_steps),
+            each.codec,
+            f"{each.fragments}, {each.delay_steps} late",
+            format_bytes(each.sent_bytes),
+            format_seconds(each.step_s),
+            f"{each.tokens_per_s:.0f}",
+            loss_in_words(each.loss).removesuffix(" %"),
+            each.why,
+        )
+        for each in prices
+    )
+    headings = ("inner steps", "codec", "fragments", "a round", "inner step", "tokens/s", "loss, %", "why")
+    return Sheet("Settings of islands", headings, rows)
+
+
+def loss_in_words(loss: LossPenalty | None) -> str:
+    """Return `+0.5 ± 0.4 %`, the expected rise of the loss with half of its interval; or that it is not known."""
+    if loss is None:
+        return "not measured"
+    return f"{loss.expected:+.1f} ± {(loss.high - loss.low) / 2:.1f} %"
 
 
 def _mode_row(price: ModePrice, most_per_s: float, is_best: bool) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.tree import Tree
 
 from holmes_cli.job_overrides import as_options
+from holmes_cli.screen.change_tables import loss_in_words
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_sheets
 from holmes_cli.screen.terminal import out
@@ -82,10 +83,12 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         against = f"{cost.tokens_per_s / as_one.tokens_per_s:.2f}x as fast as the best mode that trains as one"
     steps = " and ".join(map(str, plan.inner_steps))
     return (
+        *_slower_by_sentence(plan.modes),
         *sketch_sentence(plan),
         f"{len(plan.islands)} islands, {', '.join(names)}: {steps} inner steps a round",
         f"{format_seconds(cost.round_s)} a round, {cost.tokens_per_s:.0f} tokens/s; {whole}",
         f"{against}; what islands exchange is {waited}",
+        *_loss_sentence(plan.modes),
         *_longer_round_sentence(plan.modes),
         *unmeasured_wire_sentence(plan.islands, inventory, time.time()),
         *spread_sentence(plan.islands, inventory),
@@ -105,8 +108,27 @@ def _longer_round_sentence(modes: Modes | None) -> tuple[str, ...]:
     ratio = f", {longer.tokens_per_s / per_s:.2f}x as many" if per_s else ""
     return (
         f"Islands with `inner_steps: {longer.inner_steps}` would read {longer.tokens_per_s:.0f} tokens/s{ratio}; "
-        "longer rounds may cost loss (docs/planning.md, Islands).",
+        f"loss over training as one {loss_in_words(longer.loss)} (docs/planning.md, Islands).",
     )
+
+
+def _loss_sentence(modes: Modes) -> tuple[str, ...]:
+    """Return the settings that the planner chose, with the loss they cost; nothing if job.yaml fixes all."""
+    return tuple(
+        f"inner_steps {each.inner_steps}, codec {each.codec}, fragments {each.fragments}, delay_steps "
+        f"{each.delay_steps}: loss over training as one {loss_in_words(each.loss)} (docs/planning.md, Islands)."
+        for each in modes.settings
+        if each.is_chosen
+    )
+
+
+def _slower_by_sentence(modes: Modes | None) -> tuple[str, ...]:
+    """Return a sentence on the setting that rules out faster islands, if there is one."""
+    if modes is None or modes.slower_by is None:
+        return ()
+    per_s, now = modes.slower_by.tokens_per_s, modes.prices[0].tokens_per_s or 0.0
+    ratio = f", {per_s / now:.2f}x as many as this plan" if now else ""
+    return (f"`{modes.slower_by.setting}` rules out islands that would read {per_s:.0f} tokens/s{ratio}.",)
 
 
 def _rate_sentence(plan: IslandsPlan) -> tuple[str, ...]:
@@ -149,6 +171,7 @@ def headline(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     stages = [(ranges([stage.index for stage in some]), " and ".join(clusters)) for clusters, some in alike]
     where = ", ".join(f"stage{'s' * (not numbers.isdigit())} {numbers} on {clusters}" for numbers, clusters in stages)
     return (
+        *_slower_by_sentence(plan.modes),
         *sketch_sentence(plan),
         f"{describe_degrees(plan)}: {where}",
         _speed_sentence(plan, inventory),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from holmes_core.records.record import Record
+from holmes_runtime.config.run_settings import OuterCodec
 
 Mode = Literal["pipeline", "data", "both", "islands", "one cluster"]
 """The traffic between clusters: a pipeline's messages, gradients, both, islands' outer syncs once a round, or none."""
@@ -42,16 +43,50 @@ class BestMode(Record):
     over_next: float | None = None  # times as fast as the next best mode; None where there is no other
 
 
+class LossPenalty(Record):
+    """The expected rise of the loss over training as one, in percent, with its 95 % interval, as measured."""
+
+    expected: float
+    low: float
+    high: float
+    source: str
+
+
+class SettingPrice(Record):
+    """A setting of islands that was considered: its round on the best grouping, and why it was taken or not."""
+
+    inner_steps: int
+    codec: OuterCodec
+    fragments: int
+    delay_steps: int
+    sent_bytes: int  # a round, by all islands
+    step_s: float  # an inner step of the fastest island, with its part of the waits
+    tokens_per_s: float
+    loss: LossPenalty | None = None  # None where it was not measured
+    is_chosen: bool = False
+    why: str
+
+
 class LongerRound(Record):
     """A round of more inner steps than job.yaml has, with which islands would be faster than the plan."""
 
     inner_steps: int
     tokens_per_s: float
+    loss: LossPenalty | None = None  # None where it was not measured
+
+
+class SlowerMode(Record):
+    """A setting that rules out, or slows down, islands that would be faster than the plan."""
+
+    setting: str  # with its value
+    tokens_per_s: float  # of islands without it
 
 
 class Modes(Record):
     """The modes of a job on some hosts, best first, and the best mode under other links between clusters."""
 
     prices: tuple[ModePrice, ...]
+    settings: tuple[SettingPrice, ...] = ()  # of islands: the choice, and others that differ from it in one; or empty
     longer_round: LongerRound | None = None  # None where none would be much faster than the plan
+    slower_by: SlowerMode | None = None  # None where no setting makes the plan much slower
     by_network: tuple[BestMode, ...] = ()  # bandwidth by bandwidth, latencies ascending

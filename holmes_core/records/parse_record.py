@@ -53,6 +53,7 @@ PATTERNS = {
     r"^[^\n\r\x00]*$": "must be one line",
     "^[!-~]+$": "must be one word of ASCII characters",
     "^/": "must be an absolute path",
+    r"^[0-9]{1,2}(\.[0-9]{1,6})?%$": "must be a percentage from 0% to below 100%, such as 0.5%",
 }
 
 R = TypeVar("R", bound=Record)

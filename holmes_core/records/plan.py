@@ -311,13 +311,13 @@ class IslandsPlan(FileRecord):
     @property
     def inner_steps(self) -> tuple[int, ...]:
         """Steps a round, by island."""
-        return tuple(plan.job.islands.inner_steps for plan in self.islands if plan.job.islands is not None)
+        return tuple(plan.job.islands.chosen().inner_steps for plan in self.islands if plan.job.islands is not None)
 
     @property
     def num_exchanges(self) -> int:
         """The outer syncs of an undisturbed run. The last one carries all parameters."""
         assert self.job.islands is not None  # the record holds it
-        return self.rounds * self.job.islands.fragments
+        return self.rounds * self.job.islands.chosen().fragments
 
     @property
     def round_samples(self) -> tuple[int, ...]:

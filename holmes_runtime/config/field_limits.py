@@ -45,6 +45,7 @@ Count = Annotated[int, Limits(ge=0)]
 AboveZero = Annotated[float, Limits(gt=0)]
 NotNegative = Annotated[float, Limits(ge=0)]
 Fraction = Annotated[float, Limits(ge=0, lt=1)]
+Percent = Annotated[str, Limits(pattern=r"^[0-9]{1,2}(\.[0-9]{1,6})?%$")]
 
 
 class SharedSettings:

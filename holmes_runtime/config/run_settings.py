@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import posixpath
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
 from holmes_runtime.config.checks import check
@@ -17,6 +17,7 @@ from holmes_runtime.config.field_limits import (
     Fraction,
     Limits,
     NotNegative,
+    Percent,
     Positive,
     SharedSettings,
 )
@@ -252,15 +253,20 @@ class OptimizerSettings(SharedSettings):
 class IslandsSettings(SharedSettings):
     """Training of clusters apart, as islands that exchange pseudo-gradients once a round (DiLoCo)."""
 
-    inner_steps: Positive = 50
-    """Steps of the fastest island in a round; others take as many as fit in its time. Example: 100"""
-    codec: OuterCodec = "int4"
-    """Codec of the pseudo-gradients that islands exchange, with error feedback. Example: int8"""
-    fragments: Positive = 4
+    inner_steps: Positive | None = None
+    """Steps of the fastest island in a round; others take as many as fit in its time. Not set: the planner chooses, up
+    to half of the job's steps. Example: 100"""
+    codec: OuterCodec | None = None
+    """Codec of the pseudo-gradients that islands exchange, with error feedback; not set: the planner chooses.
+    Example: int8"""
+    fragments: Positive | None = None
     """Number of fragments of the parameters, synchronized one after another; 1: all parameters at the end of the round.
-    Example: 2"""
-    delay_steps: Count = 2
-    """Steps from sending a fragment to applying the mean; 0: wait for it. Example: 5"""
+    Not set: the planner chooses. Example: 2"""
+    delay_steps: Count | None = None
+    """Steps from sending a fragment to applying the mean; 0: wait for it. Not set: the planner chooses. Example: 5"""
+    max_loss_penalty: Percent | None = None
+    """Largest expected rise of the loss over training as one that the planner's choice may cost, by what was measured
+    on a small model (docs/planning.md, Islands); not set: any. Example: 0.5%"""
     outer_rate: AboveZero = 0.7
     """Learning rate of the outer step. Example: 0.7"""
     momentum: Fraction = 0.9
@@ -272,15 +278,41 @@ class IslandsSettings(SharedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.inner_steps is None:
+            return
+        fragments = self.fragments or 1
         rule = f"must be at most inner_steps {self.inner_steps}"
-        check("fragments", self.fragments, rule, self.fragments <= self.inner_steps)
-        apart = self.inner_steps // self.fragments
+        check("fragments", self.fragments, rule, fragments <= self.inner_steps)
+        apart = self.inner_steps // fragments
         rule = f"must be at most {apart}, the steps between two fragments"
-        check("delay_steps", self.delay_steps, rule, self.delay_steps <= apart)
+        check("delay_steps", self.delay_steps, rule, (self.delay_steps or 0) <= apart)
+
+    def chosen(self) -> ChosenIslands:
+        """Return the same settings, all of them set. Raises ValueError if one is left to the planner."""
+        return ChosenIslands(**vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OuterSync(IslandsSettings):
+class ChosenIslands(IslandsSettings):
+    """Settings of islands that the job fixed or the planner chose."""
+
+    inner_steps: Positive
+    codec: OuterCodec
+    fragments: Positive
+    delay_steps: Count
+
+    def __post_init__(self) -> None:
+        for key in ("inner_steps", "codec", "fragments", "delay_steps"):
+            check(key, getattr(self, key), "must be set", getattr(self, key) is not None)
+        super().__post_init__()
+
+    def as_settings(self) -> IslandsSettings:
+        """Return the same as a section of job.yaml."""
+        return IslandsSettings(**{each.name: getattr(self, each.name) for each in fields(IslandsSettings)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterSync(ChosenIslands):
     """The outer syncs of this run, island number `island` of `num_islands`, with the others.
 
     All islands together take `round_samples` samples in a round; this island's own come after `samples_before` of

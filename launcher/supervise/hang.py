@@ -104,9 +104,9 @@ class HangDetector:
     @property
     def _for_others_s(self) -> float:
         """Seconds for which an island that is behind waits for others, which may be on their way to an outer sync."""
-        islands = self._plan.job.islands
-        if islands is None:
+        if self._plan.job.islands is None:
             return 0.0
+        islands = self._plan.job.islands.chosen()
         between_s = islands.inner_steps / islands.fragments * self._usual_s
         return islands.grace_s + self._plan.job.timeout_s + 2 * between_s
 

@@ -140,10 +140,10 @@ def make_execution(
 def outer_bytes(islands: IslandsSettings) -> int:
     """Bytes of host memory for each parameter of a rank's 1/dp, in fp32: an island's anchor and momentum, the error
     where a codec makes one, what steps changed since where a fragment is late, and change and mean of one fragment
-    (holmes_runtime.outer).
+    (holmes_runtime.outer). A setting that is left to the planner counts as the one that takes most.
     """
-    kept = 2 + (islands.codec != "none") + (islands.delay_steps > 0)
-    return GRADIENT_BYTES * kept + ceil(2 * GRADIENT_BYTES / islands.fragments)
+    kept = 2 + (islands.codec != "none") + (islands.delay_steps != 0)
+    return GRADIENT_BYTES * kept + ceil(2 * GRADIENT_BYTES / (islands.fragments or 1))
 
 
 def edge_bytes(model: ModelShape, execution: Execution, codec: Codec = "none") -> int:

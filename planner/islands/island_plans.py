@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Inventory
@@ -11,10 +12,13 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, SourceFile
 from holmes_core.units import format_memory
 from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.run_settings import ChosenIslands
 from planner.cost.counts import outer_bytes
 from planner.islands.cluster_subset import only_clusters
 from planner.islands.groupings import Grouping, groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
+from planner.islands.outer_sync_cost import price_exchange
+from planner.islands.setting_choice import choose_round, open_settings
 from planner.layout.reprice import reprice_step_s
 from planner.make_plan import make_plan
 from planner.problem.memory_room import usable_host_bytes
@@ -35,20 +39,42 @@ class IslandPlans:
     refused: tuple[str, ...]
 
     def best_round(self) -> IslandRound | str:
-        """Return the round of most tokens/s on the networks as they are; in words why there is none."""
+        """Return the round of the best setting on the networks as they are; in words why there is none."""
         return self.best_round_on(self.inventory)
 
     def best_round_on(self, inventory: Inventory) -> IslandRound | str:
         """Return the same where clusters are joined as in `inventory`, with the same plans."""
-        networks, best, refused = Networks(inventory, self.job), None, list(self.refused)
-        for grouping, plans in self.found:
-            joined = zip(grouping, plans, strict=True)
-            made = make_round(networks, self.job, plans, [self._step_s(inventory, *each) for each in joined])
-            if isinstance(made, str):
-                refused.append(made)
-            elif best is None or made.cost.tokens_per_s > best.cost.tokens_per_s:
-                best = made
+        rounds, refused = self.rounds_on(inventory)
+        best = choose_round(rounds)
+        if best is None and rounds and self.job.islands is not None:
+            refused = (
+                *refused,
+                f"no setting is known to cost max_loss_penalty {self.job.islands.max_loss_penalty} or less",
+            )
         return best or "; ".join(dict.fromkeys(refused))
+
+    def rounds_on(self, inventory: Inventory) -> tuple[tuple[IslandRound, ...], tuple[str, ...]]:
+        """Return the fastest round of each setting that the job allows, and why groupings have none."""
+        networks, settings, refused = Networks(inventory, self.job), self._settings, list(self.refused)
+        best = dict[ChosenIslands, IslandRound]()
+        if not settings:
+            refused.append(f"no round of up to half of the job's {self.job.steps} steps fits what `islands` fixes")
+        for grouping, plans in self.found:
+            steps_s = [self._step_s(inventory, *each) for each in zip(grouping, plans, strict=True)]
+            priced = {
+                codec: price_exchange(networks, self.job, codec, plans) for codec in {each.codec for each in settings}
+            }
+            made = [make_round(each, self.job, plans, steps_s, priced[each.codec]) for each in settings]
+            fitting = [each for each in made if isinstance(each, IslandRound)]
+            refused += [each for each in made[:1] if isinstance(each, str) and not fitting]
+            for each in fitting:
+                if each.settings not in best or each.cost.tokens_per_s > best[each.settings].cost.tokens_per_s:
+                    best[each.settings] = each
+        return tuple(best.values()), tuple(refused)
+
+    @cached_property
+    def _settings(self) -> tuple[ChosenIslands, ...]:
+        return open_settings(self.job)
 
     def _step_s(self, inventory: Inventory, clusters: Sequence[str], plan: Plan) -> float:
         """Seconds of an island's step, which the networks between clusters change only where it is on several."""

@@ -8,51 +8,51 @@ from dataclasses import dataclass
 from holmes_core.records.islands import Round
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
-from holmes_runtime.config.run_settings import IslandsSettings
-from planner.islands.outer_sync_cost import price_exchange
-from planner.problem.networks import Networks
+from holmes_runtime.config.run_settings import ChosenIslands
+from planner.islands.outer_sync_cost import OuterSyncCost
 from planner.tolerances import ROUNDING
 
 
 @dataclass(frozen=True)
 class IslandRound:
-    """Islands, each with its plan, its inner steps a round, and what a round costs."""
+    """Islands, each with its plan, its inner steps a round, and what a round costs under the settings."""
 
+    settings: ChosenIslands
     plans: tuple[Plan, ...]
     inner_steps: tuple[int, ...]
     cost: Round
 
 
-def make_round(networks: Networks, job: Job, plans: Sequence[Plan], steps_s: Sequence[float]) -> IslandRound | str:
+def make_round(
+    islands: ChosenIslands, job: Job, plans: Sequence[Plan], steps_s: Sequence[float], exchange: OuterSyncCost
+) -> IslandRound | str:
     """Return the round of the islands of `plans`, whose steps take `steps_s`, or the reason in words why there is none.
 
-    The fastest takes as many inner steps as job.yaml says, the others as many as fit in its time. An outer sync begins
+    The fastest takes as many inner steps as `islands` says, the others as many as fit in its time. An outer sync begins
     when all islands have arrived. They wait for the time it takes beyond the inner steps until it is applied, and for
     all of the last one.
     """
-    assert job.islands is not None
-    islands, fastest_s = job.islands, min(steps_s)
+    fastest_s, fragment_s = min(steps_s), exchange.fragment_s(islands.fragments)
     inner_steps = tuple(int(islands.inner_steps * fastest_s / step_s * (1 + ROUNDING)) for step_s in steps_s)
     for plan, steps in zip(plans, inner_steps, strict=True):
         if why := _too_slow(islands, steps):
             return f"cluster {plan.ranks[0].cluster} is too slow: {why}"
-    exchange = price_exchange(networks, job, plans)
-    hidden_s = min(exchange.fragment_s, islands.delay_steps * fastest_s)
-    exposed_s = islands.fragments * (exchange.fragment_s - hidden_s)
+    hidden_s = min(fragment_s, islands.delay_steps * fastest_s)
+    exposed_s = islands.fragments * (fragment_s - hidden_s)
     round_s = islands.inner_steps * fastest_s + exposed_s
     samples = sum(steps * plan.job.global_batch_size for steps, plan in zip(inner_steps, plans, strict=True))
     cost = Round(
         round_s=round_s,
         exposed_s=exposed_s,
-        exchange_s=islands.fragments * exchange.fragment_s,
+        exchange_s=islands.fragments * fragment_s,
         end_s=hidden_s,
         sent_bytes=exchange.sent_bytes,
         tokens_per_s=samples * job.model.seq_length / round_s,
     )
-    return IslandRound(tuple(plans), inner_steps, cost)
+    return IslandRound(islands, tuple(plans), inner_steps, cost)
 
 
-def _too_slow(islands: IslandsSettings, steps: int) -> str:
+def _too_slow(islands: ChosenIslands, steps: int) -> str:
     """Return why so few inner steps a round are too few; empty where they are enough."""
     if steps < islands.fragments:
         return f"it takes {steps} steps a round, islands.fragments is {islands.fragments}"

@@ -1,40 +1,33 @@
-"""A longer round than job.yaml has, where it would make the run much faster: islands that exchange less often."""
+"""A longer round than job.yaml fixes, where it would make the run much faster: islands that exchange less often."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import takewhile
 
 from holmes_core.records.islands import LongerRound
+from planner.cost.islands_loss import loss_penalty
 from planner.islands.island_plans import IslandPlans
-from planner.islands.island_rounds import IslandRound
+from planner.islands.setting_choice import choose_round, is_allowed
 
-MAX_INNER_STEPS = 500  # the rounds of DiLoCo's own runs (arXiv 2311.08105, section 3)
 MIN_GAIN = 1.05
-NEAR = 1.02  # of two rounds as near as that the shorter one is better: it costs less loss
 
 
 def longer_round(islands: IslandPlans, tokens_per_s: float) -> LongerRound | None:
-    """Return the shortest round that is about as fast as any longer one, if it is faster than `tokens_per_s`.
+    """Return the best round that is longer than the job's, if the fastest of those is faster than `tokens_per_s`.
 
-    A round has at most half of the job's steps. The plans of islands stay, as their steps do not depend on the round.
+    All else that job.yaml fixes stays. A job that leaves the inner steps open has no longer round than the plan's.
     """
-    speeds = dict(_speeds(islands))
-    fastest = max(speeds.values(), default=0.0)
-    if fastest < MIN_GAIN * tokens_per_s:
+    section = islands.job.islands
+    if section is None or section.inner_steps is None:
         return None
-    steps = next(steps for steps, speed in speeds.items() if speed * NEAR >= fastest)
-    return LongerRound(inner_steps=steps, tokens_per_s=speeds[steps])
-
-
-def _speeds(islands: IslandPlans) -> Iterator[tuple[int, float]]:
-    """Yield inner steps, each twice those before, and the tokens/s of the best round that has as many."""
-    section, most = islands.job.islands, min(MAX_INNER_STEPS, islands.job.steps // 2)
-    assert section is not None
-    doubled = (section.inner_steps << times for times in range(1, MAX_INNER_STEPS.bit_length() + 1))
-    for steps in takewhile(lambda steps: steps <= most, doubled):
-        job = islands.job.model_copy(update={"islands": replace(section, inner_steps=steps)})
-        best = replace(islands, job=job).best_round()
-        if isinstance(best, IslandRound):
-            yield steps, best.cost.tokens_per_s
+    job = islands.job.model_copy(update={"islands": replace(section, inner_steps=None)})
+    rounds, _ = replace(islands, job=job).rounds_on(islands.inventory)
+    longer = [each for each in rounds if each.settings.inner_steps > section.inner_steps and is_allowed(each.settings)]
+    best = choose_round(longer)
+    if best is None or max(each.cost.tokens_per_s for each in longer) < MIN_GAIN * tokens_per_s:
+        return None
+    return LongerRound(
+        inner_steps=best.settings.inner_steps,
+        tokens_per_s=best.cost.tokens_per_s,
+        loss=loss_penalty(best.settings),
+    )

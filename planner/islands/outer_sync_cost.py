@@ -14,6 +14,7 @@ from itertools import permutations
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, PlanRank
 from holmes_runtime.config.codec import OUTER_BLOCK, pack_s, packed_bytes, unpack_s
+from holmes_runtime.config.run_settings import OuterCodec
 from planner.cost.engines import expert_shards
 from planner.cost.trained import stage_of
 from planner.problem.networks import Networks, SharedWire, require_bandwidth
@@ -28,10 +29,15 @@ BOTH_WAYS = 0.8
 
 @dataclass(frozen=True)
 class OuterSyncCost:
-    """Seconds of one fragment's exchange, and the bytes that each island sends in a round."""
+    """The seconds that exchanges of a round take, and the bytes that each island sends in it."""
 
-    fragment_s: float
+    busy_s: float  # all bytes on the wire, and their packing
+    rendezvous_s: float  # of each fragment, with its latency
     sent_bytes: tuple[int, ...]
+
+    def fragment_s(self, fragments: int) -> float:
+        """Return the seconds of the exchange of one of so many fragments."""
+        return self.busy_s / fragments + self.rendezvous_s
 
 
 @dataclass(frozen=True)
@@ -43,24 +49,22 @@ class _Sender:
     each_bytes: int
 
 
-def price_exchange(networks: Networks, job: Job, plans: Sequence[Plan]) -> OuterSyncCost:
+def price_exchange(networks: Networks, job: Job, codec: OuterCodec, plans: Sequence[Plan]) -> OuterSyncCost:
     """Return the outer syncs of the islands of `plans`; each fragment takes a rendezvous, a message and its packing.
 
     Raises:
         HolmesError: the rate of a host's NIC is not known.
     """
-    assert job.islands is not None
-    fragments, islands = job.islands.fragments, [_senders(job, plan) for plan in plans]
+    islands = [_senders(codec, plan) for plan in plans]
     busy_s = max([*_nics_s(networks, islands), *_trunks_s(networks, islands)]) / BOTH_WAYS
     latency_s = max(
         networks.connection(a.cluster, b.cluster).latency_s
         for one, other in permutations(islands, 2)
         for a, b in _first_of_clusters(one, other)
     )
-    packing_s = max(_packing_s(job, plan, len(plans)) for plan in plans)
+    packing_s = max(_packing_s(job, codec, plan, len(plans)) for plan in plans)
     sent = ((len(plans) - 1) * sum(sender.each_bytes for sender in island) for island in islands)
-    fragment_s = (busy_s + packing_s) / fragments + latency_s + meeting_s(len(plans), latency_s)
-    return OuterSyncCost(fragment_s, tuple(sent))
+    return OuterSyncCost(busy_s + packing_s, latency_s + meeting_s(len(plans), latency_s), tuple(sent))
 
 
 def meeting_s(num_islands: int, latency_s: float) -> float:
@@ -73,13 +77,11 @@ def meeting_s(num_islands: int, latency_s: float) -> float:
     return questions * (QUESTION_S + 2 * latency_s)
 
 
-def _senders(job: Job, plan: Plan) -> list[_Sender]:
-    assert job.islands is not None
+def _senders(codec: OuterCodec, plan: Plan) -> list[_Sender]:
     held, cluster_of = Counter[str](), dict[str, str]()
     for rank in plan.ranks:
         held[rank.host] += rank_share(plan, rank)
         cluster_of[rank.host] = rank.cluster
-    codec = job.islands.codec
     return [
         _Sender(host, cluster_of[host], packed_bytes(codec, values, VALUE_BYTES, OUTER_BLOCK))
         for host, values in held.items()
@@ -132,8 +134,7 @@ def _first_of_clusters(one: Sequence[_Sender], other: Sequence[_Sender]) -> Iter
     return ((a, b) for a in firsts[0] for b in firsts[1])
 
 
-def _packing_s(job: Job, plan: Plan, num_islands: int) -> float:
+def _packing_s(job: Job, codec: OuterCodec, plan: Plan, num_islands: int) -> float:
     """Return the busiest rank's seconds: it packs its pseudo-gradient and unpacks one of each island, its own too."""
-    assert job.islands is not None
-    values, codec = max(rank_share(plan, rank) for rank in plan.ranks), job.islands.codec
+    values = max(rank_share(plan, rank) for rank in plan.ranks)
     return pack_s(job.device, codec, values) + num_islands * unpack_s(job.device, codec, values)

@@ -13,11 +13,16 @@ from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes
 from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
+from planner.cost.counts import outer_bytes
+from planner.islands.cluster_subset import only_clusters
 from planner.islands.island_plans import IslandPlans, plan_islands
 from planner.islands.island_rounds import IslandRound
 from planner.islands.longer_round import longer_round
 from planner.islands.ordinary_modes import ModePlacement, fastest_of_each, find_ways, price_way
+from planner.islands.setting_choice import setting_prices
+from planner.islands.slower_by import find_slower_by
 from planner.islands.uniform_links import with_uniform_links
+from planner.layout.reprice import reprice
 from planner.problem.problem import read_problem
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -57,14 +62,19 @@ def plan_mode(
     islands = plan_islands(inventory, job, sources, OF_THE_TIME * time_limit_s, tell)
     best = islands.best_round()
     planned = ordinary if isinstance(ordinary, Plan) else None
-    ways = _ModePlacements(inventory, together, find_ways(inventory, together, planned, left.seconds, tell), islands)
     as_one_per_s = planned.prediction.tokens_per_s if planned is not None else 0.0
-    if isinstance(best, IslandRound) and best.cost.tokens_per_s > as_one_per_s * (1 + RELATIVE_TOLERANCE):
-        return _written(job, sources, best, _modes(ways, best, ordinary))
-    if isinstance(ordinary, HolmesError):
+    is_apart = isinstance(best, IslandRound) and best.cost.tokens_per_s > as_one_per_s * (1 + RELATIVE_TOLERANCE)
+    if isinstance(ordinary, HolmesError) and not is_apart:
         why = best if isinstance(best, str) else ""
         raise HolmesError(f"{ordinary.what}; and as islands: {why}", ordinary.hint, ordinary.exit_code)
-    return ordinary.model_copy(update={"modes": _modes(ways, best, ordinary)})
+    now_per_s = best.cost.tokens_per_s if is_apart and isinstance(best, IslandRound) else as_one_per_s
+    slower_by = find_slower_by(islands, sources, now_per_s, OF_THE_TIME * left.seconds, tell)
+    ways = _ModePlacements(inventory, together, find_ways(inventory, together, planned, left.seconds, tell), islands)
+    modes = _modes(ways, best, ordinary).model_copy(update={"slower_by": slower_by})
+    if isinstance(best, IslandRound) and is_apart:
+        return _written(inventory, job, sources, best, modes)
+    assert isinstance(ordinary, Plan)
+    return ordinary.model_copy(update={"modes": modes})
 
 
 def _plan_or_error(make: MakeOrdinary, job: Job, time_limit_s: float) -> Plan | HolmesError:
@@ -75,9 +85,14 @@ def _plan_or_error(make: MakeOrdinary, job: Job, time_limit_s: float) -> Plan | 
         return error
 
 
-def _written(job: Job, sources: tuple[SourceFile, SourceFile], best: IslandRound, modes: Modes) -> IslandsPlan:
-    """Return the plan of islands, each with the steps that it takes in as many rounds as the job's samples fill."""
-    assert job.islands is not None
+def _written(
+    inventory: Inventory, job: Job, sources: tuple[SourceFile, SourceFile], best: IslandRound, modes: Modes
+) -> IslandsPlan:
+    """Return the plan of islands, each with the steps that it takes in as many rounds as the job's samples fill.
+
+    Its jobs have all of the settings that were chosen.
+    """
+    job = job.model_copy(update={"islands": best.settings.as_settings()})
     samples = sum(n * plan.job.global_batch_size for n, plan in zip(best.inner_steps, best.plans, strict=True))
     rounds = -(-job.steps * job.global_batch_size // samples)
     return IslandsPlan(
@@ -86,12 +101,21 @@ def _written(job: Job, sources: tuple[SourceFile, SourceFile], best: IslandRound
         job=job,
         rounds=rounds,
         islands=tuple(
-            plan.model_copy(update={"job": _island_job(job, f"island-{k}", plan.job.global_batch_size, steps, rounds)})
+            _with_job(inventory, plan, _island_job(job, f"island-{k}", plan.job.global_batch_size, steps, rounds))
             for k, (plan, steps) in enumerate(zip(best.plans, best.inner_steps, strict=True))
         ),
         prediction=best.cost,
         modes=modes,
     )
+
+
+def _with_job(inventory: Inventory, plan: Plan, job: Job) -> Plan:
+    """Return the plan with another job, and the host memory that its islands' settings take."""
+    changed = plan.model_copy(update={"job": job})
+    if plan.job.islands is None or job.islands is None or outer_bytes(plan.job.islands) == outer_bytes(job.islands):
+        return changed
+    needed = reprice(only_clusters(inventory, {rank.cluster for rank in plan.ranks}), changed).host_memory_bytes
+    return changed.model_copy(update={"prediction": plan.prediction.model_copy(update={"host_memory_bytes": needed})})
 
 
 def _island_job(job: Job, name: str, batch: int, inner_steps: int, rounds: int) -> Job:
@@ -127,7 +151,9 @@ def _modes(ways: _ModePlacements, best: IslandRound | str, ordinary: Plan | Holm
     missing = (ModePrice(mode=mode, why=nothing) for mode in get_args(Mode) if mode not in prices)
     ranked = sorted((*prices.values(), *missing), key=lambda price: -(price.tokens_per_s or 0.0))
     longer = longer_round(ways.islands, ranked[0].tokens_per_s or 0.0)
-    return Modes(prices=tuple(ranked), longer_round=longer, by_network=tuple(_by_network(ways)))
+    chosen = best if isinstance(best, IslandRound) else None
+    settings = tuple(setting_prices(ways.islands.rounds_on(ways.inventory)[0], chosen))
+    return Modes(prices=tuple(ranked), settings=settings, longer_round=longer, by_network=tuple(_by_network(ways)))
 
 
 def _islands_price(best: IslandRound | str) -> ModePrice:

@@ -29,7 +29,7 @@ JOB = {
     "compute": {"emulate": {"forward_s_per_layer": 0.005, "backward_s_per_layer": 0.01}},
     "parallel": {"micro_batch_size": 1},
     "timeout_s": 60,
-    "islands": {"inner_steps": 20, "fragments": 2, "delay_steps": 4, "grace_s": 3.0},
+    "islands": {"inner_steps": 20, "codec": "int4", "fragments": 2, "delay_steps": 4, "grace_s": 3.0},
 }
 
 

@@ -14,6 +14,7 @@ from holmes_cli.islands.run_islands import refuse_settings
 from holmes_cli.pages.modes_picture import COLOURS, draw_modes
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import BestMode, Mode
+from holmes_core.records.link import Security
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.record_file import read_file
 from holmes_core.records.run import Settings
@@ -65,6 +66,34 @@ def test_learning_rate_at_which_islands_jumped_is_warned_of_with_their_batch(
     assert done.code == 0
     assert ("optimizer.learning_rate 0.003 is high for islands" in done.stdout) is warned
     assert (whole in done.stdout) is warned
+
+
+def test_settings_that_are_left_open_are_chosen_and_shown(command: Command, tmp_path: Path) -> None:
+    write_job(tmp_path, {"max_loss_penalty": "2%"})
+    done = command("plan", "job.yaml")
+    chosen = re.search(r"^inner_steps (\d+), codec (\w+), fragments (\d), delay_steps (\d+): loss", done.stdout, re.M)
+    assert chosen is not None
+    assert "\nSettings of islands\n" in done.stdout
+    assert "chosen: " in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if line.startswith(("┏", "│", "├", "└"))) <= 100
+    islands = read_file(IslandsPlan, tmp_path / "plan.json").job.islands
+    assert islands is not None
+    settings = (islands.inner_steps, islands.codec, islands.fragments, islands.delay_steps)
+    assert tuple(map(str, settings)) == chosen.groups()
+
+
+def test_encryption_that_rules_out_islands_is_the_first_line(command: Command, tmp_path: Path) -> None:
+    security = Security(between_clusters="wireguard")
+    inventory = SLOW.model_copy(update={"security": security})
+    (tmp_path / "inventory.json").write_text(inventory.to_json(), encoding="utf-8")
+    first = command("plan", "job.yaml").stdout.splitlines()[0]
+    assert re.match(r"`between_clusters: wireguard` rules out islands that would read \d+ tokens/s, \d\.\d\dx", first)
+
+
+def test_a_longer_round_than_the_fixed_one_is_named_with_its_loss(command: Command, tmp_path: Path) -> None:
+    write_job(tmp_path, {"inner_steps": 2, "codec": "none", "fragments": 1, "delay_steps": 0})
+    said = " ".join(command("plan", "job.yaml").stdout.split())
+    assert re.search(r"Islands with `inner_steps: \d+` would read \d+ tokens/s, \d+\.\d\dx as many; loss over", said)
 
 
 def test_json_is_the_plan_with_its_modes_and_nothing_else(command: Command, tmp_path: Path) -> None:

@@ -17,14 +17,16 @@ from tests.planner.fleets import bed_job, cpu_inventory, plan_for
 
 ROUND = Round(round_s=9.0, exposed_s=1.0, exchange_s=2.0, sent_bytes=(5, 5), tokens_per_s=3.0)
 
+CHOSEN = {"inner_steps": 50, "codec": "int4", "fragments": 4, "delay_steps": 2}
+
 
 def job_with(islands: dict[str, Any], steps: int = 100) -> Job:
     plain = bed_job(parallel={}, steps=steps).model_dump(mode="json", exclude_defaults=True)
     return parse(Job, plain | {"islands": islands}, "job.yaml")
 
 
-def islands_plan(hosts: tuple[str, str] = ("a", "b")) -> IslandsPlan:
-    job, inventory = job_with({}), cpu_inventory([1, 1])
+def islands_plan(hosts: tuple[str, str] = ("a", "b"), section: dict[str, Any] = CHOSEN) -> IslandsPlan:
+    job, inventory = job_with(section), cpu_inventory([1, 1])
     sizes = [cpu_inventory([1]), cpu_inventory([1]) if hosts[0] == hosts[1] else cpu_inventory([2])]
     plans = [plan_for(each, job.model_copy(update={"global_batch_size": 16})) for each in sizes]
     if hosts[0] != hosts[1]:
@@ -45,8 +47,11 @@ def islands_plan(hosts: tuple[str, str] = ("a", "b")) -> IslandsPlan:
 @pytest.mark.parametrize(
     ("islands", "said"),
     [
-        ({"fragments": 60}, "islands.fragments: must be at most inner_steps 50 (value 60)"),
-        ({"delay_steps": 50}, "islands.delay_steps: must be at most 12, the steps between two fragments (value 50)"),
+        ({"inner_steps": 50, "fragments": 60}, "islands.fragments: must be at most inner_steps 50 (value 60)"),
+        (
+            {"inner_steps": 50, "fragments": 4, "delay_steps": 50},
+            "islands.delay_steps: must be at most 12, the steps between two fragments (value 50)",
+        ),
         ({"inner_steps": 200}, "islands.inner_steps is 200, the job has only 100 steps"),
         ({"inner_steps": "many"}, "islands.inner_steps"),
         ({"inner_steps": 0}, "islands.inner_steps"),
@@ -55,6 +60,9 @@ def islands_plan(hosts: tuple[str, str] = ("a", "b")) -> IslandsPlan:
         ({"outer_rate": 0}, "islands.outer_rate"),
         ({"quorum": 0}, "islands.quorum"),
         ({"grace_s": 0}, "islands.grace_s"),
+        ({"max_loss_penalty": 0.5}, "islands.max_loss_penalty"),
+        ({"max_loss_penalty": "100%"}, "islands.max_loss_penalty"),
+        ({"max_loss_penalty": "-1%"}, "islands.max_loss_penalty"),
         ({"outer_lr": 0.7}, "outer_lr"),
     ],
 )
@@ -64,10 +72,16 @@ def test_wrong_section_is_refused_by_its_key(islands: dict[str, Any], said: str)
     assert said in str(refused.value)
 
 
-def test_section_may_be_empty() -> None:
+def test_section_may_be_empty_and_then_nothing_is_chosen() -> None:
     islands = job_with({}).islands
     assert islands is not None
-    assert (islands.inner_steps, islands.codec, islands.fragments, islands.delay_steps) == (50, "int4", 4, 2)
+    with pytest.raises(ValueError, match="inner_steps: must be set"):
+        islands.chosen()
+
+
+def test_plan_of_islands_without_all_settings_is_refused() -> None:
+    with pytest.raises(ValueError, match="codec: must be set"):
+        islands_plan(section={key: value for key, value in CHOSEN.items() if key != "codec"})
 
 
 def test_files_without_the_section_do_not_name_it() -> None:

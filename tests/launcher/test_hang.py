@@ -58,7 +58,7 @@ def test_before_every_rank_took_a_step_the_jobs_timeout_counts() -> None:
 
 
 def test_an_island_may_wait_for_others_that_are_on_their_way() -> None:
-    section = {"inner_steps": 500, "fragments": 2, "delay_steps": 0, "grace_s": 30.0}
+    section = {"inner_steps": 500, "codec": "int4", "fragments": 2, "delay_steps": 0, "grace_s": 30.0}
     detector = HangDetector(cpu_plan(compute={"flops_per_s": 1e13}, islands=section, steps=1000), now_s=0.0)
     detector.take_step(10.0)
     assert detector.limit_s == pytest.approx(600 + 30 + 600 + 2 * 250 * 10)

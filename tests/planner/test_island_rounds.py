@@ -36,7 +36,8 @@ SLOW = with_uniform_links(cpu_inventory([1, 1]), 1e5, 0.02)
 
 
 def islands_job(section: dict[str, Any], **changes: Any) -> Job:
-    return bed_job(parallel={}, steps=200, islands=IslandsSettings(**section), **changes)
+    fixed: dict[str, Any] = {"inner_steps": 50, "codec": "int4", "fragments": 4, "delay_steps": 2} | section
+    return bed_job(parallel={}, steps=200, islands=IslandsSettings(**fixed), **changes)
 
 
 def island_plans(inventory: Inventory, job: Job) -> list[Plan]:
@@ -46,7 +47,10 @@ def island_plans(inventory: Inventory, job: Job) -> list[Plan]:
 
 
 def round_of(inventory: Inventory, job: Job, steps_s: list[float]) -> IslandRound | str:
-    return make_round(Networks(inventory, job), job, island_plans(inventory, job), steps_s)
+    assert job.islands is not None
+    settings, plans = job.islands.chosen(), island_plans(inventory, job)
+    exchange = price_exchange(Networks(inventory, job), job, settings.codec, plans)
+    return make_round(settings, job, plans, steps_s, exchange)
 
 
 def test_each_cluster_is_an_island_first_then_some_are_joined_or_left_out() -> None:
@@ -66,28 +70,30 @@ def test_batch_is_shared_out_in_whole_micro_batches() -> None:
 
 def test_island_sends_its_packed_change_to_each_other_one() -> None:
     job = islands_job({"codec": "none", "fragments": 1, "delay_steps": 0})
-    exchange = price_exchange(Networks(SLOW, job), job, island_plans(SLOW, job))
+    exchange = price_exchange(Networks(SLOW, job), job, "none", island_plans(SLOW, job))
     assert exchange.sent_bytes == (4 * PARAMETERS, 4 * PARAMETERS)
-    assert exchange.fragment_s == pytest.approx(4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.02 + 11 * (QUESTION_S + 0.04))
+    assert exchange.fragment_s(1) == pytest.approx(4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.02 + 11 * (QUESTION_S + 0.04))
     packed = islands_job({"codec": "int4", "fragments": 4})
-    assert price_exchange(Networks(SLOW, packed), packed, island_plans(SLOW, packed)).sent_bytes[0] == pytest.approx(
-        PARAMETERS * 66 / 128, rel=1e-4
-    )
+    assert price_exchange(Networks(SLOW, packed), packed, "int4", island_plans(SLOW, packed)).sent_bytes[
+        0
+    ] == pytest.approx(PARAMETERS * 66 / 128, rel=1e-4)
 
 
 def test_trunk_is_shared_by_all_hosts_of_a_cluster() -> None:
     job = islands_job({"codec": "none", "fragments": 1, "delay_steps": 0})
     fast = with_uniform_links(cpu_inventory([2, 1]), 1e6, 0.02)
     inventory = with_trunk(fast, ("a", "b"), 1e5)
-    exchange = price_exchange(Networks(inventory, job), job, island_plans(inventory, job))
-    assert exchange.fragment_s == pytest.approx(4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.02 + 11 * (QUESTION_S + 0.04))
+    exchange = price_exchange(Networks(inventory, job), job, "none", island_plans(inventory, job))
+    assert exchange.fragment_s(1) == pytest.approx(4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.02 + 11 * (QUESTION_S + 0.04))
 
 
 def test_each_further_island_is_asked_for_at_the_meeting() -> None:
     job = islands_job({"codec": "none", "fragments": 1, "delay_steps": 0})
     inventory = with_uniform_links(cpu_inventory([1, 1, 1]), 1e6, 0.05)
-    exchange = price_exchange(Networks(inventory, job), job, island_plans(inventory, job))
-    assert exchange.fragment_s == pytest.approx(2 * 4 * PARAMETERS / 1e6 / BOTH_WAYS + 0.05 + 13 * (QUESTION_S + 0.1))
+    exchange = price_exchange(Networks(inventory, job), job, "none", island_plans(inventory, job))
+    assert exchange.fragment_s(1) == pytest.approx(
+        2 * 4 * PARAMETERS / 1e6 / BOTH_WAYS + 0.05 + 13 * (QUESTION_S + 0.1)
+    )
 
 
 def test_slower_island_takes_as_many_steps_as_fit_in_the_time() -> None:
@@ -230,9 +236,9 @@ def test_a_longer_round_is_named_where_it_is_much_faster_and_has_at_most_half_of
 
     said = longer_round(islands, now.cost.tokens_per_s)
     assert said is not None
-    assert said.inner_steps == 64  # 128 would be more than half of 200
-    tokens = now.cost.tokens_per_s * now.cost.round_s * 64 / 4
-    longer_s = now.cost.round_s + 60 / 4 * (now.cost.round_s - now.cost.exposed_s)
+    assert 90 < said.inner_steps <= 100  # half of 200, or about as fast
+    tokens = now.cost.tokens_per_s * now.cost.round_s * said.inner_steps / 4
+    longer_s = now.cost.round_s + (said.inner_steps - 4) / 4 * (now.cost.round_s - now.cost.exposed_s)
     assert said.tokens_per_s == pytest.approx(tokens / longer_s)
 
     assert longer_round(islands, said.tokens_per_s / 1.06) is not None

@@ -130,8 +130,10 @@ def test_an_uplink_is_a_wire_of_all_that_leaves_or_enters_its_cluster() -> None:
 def test_islands_share_the_uplink_of_each_among_all_others() -> None:
     job = islands_job({"codec": "none", "fragments": 1, "delay_steps": 0})
     inventory = with_trunk(with_uniform_links(cpu_inventory([1, 1, 1]), 1e6, 0.05), "b", 1e5)
-    exchange = price_exchange(Networks(inventory, job), job, island_plans(inventory, job))
-    assert exchange.fragment_s == pytest.approx(2 * 4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.05 + 13 * (QUESTION_S + 0.1))
+    exchange = price_exchange(Networks(inventory, job), job, "none", island_plans(inventory, job))
+    assert exchange.fragment_s(1) == pytest.approx(
+        2 * 4 * PARAMETERS / 1e5 / BOTH_WAYS + 0.05 + 13 * (QUESTION_S + 0.1)
+    )
 
 
 def test_what_if_on_one_cluster_is_its_uplink_even_if_its_name_has_a_dash() -> None:

@@ -1,0 +1,124 @@
+"""The inner steps, codec, fragments and delay of islands: those that job.yaml leaves open, and the choice among them.
+
+Tokens/s rise with the inner steps, and so does the loss. So the longest round within `max_loss_penalty` is considered
+for each codec, number of fragments and delay, along with shorter ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import get_args
+
+from holmes_core.records.islands import LossPenalty, SettingPrice
+from holmes_core.records.job import Job
+from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings, OuterCodec
+from planner.cost.islands_loss import BY_DELAY, MAX_INNER_STEPS, MEASURED_STEPS, loss_penalty
+from planner.islands.island_rounds import IslandRound
+
+FRAGMENTS = (1, 4)  # as measured, and so are the delays
+DELAY_STEPS = tuple(BY_DELAY)
+NEAR = 1.01  # of settings as near as that to the fastest the one of least loss is better
+WHOLE = 8  # rounds a step apart below the longest: a slower island takes whole steps, and some lengths suit it better
+
+
+def open_settings(job: Job) -> tuple[ChosenIslands, ...]:
+    """Return every setting of islands that the job allows; of those that it fixes all, the only one."""
+    assert job.islands is not None
+    section, most = job.islands, max(1, min(MAX_INNER_STEPS, job.steps // 2))
+    codecs = (section.codec,) if section.codec else get_args(OuterCodec)
+    fragments = (section.fragments,) if section.fragments else FRAGMENTS
+    delays = DELAY_STEPS if section.delay_steps is None else (section.delay_steps,)
+    found = dict[ChosenIslands, None]()
+    for others in product(codecs, fragments, delays):
+        numbers = {section.inner_steps} if section.inner_steps else _inner_steps(section, most, others)
+        for number in sorted(numbers):
+            found.update(dict.fromkeys(_setting(section, number, *others)))
+    return tuple(found)
+
+
+def choose_round(rounds: Sequence[IslandRound]) -> IslandRound | None:
+    """Return the round of least loss among those about as fast as the fastest whose loss is allowed, if any is."""
+    allowed = [each for each in rounds if is_allowed(each.settings)]
+    fastest = max((each.cost.tokens_per_s for each in allowed), default=0.0)
+    near = [each for each in allowed if each.cost.tokens_per_s * NEAR >= fastest]
+    return min(near, key=_loss_then_time, default=None)
+
+
+def is_allowed(settings: ChosenIslands) -> bool:
+    """Return True if the expected loss is within `max_loss_penalty`: one that was not measured is not."""
+    if settings.max_loss_penalty is None:
+        return True
+    loss = loss_penalty(settings)
+    return loss is not None and loss.expected <= percent(settings.max_loss_penalty)
+
+
+def percent(text: str) -> float:
+    """Return the number of `0.5%`."""
+    return float(text.removesuffix("%"))
+
+
+def setting_prices(rounds: Sequence[IslandRound], chosen: IslandRound | None) -> Iterator[SettingPrice]:
+    """Yield the prices of the chosen setting and of those that differ from it in one respect, in their order."""
+    if chosen is None or len(rounds) < 2:
+        return
+    ours = _respects(chosen.settings)
+    for each in sorted(rounds, key=lambda made: _respects(made.settings)):
+        differing = sum(a != b for a, b in zip(_respects(each.settings), ours, strict=True))
+        is_round = each.settings.inner_steps in (ours[0], *MEASURED_STEPS)
+        if differing <= 1 and is_round:
+            yield _price(each, chosen, max(made.cost.tokens_per_s for made in rounds if is_allowed(made.settings)))
+
+
+def _respects(settings: ChosenIslands) -> tuple[int, int, tuple[int, int]]:
+    codecs: tuple[OuterCodec, ...] = get_args(OuterCodec)
+    return settings.inner_steps, codecs.index(settings.codec), (settings.fragments, settings.delay_steps)
+
+
+def _price(made: IslandRound, chosen: IslandRound, fastest: float) -> SettingPrice:
+    settings, cost = made.settings, made.cost
+    return SettingPrice(
+        inner_steps=settings.inner_steps,
+        codec=settings.codec,
+        fragments=settings.fragments,
+        delay_steps=settings.delay_steps,
+        sent_bytes=sum(cost.sent_bytes),
+        step_s=cost.round_s / settings.inner_steps,
+        tokens_per_s=cost.tokens_per_s,
+        loss=loss_penalty(settings),
+        is_chosen=settings == chosen.settings,
+        why=_why(made, chosen, fastest),
+    )
+
+
+def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
+    """Return why the setting is the plan's, or why not."""
+    speed, bound = made.cost.tokens_per_s, made.settings.max_loss_penalty
+    if made.settings == chosen.settings:
+        return "chosen: the fastest" if speed >= fastest else "chosen: least loss within 1 % of the fastest"
+    if not is_allowed(made.settings):
+        return f"more than max_loss_penalty {bound}" if loss_penalty(made.settings) else "its loss was not measured"
+    return "about as fast, no less loss" if speed * NEAR >= fastest else f"{fastest / speed:.2f}x the time a token"
+
+
+def _inner_steps(section: IslandsSettings, most: int, others: tuple[OuterCodec, int, int]) -> set[int]:
+    """Return the inner steps to consider: those measured, the most, the most of allowed loss, and a few less."""
+    allowed = (steps for steps in range(most, 0, -1) if any(map(is_allowed, _setting(section, steps, *others))))
+    longest = {most, next(allowed, most)}
+    near = {steps - fewer for steps in longest for fewer in range(min(WHOLE, steps))}
+    return near | {steps for steps in MEASURED_STEPS if steps <= most}
+
+
+def _setting(
+    section: IslandsSettings, inner_steps: int, codec: OuterCodec, fragments: int, delay_steps: int
+) -> Iterable[ChosenIslands]:
+    """Return the setting, unless a round is too short for its fragments and its delay."""
+    if fragments > inner_steps or delay_steps > inner_steps // fragments:
+        return ()
+    chosen = {"inner_steps": inner_steps, "codec": codec, "fragments": fragments, "delay_steps": delay_steps}
+    return (ChosenIslands(**(vars(section) | chosen)),)
+
+
+def _loss_then_time(made: IslandRound) -> tuple[float, int, float]:
+    loss: LossPenalty | None = loss_penalty(made.settings)
+    return round(loss.expected, 1) if loss else float("inf"), made.settings.inner_steps, -made.cost.tokens_per_s
