@@ -33,8 +33,8 @@ _SKETCH = """\
 # Sketches: plans for machines that are not there yet
 
 `holmes sketch` writes an inventory from a line of text, and `holmes plan` plans for it as for probed machines: to size
-a purchase, to compare offers, to reproduce a paper. The tutorial [Size a purchase](tutorials/purchase.md) goes through it, and
-[ten public clusters](ten-clusters.md) are lines to copy from.
+a purchase, to compare offers, to reproduce a paper. The tutorial [Size a purchase](tutorials/purchase.md) goes through
+it, and [ten public clusters](ten-clusters.md) are lines to copy from.
 
 ```
 holmes sketch 'a: 8 x 8 H100, IB 8x400; b: 8 x 8 A100-80, RoCE 2x200; 25 between'      # writes sketch.json

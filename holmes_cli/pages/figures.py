@@ -18,14 +18,15 @@ Heat = Literal["cool", "warm", "hot"]
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure at the head of a page."""
+    """A figure at the head of a page; `role` is its class, if any."""
 
     value: str
     label: str
+    role: str = ""
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """A part of a step: its class, its percent of the longest step shown, and its seconds in words."""
 
     label: str
@@ -39,7 +40,7 @@ class Stack:
     """A step as one bar of its parts."""
 
     label: str
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def stacks(steps: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> list[Sta
         Stack(
             f"{label}: {format_seconds(total_s)}",
             tuple(
-                Part(name, colour, round(100 * seconds / longest_s, 2), format_seconds(seconds))
+                StepPart(name, colour, round(100 * seconds / longest_s, 2), format_seconds(seconds))
                 for colour, (name, seconds) in zip(PART_COLOURS, parts, strict=False)
             ),
         )

@@ -35,6 +35,7 @@ NAMED_HOSTS = 64  # up to here every host has a mark of its own
 MAX_MARKS, MAX_SQUARES = 32, 16  # marks of a lane, and ranks in one mark
 MAX_LANES, MAX_BARS = 48, 4000
 WARM_PERCENT, HOT_PERCENT = 50.0, 80.0  # of the step that a NIC or a wire is busy
+WARM_MEMORY, HOT_MEMORY = 85.0, 95.0  # percent of a GPU's memory
 BAR_CLASSES = {"forward": "f", "backward": "b", "backward input": "i", "backward weight": "w"}
 
 
@@ -43,6 +44,7 @@ class Mark:
     """One host, or several alike, in a lane: its ranks as squares, and the number of those not drawn."""
 
     label: str
+    hosts: int
     squares: int
     more: int
     tip: str
@@ -70,6 +72,11 @@ class StageLane:
     left_out: str
     bars: tuple[Bar, ...]
 
+    @property
+    def heat(self) -> str:
+        """The class of the memory's colour; none where the memory is not known."""
+        return heat_of(self.memory_percent, WARM_MEMORY, HOT_MEMORY) if self.memory_percent is not None else ""
+
 
 @dataclass(frozen=True)
 class Card:
@@ -85,10 +92,10 @@ class Card:
 
 @dataclass(frozen=True)
 class PlanPicture:
-    """Cards from the first stage's cluster on, the time that lanes show, and sentences on parts left out."""
+    """Cards from the first stage's cluster on, labels along the time of lanes, and sentences on parts left out."""
 
     cards: tuple[Card, ...]
-    time: str
+    ticks: tuple[str, ...]
     kinds: tuple[tuple[str, str], ...]  # of bars: class and name
     left_out: tuple[str, ...]
 
@@ -123,7 +130,10 @@ def draw_plan(plan: Plan, inventory: Inventory) -> PlanPicture:
         left_out.append(f"Only the first {format_seconds(window_s)} of the step are drawn.")
     used = {span.kind.value for spans in timelines.values() for span in spans}
     kinds = tuple((name, kind) for kind, name in BAR_CLASSES.items() if kind in used)
-    return PlanPicture(cards, format_seconds(window_s), kinds, tuple(left_out))
+    ticks = ["0", *(format_seconds(window_s * part / 4) for part in range(1, 5))]
+    if len(starts) > MAX_BARS:
+        ticks[-1] += f" of {format_seconds(plan.prediction.step_s)}"
+    return PlanPicture(cards, tuple(ticks), kinds, tuple(left_out))
 
 
 def _timelines(
@@ -184,10 +194,10 @@ def _marks(plan: Plan, blocks: Sequence[HostBlock], pp_rank: int) -> Iterator[Ma
         ranks = [rank for rank in block.ranks if rank.pp_rank == pp_rank]
         if ranks:
             many = len(block.hosts)
-            name = block.hosts[0] if many == 1 else f"{many} hosts, {block.hosts[0]} to {block.hosts[-1]}"
+            name = block.hosts[0] if many == 1 else f"{many} hosts like this, {block.hosts[0]} to {block.hosts[-1]}"
             squares = sum(rank.host == block.hosts[0] for rank in ranks)
             tip = f"{name}: {tasklets(plan, ranks)}; ranks {ranges(sorted(rank.rank for rank in ranks))}"
-            yield Mark(name, min(squares, MAX_SQUARES), max(0, squares - MAX_SQUARES), tip)
+            yield Mark(name, many, min(squares, MAX_SQUARES), max(0, squares - MAX_SQUARES), tip)
 
 
 def _summary(plan: Plan, inventory: Inventory, cluster: str) -> str:
@@ -209,12 +219,13 @@ class _Traffic:
 
     def nics(self, cluster: str) -> Iterator[Load]:
         """Yield the busiest NIC of the cluster on each network."""
-        for network in dict.fromkeys(load.network for load in self.loads if load.cluster == cluster):
+        networks = dict.fromkeys(load.network for load in self.loads if load.cluster == cluster)
+        for network in sorted(networks, key=lambda network: network != cluster):
             most = self._busiest([load for load in self.loads if (load.cluster, load.network) == (cluster, network)])
             size = format_bytes(max(most.sent_bytes, most.received_bytes))
-            label = f"{most.netdev} of {most.host}, network {network}, {format_rate(most.bandwidth_bytes_per_s)}"
+            label = f"busiest on {network}: {most.netdev} of {most.host}, {format_rate(most.bandwidth_bytes_per_s)}"
             percent = self._percent(most.busy_s)
-            busy = "" if percent is None else f", {percent} % of the step"
+            busy = "" if percent is None else f", busy {percent:.0f}%"
             yield Load(label, percent, f"{size}{busy}", heat_of(percent or 0.0, WARM_PERCENT, HOT_PERCENT))
 
     def inside(self, cluster: str) -> Iterator[str]:
@@ -230,7 +241,7 @@ class _Traffic:
             said = [f"{one} to {other}: {words}" for words in _told(there)]
             said += [f"{other} to {one}: {words}" for words in _told(back)]
             percent = self._percent(busy_s)
-            busy = "" if percent is None else f", busy {percent} % of the step"
+            busy = "" if percent is None else f", busy {percent:.0f}% of the step"
             yield Load(f"{label}{busy}", percent, "; ".join(said), heat_of(percent or 0.0, WARM_PERCENT, HOT_PERCENT))
 
     def _carriers(

@@ -39,6 +39,11 @@ class HostRow:
     state: str
     traffic: tuple[str, ...]
 
+    @property
+    def words(self) -> str:
+        """The state for a reader, after the fault of the host if there is one."""
+        return self.state if self.role == "well" else f"{self.role}; last state: {self.state}"
+
 
 @dataclass(frozen=True)
 class RunLane:
@@ -92,14 +97,16 @@ def cluster_parts(
     return parts
 
 
-def run_tiles(plan: Plan, steps: Sequence[StepMetrics]) -> list[Tile]:
-    """Return the newest figures of the run; none without a step."""
+def run_tiles(plan: Plan, state: str, steps: Sequence[StepMetrics]) -> list[Tile]:
+    """Return the state of the run, and its newest figures once it has made a step."""
+    head = [Tile(state, "", "failed" if state == "failed" else "")]
     if not steps:
-        return []
+        return head
     last, recent = steps[-1], steps[-LAST_STEPS:]
     step_s, tokens = mean([step.step_s for step in recent]) or 0.0, mean([step.tokens_per_s for step in recent]) or 0.0
     guess = plan.prediction
     tiles = [
+        *head,
         Tile(f"{last.step + 1:,}", f"of {plan.job.steps:,} steps"),
         Tile(format_seconds(step_s), f"a step, planned {format_seconds(guess.step_s)}"),
         Tile(f"{tokens:,.0f}", f"tokens/s, planned {guess.tokens_per_s:,.0f}"),
@@ -115,22 +122,19 @@ def _host_rows(
         measured = "not known" if each.sent_bytes is None else format_bytes(each.sent_bytes)
         planned = "" if each.planned_bytes is None else f" (planned {format_bytes(each.planned_bytes)})"
         sent.setdefault(each.host, []).append(f"{each.network}: {measured}{planned}")
-    return {
-        node.host: HostRow(
-            node.host,
-            roles.get(node.host, "well"),
-            states.get(node.host, NOT_STARTED),
-            tuple(sent.get(node.host, ())),
-        )
-        for node in plan.nodes
-    }
+    rows = {}
+    for node in plan.nodes:
+        role, state = roles.get(node.host, "well"), states.get(node.host, NOT_STARTED)
+        rows[node.host] = HostRow(node.host, role, state, tuple(sent.get(node.host, ())))
+    return rows
 
 
 def _summary(hosts: Sequence[HostRow]) -> str:
-    """Return the numbers of hosts by state, and of those that failed or are slow."""
+    """Return the numbers of hosts by last state, and among them of those that failed or are slow."""
     states = ", ".join(f"{number} {state}" for state, number in Counter(row.state for row in hosts).most_common())
     sick = Counter(row.role for row in hosts if row.role in ("failed", "slow"))
-    return f"{count(len(hosts), 'host')}: {states}{''.join(f', {number} {role}' for role, number in sick.items())}"
+    of_these = f"; of these {', '.join(f'{number} {role}' for role, number in sick.items())}" if sick else ""
+    return f"{count(len(hosts), 'host')}: {states}{of_these}"
 
 
 def _lanes(plan: Plan, cluster: str, rows: Mapping[str, HostRow]) -> list[RunLane]:
@@ -167,12 +171,9 @@ def _wires(plan: Plan, roles: Mapping[str, str]) -> dict[tuple[str, str], Load]:
         clusters = sorted({plan.ranks[rank].cluster for rank in group.ranks}, key=order.__getitem__)
         for one, other in pairwise(clusters):
             kinds.setdefault((one, other), {})[FLOW_NAMES.get(group.axis, OTHER_FLOWS)] = group.network
-    return {
-        ends: Load(
-            f"network {', '.join(sorted(set(names.values())))}",
-            None,
-            f"{ends[0]} - {ends[1]}: {', '.join(names)}",
-            "hot" if roles.get(f"trunk {' - '.join(sorted(ends))}") == "slow" else "cool",
-        )
-        for ends, names in kinds.items()
-    }
+    wires = {}
+    for (one, other), names in kinds.items():
+        is_slow = roles.get(f"trunk {' - '.join(sorted((one, other)))}") == "slow"
+        label = f"network {', '.join(sorted(set(names.values())))}{', slower than planned' * is_slow}"
+        wires[one, other] = Load(label, None, f"{one} - {other}: {', '.join(names)}", "hot" if is_slow else "cool")
+    return wires

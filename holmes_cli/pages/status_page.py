@@ -40,7 +40,7 @@ def status_page(
     return render(
         "status.html.j2",
         title=f"Run {stored.run.run_id}",
-        tiles=run_tiles(plan, steps),
+        tiles=run_tiles(plan, stored.run.state, steps),
         stacks=_stacks(plan, steps),
         refresh_s=REFRESH_S if followed else None,
         summary=f"{state_in_words(stored)}; step {done} of {plan.job.steps}; predicted "

@@ -166,10 +166,10 @@ def test_wire_of_a_run_tells_what_the_plan_sends_and_that_its_trunk_is_slow() ->
 
 def test_head_of_the_page_has_measured_next_to_planned_figures() -> None:
     _, plan, steps, _, _ = large_run(4, num_steps=5)
-    tiles = [(tile.value, tile.label) for tile in run_tiles(plan, steps)]
+    tiles = [(tile.value, tile.label) for tile in run_tiles(plan, "running", steps)]
     mean_s = sum(one.step_s for one in steps) / len(steps)
     assert (format_seconds(mean_s), f"a step, planned {format_seconds(plan.prediction.step_s)}") in tiles
-    assert run_tiles(plan, []) == []
+    assert [tile.value for tile in run_tiles(plan, "failed", [])] == ["failed"]
 
 
 def test_parts_of_the_measured_step_add_up_to_it() -> None:
