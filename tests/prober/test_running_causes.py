@@ -151,7 +151,8 @@ def test_planted_cause_is_the_verdict(name: str) -> None:
 
 
 def test_every_cause_of_a_watched_run_is_planted() -> None:
-    assert {cause.id for cause in CAUSES} <= {cause for cause, _ in PLANTED.values()}
+    elsewhere = {"rank-order"}  # takes four hosts: test_rank_order
+    assert {cause.id for cause in CAUSES} <= {cause for cause, _ in PLANTED.values()} | elsewhere
 
 
 def sound_gpus(watched: Watched) -> None:
