@@ -168,7 +168,8 @@ def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bo
             err.print("the command goes on; Ctrl-C ends it", markup=False)
             err.print(f"the command ended with exit code {command.wait()}", markup=False)
         code = command.wait()
-    raise typer.Exit(ANSWER_IS_NO if cause not in (None, SOUND) else code)
+    is_no = cause not in (None, SOUND) and not command.has_hung_up
+    raise typer.Exit(ANSWER_IS_NO if is_no else code)
 
 
 def _show_command(command: StartedCommand, run: WatchedRun, as_json: bool) -> str | None:

@@ -148,6 +148,7 @@ def watched_run(
     hosts: Sequence[WatchedHost], started: str | None = None, probed: Inventory | None = None
 ) -> WatchedRun:
     """Return the run with the most ranks, or of the command with the mark `started`; ranks of others are counted."""
+    hosts = _named_once(hosts)
     every = [rank for host in hosts for rank in host.ranks]
     own = {(rank.job, rank.number) for rank in every if not rank.foreign_network}
     # Hosts that share a kernel, as containers do, see the processes of each other.
@@ -159,6 +160,17 @@ def watched_run(
     job = max(counts, key=lambda key: (key in own_jobs, counts[key], key.port, key.run), default=None)
     chosen = sorted((rank for rank in ranks if rank.job == job), key=lambda rank: (rank.number, rank.host, rank.pid))
     return WatchedRun(tuple(hosts), job, tuple(chosen), len(ranks) - len(chosen), probed)
+
+
+def _named_once(hosts: Sequence[WatchedHost]) -> list[WatchedHost]:
+    """Return the hosts, with a failure for one whose ranks are the very processes of an earlier one."""
+    first: dict[frozenset[tuple[int, float]], str] = {}
+    kept = []
+    for host in hosts:
+        processes = frozenset((rank.pid, rank.started_s) for rank in host.ranks)
+        name = first.setdefault(processes, host.name) if processes else host.name
+        kept.append(host if name == host.name else WatchedHost(host.name, failure=f"it is the same machine as {name}"))
+    return kept
 
 
 def _apart(ranks: Sequence[WatchedRank], place: Callable[[WatchedRank], str]) -> list[WatchedRank]:

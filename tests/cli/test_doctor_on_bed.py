@@ -10,13 +10,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prober.running.costly_causes import STARTING_S
 from tests.builders.bed_runs import launched, plan_that_saves
-from tests.builders.bed_trainings import HSDP, diagnosed, training
+from tests.builders.bed_trainings import HSDP, diagnosed, training, verdict
 from tests.eventually import eventually
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rehearsal import Site, bed_site
@@ -120,11 +119,6 @@ def behaving(site: Site, mode: str, *ranks: int) -> Iterator[None]:
         began = [(folder / f"steps-{rank}").read_text() for rank in RANKS]
         if mode != "leave":
             assert eventually(lambda: began != [(folder / f"steps-{rank}").read_text() for rank in RANKS])
-
-
-def verdict(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the first finding; the second where the first is that other tests hold the cores."""
-    return record["findings"][0] if record["cause"] == "cpu-taken" and record["findings"] else record
 
 
 def test_hsdp_training_of_two_hosts_is_sound(site: Site) -> None:

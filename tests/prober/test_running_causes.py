@@ -330,6 +330,17 @@ def test_runs_of_the_same_marks_on_two_hosts_are_two() -> None:
     assert (len(run.ranks), run.other_ranks) == (1, 1)
 
 
+def test_host_with_two_names_is_one() -> None:
+    watched = Watched()
+    watched.hosts["second-name"] = watched.hosts["a1"]
+    run = watched.run()
+    assert [(rank.number, rank.host) for rank in run.ranks] == [(0, "a1"), (1, "a2")]
+    assert run.other_ranks == 0
+    found = watched.diagnosis()
+    assert found.cause == "none"
+    assert any("second-name: it is the same machine as a1" in note for note in found.notes)
+
+
 def test_trainer_under_a_wrapper_is_the_rank() -> None:
     watched = Watched()
     watched.process("a1", 17000, "uv", 0.0)
