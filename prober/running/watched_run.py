@@ -167,7 +167,7 @@ def _named_once(hosts: Sequence[WatchedHost]) -> list[WatchedHost]:
     first: dict[frozenset[tuple[int, float]], str] = {}
     kept = []
     for host in hosts:
-        processes = frozenset((rank.pid, rank.started_s) for rank in host.ranks)
+        processes = frozenset((rank.pid, rank.started_s) for rank in host.ranks if not rank.foreign_network)
         name = first.setdefault(processes, host.name) if processes else host.name
         kept.append(host if name == host.name else WatchedHost(host.name, failure=f"it is the same machine as {name}"))
     return kept

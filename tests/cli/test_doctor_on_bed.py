@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,13 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from holmes_cli.own_process import holmes_words
 from prober.running.costly_causes import STARTING_S
 from tests.builders.bed_runs import launched, plan_that_saves
-from tests.builders.bed_trainings import HSDP, diagnosed, training, verdict
+from tests.builders.bed_trainings import HSDP, diagnosed, end_ranks, on_host, torchrun, training, verdict
 from tests.eventually import eventually
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rehearsal import Site, bed_site
+from tests.testbed.rehearsal import Site, bed_site, said_until
 
 pytestmark = NEEDS_BED
 
@@ -126,6 +129,36 @@ def test_hsdp_training_of_two_hosts_is_sound(site: Site) -> None:
         record = diagnosed(site, "--seconds", "10")
     assert [each["number"] for each in record["ranks"]] == [0, 1, 2, 3]
     assert record["cause"] in SOUND, record["says"]
+
+
+def test_command_that_is_started_here_is_watched_with_its_ranks_on_another_host(site: Site) -> None:
+    """The doctor runs on a1 and starts the ranks there; those of a2 are started as usual."""
+    hosts = yaml.safe_load(site.hosts_yaml.read_text(encoding="utf-8"))
+    hosts["hosts"] = list(TWO_EACH)
+    (site.folder / "here.yaml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
+    here, there = (torchrun(site, HSDP, TWO_EACH, name, 29537) for name in TWO_EACH)
+    folder, pipe = site.folder / "run-29537", subprocess.PIPE
+    doctor = holmes_words("doctor", str(site.folder / "here.yaml"), "--seconds", "10", "--json", "--", *here)
+    with open(folder / "a2.log", "wb") as log:
+        other = subprocess.Popen(on_host(site, "a2", there), stdout=log, stderr=log, start_new_session=True)
+    process = subprocess.Popen(on_host(site, "a1", doctor), stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        assert process.stderr is not None
+        said = said_until(process, "the command goes on")
+        process.terminate()
+        shown, rest = process.communicate(timeout=300)
+    finally:
+        for each in (process, other):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(each.pid, signal.SIGKILL)
+            each.wait()
+        end_ranks(site, TWO_EACH, folder)
+    record = json.loads(shown)
+    assert [(each["number"], each["host"]) for each in record["ranks"]] == [(0, "a1"), (1, "a1"), (2, "a2"), (3, "a2")]
+    assert {("a1", "a2"), ("a2", "a1")} <= {(path["sender"], path["receiver"]) for path in record["paths"]}
+    assert record["cause"] in SOUND, (record["says"], said)
+    assert "the command ended with exit code" in rest
+    assert process.returncode != 0
 
 
 def test_bundled_run_of_two_clusters_is_sound(site: Site) -> None:
