@@ -99,7 +99,7 @@ def rank_order_cause(run: WatchedRun) -> Iterator[RunFinding]:
 
 
 def unmeasured_order(run: WatchedRun) -> str | None:
-    """Return what to measure where another order sends far less between clusters of which no rate is known."""
+    """Return advice to measure where another order sends far less between clusters whose rates are not known."""
     exchange = _exchange(run)
     if exchange is None or exchange.rates:
         return None
@@ -174,7 +174,7 @@ def _exchange(run: WatchedRun) -> Exchange | None:
 def _rates(probed: Inventory, devices: Mapping[str, str]) -> dict[tuple[str, str], float]:
     """Return the median rate from one cluster to another, and inside each, of links between the devices in use.
 
-    Inside a cluster whose links were measured by other devices, an interface carries at least what it does across.
+    Inside a cluster whose links were measured by other devices, an interface carries at least as much as across.
     """
     measured: dict[tuple[str, str], list[float]] = {}
     for link in best_links(link for link in probed.links if link.method != "stated" and not link.tunnel):
