@@ -23,7 +23,7 @@ from prober.running.watched_run import BULK_BYTES_PER_S, WatchedRun
 
 MIN_FILLED = 0.5  # of the watch: a wire that is filled for less may be waited for by no rank
 MAX_LEFT = 0.6  # of that time with the other order: a ring that crosses four times crosses twice then
-MAX_NAMED = 16
+MAX_NAMED = 64
 _CANDIDATES = 16  # hosts of each cluster that are tried in a step of the search
 
 Places = dict[str, str]
@@ -91,7 +91,7 @@ def rank_order_cause(run: WatchedRun) -> Iterator[RunFinding]:
         f"order {format_names(list(now), MAX_NAMED)}: {format_rate(crossing)} between clusters, which fills the "
         f"measured wire {min(1.0, filled):.0%} of the time",
         f"order {order}: {format_rate(kept)} between clusters, {left / filled:.0%} of that time",
-        f"so a step takes at most {gain:.0%} less time, and that where nothing computes while the wire carries",
+        f"at these rates a step takes at most {gain:.0%} less time, if no rank computes while the wire carries",
     )
     detail = f"{format_rate(crossing)} cross, and in the order {order} {format_rate(kept)} would"
     remedy = f"Start the hosts in the order {order} (node ranks from 0 on). "

@@ -164,10 +164,11 @@ def watched_run(
 
 def _named_once(hosts: Sequence[WatchedHost]) -> list[WatchedHost]:
     """Return the hosts, with a failure for one whose ranks are the very processes of an earlier one."""
-    first: dict[frozenset[tuple[int, float]], str] = {}
+    first: dict[frozenset[tuple[int, int, float]], str] = {}
     kept = []
     for host in hosts:
-        processes = frozenset((rank.pid, rank.started_s) for rank in host.ranks if not rank.foreign_network)
+        own = [rank for rank in host.ranks if not rank.foreign_network]
+        processes = frozenset((rank.number, rank.pid, rank.started_s) for rank in own)
         name = first.setdefault(processes, host.name) if processes else host.name
         kept.append(host if name == host.name else WatchedHost(host.name, failure=f"it is the same machine as {name}"))
     return kept

@@ -123,6 +123,7 @@ def test_gain_is_the_wires_time_that_the_better_order_saves() -> None:
         (APART, RING, inventory(trunk=1e8)),  # a ring over two clusters crosses twice
         (MIXED, RING, inventory(across=9e7)),  # no pair shares its wire with another
         (MIXED, HSDP, inventory(across=INSIDE)),  # the wire is as fast as those inside
+        (MIXED, HSDP, inventory(across=2e8)),  # the wire is filled for 30% of the time
         (MIXED, HSDP, None),
         (MIXED, dict.fromkeys(HSDP, 0.1), inventory(across=1e5)),  # no gradients
     ],
