@@ -154,6 +154,9 @@ class _WithCommand(TyperCommand):
         ctx.obj = None if at is None else args[at + 1 :]
         return super().parse_args(ctx, args[:at])
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND]"]
+
 
 def _of_all_commands(
     version: Annotated[

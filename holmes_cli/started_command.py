@@ -6,11 +6,13 @@ import contextlib
 import os
 import secrets
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from holmes_core.errors import HolmesError
@@ -20,6 +22,7 @@ from prober.running.watch_script import MarkedCommand
 
 ANSWER_S = 20.0  # for hosts, once the command has ended
 _OF_KEYS = {signal.SIGINT, signal.SIGQUIT}
+POLL_S = 0.2
 _FIRST_OF_SHELL = 128  # the exit code of a shell whose command a signal ended, less the signal
 
 
@@ -27,8 +30,8 @@ class StartedCommand:
     """A command that this process started. `mark` is in the environment of its processes, `logs` holds NCCL's logs."""
 
     def __init__(self, words: Sequence[str], logs: Path, to_stderr: bool) -> None:
-        self.mark, self.logs, self.was_interrupted = secrets.token_hex(8), logs, False
-        self._is_hurried = False
+        self.mark, self.logs = secrets.token_hex(8), logs
+        self.was_interrupted = self.has_hung_up = self._is_hurried = False
         variables = {**os.environ, MARK: self.mark}
         if not any(name.startswith("NCCL_DEBUG") for name in os.environ):
             variables |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{logs}/%h.%p", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
@@ -66,11 +69,18 @@ class StartedCommand:
             self._process.wait(limit_s)
         return self.exit_code or 0
 
-    def pass_on(self, number: int, _: object) -> None:
-        """Send it a signal that this process got, unless a key of the terminal has sent it to both."""
-        self.was_interrupted, self._is_hurried = True, self.exit_code is not None
-        if number not in _OF_KEYS or not self._hears_keys():
-            self.send(number)
+    def pass_on(self, signals: Collection[int], is_over: threading.Event) -> None:
+        """Send it each of these signals that comes, unless the terminal has sent it to both, until all is over."""
+        while not is_over.is_set():
+            came = signal.sigtimedwait(signals, POLL_S)
+            if came is None:
+                continue
+            self.was_interrupted, self._is_hurried = True, self.exit_code is not None
+            if came.si_signo == signal.SIGHUP:
+                self._hang_up()
+            by_key = came.si_code > 0 and came.si_signo in _OF_KEYS  # else by kill(2), which names one process
+            if not (by_key and self._is_in_group()):
+                self.send(came.si_signo)
 
     def send(self, number: int) -> None:
         """Send it a signal; say so where that is not allowed."""
@@ -79,13 +89,20 @@ class StartedCommand:
         except PermissionError:
             os.write(2, f"the command runs as another user: signal {number} could not be handed on\n".encode())
 
-    def _hears_keys(self) -> bool:
-        """Return True if the terminal's keys send their signals to the command."""
+    def _is_in_group(self) -> bool:
+        """Return True if it is in this process's group, to which the terminal's keys send their signals."""
         try:
-            with open("/dev/tty", "rb") as terminal:
-                return os.tcgetpgrp(terminal.fileno()) == os.getpgid(self._process.pid)
-        except OSError:
-            return False
+            return os.getpgid(self._process.pid) == os.getpgrp()
+        except OSError:  # it has ended
+            return True
+
+    def _hang_up(self) -> None:
+        """Write no more to a terminal, which would fail."""
+        self.has_hung_up = True
+        with open(os.devnull, "wb") as nowhere:
+            for stream in (1, 2):
+                if stat.S_ISCHR(os.fstat(stream).st_mode):
+                    os.dup2(nowhere.fileno(), stream)
 
 
 @contextlib.contextmanager
@@ -103,14 +120,19 @@ def started_command(words: Sequence[str], to_stderr: bool) -> Iterator[StartedCo
     try:
         with tempfile.TemporaryDirectory(prefix="holmes-doctor-", ignore_cleanup_errors=True) as folder:
             command = StartedCommand(words, Path(folder), to_stderr)
-            for number in numbers:
-                signal.signal(number, command.pass_on)
+            is_over = threading.Event()
+            signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
             for arrived in early:
                 command.send(arrived)
+            passing = threading.Thread(target=command.pass_on, args=(numbers, is_over))
+            passing.start()
             try:
                 yield command
             finally:
                 command.wait()
+                is_over.set()
+                passing.join()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)

@@ -9,7 +9,7 @@ import typer.main
 from rich.text import Text
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
-from holmes_cli.app import COMMANDS, HIDDEN, make_app
+from holmes_cli.app import COMMANDS, HIDDEN, TAKES_COMMAND, make_app
 
 PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 _INTRODUCTION = """\
@@ -34,6 +34,7 @@ def _section(name: str) -> Iterator[str]:
     options = [each for each in command.params if isinstance(each, TyperOption) and not each.hidden]
     words = [f"[{_name_of(each)}]" if not each.required else _name_of(each) for each in arguments]
     yield f"## `holmes {name}`\n\n{_cell(command.help)}\n"
+    words += ["[-- COMMAND]"] * (name in TAKES_COMMAND)
     yield f"```\nholmes {' '.join([name, '[OPTION]...', *words])}\n```\n"
     rows = [f"| `{_name_of(each)}` | {_cell(each.help)} |  |" for each in arguments]
     rows += [f"| {_names(each)} | {_cell(each.help)} | {_default(each)} |" for each in options]

@@ -47,7 +47,7 @@ STARTED = {
     "checkpoint_stall": Short(sizes={"SHAPE": TINY, "ROUNDS": 1}),
     "codec_loss": Short((TEXT, "--steps", "3", "--seeds", "1", "--cuts", "1"), {"EVALUATION_BATCHES": 1}),
     "codec_speed": Short(sizes={"SIZES_MIB": (0.5,), "REPETITIONS": 1}),
-    "doctor_overhead": Short(sizes={"ROUNDS": 1, "WATCH_S": 2}),
+    "doctor_overhead": Short(sizes={"ROUNDS": 1, "BLOCK_S": 2}),
     "expert_placement": Short(sizes={"TOKENS": 64, "HOSTS": (2,), "SEEDS": 1}),
     "gradient_add": Short(),
     "islands_loss": Short(

@@ -23,7 +23,6 @@ from holmes_core.hosts.allocation import NODES, allocation_hosts
 from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.link import Link
 from holmes_core.records.record_file import read_file
 from holmes_core.records.regular_file import open_regular
 from holmes_core.remote.slurm.slurm_word import JOB, SlurmJobId, job_environment
@@ -86,7 +85,7 @@ def doctor_command(
         _of_command(words, Watch(hosts, seconds, os.environ), record, as_json)
         return
     else:
-        run = run_of(_recorded(files or [], slurm_job, seconds, record, replay_folder), _measured_links())
+        run = run_of(_recorded(files or [], slurm_job, seconds, record, replay_folder), _probed())
         cause = _show(diagnose_run(run), run, as_json)
     if cause != SOUND:
         raise typer.Exit(ANSWER_IS_NO)
@@ -132,13 +131,13 @@ def _recorded(
         return watch_hosts(watch, lambda name, state: status.update(f"{name}: {state}"), record)
 
 
-def _measured_links() -> tuple[Link, ...]:
-    """Return the links in the inventory of this folder, where there is one."""
+def _probed() -> Inventory | None:
+    """Return the inventory of this folder, where there is one that a probe wrote."""
     with suppress(HolmesError):  # it is of use, and not asked for
         if usual_inventory().is_file():
             inventory = read_file(Inventory, usual_inventory())
-            return inventory.links if inventory.sketch is None else ()
-    return ()
+            return inventory if inventory.sketch is None else None
+    return None
 
 
 def _this_host() -> HostsFile:
@@ -160,7 +159,7 @@ def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bo
     with started_command(words, to_stderr=as_json) as command:
         watch = replace(watch, started=command.as_watched(), gives_up=command.has_long_ended)
         recorded = watch_hosts(watch, lambda *_: None, record)
-        run = run_of(recorded, _measured_links())
+        run = run_of(recorded, _probed())
         if all(host.seconds < watch.seconds - 1 for host in run.answered):  # the ranks have ended
             command.wait(ANSWER_S)
         cause = _show_command(command, run, as_json)
@@ -169,7 +168,8 @@ def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bo
             err.print("the command goes on; Ctrl-C ends it", markup=False)
             err.print(f"the command ended with exit code {command.wait()}", markup=False)
         code = command.wait()
-    raise typer.Exit(ANSWER_IS_NO if cause not in (None, SOUND) else code)
+    is_no = cause not in (None, SOUND) and not command.has_hung_up
+    raise typer.Exit(ANSWER_IS_NO if is_no else code)
 
 
 def _show_command(command: StartedCommand, run: WatchedRun, as_json: bool) -> str | None:

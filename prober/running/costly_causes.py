@@ -12,15 +12,15 @@ from prober.running import running_texts as causes
 from prober.running.byte_counts import Interface
 from prober.running.gpu_samples import WatchedGpu
 from prober.running.processes import WatchedRank
+from prober.running.rank_order import rank_order_cause
 from prober.running.running_texts import RunFinding
 from prober.running.standing_causes import is_idle, named
 from prober.running.watched_host import WatchedHost
-from prober.running.watched_run import BytePath, WatchedRun, interface_of
+from prober.running.watched_run import BULK_BYTES_PER_S, BytePath, WatchedRun, interface_of
 
 LOW_CLOCK = 0.8  # of the median of the run's GPUs: boost clocks of sound ones differ less
 BUSY_SHARE = 0.8  # of a core
 IDLE_GPU = 0.5
-BULK_BYTES_PER_S = 5e6  # less is no gradient of a model that needs a faster network
 DISK_BYTES_PER_S = 50e6
 STARTING_S = 120.0  # in which a rank imports, compiles and reads its weights
 _TENSOR_OPTIONS = re.compile(
@@ -43,6 +43,7 @@ def costly_causes(run: WatchedRun) -> Iterator[RunFinding]:
     yield from _tcp_not_rdma(run)
     yield from _slow_interface(run)
     yield from _tensor_across(run)
+    yield from rank_order_cause(run)
 
 
 def _gpu_slowed(host: WatchedHost, gpus: Sequence[WatchedGpu], usual_mhz: float) -> Iterator[RunFinding]:

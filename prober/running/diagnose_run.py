@@ -12,6 +12,7 @@ from prober.nccl_logs.diagnose import SOUND, WHOLE_LOG, diagnose
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.read_log import read_log
 from prober.running.costly_causes import IDLE_GPU, STARTING_S, costly_causes
+from prober.running.rank_order import unmeasured_order
 from prober.running.running_texts import RunFinding
 from prober.running.standing_causes import is_idle, moves, named, standing_causes, wait_of
 from prober.running.watched_run import WatchedRun
@@ -130,6 +131,8 @@ def _notes(run: WatchedRun) -> Iterator[str]:
     empty = [host.name for host in run.answered if not run.of_host(host.name) and not host.is_root]
     if run.ranks and empty:
         yield f"no rank was found on {format_names(empty, MAX_NAMED)}: root sees processes of other users too"
+    if unmeasured := unmeasured_order(run):
+        yield unmeasured
     blind = [host.name for host in run.answered if host.ranks and host.connections is None]
     if blind:
         yield f"{format_names(blind, MAX_NAMED)}: no `ss`, so bytes of connections are not known; iproute2 has it"

@@ -134,4 +134,11 @@ TENSOR_ACROSS = RunCause(
     "Keep the degree at most at the ranks of a host, and use pipeline stages or more replicas between hosts.",
     "Megatron-LM, README: parallelism",
 )
+RANK_ORDER = RunCause(
+    "rank-order",
+    "Ranks that exchange most are in different clusters, and another order of the hosts keeps them in one",
+    "Or let Holmes place the ranks: `holmes plan job.yaml --usual-order -o usual.json`, then `holmes plan job.yaml "
+    "--compare usual.json` says what the step gains by the measured links, memory and speed of GPUs.",
+    "NCCL and Gloo: peers of a collective follow from the numbers of ranks",
+)
 CAUSES = tuple(text for text in vars().copy().values() if isinstance(text, RunCause))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holmes_core.hosts.hosts_file import HostEntry, HostsFile
-from holmes_core.records.link import Link
+from holmes_core.records.inventory import Inventory
 from holmes_core.remote.connect import connect
 from holmes_core.remote.slurm.slurm_step import connect_by_slurm
 from prober.asking.recording import HostNotes, HostRecording
@@ -44,10 +44,10 @@ def watch_hosts(watch: Watch, progress: Progress, record: Path | None) -> dict[s
     return ask_all(watch.hosts, functools.partial(_watch, watch), progress, record, watch.gives_up)
 
 
-def run_of(recorded: Mapping[str, HostRecording], links: tuple[Link, ...] = ()) -> WatchedRun:
-    """Return the run in what hosts answered, with links that a probe measured."""
+def run_of(recorded: Mapping[str, HostRecording], probed: Inventory | None = None) -> WatchedRun:
+    """Return the run in what hosts answered, with the inventory of a probe."""
     started = next((each.notes.started for each in recorded.values() if each.notes.started), None)
-    return watched_run([_host(name, recording) for name, recording in recorded.items()], started, links)
+    return watched_run([_host(name, recording) for name, recording in recorded.items()], started, probed)
 
 
 def _host(name: str, recording: HostRecording) -> WatchedHost:

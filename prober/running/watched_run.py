@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from holmes_core.records.link import Link
+from holmes_core.records.inventory import Inventory
 from prober.running.byte_counts import Connected, Interface, RdmaPort, host_of
 from prober.running.processes import MARK, JobKey, WatchedRank
 from prober.running.watched_host import WatchedHost
+
+BULK_BYTES_PER_S = 5e6  # less is no gradient of a model that needs a faster network
 
 
 class BytePath(NamedTuple):
@@ -32,13 +34,16 @@ class BytePath(NamedTuple):
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """The largest training on the hosts. `job` is None where no process has the number of a rank."""
+    """The largest training on the hosts. `job` is None where no process has the number of a rank.
+
+    `probed` is the inventory that a probe wrote before.
+    """
 
     hosts: tuple[WatchedHost, ...]
     job: JobKey | None
     ranks: tuple[WatchedRank, ...]
     other_ranks: int
-    links: tuple[Link, ...] = ()  # as a probe measured them before
+    probed: Inventory | None = None
 
     @property
     def answered(self) -> tuple[WatchedHost, ...]:
@@ -81,7 +86,7 @@ class WatchedRun:
     def measured_bytes_per_s(self, sender: str, receiver: str, interface: str) -> float | None:
         """Return the rate that a probe measured on this path, the other way where not this; None where neither."""
         rates: dict[bool, float] = {}
-        for link in self.links:
+        for link in self.probed.links if self.probed else ():
             ends = link.hosts if link.direction == "forward" else link.hosts[::-1]
             own = link.hosts.index(sender) if sender in link.hosts and receiver in link.hosts else None
             if own is not None and sender != receiver and link.devices[own] == interface and not link.tunnel:
@@ -139,8 +144,11 @@ class WatchedRun:
         return {address: name for address, name in pairs if counts[address] == 1}
 
 
-def watched_run(hosts: Sequence[WatchedHost], started: str | None = None, links: tuple[Link, ...] = ()) -> WatchedRun:
+def watched_run(
+    hosts: Sequence[WatchedHost], started: str | None = None, probed: Inventory | None = None
+) -> WatchedRun:
     """Return the run with the most ranks, or of the command with the mark `started`; ranks of others are counted."""
+    hosts = _named_once(hosts)
     every = [rank for host in hosts for rank in host.ranks]
     own = {(rank.job, rank.number) for rank in every if not rank.foreign_network}
     # Hosts that share a kernel, as containers do, see the processes of each other.
@@ -151,7 +159,19 @@ def watched_run(hosts: Sequence[WatchedHost], started: str | None = None, links:
     own_jobs = {rank.job for rank in ranks if started is not None and rank.variables.get(MARK) == started}
     job = max(counts, key=lambda key: (key in own_jobs, counts[key], key.port, key.run), default=None)
     chosen = sorted((rank for rank in ranks if rank.job == job), key=lambda rank: (rank.number, rank.host, rank.pid))
-    return WatchedRun(tuple(hosts), job, tuple(chosen), len(ranks) - len(chosen), links)
+    return WatchedRun(tuple(hosts), job, tuple(chosen), len(ranks) - len(chosen), probed)
+
+
+def _named_once(hosts: Sequence[WatchedHost]) -> list[WatchedHost]:
+    """Return the hosts, with a failure for one whose ranks are the very processes of an earlier one."""
+    first: dict[frozenset[tuple[int, int, float]], str] = {}
+    kept = []
+    for host in hosts:
+        own = [rank for rank in host.ranks if not rank.foreign_network]
+        processes = frozenset((rank.number, rank.pid, rank.started_s) for rank in own)
+        name = first.setdefault(processes, host.name) if processes else host.name
+        kept.append(host if name == host.name else WatchedHost(host.name, failure=f"it is the same machine as {name}"))
+    return kept
 
 
 def _apart(ranks: Sequence[WatchedRank], place: Callable[[WatchedRank], str]) -> list[WatchedRank]:

@@ -11,20 +11,21 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from holmes_cli.own_process import holmes_words
 from prober.running.costly_causes import STARTING_S
 from tests.builders.bed_runs import launched, plan_that_saves
+from tests.builders.bed_trainings import HSDP, diagnosed, end_ranks, on_host, torchrun, training, verdict
 from tests.eventually import eventually
 from tests.testbed.needs_bed import NEEDS_BED
-from tests.testbed.rehearsal import Site, bed_site
+from tests.testbed.rehearsal import Site, bed_site, said_until
 
 pytestmark = NEEDS_BED
 
-HOSTS = ("a1", "a2")
+TWO_EACH = {"a1": 2, "a2": 2}
 SOUND = ("none", "cpu-taken")  # other tests may hold the CPUs
 RANKS = {0: "a1", 1: "a1", 2: "a2"}
 NCCL_LOG = Path(__file__).parents[1] / "data" / "nccl_logs" / "roce_without_gpu_direct.log"
@@ -94,23 +95,6 @@ try:
 except RuntimeError:  # a peer has left
     store.wait(["never"], datetime.timedelta(hours=1))
 """
-HSDP = """
-import itertools, sys, time
-import torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
-for layer in model:
-    fully_shard(layer, mesh=mesh)
-fully_shard(model, mesh=mesh)
-for step in itertools.count():
-    model(torch.ones(8, 256)).sum().backward()
-    open(f"{sys.argv[1]}/steps-{dist.get_rank()}", "w").write(str(step))
-    time.sleep(0.05)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -119,46 +103,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-@contextlib.contextmanager
-def training(
-    site: Site, text: str, nproc: tuple[int, int], port: int, *options: str, interface: str = ""
-) -> Iterator[dict[int, int]]:
-    """A training by torchrun on two hosts that has made steps; the PIDs of its ranks."""
-    assert site.bed is not None
-    folder = site.folder / f"run-{port}"
-    folder.mkdir()
-    (folder / "train.py").write_text(text, encoding="utf-8")
-    (folder / "mode").write_text("sound", encoding="utf-8")
-    address = site.bed.host("a1").fast_address
-    started = []
-    for number, name in enumerate(HOSTS):
-        launch = ["--nnodes=2", f"--node-rank={number}", f"--master-addr={address}", f"--master-port={port}"]
-        script = [f"--nproc-per-node={nproc[number]}", str(folder / "train.py"), str(folder), *options]
-        variables = [f"GLOO_SOCKET_IFNAME={interface or site.bed.host(name).fast_interface}", "OMP_NUM_THREADS=1"]
-        words = ["env", *variables, sys.executable, "-m", "torch.distributed.run", *launch, *script]
-        with open(folder / f"{name}.log", "wb") as log:
-            command = site.bed.on_host_command(name, words)
-            started.append(subprocess.Popen(command, cwd=folder, stdout=log, start_new_session=True))
-    try:
-        steps = [folder / f"steps-{rank}" for rank in range(sum(nproc))]
-        assert eventually(lambda: all(step.exists() for step in steps) or _one_ended(started))
-        assert not _one_ended(started)
-        owners = [*["a1"] * nproc[0], *["a2"] * nproc[1]]
-        yield {rank: _pid_of(site, name, rank, port) for rank, name in enumerate(owners)}
-    finally:
-        for process in started:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for name in HOSTS:
-            for pid in site.bed.guest_pids(name):
-                with contextlib.suppress(OSError):
-                    if str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        os.kill(pid, signal.SIGKILL)
-
-
 @pytest.fixture(scope="module")
 def ranks(site: Site) -> Iterator[dict[int, int]]:
-    with training(site, TRAINING, (2, 1), 29533) as ranks:
+    with training(site, TRAINING, {"a1": 2, "a2": 1}, 29533) as ranks:
         yield ranks
 
 
@@ -177,42 +124,41 @@ def behaving(site: Site, mode: str, *ranks: int) -> Iterator[None]:
             assert eventually(lambda: began != [(folder / f"steps-{rank}").read_text() for rank in RANKS])
 
 
-def _one_ended(processes: list[subprocess.Popen[bytes]]) -> bool:
-    return any(process.poll() is not None for process in processes)
-
-
-def _pid_of(site: Site, host: str, rank: int, port: int) -> int:
-    assert site.bed is not None
-    variables = {f"RANK={rank}".encode(), f"MASTER_PORT={port}".encode()}
-    return next(pid for pid in sorted(site.bed.guest_pids(host)) if variables <= set(_variables(pid)))
-
-
-def _variables(pid: int) -> list[bytes]:
-    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-
-
-def diagnosed(site: Site, *words: str, every: bool = False) -> dict[str, Any]:
-    """Return the record of the two hosts, or of every one."""
-    hosts = yaml.safe_load(site.hosts_yaml.read_text(encoding="utf-8"))
-    hosts["hosts"] = [host for host in hosts["hosts"] if every or host in HOSTS]
-    (site.folder / "some.yaml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
-    command = site.command("doctor", "some.yaml", "--json", *words)
-    done = subprocess.run(command, cwd=site.folder, capture_output=True, text=True, timeout=600, check=False)
-    assert done.stdout, done.stderr
-    record: dict[str, Any] = json.loads(done.stdout)
-    return record
-
-
-def verdict(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the first finding; the second where the first is that other tests hold the cores."""
-    return record["findings"][0] if record["cause"] == "cpu-taken" and record["findings"] else record
-
-
 def test_hsdp_training_of_two_hosts_is_sound(site: Site) -> None:
-    with training(site, HSDP, (2, 2), 29534):
+    with training(site, HSDP, TWO_EACH, 29534):
         record = diagnosed(site, "--seconds", "10")
     assert [each["number"] for each in record["ranks"]] == [0, 1, 2, 3]
     assert record["cause"] in SOUND, record["says"]
+
+
+def test_command_that_is_started_here_is_watched_with_its_ranks_on_another_host(site: Site) -> None:
+    """The doctor runs on a1 and starts the ranks there; those of a2 are started as usual."""
+    hosts = yaml.safe_load(site.hosts_yaml.read_text(encoding="utf-8"))
+    hosts["hosts"] = list(TWO_EACH)
+    (site.folder / "here.yaml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
+    here, there = (torchrun(site, HSDP, TWO_EACH, name, 29537) for name in TWO_EACH)
+    folder, pipe = site.folder / "run-29537", subprocess.PIPE
+    doctor = holmes_words("doctor", str(site.folder / "here.yaml"), "--seconds", "10", "--json", "--", *here)
+    with open(folder / "a2.log", "wb") as log:
+        other = subprocess.Popen(on_host(site, "a2", there), stdout=log, stderr=log, start_new_session=True)
+    process = subprocess.Popen(on_host(site, "a1", doctor), stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        assert process.stderr is not None
+        said = said_until(process, "the command goes on")
+        process.terminate()
+        shown, rest = process.communicate(timeout=300)
+    finally:
+        for each in (process, other):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(each.pid, signal.SIGKILL)
+            each.wait()
+        end_ranks(site, TWO_EACH, folder)
+    record = json.loads(shown)
+    assert [(each["number"], each["host"]) for each in record["ranks"]] == [(0, "a1"), (1, "a1"), (2, "a2"), (3, "a2")]
+    assert {("a1", "a2"), ("a2", "a1")} <= {(path["sender"], path["receiver"]) for path in record["paths"]}
+    assert record["cause"] in SOUND, (record["says"], said)
+    assert "the command ended with exit code" in rest
+    assert process.returncode != 0
 
 
 def test_bundled_run_of_two_clusters_is_sound(site: Site) -> None:
@@ -224,7 +170,7 @@ def test_bundled_run_of_two_clusters_is_sound(site: Site) -> None:
         assert eventually(
             lambda: any(file.stat().st_size for file in folder.glob("runs/*/metrics.jsonl")) or run.poll() is not None
         )
-        record = diagnosed(site, "--seconds", "10", every=True)
+        record = diagnosed(site, "--seconds", "10", hosts=tuple(host.name for host in site.bed.hosts))
     finally:
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=600)
@@ -349,13 +295,13 @@ def test_gradients_on_the_slower_of_two_interfaces_are_named(site: Site) -> None
     assert site.bed is not None
     (site.folder / "speed").write_text("100\n", encoding="utf-8")
     speed = ["mount", "--bind", str(site.folder / "speed"), "/sys/devices/virtual/net/eth0/speed"]
-    for name in HOSTS:
+    for name in TWO_EACH:
         subprocess.run(site.bed.on_host_command(name, speed), check=True)
     try:
-        with training(site, HSDP, (2, 2), 29536, interface="eth0"):
+        with training(site, HSDP, TWO_EACH, 29536, is_wide=True):
             record = diagnosed(site, "--seconds", "5")
     finally:
-        for name in HOSTS:
+        for name in TWO_EACH:
             subprocess.run(site.bed.on_host_command(name, ["umount", speed[-1]]), check=True)
     assert record["cause"] == "slow-interface"
     assert "GLOO_SOCKET_IFNAME=ib0" in record["remedy"]
@@ -363,6 +309,6 @@ def test_gradients_on_the_slower_of_two_interfaces_are_named(site: Site) -> None
 
 @pytest.mark.exhaustive
 def test_tensor_parallelism_across_hosts_is_named(site: Site) -> None:
-    with training(site, HSDP, (2, 2), 29535, "--tensor-model-parallel-size", "4"):
+    with training(site, HSDP, TWO_EACH, 29535, "--tensor-model-parallel-size", "4"):
         record = diagnosed(site, "--seconds", "5")
     assert record["cause"] == "tensor-parallel-across-hosts"

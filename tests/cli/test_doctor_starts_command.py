@@ -140,7 +140,7 @@ def test_settings_of_nccls_log_by_the_user_stay(tmp_path: Path, name: str, value
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_to_the_doctor_alone_ends_the_command(tmp_path: Path, number: int) -> None:
     environ = environ_of(tmp_path)
     words = words_of("--seconds", "600", "--", "sh", "-c", "echo $$ >pid; exec sleep 3600")
@@ -152,25 +152,37 @@ def test_signal_to_the_doctor_alone_ends_the_command(tmp_path: Path, number: int
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
-@pytest.mark.process
-def test_ctrl_c_reaches_the_command_once_and_the_doctor_still_answers(tmp_path: Path) -> None:
-    train = script(
-        tmp_path,
-        "import pathlib, signal, time",
-        "count = []",
-        "signal.signal(signal.SIGINT, lambda *_: count.append(1))",
-        "pathlib.Path('ready').touch()",
-        "while not count: time.sleep(0.1)",
-        "time.sleep(1)",
-        "print('signals', len(count))",
-        "raise SystemExit(9)",
-    )
+COUNTS_SIGNALS = (
+    "import pathlib, signal, time",
+    "count = []",
+    "signal.signal(signal.SIGINT, lambda *_: count.append(1))",
+    "pathlib.Path('ready').touch()",
+    "while not count: time.sleep(0.1)",
+    "time.sleep(1)",
+    "print('signals', len(count))",
+    "raise SystemExit(9)",
+)
+
+
+def on_terminal(folder: Path, *lines: str) -> tuple[int, int]:
+    """Start the doctor with a script that says `ready`, on a terminal; its PID and the terminal's other end."""
+    train = script(folder, *lines)
     child, terminal = pty.fork()
     if child == 0:
-        os.chdir(tmp_path)
-        os.execve(sys.executable, words_of("--seconds", "600", "--", sys.executable, train), environ_of(tmp_path))
-    assert eventually((tmp_path / "ready").exists)
-    os.write(terminal, b"\x03")
+        os.chdir(folder)
+        os.execve(sys.executable, words_of("--seconds", "600", "--", sys.executable, train), environ_of(folder))
+    assert eventually((folder / "ready").exists)
+    return child, terminal
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("by", ["key", "kill"])
+def test_interrupt_reaches_the_command_once_and_the_doctor_still_answers(tmp_path: Path, by: str) -> None:
+    child, terminal = on_terminal(tmp_path, *COUNTS_SIGNALS)
+    if by == "key":
+        os.write(terminal, b"\x03")
+    else:
+        os.kill(child, signal.SIGINT)
     said = b""
     try:
         while piece := os.read(terminal, 65536):
@@ -183,6 +195,14 @@ def test_ctrl_c_reaches_the_command_once_and_the_doctor_still_answers(tmp_path: 
     assert b"signals 1" in said
     assert b"the command ended with exit code 9" in said
     assert b"Traceback" not in said
+
+
+@pytest.mark.process
+def test_terminal_that_hangs_up_ends_both_with_the_code_of_the_signal(tmp_path: Path) -> None:
+    child, terminal = on_terminal(tmp_path, "import time", "open('ready', 'w').close()", "time.sleep(3600)")
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
 
 
 @pytest.mark.parametrize(

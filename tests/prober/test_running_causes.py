@@ -151,7 +151,8 @@ def test_planted_cause_is_the_verdict(name: str) -> None:
 
 
 def test_every_cause_of_a_watched_run_is_planted() -> None:
-    assert {cause.id for cause in CAUSES} <= {cause for cause, _ in PLANTED.values()}
+    elsewhere = {"rank-order"}  # takes four hosts: test_rank_order
+    assert {cause.id for cause in CAUSES} <= {cause for cause, _ in PLANTED.values()} | elsewhere
 
 
 def sound_gpus(watched: Watched) -> None:
@@ -327,6 +328,17 @@ def test_runs_of_the_same_marks_on_two_hosts_are_two() -> None:
         watched.sub(host, asked.ENVIRONMENT, "WORLD_SIZE=2", "WORLD_SIZE=1")
     run = watched.run()
     assert (len(run.ranks), run.other_ranks) == (1, 1)
+
+
+def test_host_with_two_names_is_one() -> None:
+    watched = Watched()
+    watched.hosts["second-name"] = watched.hosts["a1"]
+    run = watched.run()
+    assert [(rank.number, rank.host) for rank in run.ranks] == [(0, "a1"), (1, "a2")]
+    assert run.other_ranks == 0
+    found = watched.diagnosis()
+    assert found.cause == "none"
+    assert any("second-name: it is the same machine as a1" in note for note in found.notes)
 
 
 def test_trainer_under_a_wrapper_is_the_rank() -> None:
