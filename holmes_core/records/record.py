@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+R = TypeVar("R", bound="Record")
 F = TypeVar("F", bound="FileRecord")
 
 
@@ -29,6 +30,18 @@ class Record(BaseModel):
         """
         given = self.__pydantic_fields_set__
         object.__setattr__(self, "__pydantic_fields_set__", _GIVEN.setdefault(tuple(given), given))
+
+    def model_copy(self: R, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> R:
+        """Return a copy with `update`, as Pydantic does, but with a shared set of given keys."""
+        if deep:
+            return super().model_copy(update=update, deep=deep)
+        copied, changed = type(self).__new__(type(self)), update or {}
+        object.__setattr__(copied, "__dict__", {**self.__dict__, **changed})
+        object.__setattr__(copied, "__pydantic_extra__", None)
+        object.__setattr__(copied, "__pydantic_private__", None)
+        object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__ | changed.keys())
+        copied.model_post_init(None)
+        return copied
 
 
 _GIVEN: dict[tuple[str, ...], set[str]] = {}  # by names in the order of the set, which is quicker than a frozen one
