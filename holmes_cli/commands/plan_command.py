@@ -109,7 +109,7 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan and all advice as JSON, not tables.")] = False,
 ) -> None:
     """Place every training tasklet on a GPU by integer programming, and predict the step."""
-    job_record = read_job(job, overrides or ())
+    left, job_record = TimeLeft(time_limit), read_job(job, overrides or ())
     signed = read_signed(Inventory, inventory)
     inventory_record = signed.record
     if not signed.is_own:
@@ -128,11 +128,10 @@ def plan_command(
             {**given, "--explain": explain, "--without": without is not None, "--routing": routing is not None}
         )
         with err.status("planning") as status:
-            best = plan_any_mode(inventory_record, known_job, *sources, time_limit, write_lp, status.update)
+            best = plan_any_mode(inventory_record, known_job, *sources, left.seconds, write_lp, status.update)
         _write(output, best, signed.is_own)
         _show_mode(best, inventory_record, output, html, as_json)
         return
-    left = TimeLeft(time_limit)
     trace = _trace(routing, known_job, output)
     with err.status("planning") as status:
 
