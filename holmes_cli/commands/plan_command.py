@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -112,6 +113,7 @@ def plan_command(
     left, job_record = TimeLeft(time_limit), read_job(job, overrides or ())
     signed = read_signed(Inventory, inventory)
     inventory_record = signed.record
+    gc.freeze()  # modules and the inventory live to the end: the collector need not look at them time and again
     if not signed.is_own:
         err.print(_FOREIGN.format(inventory), markup=False, soft_wrap=True)
     if run is not None:
