@@ -224,9 +224,9 @@ def contenders_of(
         return rank_improved(problem, result.found, candidates, left, most_starts, within_s)
     contenders = rank_improved(problem, result.found, candidates, left, most_starts, within_s)
     worth_s = (contenders[0].mode.step_s if contenders else within_s) / WORTH_SHARDING
-    bounds = problem.once(AnyScheduleBounds)  # to share weights makes no step shorter
-    near = (each for each in result.misfits if bounds.work_s(each) < worth_s)
-    others = [shared for each in near for shared in early.with_shared_weights(each)]
+    bounds, is_over = problem.once(AnyScheduleBounds), left is not None and left.is_over
+    near = (each for each in result.misfits if not is_over and bounds.work_s(each) < worth_s)
+    others = [shared for each in near for shared in early.with_shared_weights(each)]  # which makes no step shorter
     try:
         sharded = rank_contenders(problem, result.sharded, left=left, others=others, within_s=worth_s)
     except HolmesError:  # none can run the schedule that job.yaml fixes
