@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NICENESS = 5  # of a child: many of them must not keep this process from its own work
 PATIENCE_S = 60.0  # for a result: a child of a process with other threads may, very rarely, find a lock held for ever
 
 
@@ -84,6 +85,7 @@ def _send(write: Connection, work: Callable[[], T]) -> None:
     """Do the work in the child, and nothing that the parent would do at its end, such as writing its output twice."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)
+    os.nice(NICENESS)
     with contextlib.suppress(Exception):
         write.send(work())
     os._exit(0)

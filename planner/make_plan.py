@@ -53,6 +53,7 @@ FAR = 0.3  # of a step: a start of the local search that is so much slower than 
 STARTS_OF_A_CHANGE = 2  # starts of the local search after the best one, where only a change is to be priced
 SEARCHING = 0.6  # of a time limit, at least; the rest, where needed, is for simulating, writing out and checking:
 SIMULATING = 0.1  # of a time limit, each cluster alone included
+USUAL_S = 0.5  # beyond the limit, at least, for the usual order of a fleet whose plan is made in no time
 GPUS_WRITTEN_PER_S = 8000  # on a slow core, in all that follows the search
 
 
@@ -103,17 +104,17 @@ def make_plan(
         raise faults[min(faults)]  # of the smallest degrees
     if lp is not None:
         _plan_searched(_search(inventory, best.job, None, time_limit_s), sources, order, lp)
-    return _with_bound_of_all(best.model_copy(update={"free_degrees": chosen_degrees(job, best.job)}), searched)
+    return _with_bound_of_all(best.model_copy(update={"free_degrees": chosen_degrees(job, best.job)}), searched, left)
 
 
-def _with_bound_of_all(best: Plan, searched: Sequence[_Searched]) -> Plan:
+def _with_bound_of_all(best: Plan, searched: Sequence[_Searched], left: TimeLeft) -> Plan:
     """Return the best plan with the bound on the steps of all that was `searched`."""
     step_s = best.prediction.step_s
     candidates = ((each, each.result.found[0].placement.candidate) for each in searched)
-    bounds_s = (_step_bound_s(each.problem, each.result, candidate) for each, candidate in candidates)
+    bounds_s = (_step_bound_s(each.problem, each.result, candidate, left) for each, candidate in candidates)
     bound_s = min(best.solve.step_bound_s or step_s, *bounds_s)
-    solve = best.solve.model_copy(update={"step_bound_s": bound_s, "step_gap": 1 - bound_s / step_s})
-    return best.model_copy(update={"solve": solve})
+    update = {"step_bound_s": bound_s, "step_gap": 1 - bound_s / step_s}
+    return best.model_copy(update={"solve": best.solve.model_copy(update=update)})
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,7 @@ def _plan_searched(
     problem, result, left = searched.problem, searched.result, TimeLeft(searched.left_s)
     writing_s = _writing_s(problem, searched.time_limit_s)
     if order == "usual":
-        usual = write_usual(problem, result)
-        if usual is None:
+        if (usual := write_usual(problem, result)) is None:
             raise _usual_misfit(problem, result.found[0].placement)
         written, compared = usual, _Comparisons()
     else:
@@ -162,7 +162,7 @@ def _plan_searched(
     certificate = None
     if order == "holmes" or lp:
         certificate = _certify(problem, result, written, placement_s, left.less(writing_s), lp)
-    solve = _report(problem, result, written, placement_s, compared, order, certificate)
+    solve = _report(problem, result, written, placement_s, compared, order, certificate, left.less(writing_s / 2))
     plan = _write(problem, *sources, order, written, solve, compared.usual)
     check_placed_groups(problem.job, plan.ranks)
     faults = verify(plan, searched.inventory)
@@ -224,9 +224,9 @@ def contenders_of(
         return rank_improved(problem, result.found, candidates, left, most_starts, within_s)
     contenders = rank_improved(problem, result.found, candidates, left, most_starts, within_s)
     worth_s = (contenders[0].mode.step_s if contenders else within_s) / WORTH_SHARDING
-    bounds = problem.once(AnyScheduleBounds)  # to share weights makes no step shorter
-    near = (each for each in result.misfits if bounds.work_s(each) < worth_s)
-    others = [shared for each in near for shared in early.with_shared_weights(each)]
+    bounds, is_over = problem.once(AnyScheduleBounds), left is not None and left.is_over
+    near = (each for each in result.misfits if not is_over and bounds.work_s(each) < worth_s)
+    others = [shared for each in near for shared in early.with_shared_weights(each)]  # which makes no step shorter
     try:
         sharded = rank_contenders(problem, result.sharded, left=left, others=others, within_s=worth_s)
     except HolmesError:  # none can run the schedule that job.yaml fixes
@@ -257,7 +257,7 @@ def _write_and_compare(
     with BackgroundCall(work) as background:
         contenders = contenders_of(problem, result, left, within_s=within_s * (1 + FAR))
         written, alternatives = write_best(problem, contenders, left) if contenders else (None, ())
-        usual = background.result()
+        usual = background.result_within(max(left.seconds, USUAL_S))
     faster_s = written.prediction.step_s * (1 - RELATIVE_TOLERANCE) if written else within_s
     if usual is not None and usual.step_s < faster_s:
         written = write_usual(problem, result) or written
@@ -307,6 +307,7 @@ def _report(
     compared: _Comparisons,
     order: Order,
     certificate: Certificate | None,
+    left: TimeLeft,
 ) -> SolveReport:
     """Return the search's proof, the closed form of the ranks as they were written out, and the certificate."""
     candidate = _candidate_run(written)
@@ -318,8 +319,7 @@ def _report(
     gap = (objective_s - bound_s) / objective_s if objective_s else 0.0
     if gap <= RELATIVE_TOLERANCE:
         gap, bound_s = 0.0, objective_s
-    step_s = written.prediction.step_s
-    step_bound_s = _step_bound_s(problem, result, candidate)
+    step_s, step_bound_s = written.prediction.step_s, _step_bound_s(problem, result, candidate, left)
     if step_bound_s >= step_s * (1 - RELATIVE_TOLERANCE):
         step_bound_s = step_s
     return SolveReport(
@@ -340,12 +340,12 @@ def _report(
     )
 
 
-def _step_bound_s(problem: Problem, result: SearchResult, planned: Candidate) -> float:
+def _step_bound_s(problem: Problem, result: SearchResult, planned: Candidate, left: TimeLeft) -> float:
     """Return a lower bound on any simulated step, in seconds; none without ZeRO-3, where the plan is without."""
     candidates = [each for _, each in result.ranked]
     if planned.weight_shards > 1:
         candidates += enumerate_candidates(problem.job, problem.fleet)
-    return problem.once(AnyScheduleBounds).least_s(candidates)
+    return problem.once(AnyScheduleBounds).least_s(candidates, left)
 
 
 def _write(

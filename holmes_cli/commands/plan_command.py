@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -108,9 +109,10 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan and all advice as JSON, not tables.")] = False,
 ) -> None:
     """Place every training tasklet on a GPU by integer programming, and predict the step."""
-    job_record = read_job(job, overrides or ())
+    left, job_record = TimeLeft(time_limit), read_job(job, overrides or ())
     signed = read_signed(Inventory, inventory)
     inventory_record = signed.record
+    gc.freeze()  # modules and the inventory live to the end: the collector need not look at them time and again
     if not signed.is_own:
         err.print(_FOREIGN.format(inventory), markup=False, soft_wrap=True)
     if run is not None:
@@ -127,11 +129,10 @@ def plan_command(
             {**given, "--explain": explain, "--without": without is not None, "--routing": routing is not None}
         )
         with err.status("planning") as status:
-            best = plan_any_mode(inventory_record, known_job, *sources, time_limit, write_lp, status.update)
+            best = plan_any_mode(inventory_record, known_job, *sources, left.seconds, write_lp, status.update)
         _write(output, best, signed.is_own)
         _show_mode(best, inventory_record, output, html, as_json)
         return
-    left = TimeLeft(time_limit)
     trace = _trace(routing, known_job, output)
     with err.status("planning") as status:
 

@@ -378,10 +378,11 @@ def _lasting(host: Host) -> Host:
     )
     gpus = tuple(gpu.model_copy(update={"throttle_reasons": ()}) if gpu.throttle_reasons else gpu for gpu in host.gpus)
     uncounted = {"counters": (), "counter_growth": None, "effective_ber": None, "raw_ber": None}
+    none = tuple(uncounted.values())
     nics = tuple(
-        nic.model_copy(update=uncounted)
-        if any(getattr(nic, name) != value for name, value in uncounted.items())
-        else nic
+        nic
+        if (nic.counters, nic.counter_growth, nic.effective_ber, nic.raw_ber) == none
+        else nic.model_copy(update=uncounted)
         for nic in host.nics
     )
     return host.model_copy(update={**update, "gpus": gpus, "nics": nics})

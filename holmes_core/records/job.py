@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -200,19 +201,19 @@ class Job(FileRecord):
         assert self.data is not None
         return self.data
 
-    @property
+    @cached_property
     def zero(self) -> Zero | None:
         """The stage of ZeRO that job.yaml fixes, or its engine; None: the planner chooses."""
         if self.engine in ALWAYS_SHARDED:
             return 3
         return self.parallel.zero or (3 if self.engine == "accelerate" else None)
 
-    @property
+    @cached_property
     def ep(self) -> int:
         """The expert parallel degree: 1 where job.yaml does not fix it."""
         return self.parallel.ep or 1
 
-    @property
+    @cached_property
     def cp(self) -> int:
         """The context parallel degree: 1 where job.yaml does not fix it."""
         return self.parallel.cp or 1
@@ -222,7 +223,7 @@ class Job(FileRecord):
         """The number of ranks with the same weights that job.yaml fixes: dp x cp; the planner calls each a replica."""
         return self.parallel.dp and self.parallel.dp * self.cp
 
-    @property
+    @cached_property
     def batch_parts(self) -> int:
         """The parts of sequences in a step: each sequence is in cp parts, and a replica computes whole parts."""
         return self.global_batch_size * self.cp

@@ -5,7 +5,7 @@ Free of torch.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -205,14 +205,25 @@ class RankGrid:
 
     def expert_part(self, me: Rank) -> int:
         """Return the position of the part of the experts that `me` has."""
-        return self.expert_peers(me).index(me.rank)
+        return self._expert_parts[me.rank]
+
+    @cached_property
+    def _expert_parts(self) -> dict[int, int]:
+        return {me.rank: self.expert_peers(me).index(me.rank) for me in self.ranks}
+
+    @cached_property
+    def _with_same_experts(self) -> dict[tuple[int, int, int], tuple[int, ...]]:
+        """By pipeline rank, tensor rank and part of the experts, the global ranks that have it, replica by replica."""
+        found = defaultdict[tuple[int, int, int], list[int]](list)
+        for me in sorted(self.ranks, key=lambda me: me.dp_rank):
+            found[me.pp_rank, me.tp_rank, self.expert_part(me)].append(me.rank)
+        return {key: tuple(numbers) for key, numbers in found.items()}
 
     def expert_exchanges(self, me: Rank) -> dict[Axis, tuple[int, ...]]:
         """Return `exchanges` of the replicas with the experts of `me`; empty where each replica has all of them."""
         if self.expert_replicas == 1:
             return {}
-        part = self.expert_part(me)
-        alike = tuple(number for number in self.replicas(me) if self.expert_part(self.rank(number)) == part)
+        alike = self._with_same_experts[me.pp_rank, me.tp_rank, self.expert_part(me)]
         return self._levels(me, alike, EXPERT_AXES)
 
     def _levels(self, me: Rank, replicas: tuple[int, ...], axes: tuple[Axis, ...]) -> dict[Axis, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, product
 
@@ -77,11 +78,11 @@ def used_networks(plans: Sequence[Plan], inventory: Inventory) -> list[frozenset
     across: set[frozenset[str]] = set()
     inside: set[frozenset[str]] = set()
     for plan in plans:
-        for group in plan.groups:
-            hosts = {plan.ranks[rank].host: plan.ranks[rank].cluster for rank in group.ranks}
-            names = list(hosts.values())
+        cluster_of, host_of = {rank.host: rank.cluster for rank in plan.ranks}, [rank.host for rank in plan.ranks]
+        hosts = (dict.fromkeys(host_of[rank] for rank in group.ranks) for group in plan.groups)
+        for names in {tuple(cluster_of[host] for host in each) for each in hosts}:  # of many groups most are alike
             across |= _pairs(names)
-            inside |= {frozenset({name}) for name in names if names.count(name) > 1}
+            inside |= {frozenset({name}) for name, times in Counter(names).items() if times > 1}
     islands = [{rank.cluster for rank in plan.ranks} for plan in plans]
     for one, other in combinations(islands, 2):
         across |= _pairs([*one, *other])

@@ -243,12 +243,9 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     check_groups_fit(job, slots)
     recompute, shares = job.parallel.recompute or RECOMPUTE[0], BatchShares(job, fleet.num_group_slots(1))
     classes = {tp: class_rooms(fleet, tp) for tp in tensor_degrees(job, fleet)}
+    shards_weights, optimizer_offload = job.zero == 3, job.parallel.optimizer_offload or False
     found = tuple(
-        Candidate(
-            *(tp, pp, dp, micro_batch_size, recompute, fill),
-            weight_shards=dp if job.zero == 3 else 1,
-            optimizer_offload=job.parallel.optimizer_offload or False,
-        )
+        Candidate(tp, pp, dp, micro_batch_size, recompute, fill, dp if shards_weights else 1, optimizer_offload)
         for tp, rooms in classes.items()
         if takes_sequence(job, tp) and all(is_aligned(number, job.cp * tp) for number in slots if job.cp > 1)
         for pp in _pipeline_degrees(job, fleet.num_group_slots(tp))

@@ -98,7 +98,7 @@ def dense_on_first_stage(job: Job, memories: Iterable[Memory], candidate: Degree
     if not dense or fixed or candidate.pp == 1:
         return dense
     rooms = _Rooms(job, candidate)
-    return dense if all(not 0 < rooms.layers(each, 0, dense) < dense for each in set(memories)) else 0
+    return dense if all(not 0 < rooms.layers(each, rooms.kind(0), dense) < dense for each in set(memories)) else 0
 
 
 def layer_room(job: Job, memories: Sequence[Memory], candidate: Degrees) -> tuple[tuple[int, ...], ...]:
@@ -109,13 +109,15 @@ def layer_room(job: Job, memories: Sequence[Memory], candidate: Degrees) -> tupl
     """
     rooms, rows = _Rooms(job, candidate), dict[tuple[object, ...], tuple[int, ...]]()
     by_stage, fixed, pp = list[tuple[int, ...]](), job.parallel.layers, candidate.pp
+    unlike = set(memories)
     all_first = dense_on_first_stage(job, memories, candidate)
     left = job.model.first_dense_layers
     for stage in range(pp):
         dense = left if fixed is None else sum(dense_layers(job.model, fixed)[stage::pp])
-        key = (*rooms.kind(stage), dense)
+        kind = rooms.kind(stage)
+        key = (*kind, dense)
         if key not in rows:
-            layers = {each: rooms.layers(each, stage, dense) for each in set(memories)}
+            layers = {each: rooms.layers(each, kind, dense) for each in unlike}
             if stage == 0 and all_first:
                 layers = {each: most if most >= all_first else 0 for each, most in layers.items()}
             rows[key] = tuple(layers[memory] for memory in memories)
@@ -141,9 +143,9 @@ class _Rooms:
         held = microbatches_in_flight(self._candidate.fill, pp, self._num_microbatches, stage)[0]
         return held, stage == 0, stage == pp - 1
 
-    def layers(self, memory: Memory, stage: int, dense: int) -> int:
-        """Return the most layers that the stage holds, the first `dense` without experts."""
-        (held, *ends), parts = self.kind(stage), self._parts
+    def layers(self, memory: Memory, kind: tuple[int, bool, bool], dense: int) -> int:
+        """Return the most layers that a stage of that kind holds, the first `dense` without experts."""
+        (held, *ends), parts = kind, self._parts
         end = ends[0], ends[1]
         taken, layer = SLACK_BYTES + parts.empty[end] + held * parts.microbatch, parts.states + held * parts.activations
         host = parts.host_empty[end], parts.host_layer

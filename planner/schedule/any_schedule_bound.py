@@ -38,6 +38,7 @@ from planner.problem.sharded_weights import least_traffic
 from planner.schedule.crossing_bound import LayerSeconds, crossing_bound_s
 from planner.schedule.run_mode import CHUNKS
 from planner.search.early_bounds import EarlyBounds
+from planner.time_left import TimeLeft
 from planner.tolerances import ROUNDING
 
 EXACT = 1e-6  # relative: how far below the least seconds that hold all layers the bound may stay
@@ -79,11 +80,16 @@ class AnyScheduleBounds:
         self._num_layers, self._batch_parts = problem.job.model.num_layers, problem.job.batch_parts
         self._speeds, self._work_s = cache(self._read_speeds), cache(self._read_work_s)
 
-    def least_s(self, candidates: Iterable[Candidate]) -> float:
-        """Seconds below which no step of these candidates is predicted, wherever they are placed and however run."""
+    def least_s(self, candidates: Iterable[Candidate], left: TimeLeft | None = None) -> float:
+        """Seconds below which no step of these candidates is predicted, wherever they are placed and however run.
+
+        Fewer seconds where no time is `left` to look at all of them.
+        """
         least_s, waiting = inf, [(self.work_s(each), each) for each in dict.fromkeys(candidates)]
         heapify(waiting)
         while waiting and waiting[0][0] < least_s:
+            if left is not None and left.is_over:
+                return waiting[0][0]
             _, candidate = heappop(waiting)
             least_s = min(least_s, max(self.candidate_s(candidate, least_s), self.across_s(candidate)))
         return least_s

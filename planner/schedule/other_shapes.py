@@ -42,7 +42,7 @@ def other_placements(
     """
     bounds, several = problem.once(AnyScheduleBounds), _may_straddle(problem)
     stages = straddled = 0
-    for candidate in _in_turns(candidates):
+    for candidate in _in_turns(candidates) if not left.is_over else ():
         if left.is_over:
             return
         is_due = stages < MAX_STAGES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from holmes_runtime.config.model_shape import ModelShape
@@ -16,6 +17,7 @@ from planner.tolerances import RELATIVE_TOLERANCE
 
 CHUNKS = (2, 3, 4)  # tried where none are fixed
 SIMPLEST: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "eager", "interleaved", "zero-bubble")
+_memory_bytes = lru_cache(maxsize=4096)(memory_bytes)  # many modes and neighbouring placements have the same ranks
 
 
 class RunMode(NamedTuple):
@@ -39,7 +41,7 @@ class RunMode(NamedTuple):
         for rank in range(pp):
             held = microbatches_in_flight(self.schedule, pp, num_microbatches, rank, self.chunks, self.extra_in_flight)
             layers, ends = self.layers[rank::pp], (rank == 0, rank == pp - 1)
-            yield memory_bytes(model, execution, layers, held, *ends, dense[rank::pp])
+            yield _memory_bytes(model, execution, layers, held, *ends, dense[rank::pp])
 
 
 @dataclass(frozen=True)

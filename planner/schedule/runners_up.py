@@ -126,18 +126,19 @@ class _Contest:
     def run(self, found: Iterable[PricedPlacement], left: TimeLeft) -> None:
         """Let placements take part, and simulate the modes that may still be ranked, the lowest bound first.
 
-        A placement enters with a bound on all its modes, which rules most of them out before each mode is bounded.
+        A placement enters with a quick bound on all its modes, and then has a closer one, which together rule most of
+        them out before each mode is bounded.
         """
         number = count()  # of equal bounds the earlier one first
         waiting: list[tuple[float, int, _Entrant, RunMode | None]] = []
         for each in found:
             if (key := plain(each.placement)) not in self._entrants and keeps_groups(self._problem, each.placement):
                 entrant = self._entrants[key] = _Entrant(self._problem, each)
-                waiting.append((entrant.simulator.least_s, next(number), entrant, None))
+                waiting.append((entrant.simulator.paced_s, next(number), entrant, None))
         heapify(waiting)
         work, ranked_within_s = 0, self._ranked_within_s()
         while waiting and not (work > WORK_WHEN_LATE and left.is_over):
-            bound_s, _, entrant, mode = heappop(waiting)
+            bound_s, at, entrant, mode = heappop(waiting)
             within_s = ranked_within_s[entrant.crossing] * (1 + RELATIVE_TOLERANCE)
             if bound_s > within_s:
                 continue
@@ -145,6 +146,9 @@ class _Contest:
                 entrant.simulate(mode, within_s)
                 self._problem.simulated.add(plain(entrant.found.placement))
                 work, ranked_within_s = work + entrant.work, self._ranked_within_s()
+                continue
+            if bound_s < entrant.simulator.least_s:
+                heappush(waiting, (entrant.simulator.least_s, at, entrant, None))
                 continue
             for bounded in entrant.simulator.modes():
                 heappush(waiting, (bounded.step_s, next(number), entrant, bounded))

@@ -35,11 +35,13 @@ from planner.search.refinements import (
     Branch,
     SearchState,
     early_bound,
+    full_lower_bound,
 )
 from planner.search.solve import placement_of, solve_preferred
 from planner.tolerances import RELATIVE_TOLERANCE
 
 MAX_KEPT = 48  # placements for the simulation, which also looks at other shapes
+SHORTEST_OF = 64  # branches, long after the time limit
 Status = Literal["optimal", "near optimal", "time limit"]
 Progress = Callable[[int, int, float | None], None]
 """Called with candidates settled, candidates in all, and the incumbent's closed-form seconds so far."""
@@ -142,13 +144,18 @@ def explore(state: SearchState, branches: list[Branch], progress: Progress | Non
     waiting: list[Branch] = []
     total, settled = len(branches), 0
     while branches or waiting:
-        branch = heapq.heappop(waiting if _are_due(state, branches, waiting) else branches)
+        if branches and state.incumbent is None and state.is_very_late:
+            branch = _take_shortest(branches)
+        else:
+            branch = heapq.heappop(waiting if _are_due(state, branches, waiting) else branches)
         if not state.beats_incumbent(branch.lower_bound_s) or (state.is_late and state.has_enough):
             state.leave_open(min(each.lower_bound_s for each in (branch, *branches[:1], *waiting[:1])))
             break
         for sibling in _siblings(state, branch):
             heapq.heappush(branches, sibling)
         refined = _refine(state, branch)
+        while refined is not None and state.incumbent is None and state.is_late:
+            refined = _refine(state, refined)  # to its end, since any placement will do
         if refined is not None:
             costly = refined.form == "mixed" or state.incumbent is None
             waits = costly and refined.refinements[0] in PROGRAMS
@@ -162,6 +169,15 @@ def explore(state: SearchState, branches: list[Branch], progress: Progress | Non
         progress(total, total, state.incumbent_s if state.incumbent is not None else None)
 
 
+def _take_shortest(branches: list[Branch]) -> Branch:
+    """Take, of the first few branches of a heap, the one of the shortest pipelines, which are quick to place."""
+    at = min(range(min(len(branches), SHORTEST_OF)), key=lambda at: branches[at].candidate.pp)
+    branches[at], branches[-1] = branches[-1], branches[at]
+    branch = branches.pop()
+    heapq.heapify(branches)
+    return branch
+
+
 def _are_due(state: SearchState, branches: Sequence[Branch], waiting: Sequence[Branch]) -> bool:
     """Return True if it is time for the programs that wait."""
     if not waiting or not branches:
@@ -171,6 +187,8 @@ def _are_due(state: SearchState, branches: Sequence[Branch], waiting: Sequence[B
 
 def _refine(state: SearchState, branch: Branch) -> Branch | None:
     """Return the branch after its next refinement; None where it has no more, or no time is left for the next one."""
+    if branch.refinements[0] is full_lower_bound and state.is_late:
+        return branch._replace(refinements=branch.refinements[1:])
     if not state.is_late or branch.refinements[0] not in NEED_TIME:
         return branch.refine(state)
     state.leave_open(branch.lower_bound_s)

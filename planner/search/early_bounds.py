@@ -104,7 +104,8 @@ class EarlyBounds:
         """
         speeds = self._speeds_of(candidate)
         fullest_s = speeds.classes[0].layer_s * -(-self._even_layers(candidate, speeds) // candidate.pp)
-        return self._at_pace_s(candidate, max(self._average_s(candidate, speeds), fullest_s), speeds)
+        average_s = self._average_s(candidate, speeds)
+        return self._at_pace_s(candidate, average_s if average_s > fullest_s else fullest_s, speeds)
 
     def whole_layers_s(self, candidate: Candidate, mixed: bool) -> float | None:
         """Return a lower bound as `compute_s`, for stages of whole layers; None where the hosts cannot hold p stages.

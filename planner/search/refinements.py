@@ -34,6 +34,7 @@ ACCEPTED_GAP = 0.01
 PROGRAM_SHARE = 1 / 4  # of the time limit, at most, for one branch's programs: a hard one must not use up all
 MIN_PROGRAM_S = 0.1  # where nothing was found yet, for a program to find anything
 FEW, MAX_LATE_LOOKS = 8, 100  # placements to begin with, and branches looked at for them beyond the time limit
+MAX_LATE_S = 0.2  # beyond it, after which the first placement is enough
 GREEDY_PACES = 3  # paces tried without a program
 MAX_SITES = 64  # of a program: one of more takes longer to write down than there is time
 PACES_AT_ONCE = 8  # in one program, and bounded before there is an incumbent
@@ -112,10 +113,16 @@ class SearchState:
         return time.monotonic() > self._deadline_s
 
     @property
+    def is_very_late(self) -> bool:
+        """True if the first placement will do."""
+        return time.monotonic() > self._deadline_s + MAX_LATE_S
+
+    @property
     def has_enough(self) -> bool:
         """True if a search that is late may stop: with the first few placements, or one after some more looks."""
         self._late_looks += 1
-        return self.incumbent is not None and (len(self.found) >= FEW or self._late_looks > MAX_LATE_LOOKS)
+        looked = self._late_looks > MAX_LATE_LOOKS or self.is_very_late
+        return self.incumbent is not None and (looked or len(self.found) >= FEW)
 
     @property
     def program_limit_s(self) -> float:
@@ -206,7 +213,7 @@ def greedy_placements(state: SearchState, branch: Branch) -> float:
     """Find placements without a program, at the first paces; the bound stays the same."""
     bounds = state.relaxation(branch)
     for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
-        if not state.beats_incumbent(bounds.from_pace_s(pace_s)) and branch.key in state.found:
+        if branch.key in state.found and (state.is_late or not state.beats_incumbent(bounds.from_pace_s(pace_s))):
             break
         _keep_blocks(state, branch, place_greedily(bounds, pace_s))
     return branch.lower_bound_s
@@ -314,7 +321,7 @@ def whole_replicas(state: SearchState, branch: Branch) -> None:
 BOUNDS = (early_bound, exchange_bound, full_lower_bound)
 PROGRAMS = frozenset({programs, fixed_cut_program})
 NEED_TIME = PROGRAMS | {open_paces}
-"""Refinements that are left out once the time is over."""
+"""Refinements without which a branch is left open once the time is over; `full_lower_bound` is then left out."""
 
 
 def refinements_of(job: Job, form: Form) -> tuple[Refinement, ...]:

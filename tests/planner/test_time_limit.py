@@ -14,8 +14,10 @@ from planner.advice.changes import apply_changes
 from planner.advice.what_if import parse_changes
 from planner.layout.write_out import contender_step_s
 from planner.problem.problem import read_problem
+from planner.schedule.any_schedule_bound import AnyScheduleBounds
 from planner.schedule.runners_up import rank_contenders
 from planner.search.branch_and_bound import search
+from planner.time_left import TimeLeft
 from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
 from tests.seeds import few_of
 
@@ -49,6 +51,20 @@ def test_without_time_no_plan_is_slower_than_greedy_the_usual_order_or_one_clust
     others_s = [plan_for(each, job, time_limit_s=0.0).prediction.step_s for each in alone(inventory)]
     others_s += [plan_for(inventory, job, order="usual").prediction.step_s, greedy_step_s(inventory, job)]
     assert plan.prediction.step_s <= min(others_s) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", few_of(1, [*FLEETS]))
+def test_search_long_after_its_limit_still_finds_a_placement(name: str) -> None:
+    result = search(read_problem(*FLEETS[name]), -1.0)
+    assert result.found
+    assert result.bound_s <= result.found[0].objective_s
+
+
+def test_bound_on_any_step_without_time_is_no_higher() -> None:
+    problem = read_problem(*FLEETS["GPUs"])
+    candidates = [candidate for _, candidate in search(problem, 0.0).ranked]
+    bounds = problem.once(AnyScheduleBounds)
+    assert 0 < bounds.least_s(candidates, TimeLeft(0.0)) <= bounds.least_s(candidates)
 
 
 @pytest.mark.slow
