@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -45,6 +46,7 @@ def command(
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
     monkeypatch.setattr("planner.advice.plan_with_advice.EFFORT", UNHURRIED)
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # what one test leaves, the next ones would never collect
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["holmes", *arguments])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from torch import Tensor, is_tensor
@@ -26,7 +27,8 @@ class StoragesMade(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def alive_bytes(self) -> int:
-        """Bytes of those that something still holds."""
+        """Bytes of those that something still holds, other than garbage that refers to itself."""
+        gc.collect()
         alive = (storage for storage in self._nbytes if not storage.expired())  # type: ignore[no-untyped-call]
         return sum(map(self._nbytes.__getitem__, alive))
 
