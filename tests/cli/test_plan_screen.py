@@ -155,7 +155,10 @@ def test_page_is_written_beside_the_plan(command: Command, tmp_path: Path) -> No
     done = command("plan", "job.yaml", "--html", "plan.html")
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert "page: plan.html" in done.stdout
-    assert all(f"<h2>{title}" in page for title in ("Timeline", "Stages", "Traffic a step", "What would help most"))
+    assert all(
+        f"<h2>{title}" in page
+        for title in ("Placement and timeline", "Stages", "Traffic a step", "What would help most")
+    )
 
 
 @pytest.mark.slow
