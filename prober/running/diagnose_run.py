@@ -11,6 +11,7 @@ from holmes_core.units import format_names
 from prober.nccl_logs.diagnose import SOUND, WHOLE_LOG, diagnose
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.read_log import read_log
+from prober.running.audited_causes import audited_causes
 from prober.running.costly_causes import IDLE_GPU, STARTING_S, costly_causes
 from prober.running.rank_order import unmeasured_order
 from prober.running.running_texts import RunFinding
@@ -40,7 +41,7 @@ def diagnose_run(run: WatchedRun) -> RunDiagnosis:
     if not run.ranks:
         says, needed = _no_ranks(run)
         return RunDiagnosis(None, says, "", _failures(run), (), needed, notes)
-    found = [*standing_causes(run), *costly_causes(run), *_from_logs(run)]
+    found = [*standing_causes(run), *costly_causes(run), *_from_logs(run), *audited_causes(run)]
     if found:
         verdict, *also = sorted(found, key=lambda finding: -finding.cost)
         return RunDiagnosis(verdict.cause, verdict.says, verdict.remedy, verdict.evidence, tuple(also), "", notes)

@@ -141,4 +141,10 @@ RANK_ORDER = RunCause(
     "--compare usual.json` says what the step gains by the measured links, memory and speed of GPUs.",
     "NCCL and Gloo: peers of a collective follow from the numbers of ranks",
 )
+AUDITED = RunCause(
+    "audited-fault",
+    "A probe has found a fault of the run's hosts that costs speed, and nothing else stands out",
+    "`holmes probe hosts.yaml` shows if it is still there, and `holmes probe --explain RULE` what it checks.",
+    "the audit's rules (docs/rules.md)",
+)
 CAUSES = tuple(text for text in vars().copy().values() if isinstance(text, RunCause))

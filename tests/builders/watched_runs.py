@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from holmes_core.records.inventory import Inventory
 from prober.asking.commands import Command
 from prober.asking.recording import HostNotes, HostRecording, Recorded, read_recorded_hosts, write_recording
 from prober.running import watch_script as asked
@@ -31,11 +32,11 @@ class Watched:
         for name in self.hosts:
             self.age(name, 3600.0)
 
-    def run(self) -> WatchedRun:
-        return run_of({name: HostRecording(tuple(each)) for name, each in self.hosts.items()} | self.failures)
+    def run(self, probed: Inventory | None = None) -> WatchedRun:
+        return run_of({name: HostRecording(tuple(each)) for name, each in self.hosts.items()} | self.failures, probed)
 
-    def diagnosis(self) -> RunDiagnosis:
-        return diagnose_run(self.run())
+    def diagnosis(self, probed: Inventory | None = None) -> RunDiagnosis:
+        return diagnose_run(self.run(probed))
 
     def write(self, folder: Path) -> None:
         """Write the recording as `--record` does."""

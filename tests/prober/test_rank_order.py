@@ -10,10 +10,7 @@ import pytest
 
 from holmes_core.records.inventory import Cluster, Inventory, Network
 from holmes_core.records.link import Link, Spread, Trunk
-from prober.asking.recording import HostRecording
 from prober.running import watch_script as asked
-from prober.running.diagnose_run import RunDiagnosis, diagnose_run
-from prober.running.watch_hosts import run_of
 from tests.builders.clustered_hosts import host_in_cluster
 from tests.builders.watched_runs import PIDS, SECONDS, Watched
 
@@ -84,11 +81,6 @@ def link(hosts: tuple[str, str], rate: float) -> Link:
     )
 
 
-def diagnosed(watched: Watched, probed: Inventory | None) -> RunDiagnosis:
-    hosts = {name: HostRecording(tuple(each)) for name, each in watched.hosts.items()}
-    return diagnose_run(run_of(hosts, probed))
-
-
 def crossing(order: tuple[str, ...], sent: Megabytes) -> float:
     return sum(rate for (one, other), rate in sent.items() if order[one][0] != order[other][0])
 
@@ -100,7 +92,7 @@ def crossing(order: tuple[str, ...], sent: Megabytes) -> float:
 def test_order_that_sends_most_between_clusters_is_the_verdict_with_the_better_one(
     sent: Megabytes, probed: Inventory
 ) -> None:
-    found = diagnosed(watched_in(MIXED, sent), probed)
+    found = watched_in(MIXED, sent).diagnosis(probed)
     assert found.cause == "rank-order"
     named = re.search(r"in the order (\w\w, \w\w, \w\w, \w\w)", found.remedy)
     assert named is not None
@@ -111,7 +103,7 @@ def test_order_that_sends_most_between_clusters_is_the_verdict_with_the_better_o
 
 def test_gain_is_the_wires_time_that_the_better_order_saves() -> None:
     """60 of 100 MB/s fill the wire for 60% of the time, and 15 for a quarter of that: 45% fewer seconds."""
-    found = diagnosed(watched_in(MIXED, HSDP), inventory())
+    found = watched_in(MIXED, HSDP).diagnosis(inventory())
     assert any("at most 45% less" in line for line in found.evidence), found.evidence
 
 
@@ -131,7 +123,7 @@ def test_gain_is_the_wires_time_that_the_better_order_saves() -> None:
 def test_order_is_no_cause_where_no_other_is_better_or_the_wire_is_not_full(
     order: tuple[str, ...], sent: Megabytes, probed: Inventory | None
 ) -> None:
-    found = diagnosed(watched_in(order, sent), probed)
+    found = watched_in(order, sent).diagnosis(probed)
     assert (found.cause, found.also) == ("none", ())
     assert not any("--links" in note for note in found.notes)
 
@@ -139,11 +131,11 @@ def test_order_is_no_cause_where_no_other_is_better_or_the_wire_is_not_full(
 def test_order_is_no_cause_and_no_note_where_a_host_is_not_watched() -> None:
     watched = watched_in(MIXED, HSDP)
     del watched.hosts["b2"]
-    found = diagnosed(watched, inventory())
+    found = watched.diagnosis(inventory())
     assert (found.cause, found.also) == (None, ())
 
 
 def test_links_that_were_not_measured_leave_a_note_that_says_how() -> None:
-    found = diagnosed(watched_in(MIXED, HSDP), inventory(measured=False))
+    found = watched_in(MIXED, HSDP).diagnosis(inventory(measured=False))
     assert found.cause == "none"
     assert any("holmes probe hosts.yaml --links" in note for note in found.notes)

@@ -1,0 +1,70 @@
+"""The faults of a run's hosts that a probe found before the run: links at half rate, MTU and GID that differ, and more.
+
+Only faults that cost speed wherever they are found: what many sound sites have, too, would be an alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holmes_core.records.inventory import Finding
+from holmes_core.units import format_names
+from prober.running import running_texts as causes
+from prober.running.running_texts import RunFinding
+from prober.running.watched_run import BULK_BYTES_PER_S, WatchedRun
+
+OF_HOSTS = ("GPU-FABRIC", "GPU-NVLINK-INACTIVE", "HOST-CPU-GOVERNOR")
+"""Rules of faults that slow any run on the host."""
+OF_NETWORKS = (
+    "NET-BW-LOW",
+    "NET-PATH-MTU",
+    "NIC-BIT-ERRORS",
+    "NIC-BOND-DEGRADED",
+    "NIC-COUNT-DIFFERS",
+    "NIC-ERRORS",
+    "NIC-FLAP",
+    "NIC-PORT-DOWN",
+    "NIC-RATE-BELOW-CLASS",
+    "NIC-SLOT-POWER",
+    "PCI-LINK-DEGRADED",
+)
+"""Rules of faults that slow what hosts send one another, however they send it."""
+OF_RDMA = (
+    "GDR-NO-PEERMEM",
+    "PCI-ACS-ON-PATH",
+    "RDMA-BW-LOW",
+    "RDMA-GPU-BW-LOW",
+    "ROCE-GID-DIFFERS-BY-HOST",
+    "ROCE-MTU-DIFFERS",
+    "ROCE-MTU-SMALL",
+)
+"""Rules of faults that slow what RDMA ports carry."""
+COST = 0.02  # a fault that was found before comes after all that the watch itself shows
+MAX_NAMED = 8
+
+
+def audited_causes(run: WatchedRun) -> Iterator[RunFinding]:
+    """Yield each fault that the inventory has of a host with ranks, where the run uses what is at fault."""
+    if run.probed is None:
+        return
+    hosts = {rank.host for rank in run.ranks}
+    rdma_bytes_per_s = sum(port.traffic.total / host.seconds for host, port in run.ports() if port.traffic)
+    hosts_seen = run.by_name
+    outside = [
+        path.sent_bytes / hosts_seen[path.sender].seconds
+        for path in run.paths
+        if path.leaves_host and path.sender in hosts_seen
+    ]
+    rules = OF_HOSTS + OF_RDMA * (rdma_bytes_per_s > BULK_BYTES_PER_S)
+    if rdma_bytes_per_s + sum(outside) > BULK_BYTES_PER_S:
+        rules += OF_NETWORKS
+    for finding in run.probed.findings:
+        named = [name for name in finding.hosts if name in hosts]
+        if finding.rule in rules and named:
+            yield _found(finding, named)
+
+
+def _found(finding: Finding, hosts: list[str]) -> RunFinding:
+    detail = f"{finding.rule} on {format_names(hosts, MAX_NAMED)}"
+    lines = f"inventory.json: {finding.evidence}", f"effect: {finding.effect}"
+    return causes.AUDITED.finding(detail, *lines, cost=COST, remedy=f"{finding.remedy}. ")
