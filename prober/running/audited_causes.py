@@ -1,6 +1,6 @@
 """The faults of a run's hosts that a probe found before the run: links at half rate, MTU and GID that differ, and more.
 
-Only faults that cost speed wherever they are found: what many sound sites have, too, would be an alarm.
+Only faults that cost speed wherever they are found: one that many sound sites have, too, would be a false alarm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_NETWORKS = (
     "NIC-SLOT-POWER",
     "PCI-LINK-DEGRADED",
 )
-"""Rules of faults that slow what hosts send one another, however they send it."""
+"""Rules of faults that slow traffic between hosts, of any kind."""
 OF_RDMA = (
     "GDR-NO-PEERMEM",
     "PCI-ACS-ON-PATH",
@@ -38,13 +38,13 @@ OF_RDMA = (
     "ROCE-MTU-DIFFERS",
     "ROCE-MTU-SMALL",
 )
-"""Rules of faults that slow what RDMA ports carry."""
-COST = 0.02  # a fault that was found before comes after all that the watch itself shows
+"""Rules of faults that slow traffic of RDMA ports."""
+COST = 0.02  # a fault that was found before comes after all that the watch shows
 MAX_NAMED = 8
 
 
 def audited_causes(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield each fault that the inventory has of a host with ranks, where the run uses what is at fault."""
+    """Yield each fault that the inventory has of a host with ranks, where the run uses the part at fault."""
     if run.probed is None:
         return
     hosts = {rank.host for rank in run.ranks}
