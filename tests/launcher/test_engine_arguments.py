@@ -157,6 +157,7 @@ def examples() -> list[Job]:
     return [Job.model_validate(yaml.safe_load(block)) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", examples(), ids=lambda job: job.engine)
 def test_examples_of_the_docs_are_planned_and_told_their_batches(job: Job) -> None:
     plan = plan_for(TWO, job)

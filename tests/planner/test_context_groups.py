@@ -111,6 +111,7 @@ def test_where_a_ring_leaves_its_host_a_shard_has_one_nic_and_a_gathering_all_th
     assert inside.forward_s == pytest.approx(7 * block_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "zero"), [("megatron", 1), ("torchtitan", 3)])
 def test_a_free_degree_is_the_fastest_of_all(engine: str, zero: int) -> None:
     free = plan_for(TWO_HOSTS, job(engine))

@@ -164,6 +164,7 @@ def test_parameters_of_first_layers_without_experts_are_their_own() -> None:
         assert first.trained - other.trained == embedding_parameters(shape) + 2 * more
 
 
+@pytest.mark.slow
 def test_the_preset_like_deepseek_v3_is_planned() -> None:
     shape = gpt_7b(engine="megatron", model={"preset": "deepseek-v3-like"}, global_batch_size=1024)
     fixed = shape.with_parallel(ep=64, tp=1, pp=16, micro_batch_size=1)
@@ -251,6 +252,7 @@ def test_plans_of_shared_experts_are_as_fast_as_the_fastest_placement_by_brute_f
     assert found < 0.01  # of 48 fleets the farthest, where one more schedule than for others is to be chosen
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_a_host_under_the_degree_that_is_fastest_then() -> None:
     three, two = (gpu_inventory([hosts], gpus_per_host=2, memory_bytes=16 * GIB) for hosts in (3, 2))
     model = {**MODEL, "hidden_size": 2048, "ffn_hidden_size": 5632, "num_kv_heads": 8, "seq_length": 4096}
@@ -269,6 +271,7 @@ def test_a_degree_of_experts_that_job_yaml_fixes_is_kept_when_a_host_is_lost() -
         Replanner(TWO_HOSTS).without(first, (first.nodes[1].host,))
 
 
+@pytest.mark.slow
 def test_a_free_degree_is_searched_for_the_bundled_runtime() -> None:
     free = plan_for(TWO_HOSTS, bundled(tp=1, pp=1))
     steps_s = [plan_for(TWO_HOSTS, bundled(tp=1, pp=1, ep=ep)).prediction.step_s for ep in (1, 2, 4, 8, 16)]
@@ -375,6 +378,7 @@ def test_groups_over_parts_of_hosts_are_found() -> None:
     assert [rank.rank for rank in misplaced_group(plan.job, moved)] == list(range(8))
 
 
+@pytest.mark.slow
 def test_the_certificate_in_the_file_and_the_bound_are_those_of_the_free_degree(tmp_path: pathlib.Path) -> None:
     free, file = plan_for(TWO_HOSTS, job(), lp=tmp_path / "free.lp"), tmp_path / "fixed.lp"
     fixed = [plan_for(TWO_HOSTS, job(ep=ep)) for ep in (1, 2, 4, 8, 16)]

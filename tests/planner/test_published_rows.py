@@ -67,6 +67,7 @@ def test_steps_grow_with_the_number_of_gpus_as_published(table: str) -> None:
     assert many.step_s / few.step_s == pytest.approx(many.row.step_s / few.row.step_s, abs=0.01)
 
 
+@pytest.mark.slow
 def test_experts_of_published_rows_are_off_by_a_seventh_at_most() -> None:
     rows = judged("V17")
     assert len(rows) == 6
@@ -87,6 +88,7 @@ def test_published_alternatives_of_mixtures_are_predicted_in_their_order() -> No
     assert right.count(True) >= 0.9 * len(right)
 
 
+@pytest.mark.slow
 def test_rows_of_one_stack_on_h800_are_off_by_a_fifth_at_most() -> None:
     rows = judged("V18")
     assert max(abs(row.error) for row in rows) <= 0.21
