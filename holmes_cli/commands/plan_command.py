@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -109,6 +109,8 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan and all advice as JSON, not tables.")] = False,
 ) -> None:
     """Place every training tasklet on a GPU by integer programming, and predict the step."""
+    written_to = {"--output": output, "--html": html, "--write-lp": write_lp}
+    _refuse_inputs(written_to, filter(None, (job, inventory, routing)))
     left, job_record = TimeLeft(time_limit), read_job(job, overrides or ())
     signed = read_signed(Inventory, inventory)
     inventory_record = signed.record
@@ -158,6 +160,14 @@ def plan_command(
         show_plan(answer.plan, inventory_record, [*advice, *asked], answer.advised.engine)
         experts = _map_path(output) if answer.experts else None
         _show_files(output, html, experts, is_launched=known_job.is_launched and answer.plan.sketch is None)
+
+
+def _refuse_inputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path]) -> None:
+    """Raise HolmesError if an output is a file that the command reads."""
+    read = {path.resolve() for path in inputs}
+    for option, path in outputs.items():
+        if path is not None and path.resolve() in read:
+            raise HolmesError(f"{option} {path}: is what this plan is made from", "name another file to write")
 
 
 def _trace(path: Path | None, job: Job, output: Path) -> tuple[tuple[Chosen, ...], ...]:

@@ -28,6 +28,7 @@ from planner.layout.layout import Layout
 from planner.layout.predict import predict_timeline
 from planner.layout.reprice import layout_of
 from planner.layout.traffic import ClusterFlow, cluster_flows
+from planner.problem.networks import Networks, shared_network
 from planner.problem.problem import Problem, read_problem
 from planner.schedule.simulate import Span
 
@@ -111,7 +112,7 @@ def draw_plan(plan: Plan, inventory: Inventory) -> PlanPicture:
     timelines = _timelines(problem, layout, {key: min(rank.dp_rank for rank in held[key]) for key in drawn})
     starts = sorted(span.start_s for spans in timelines.values() for span in spans)
     window_s = plan.prediction.step_s if len(starts) <= MAX_BARS else starts[MAX_BARS]
-    traffic = _Traffic(plan, inventory, nic_loads(inventory, plan), cluster_flows(plan.job, layout))
+    traffic = _Traffic(plan, inventory, problem.networks, nic_loads(inventory, plan), cluster_flows(plan.job, layout))
     lanes = _lanes(plan, inventory, held, {key: _bars(spans, window_s) for key, spans in timelines.items()})
     clusters = list(dict.fromkeys(cluster for cluster, _ in held))
     cards = tuple(
@@ -214,6 +215,7 @@ class _Traffic:
 
     plan: Plan
     inventory: Inventory
+    networks: Networks
     loads: Sequence[NicLoad]
     flows: Sequence[ClusterFlow]
 
@@ -223,7 +225,9 @@ class _Traffic:
         for network in sorted(networks, key=lambda network: network != cluster):
             most = self._busiest([load for load in self.loads if (load.cluster, load.network) == (cluster, network)])
             size = format_bytes(max(most.sent_bytes, most.received_bytes))
-            label = f"busiest on {network}: {most.netdev} of {most.host}, {format_rate(most.bandwidth_bytes_per_s)}"
+            is_nvlink = network == cluster and self.networks.nvlink_bytes_per_s(most.host)
+            carrier = "NVLink" if is_nvlink else most.netdev
+            label = f"busiest on {network}: {carrier} of {most.host}, {format_rate(most.bandwidth_bytes_per_s)}"
             percent = self._percent(most.busy_s)
             busy = "" if percent is None else f", busy {percent:.0f}%"
             yield Load(label, percent, f"{size}{busy}", heat_of(percent or 0.0, WARM_PERCENT, HOT_PERCENT))
@@ -237,7 +241,11 @@ class _Traffic:
         there = [flow for flow in self.flows if (flow.sender, flow.receiver) == (one, other)]
         back = [flow for flow in self.flows if (flow.sender, flow.receiver) == (other, one)]
         if there or back:
-            label, busy_s = max(self._carriers(one, other, there, back), key=lambda carrier: carrier[1] or 0.0)
+            label, busy_s = max(
+                self._carriers(one, other, there, back),
+                key=lambda carrier: carrier[1] or 0.0,
+                default=(f"{one} - {other}", None),
+            )
             said = [f"{one} to {other}: {words}" for words in _told(there)]
             said += [f"{other} to {one}: {words}" for words in _told(back)]
             percent = self._percent(busy_s)
@@ -248,11 +256,20 @@ class _Traffic:
         self, one: str, other: str, there: Sequence[ClusterFlow], back: Sequence[ClusterFlow]
     ) -> Iterator[tuple[str, float | None]]:
         """Yield all that may hold the wire up, and the seconds it takes: the busiest NIC, the trunk, the uplinks."""
-        shared = {group.network for group in self.plan.groups} - {cluster.name for cluster in self.inventory.clusters}
-        ends = [load for load in self.loads if load.cluster in (one, other) and load.network in shared]
+        shared = shared_network(self.inventory).name
+        ends = [load for load in self.loads if load.cluster in (one, other) and load.network == shared]
         if ends:
             most = self._busiest(ends)
             yield f"{most.netdev} of {most.host}, {format_rate(most.bandwidth_bytes_per_s)}", most.busy_s
+        connection = self.networks.connection(one, other)
+        for flows in filter(None, (there, back)):
+            busiest = max(flows, key=lambda flow: flow.host_bytes).busiest_host
+            rate_bytes_per_s = connection.host_bytes_per_s(
+                busiest, self.networks.shared_port(busiest).bandwidth_bytes_per_s
+            )
+            if rate_bytes_per_s:
+                busy_s = sum(flow.host_bytes for flow in flows) / rate_bytes_per_s
+                yield f"{busiest} by the wire {one} - {other}, {format_rate(rate_bytes_per_s)} a host", busy_s
         for trunk in self.inventory.trunks:
             rate = format_rate(trunk.bandwidth_bytes_per_s)
             if set(trunk.clusters) == {one, other}:
@@ -272,13 +289,13 @@ class _Traffic:
         return None if busy_s is None or not step_s else round(100 * min(1.0, busy_s / step_s), 1)
 
 
-def _total(flows: Sequence[ClusterFlow]) -> int:
+def _total(flows: Sequence[ClusterFlow]) -> float:
     return sum(flow.size_bytes for flow in flows)
 
 
 def _told(flows: Sequence[ClusterFlow]) -> Iterator[str]:
     """Yield the sum of each kind of traffic in words: `activations 8.59 GB`."""
-    sizes: dict[str, int] = {}
+    sizes: dict[str, float] = {}
     for flow in flows:
         name = FLOW_NAMES.get(flow.axis, OTHER_FLOWS)
         sizes[name] = sizes.get(name, 0) + flow.size_bytes

@@ -20,12 +20,21 @@ from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import read_user_file
 from holmes_core.records.ssh_names import SshHost, SshUser
+from holmes_runtime.config.trainer_config import SHARED
 
 MAX_TRUNK_GBPS = 1e6
 
 Section = TypeVar("Section", bound=Record)
 
+
+def _is_no_networks(name: str) -> str:
+    if name == SHARED:
+        raise ValueError(f"{SHARED} is the network between clusters, so no cluster may have this name")
+    return name
+
+
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
+NotShared = AfterValidator(_is_no_networks)
 RailPatterns = Annotated[tuple[Annotated[str, AfterValidator(checked_rail_pattern)], ...], Field(min_length=1)]
 GpuIndices = Annotated[tuple[Annotated[int, Field(ge=0, lt=1024, strict=True)], ...], Field(min_length=1)]
 
@@ -51,7 +60,7 @@ class HostEntry(Record):
     """As at the top of the file, for this host. Example: source /opt/conda/bin/activate train"""
     container: Container | None = None
     """As at the top of the file, for this host."""
-    cluster: Name | None = None
+    cluster: Annotated[Name, NotShared] | None = None
     """Name of the cluster that the host is pinned to. Example: east"""
     speeds_gbps: dict[str, Annotated[float, Field(gt=0)]] = {}
     """As at the top of the file, for this host. Example: {eth0: 25}"""

@@ -33,7 +33,7 @@ _WORDS = {
     **dict.fromkeys(
         ("dict_type", "model_type", "dataclass_type", "mapping_type"), "must be keys and values, such as {{key: value}}"
     ),
-    "string_type": "must be text",
+    "string_type": "must be text, in quotes if it is a number",
     "finite_number": "must be a finite number",
     "literal_error": "must be {expected}",
     "greater_than": "must be above {gt}",

@@ -48,6 +48,10 @@ BY_DELAY: Mapping[int, Part] = {
 }
 """Four fragments, exact, applied so many steps later, over the same."""
 
+_RISING = {
+    steps: part._replace(percent=max(0.0, *(p.percent for shorter, p in BY_INNER_STEPS.items() if shorter <= steps)))
+    for steps, part in BY_INNER_STEPS.items()
+}
 MEASURED_STEPS = tuple(BY_INNER_STEPS)
 MAX_INNER_STEPS = max(MEASURED_STEPS)  # also the rounds of DiLoCo's own runs (arXiv 2311.08105, section 3)
 
@@ -56,12 +60,13 @@ def loss_penalty(islands: ChosenIslands) -> LossPenalty | None:
     """Return the expected penalty of the settings; None where they are outside of all that was measured.
 
     Between measured inner steps it is linear in their logarithm, and rounds shorter than the shortest count as that.
+    Longer rounds count as no better than the worst of the shorter ones, as what was measured beyond that is noise.
     """
     steps, late = max(islands.inner_steps, min(MEASURED_STEPS)), islands.delay_steps
     if steps > MAX_INNER_STEPS or late > max(BY_DELAY):
         return None
     parts = [
-        _between({log(each): part for each, part in BY_INNER_STEPS.items()}, log(steps)),
+        _between({log(each): part for each, part in _RISING.items()}, log(steps)),
         BY_CODEC[islands.codec],
     ]
     if late or islands.fragments > 1:

@@ -50,19 +50,22 @@ def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
 class ClusterFlow:
     """Bytes per step that hosts of cluster `sender` send to other hosts, of `receiver`, for groups of one axis.
 
-    `pp_rank` is the groups' pipeline rank; that of an edge is the earlier stage's.
+    `pp_rank` is the groups' pipeline rank; that of an edge is the earlier stage's. `busiest_host` sends
+    `host_bytes` of them, and no other host more.
     """
 
     axis: Axis
     pp_rank: int
     sender: str
     receiver: str
-    size_bytes: int
+    size_bytes: float
+    busiest_host: str
+    host_bytes: float
 
 
 def cluster_flows(job: Job, layout: Layout) -> tuple[ClusterFlow, ...]:
     """Return the bytes that travel inside clusters and between them, in the order of the layout's groups."""
-    execution, sizes = layout.candidate.execution(job), dict[tuple[Axis, int, str, str], float]()
+    execution, sizes = layout.candidate.execution(job), dict[tuple[Axis, int, str, str], dict[str, float]]()
     for group in layout.groups_of_first_shards:
         ranks = [layout.ranks[rank] for rank in group.ranks]
         clusters, hosts = Counter(rank.cluster for rank in ranks), Counter(rank.host for rank in ranks)
@@ -74,13 +77,18 @@ def cluster_flows(job: Job, layout: Layout) -> tuple[ClusterFlow, ...]:
                 shares = {cluster: number / outside.total() for cluster, number in outside.items()}
             for cluster, share in shares.items():
                 key = (group.axis, ranks[0].pp_rank, one.cluster, cluster)
-                sizes[key] = sizes.get(key, 0.0) + size * share * layout.candidate.tp
-    return tuple(ClusterFlow(*key, round(size)) for key, size in sizes.items() if size)
+                by_host = sizes.setdefault(key, {})
+                by_host[one.host] = by_host.get(one.host, 0.0) + size * share * layout.candidate.tp
+    found = []
+    for key, sent in sizes.items():
+        busiest = max(sent, key=sent.__getitem__)
+        found.append(ClusterFlow(*key, sum(sent.values()), busiest, sent[busiest]))
+    return tuple(found)
 
 
 def across_bytes(job: Job, layout: Layout) -> int:
     """Return the bytes per step that hosts send to hosts of other clusters."""
-    return sum(flow.size_bytes for flow in cluster_flows(job, layout) if flow.sender != flow.receiver)
+    return round(sum(flow.size_bytes for flow in cluster_flows(job, layout) if flow.sender != flow.receiver))
 
 
 Flows = Sequence[tuple[int, int, float]]

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.hosts_file import MAX_TRUNK_GBPS, StatedTrunk
+from holmes_core.hosts.hosts_file import MAX_TRUNK_GBPS, NotShared, StatedTrunk
 from holmes_core.records.parse_record import parse
 from holmes_core.records.record import Record
 from holmes_runtime.config.checks import check
@@ -26,7 +26,7 @@ MAX_DEVICES = 400_000  # GPUs and ports of all hosts: likewise
 SOURCE = "the sketch"
 
 Gbps = Annotated[float, Field(gt=0, le=MAX_TRUNK_GBPS, strict=True)]
-ClusterName = Annotated[str, Field(pattern=rf"^{NAME}$", max_length=40)]
+ClusterName = Annotated[str, Field(pattern=rf"^{NAME}$", max_length=40), NotShared]
 
 
 def _from_text(value: object) -> object:

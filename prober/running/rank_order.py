@@ -2,7 +2,8 @@
 
 A collective's peers follow from the numbers of ranks, so bytes between two hosts stay with their ranks when these move
 to other hosts. A move exchanges the ranks of two hosts that have equally many. A search by such moves may miss an
-order, and finds none that is not there: where every order sends as much between clusters, it ends with the present one.
+order, and finds none that is not there: where every order sends as much between clusters, it ends with the present
+one. It begins with the present order, and with hosts cluster by cluster where all have equally many ranks.
 """
 
 from __future__ import annotations
@@ -114,8 +115,16 @@ def unmeasured_order(run: WatchedRun) -> str | None:
 
 
 def better_places(exchange: Exchange) -> Places:
-    """Return the hosts for the ranks of each host, exchanged in pairs as long as fewer bytes cross."""
-    places = {host: host for host in exchange.num_ranks}
+    """Return the better of two orders: pairs exchanged from the present one, or from one by clusters."""
+    present = {host: host for host in exchange.num_ranks}
+    grouped = dict(present)
+    if len(set(exchange.num_ranks.values())) == 1:
+        grouped = dict(zip(present, sorted(present, key=exchange.clusters.__getitem__), strict=True))
+    return min((_improved(exchange, places) for places in (present, grouped)), key=exchange.crossing)
+
+
+def _improved(exchange: Exchange, places: Places) -> Places:
+    """Return the places after exchanges of pairs, made as long as fewer bytes cross."""
     while swap := max(_swaps(exchange, places), default=None):
         saved, one, other = swap
         if saved <= 1e-6 * exchange.crossing(places):

@@ -188,3 +188,22 @@ def test_model_larger_than_all_memory_is_no_answer_and_says_by_how_much(refused:
     said = refused({"model": {**MODEL, "hidden_size": 40960, "num_layers": 100}}, code=1)
     assert "memory" in said
     assert "80.0 GiB" in said
+
+
+@pytest.mark.parametrize("option", ["-o", "--html", "--write-lp"])
+@pytest.mark.parametrize("name", ["job.yaml", "inventory.json", "./inventory.json"])
+def test_no_input_is_written_over(command: Command, tmp_path: Path, option: str, name: str) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(SMALL_JOB), encoding="utf-8")
+    (tmp_path / "inventory.json").write_text(cpu_inventory([1, 1]).to_json(), encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    done = command("plan", "job.yaml", option, name)
+    assert (done.code, "is what this plan is made from" in done.stderr) == (2, True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_no_cluster_has_the_name_of_the_network_between_clusters(command: Command, tmp_path: Path) -> None:
+    hosts = "transport: local\nhosts:\n  - {name: a1, cluster: shared}\n  - {name: b1, cluster: b}\n"
+    (tmp_path / "hosts.yaml").write_text(hosts, encoding="utf-8")
+    for words in (("probe", "hosts.yaml"), ("sketch", "shared: 2 x 8 H100, IB 8x400; b: 1 x 8 H100, IB 8x400")):
+        done = command(*words)
+        assert (done.code, "no cluster may have this name" in done.stderr) == (2, True)

@@ -11,6 +11,7 @@ import pytest
 from holmes_core.records.inventory import Cluster, Inventory, Network
 from holmes_core.records.link import Link, Spread, Trunk
 from prober.running import watch_script as asked
+from prober.running.rank_order import Exchange, better_places
 from tests.builders.clustered_hosts import host_in_cluster
 from tests.builders.watched_runs import PIDS, SECONDS, Watched
 
@@ -139,3 +140,14 @@ def test_links_that_were_not_measured_leave_a_note_that_says_how() -> None:
     found = watched_in(MIXED, HSDP).diagnosis(inventory(measured=False))
     assert found.cause == "none"
     assert any("holmes probe hosts.yaml --links" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("num_hosts", [8, 16, 64])
+@pytest.mark.parametrize("block", [1, 2])
+def test_ring_over_hosts_in_turns_or_pairs_crosses_twice_in_the_better_order(num_hosts: int, block: int) -> None:
+    """No exchange of two hosts alone helps where the ring takes them in pairs."""
+    hosts = [f"h{number}" for number in range(num_hosts)]
+    sent = dict.fromkeys(zip(hosts, [*hosts[1:], hosts[0]], strict=True), 100000000.0)
+    clusters = {host: "AB"[number // block % 2] for number, host in enumerate(hosts)}
+    exchange = Exchange(sent, clusters, dict.fromkeys(hosts, 8), {}, {})
+    assert exchange.crossing(better_places(exchange)) == pytest.approx(2e8)
