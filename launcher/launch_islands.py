@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.islands import island_name
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run, Settings, State
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
@@ -20,7 +21,7 @@ from launcher.islands.island_return import TRIES
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.islands.rendezvous_server import RendezvousServer
 from launcher.journal.run_events import NodeState, Notice, RunEvent
-from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_own
+from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, read_own
 from launcher.journal.run_store import remember, this_process
 from launcher.launch import Launch
 from launcher.nodes.interrupts import Interrupts

@@ -15,10 +15,10 @@ from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.transport_option import reached_by
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.islands import island_name
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import Run, Settings
 from launcher.islands.outer_sync import outer_sync_of
-from launcher.journal.run_folder import island_name
 from launcher.nodes.interrupts import ctrl_c_ignored
 from launcher.nodes.preflight import PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
