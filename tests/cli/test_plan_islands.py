@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes_cli.islands.run_islands import refuse_settings
 from holmes_cli.pages.modes_picture import COLOURS, draw_modes
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import BestMode, Mode
 from holmes_core.records.link import Security
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.record_file import read_file
-from holmes_core.records.run import Settings
 from holmes_train.api import HolmesError, plan
 from planner.islands.uniform_links import with_uniform_links
 from tests.cli.conftest import Command
@@ -157,12 +155,6 @@ def test_api_does_not_take_islands_for_one_plan() -> None:
     job = JOB.model_validate(JOB.model_dump(mode="json") | {"islands": ISLANDS})
     with pytest.raises(HolmesError, match="call `plan_any_mode`"):
         plan(Inventory.model_validate(SLOW.model_dump()), job)
-
-
-def test_islands_do_not_go_back_to_an_older_checkpoint() -> None:
-    refuse_settings(Settings(resume=True))
-    with pytest.raises(HolmesError, match="--resume-step: islands go on from one state"):
-        refuse_settings(Settings(resume=True, resume_step=3))
 
 
 def test_picture_has_a_square_for_each_rate_and_latency() -> None:
