@@ -106,14 +106,17 @@ def steps_and_losses(island: Path) -> list[tuple[int, float]]:
 
 def test_islands_go_back_to_an_older_step_together_or_not_at_all(tmp_path: Path) -> None:
     saving = {"path": str(tmp_path / "ck"), "every_steps": 5, "keep_last": 10}
-    plan_islands(tmp_path, checkpoint=saving, islands=ROUND | {"grace_s": 300.0})  # neither goes on without the other
+    plan_islands(tmp_path, checkpoint=saving, islands=ROUND | {"grace_s": 60.0})  # neither goes on without the other
     assert holmes(tmp_path, "launch", "plan.json").returncode == 0
     first = run_folder(tmp_path)
-    done = holmes(tmp_path, "launch", "plan.json", "--resume-step", "15", "--runs", "again")
-    assert done.returncode == 0, done.stderr
-    (again,) = (tmp_path / "again").iterdir()
-    for name in ("island-0", "island-1"):
-        assert steps_and_losses(again / name) == steps_and_losses(first / name)[15:]
+    for step, *detach in ((15,), (5, "--detach")):
+        runs = f"back-to-{step}"
+        done = holmes(tmp_path, "launch", "plan.json", "--resume-step", str(step), "--runs", runs, *detach)
+        assert done.returncode == 0, done.stderr
+        (again,) = (tmp_path / runs).iterdir()
+        assert eventually(lambda: read_run(again).state == "done")  # noqa: B023
+        for name in ("island-0", "island-1"):
+            assert steps_and_losses(again / name) == steps_and_losses(first / name)[step:]
 
     shutil.rmtree(tmp_path / "ck" / "island-1" / "step-00000010")
     before = sorted((tmp_path / "ck").rglob("*"))
