@@ -20,6 +20,7 @@ from holmes_train.api import HolmesError, plan
 from planner.islands.uniform_links import with_uniform_links
 from tests.cli.conftest import Command
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory
+from tests.planner.test_calibration import islands_folder
 from tests.seeds import few_of
 
 ISLANDS = {"inner_steps": 10, "fragments": 2, "delay_steps": 2}
@@ -141,6 +142,19 @@ def test_options_about_one_plan_are_refused(command: Command, tmp_path: Path, op
     assert done.code == 2
     assert f"{options[0]}: job.yaml has `islands`" in done.stderr
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_run_of_islands_calibrates_the_next_plan_of_islands(command: Command, tmp_path: Path) -> None:
+    command("plan", "job.yaml")
+    (tmp_path / "run").mkdir()
+    islands_folder(tmp_path / "run", read_file(IslandsPlan, tmp_path / "plan.json"), (1.25, 1.5))
+    for run, factor in (("run", 1.5), ("run/island-0", 1.25)):
+        done = command("plan", "job.yaml", "--calibrate", run, "-o", "again.json")
+        assert done.code == 0, done.stderr
+        assert f"calibrated with {run}: compute takes {factor:.2f} times the model's seconds" in done.stderr
+        calibration = read_file(IslandsPlan, tmp_path / "again.json").job.compute.calibration
+        assert calibration is not None
+        assert calibration.compute_factor == pytest.approx(factor)
 
 
 def test_wrong_section_is_refused_by_its_key(command: Command, tmp_path: Path) -> None:
