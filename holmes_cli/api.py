@@ -222,9 +222,7 @@ def launch(
     from launcher.prepare.user_variables import read_user_variables
 
     settings = settings or Settings()
-    if settings.resume_step is not None and not settings.resume:
-        raise HolmesError(f"resume_step={settings.resume_step}: nothing is resumed", "say resume=True as well")
-    _refuse_detached_steps(settings, plan.nodes)
+    _refuse_settings(settings, plan.nodes)
     _refuse_missing_commands(plan.job)
     variables = read_user_variables(plan.job, os.environ, job_folder)
     exports, folder = exports_folder(os.environ), new_folder(runs)
@@ -259,7 +257,7 @@ def launch_islands(
     from launcher.nodes.interrupts import signals_call
     from launcher.prepare.user_variables import read_user_variables
 
-    _refuse_detached_steps(settings, [node for island in plan.islands for node in island.nodes])
+    _refuse_settings(settings, [node for island in plan.islands for node in island.nodes])
     _refuse_missing_commands(plan.job)
     variables = read_user_variables(plan.job, os.environ, job_folder)
     run = LaunchIslands(new_folder(runs), plan, settings, variables, view, exports_folder(os.environ))
@@ -278,8 +276,10 @@ def _left(run: Launch | LaunchIslands) -> Run:
     return read_run(run.folder.path)
 
 
-def _refuse_detached_steps(settings: Settings, nodes: Sequence[Node]) -> None:
-    """Raise HolmesError if hosts are reached by steps of a Slurm job, which end with this process."""
+def _refuse_settings(settings: Settings, nodes: Sequence[Node]) -> None:
+    """Raise HolmesError for going back where nothing is resumed, and for Slurm steps that are to outlive us."""
+    if settings.resume_step is not None and not settings.resume:
+        raise HolmesError(f"resume_step={settings.resume_step}: nothing is resumed", "say resume=True as well")
     if settings.detached and any(node.access.transport == "slurm" for node in nodes):
         raise HolmesError(
             "--detach: what this starts in a Slurm job ends with this process",

@@ -98,9 +98,9 @@ class Launch:
             self.discard()
             raise
 
-    def check(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
-        """Bring the nodes up and check them. Raises PreflightFailed, HolmesError or KeyboardInterrupt; then call
-        `discard`."""
+    def check(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
+        """Bring the nodes up, check them and return the outcome. Raises PreflightFailed, HolmesError or
+        KeyboardInterrupt; then call `discard`."""
         self._view.take_run(self.folder.run_id, time.time())
         if inventory is not None:
             self.folder.write_record(INVENTORY_FILE, inventory)
@@ -109,6 +109,7 @@ class Launch:
             raise PreflightFailed(preflight)
         for fault in preflight.faults:
             self._record.say(f"forced: host {fault.host}: {fault.check}: {fault.evidence}")
+        return preflight
 
     def discard(self) -> None:
         """End all that was started, and remove every trace of it."""

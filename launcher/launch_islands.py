@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Protocol
 
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.islands import island_name
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run, Settings, State
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.islands.common_end import common_end, exit_code_of
+from launcher.islands.going_back import require_checkpoints, steps_back
 from launcher.islands.island_part import IslandPart
 from launcher.islands.island_return import TRIES
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.islands.rendezvous_server import RendezvousServer
 from launcher.journal.run_events import NodeState, Notice, RunEvent
-from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_own
+from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, read_own
 from launcher.journal.run_store import remember, this_process
 from launcher.launch import Launch
 from launcher.nodes.interrupts import Interrupts
@@ -94,10 +96,13 @@ class LaunchIslands:
         self._view.take_run(self.folder.run_id, self._started_at_s)
         try:
             self.folder.write_record(PLAN_FILE, self._plan)
+            saved: list[frozenset[int]] = []
             for number in range(len(self._plan.islands)):
                 island = self._make(number)
                 self._islands.append(island)
-                island.launch.check(inventory, forced)
+                saved.append(island.launch.check(inventory, forced).saved_steps)
+            if self._settings.resume_step is not None:
+                require_checkpoints(self._plan, self._settings.resume_step, saved)
             self._write("running")
             remember(self.folder.path)
             for island in self._islands:
@@ -150,7 +155,9 @@ class LaunchIslands:
         part = IslandPart(outer_sync_of(self._plan, number), self._meeting, tries)
         view = _View(lambda event: self._take(number, event))
         plan = self._plan.islands[number]
-        settings = self._settings.model_copy(update={"detached": False})  # ranks end with the controller that they ask
+        back = self._settings.resume_step and steps_back(self._plan, self._settings.resume_step)[number]
+        own = {"detached": False, "resume_step": back}  # ranks end with the controller that they ask
+        settings = self._settings.model_copy(update=own)
         launch = Launch(folder, plan, settings, self._variables, view, interrupts, None, self._exports, part)
         return _Island(launch, interrupts)
 

@@ -97,7 +97,7 @@ def launch_command(
     _check_resuming(plan, settings, record.job)
     job_folder = source_file(plan, record.job_source).parent
     if isinstance(record, IslandsPlan):
-        refuse_settings(settings)
+        refuse_settings(record, settings)
         if dry_run:
             dry_run_of_islands(record, settings, job_folder, as_json)
             return

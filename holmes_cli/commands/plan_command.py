@@ -250,9 +250,11 @@ def _write(output: Path, plan: Plan | IslandsPlan, is_own: bool, experts: Sequen
 
 def _calibrated(job: Job, calibration: Calibration) -> Job:
     """Return the job with the run's calibration, and print it."""
+    part = calibration.network_efficiency
+    networks = "are as the inventory has them" if part == 1.0 else f"give {part:.0%} of their bandwidth"
     err.print(
         f"calibrated with {calibration.run}: compute takes {calibration.compute_factor:.2f} times the model's seconds, "
-        f"networks give {calibration.network_efficiency:.0%} of their bandwidth",
+        f"networks {networks}",
         markup=False,
         soft_wrap=True,
     )

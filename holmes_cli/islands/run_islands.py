@@ -15,23 +15,21 @@ from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.transport_option import reached_by
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.islands import island_name
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import Run, Settings
+from launcher.islands.going_back import steps_back
 from launcher.islands.outer_sync import outer_sync_of
-from launcher.journal.run_folder import island_name
 from launcher.nodes.interrupts import ctrl_c_ignored
 from launcher.nodes.preflight import PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
 
 
-def refuse_settings(settings: Settings) -> None:
-    """Raise HolmesError for settings that a run of islands does not support."""
+def refuse_settings(plan: IslandsPlan, settings: Settings) -> None:
+    """Raise HolmesError for settings that a run of these islands does not support."""
     if settings.resume_step is not None:
-        raise HolmesError(
-            "--resume-step: islands go on from one state, which of an older one nobody else has",
-            "use --resume; or copy the checkpoints of that step elsewhere and name their folder in job.yaml",
-        )
+        steps_back(plan, settings.resume_step)
     if settings.on_loss != "stop" or settings.replan_when_slow:
         raise HolmesError(
             "--on-loss, --replan-when-slow: an island keeps its plan, as the others count on its shape",
@@ -47,6 +45,7 @@ def dry_run_of_islands(plan: IslandsPlan, settings: Settings, job_folder: Path, 
             f"dry-run-{island_name(number)}",
             resume=settings.resume,
             from_scratch=settings.from_scratch,
+            resume_step=settings.resume_step and steps_back(plan, settings.resume_step)[number],
             outer_sync=outer_sync_of(plan, number),
         )
         if not as_json:

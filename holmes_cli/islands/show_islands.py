@@ -11,10 +11,11 @@ from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.show_run import islands_in_words, state_in_words
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
+from holmes_core.records.islands import ISLAND
 from holmes_core.records.run import Run
 from holmes_core.units import format_duration, format_names
 from launcher.journal.follow_folder import past_notices, read_islands_plan, read_plan
-from launcher.journal.run_folder import ISLAND, island_folders, read_run
+from launcher.journal.run_folder import island_folders, read_run
 from launcher.journal.run_store import StoredRun
 from launcher.journal.step_file import read_steps
 

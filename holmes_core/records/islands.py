@@ -10,6 +10,13 @@ from holmes_runtime.config.run_settings import OuterCodec
 Mode = Literal["pipeline", "data", "both", "islands", "one cluster"]
 """The traffic between clusters: a pipeline's messages, gradients, both, islands' outer syncs once a round, or none."""
 
+ISLAND = "island-"
+
+
+def island_name(island: int) -> str:
+    """Return the name of an island's folder inside that of the whole run, and of its checkpoints' in the job's."""
+    return f"{ISLAND}{island}"
+
 
 class Round(Record):
     """The predicted cost of a round of islands."""

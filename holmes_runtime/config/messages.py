@@ -46,7 +46,8 @@ class NodeGpuProcess(NamedTuple):
 class NodeCheckpointFolder(NamedTuple):
     """The checkpoint folder, or its nearest parent that exists, and the free space there, None where not known.
 
-    newest: name of the newest checkpoint there, None without one. in_cache: links lead into Holmes's own cache, which
+    newest: name of the newest checkpoint there, None without one. steps: of the last checkpoints up to it, by their
+    names. in_cache: links lead into Holmes's own cache, which
     a run removes when it ends. mount_point: of the file system that holds it.
     """
 
@@ -56,6 +57,7 @@ class NodeCheckpointFolder(NamedTuple):
     newest: str | None
     in_cache: bool
     mount_point: str
+    steps: tuple[int, ...] = ()
 
 
 class NodeNcclSetting(NamedTuple):

@@ -29,7 +29,7 @@ from holmes_runtime.config.messages import (
 )
 from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.config.rooted_path import CACHE_PARTS
-from holmes_runtime.node.checkpoint_files.checkpoint_folder import newest_in
+from holmes_runtime.node.checkpoint_files.checkpoint_folder import names_in, newest_in, steps_of
 from holmes_runtime.node.checkpoint_files.mounts import mount_of
 from holmes_runtime.node.compiler import missing_for_compile, missing_for_fp8
 from holmes_runtime.node.nccl_conf import conf_files, settings_in
@@ -40,6 +40,7 @@ _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 1
 _FILES = ("~/.bashrc", "~/.profile", "~/.bash_profile", "~/.zshenv", "/etc/environment")
 _TOOL_TIMEOUT_S = 20.0
+MAX_CHECKPOINTS = 1000  # whose steps are sent
 CACHE = Path(*CACHE_PARTS)  # in the home folder: files sent, and the folders of runs while they last
 
 
@@ -203,9 +204,11 @@ def _checkpoint(path: str | None) -> NodeCheckpointFolder | None:
     if path is None:
         return None
     folder, newest = Path(path).expanduser(), None
+    steps: tuple[int, ...] = ()
     in_cache = folder.resolve().is_relative_to((Path.home() / CACHE).resolve())
     with contextlib.suppress(OSError, ValueError):
         newest = newest_in(folder)
+        steps = tuple(each.steps for each in names_in(folder) if newest and each.steps <= steps_of(newest))
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return NodeCheckpointFolder(
@@ -215,6 +218,7 @@ def _checkpoint(path: str | None) -> NodeCheckpointFolder | None:
         newest=newest.name if newest else None,
         in_cache=in_cache,
         mount_point=mount_of(folder).point,
+        steps=steps[-MAX_CHECKPOINTS:],
     )
 
 

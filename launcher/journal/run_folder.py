@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.records.islands import ISLAND
 from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.record import FileRecord
@@ -40,7 +41,6 @@ SEEN_FILE = "seen.json"
 PROFILE_FILE = "profile.json.gz"
 LOGS = "logs"
 SPARE_FILE, SPARE_BYTES = ".spare", 1 << 18  # given back when the disk is full, so that run.json gets its last state
-ISLAND = "island-"
 _ISLAND = re.compile(rf"{ISLAND}(0|[1-9][0-9]{{0,3}})", re.ASCII)
 
 
@@ -169,11 +169,6 @@ def _is_full(error: BaseException | None) -> bool:
 def new_folder(runs: Path) -> RunFolder:
     """Create the folder of a new run in `runs`."""
     return RunFolder(runs / new_run_id())
-
-
-def island_name(island: int) -> str:
-    """Return the name of an island's folder inside that of the whole run."""
-    return f"{ISLAND}{island}"
 
 
 def island_folders(path: Path) -> tuple[Path, ...]:

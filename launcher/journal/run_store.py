@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from holmes_core.errors import HolmesError
+from holmes_core.records.islands import ISLAND
 from holmes_core.records.run import Controller, Run
 from holmes_core.state_folder import state_folder
-from launcher.journal.run_folder import EVENTS_FILE, ISLAND, holds_run, is_island, island_folders, read_run
+from launcher.journal.run_folder import EVENTS_FILE, holds_run, is_island, island_folders, read_run
 from launcher.journal.step_file import METRICS_FILE, last_step
 
 Watched = Literal["watched", "elsewhere", "unwatched", "ended"]

@@ -119,10 +119,11 @@ _CHECK_OF_KIND = {"key unknown": "host-keys", "key changed": "host-keys", "files
 
 @dataclass(frozen=True)
 class Preflight:
-    """The outcome: the faults, and the names of forced checks."""
+    """The outcome: the faults, the names of forced checks, and the steps of checkpoints that hosts have."""
 
     faults: tuple[Fault, ...]
     forced: frozenset[str]
+    saved_steps: frozenset[int] = frozenset()
 
     @property
     def refusing(self) -> tuple[Fault, ...]:

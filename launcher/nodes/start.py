@@ -142,7 +142,8 @@ def start(
             faults += _check_network(nodes, plan, answers, on_state)
     if 0 in answers:
         nodes.master_port = answers[0].master_port
-    return Preflight(tuple(faults), forced)
+    folders = (answer.facts.checkpoint for answer in answers.values())
+    return Preflight(tuple(faults), forced, frozenset(step for each in folders if each for step in each.steps))
 
 
 def _open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:

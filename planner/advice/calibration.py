@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
 from holmes_core.errors import WRONG_USAGE, HolmesError
 from holmes_core.records.inventory import Inventory
+from holmes_core.records.islands import island_name
 from holmes_core.records.job import Calibration, Job
 from holmes_core.records.plain_data import json_values
-from holmes_core.records.plan import Plan, Prediction
-from holmes_core.records.record_file import read_file
+from holmes_core.records.plan import IslandsPlan, Plan, Prediction
+from holmes_core.records.record_file import read_any
 from holmes_core.records.regular_file import read_regular
 from planner.layout.reprice import reprice
 from planner.problem.candidates import candidate_of
@@ -40,21 +42,23 @@ def calibrate(inventory: Inventory, run: Path) -> Calibration:
     compute_factor is the busiest rank's seconds of forward and backward over the model's; network_efficiency then the
     part of all bandwidths at which the model takes as long as the run. Of a trainer's own command only steps are known:
     all that they take longer or shorter is then laid to compute. memory_margin is the excess of the fullest GPU's
-    memory over the predicted bytes, and a percent for differences from run to run. Raises
-    HolmesError (wrong usage) where the folder holds no run with two steps, or one on other hosts.
+    memory over the predicted bytes, and a percent for differences from run to run. Of islands, together or one alone,
+    compute_factor is the busiest island's seconds of a round over the model's; networks stay as they are, since no step
+    crosses those between islands. Raises HolmesError (wrong usage) where the folder holds no run with two steps, or one
+    on other hosts.
     """
-    plan, measured = read_file(Plan, run / "plan.json", inside=run), read_medians(run / "metrics.jsonl")
-    _require_hosts(inventory, plan, run)
-    plain = _predict(
-        inventory, plan, Calibration(run=str(run), compute_factor=1, network_efficiency=1, memory_margin=0)
-    )
+    plan = read_any((Plan, IslandsPlan), run / "plan.json", inside=run).record
+    if isinstance(plan, IslandsPlan):
+        return _of_islands(inventory, plan.islands, run, [run / island_name(k) for k in range(len(plan.islands))])
+    assert isinstance(plan, Plan)
+    if plan.job.islands is not None:
+        return _of_islands(inventory, (plan,), run, [run])
+    measured, plain = _measured_and_plain(inventory, plan, run)
     margin = _memory_margin(plan, plain, measured.memory_bytes)
-    emulated = plan.job.compute.emulate is not None
-    planned_s = plain.compute_s + plain.exposed_tp_s
     if measured.compute_s is None:
-        compute_s = max(measured.step_s - (plain.step_s - planned_s), MIN_COMPUTE * measured.step_s)
-        return Calibration(run=str(run), compute_factor=compute_s / planned_s, network_efficiency=1.0)
-    factor = 1.0 if emulated else measured.compute_s / planned_s
+        factor = _compute_s(measured, plain) / _planned_s(plain)
+        return Calibration(run=str(run), compute_factor=factor, network_efficiency=1.0)
+    factor = 1.0 if plan.job.compute.emulate is not None else measured.compute_s / _planned_s(plain)
 
     def with_efficiency(efficiency: float) -> Calibration:
         return Calibration(run=str(run), compute_factor=factor, network_efficiency=efficiency, memory_margin=margin)
@@ -67,6 +71,40 @@ def calibrate(inventory: Inventory, run: Path) -> Calibration:
         too_slow = _predict(inventory, plan, with_efficiency(middle)).step_s > measured.step_s
         low, high = (middle, high) if too_slow else (low, middle)
     return with_efficiency(high)
+
+
+def _of_islands(inventory: Inventory, islands: Sequence[Plan], run: Path, folders: Sequence[Path]) -> Calibration:
+    """Return the constants of islands whose runs are in `folders`, inside `run` or `run` itself."""
+    found = [_measured_and_plain(inventory, plan, each) for plan, each in zip(islands, folders, strict=True)]
+    steps = [plan.job.islands.chosen().inner_steps for plan in islands if plan.job.islands is not None]
+    measured_s = max(n * _compute_s(*each) for n, each in zip(steps, found, strict=True))
+    planned_s = max(n * _planned_s(plain) for n, (_, plain) in zip(steps, found, strict=True))
+    margins = [_memory_margin(plan, plain, at.memory_bytes) for plan, (at, plain) in zip(islands, found, strict=True)]
+    return Calibration(
+        run=str(run),
+        compute_factor=1.0 if islands[0].job.compute.emulate is not None else measured_s / planned_s,
+        network_efficiency=1.0,
+        memory_margin=max((margin for margin in margins if margin is not None), default=None),
+    )
+
+
+def _measured_and_plain(inventory: Inventory, plan: Plan, folder: Path) -> tuple[StepMedians, Prediction]:
+    """Return what the run in `folder` measured, and what the model predicts without any calibration."""
+    measured = read_medians(folder / "metrics.jsonl")
+    _require_hosts(inventory, plan, folder)
+    nothing = Calibration(run=str(folder), compute_factor=1, network_efficiency=1, memory_margin=0)
+    return measured, _predict(inventory, plan, nothing)
+
+
+def _planned_s(plain: Prediction) -> float:
+    return plain.compute_s + plain.exposed_tp_s
+
+
+def _compute_s(measured: StepMedians, plain: Prediction) -> float:
+    """Return the compute of a step; where only steps are known, all that is not planned to be waiting."""
+    if measured.compute_s is not None:
+        return measured.compute_s
+    return max(measured.step_s - (plain.step_s - _planned_s(plain)), MIN_COMPUTE * measured.step_s)
 
 
 def calibrated(job: Job, calibration: Calibration) -> Job:
@@ -135,6 +173,7 @@ def _predict(inventory: Inventory, plan: Plan, calibration: Calibration) -> Pred
 def _no_steps(path: Path, why: str) -> HolmesError:
     return HolmesError(
         f"{path}: nothing to calibrate with: {why}",
-        "give `--calibrate` the folder of a run of at least two steps, as `holmes launch` makes it",
+        "give `--calibrate` the folder of a run of at least two steps, as `holmes launch` makes it, or of one island "
+        "with so many",
         WRONG_USAGE,
     )

@@ -9,7 +9,7 @@ from typing import get_args
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
-from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes
+from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes, island_name
 from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
@@ -101,7 +101,7 @@ def _written(
         job=job,
         rounds=rounds,
         islands=tuple(
-            _with_job(inventory, plan, _island_job(job, f"island-{k}", plan.job.global_batch_size, steps, rounds))
+            _with_job(inventory, plan, _island_job(job, island_name(k), plan.job.global_batch_size, steps, rounds))
             for k, (plan, steps) in enumerate(zip(best.plans, best.inner_steps, strict=True))
         ),
         prediction=best.cost,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,36 @@ def test_islands_train_apart_and_have_the_same_state_after_every_exchange(planne
     assert {tuple(islands) for _, islands, _ in digests[0]} == {(0, 1)}
     assert [number for number, _, _ in digests[0]] == list(range(len(digests[0])))
     assert nothing_is_left(planned)
+
+
+def steps_and_losses(island: Path) -> list[tuple[int, float]]:
+    lines = (island / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [(step["step"], step["loss"]) for step in map(json.loads, lines)]
+
+
+def test_islands_go_back_to_an_older_step_together_or_not_at_all(tmp_path: Path) -> None:
+    saving = {"path": str(tmp_path / "ck"), "every_steps": 5, "keep_last": 10}
+    plan_islands(tmp_path, checkpoint=saving, islands=ROUND | {"grace_s": 60.0})  # neither goes on without the other
+    assert holmes(tmp_path, "launch", "plan.json").returncode == 0
+    first = run_folder(tmp_path)
+    for step, *detach in ((15,), (5, "--detach")):
+        runs = f"back-to-{step}"
+        done = holmes(tmp_path, "launch", "plan.json", "--resume-step", str(step), "--runs", runs, *detach)
+        assert done.returncode == 0, done.stderr
+        (again,) = (tmp_path / runs).iterdir()
+        assert eventually(lambda: read_run(again).state == "done")  # noqa: B023
+        for name in ("island-0", "island-1"):
+            assert steps_and_losses(again / name) == steps_and_losses(first / name)[step:]
+
+    shutil.rmtree(tmp_path / "ck" / "island-1" / "step-00000010")
+    before = sorted((tmp_path / "ck").rglob("*"))
+    refused = holmes(tmp_path, "launch", "plan.json", "--resume-step", "10", "--runs", "refused")
+    assert refused.returncode == 2
+    assert f"step 10 of island 1 in {tmp_path}/ck/island-1 of b1; those that have it: island 0" in refused.stderr
+    assert "all islands have --resume-step 5, 15, 20, 25, 30, 32" in refused.stderr
+    assert sorted((tmp_path / "ck").rglob("*")) == before
+    assert list((tmp_path / "refused").iterdir()) == []
+    assert nothing_is_left(tmp_path)
 
 
 @pytest.mark.exhaustive  # one of detached islands is killed, too

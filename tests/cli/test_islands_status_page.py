@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from holmes_core.records.islands import island_name
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.record_file import write_signed
 from holmes_core.records.run import Controller, Failure, Run
 from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
 from launcher.journal.run_events import NodeState, Notice
-from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, island_name, read_run
+from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, read_run
 from launcher.journal.run_store import this_process
 from planner.islands.uniform_links import with_uniform_links
 from tests.cli.browser import NEEDS_BROWSER, hidden_parts

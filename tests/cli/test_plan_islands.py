@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
-from holmes_cli.islands.run_islands import refuse_settings
 from holmes_cli.pages.modes_picture import COLOURS, draw_modes
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import BestMode, Mode
 from holmes_core.records.link import Security
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.record_file import read_file
-from holmes_core.records.run import Settings
 from holmes_train.api import HolmesError, plan
 from planner.islands.uniform_links import with_uniform_links
 from tests.cli.conftest import Command
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory
+from tests.planner.test_calibration import islands_folder
 from tests.seeds import few_of
 
 ISLANDS = {"inner_steps": 10, "fragments": 2, "delay_steps": 2}
@@ -145,6 +144,19 @@ def test_options_about_one_plan_are_refused(command: Command, tmp_path: Path, op
     assert not (tmp_path / "plan.json").exists()
 
 
+def test_a_run_of_islands_calibrates_the_next_plan_of_islands(command: Command, tmp_path: Path) -> None:
+    command("plan", "job.yaml")
+    (tmp_path / "run").mkdir()
+    islands_folder(tmp_path / "run", read_file(IslandsPlan, tmp_path / "plan.json"), (1.25, 1.5))
+    for run, factor in (("run", 1.5), ("run/island-0", 1.25)):
+        done = command("plan", "job.yaml", "--calibrate", run, "-o", "again.json")
+        assert done.code == 0, done.stderr
+        assert f"calibrated with {run}: compute takes {factor:.2f} times the model's seconds" in done.stderr
+        calibration = read_file(IslandsPlan, tmp_path / "again.json").job.compute.calibration
+        assert calibration is not None
+        assert calibration.compute_factor == pytest.approx(factor)
+
+
 def test_wrong_section_is_refused_by_its_key(command: Command, tmp_path: Path) -> None:
     write_job(tmp_path, {"inner_step": 10})
     done = command("plan", "job.yaml")
@@ -157,12 +169,6 @@ def test_api_does_not_take_islands_for_one_plan() -> None:
     job = JOB.model_validate(JOB.model_dump(mode="json") | {"islands": ISLANDS})
     with pytest.raises(HolmesError, match="call `plan_any_mode`"):
         plan(Inventory.model_validate(SLOW.model_dump()), job)
-
-
-def test_islands_do_not_go_back_to_an_older_checkpoint() -> None:
-    refuse_settings(Settings(resume=True))
-    with pytest.raises(HolmesError, match="--resume-step: islands go on from one state"):
-        refuse_settings(Settings(resume=True, resume_step=3))
 
 
 def test_picture_has_a_square_for_each_rate_and_latency() -> None:

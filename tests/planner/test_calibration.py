@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 
 from holmes_core.errors import HolmesError
+from holmes_core.records.islands import island_name
 from holmes_core.records.job import Calibration
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import IslandsPlan, Plan
 from planner.advice.calibration import calibrate, calibrated
 from planner.cost.memory_margin import TRAINING_MARGIN, training_margin
+from planner.islands.uniform_links import with_uniform_links
 from planner.layout.reprice import reprice
 from planner.problem.candidates import candidate_of
-from tests.planner.fleets import bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.fleets import GBPS, bed_job, cpu_inventory, gpt_7b, gpu_inventory, plan_for
+from tests.planner.islands_jobs import planned_mode
 
 BED = cpu_inventory([2, 2])
+FAR = with_uniform_links(cpu_inventory([1, 1]), 0.002 * GBPS, 0.02)
 
 
 def run_folder(folder: Path, plan: Plan, step_s: float, compute_s: float, memory_bytes: int = 0) -> Path:
@@ -99,3 +103,51 @@ def test_a_run_on_cpus_says_nothing_of_a_gpu_s_memory(tmp_path: Path) -> None:
     plan = plan_for(BED, bed_job())
     run = run_folder(tmp_path, plan, plan.prediction.step_s, plan.prediction.compute_s, 10**9)
     assert calibrate(BED, run).memory_margin is None
+
+
+@pytest.fixture(scope="module")
+def islands() -> IslandsPlan:
+    """Two islands of a host each, with a network between them that no step of theirs uses."""
+    section = {"inner_steps": 10, "fragments": 2, "delay_steps": 2}
+    plan = planned_mode(FAR, bed_job(parallel={}, steps=100, islands=section))
+    assert isinstance(plan, IslandsPlan)
+    return plan
+
+
+def islands_folder(folder: Path, plan: IslandsPlan, factors: tuple[float, ...]) -> Path:
+    """A run of those islands, the compute of each as many times the planned seconds."""
+    (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+    for number, (island, factor) in enumerate(zip(plan.islands, factors, strict=True)):
+        (folder / island_name(number)).mkdir()
+        seconds = factor * island.prediction.compute_s
+        run_folder(folder / island_name(number), island, 2 * island.prediction.step_s, seconds)
+    return folder
+
+
+def test_compute_of_islands_is_that_of_the_busiest_and_networks_between_them_stay(
+    tmp_path: Path, islands: IslandsPlan
+) -> None:
+    run = islands_folder(tmp_path, islands, (1.2, 1.5))
+    whole, first = calibrate(FAR, run), calibrate(FAR, run / island_name(0))
+    assert [whole.compute_factor, first.compute_factor] == pytest.approx([1.5, 1.2])
+    assert (whole.network_efficiency, first.network_efficiency) == (1.0, 1.0)
+    assert (whole.run, first.run) == (str(run), str(run / "island-0"))
+
+
+def test_a_calibrated_plan_of_islands_takes_the_longer_steps(tmp_path: Path, islands: IslandsPlan) -> None:
+    run = islands_folder(tmp_path, islands, (1.5, 1.5))
+    section = {"inner_steps": 10, "fragments": 2, "delay_steps": 2}
+    again = planned_mode(FAR, calibrated(bed_job(parallel={}, steps=100, islands=section), calibrate(FAR, run)))
+    assert isinstance(again, IslandsPlan)
+    assert again.job.compute.calibration == calibrate(FAR, run)
+    for island, before in zip(again.islands, islands.islands, strict=True):
+        assert island.prediction.compute_s == pytest.approx(1.5 * before.prediction.compute_s)
+
+
+def test_islands_one_of_which_has_no_steps_are_refused_with_its_folder(tmp_path: Path, islands: IslandsPlan) -> None:
+    run = islands_folder(tmp_path, islands, (1.2, 1.5))
+    (run / "island-1" / "metrics.jsonl").unlink()
+    with pytest.raises(HolmesError, match=r"island-1/metrics\.jsonl: nothing to calibrate with") as caught:
+        calibrate(FAR, run)
+    assert caught.value.exit_code == 2
+    assert "one island" in caught.value.hint

@@ -181,6 +181,7 @@ def test_newest_checkpoint_is_found_with_and_without_its_latest_file(
         found = read_facts(CONFIG._replace(checkpoint_path="~/ck"), tmp_path).checkpoint
         assert found is not None
         assert not found.in_cache
+        assert found.steps == ((40,) if found.newest else ())
         return found.newest
 
     assert newest() is None
