@@ -98,11 +98,9 @@ def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
         return "chosen: the fastest" if speed >= fastest else "chosen: least loss within 1 % of the fastest"
     if not is_allowed(made.settings):
         return f"more than max_loss_penalty {bound}" if loss_penalty(made.settings) else "its loss was not measured"
-    return (
-        "about as fast, no less loss"
-        if speed * NEAR >= fastest
-        else f"{chosen.cost.tokens_per_s / speed:.2f}x the time a token"
-    )
+    if speed * NEAR >= min(fastest, chosen.cost.tokens_per_s):
+        return "about as fast, no less loss"
+    return f"{chosen.cost.tokens_per_s / speed:.2f}x the time a token"
 
 
 def _inner_steps(section: IslandsSettings, most: int, others: tuple[OuterCodec, int, int]) -> set[int]:

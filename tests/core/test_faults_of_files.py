@@ -90,14 +90,14 @@ def test_a_fault_in_yaml_is_told_with_the_line_to_mend(tmp_path: Path) -> None:
     faults = caught.value.what.removeprefix(f"{file}: ").split("; ")
     assert [fault[: fault.index(" (")] if " (" in fault else fault for fault in faults] == [
         "line 2: port: must be a whole number",
-        "line 8: hosts.1.address: must be text",
+        "line 8: hosts.1.address: must be text, in quotes if it is a number",
         "line 10: hosts.1.hints.gpu: unknown key",
         "line 11: hosts.2.name: missing",
         "line 13: hosts.2.port: must be a whole number",
         "line 12: hosts.2.nam: unknown key",
         "line 14: hosts.3.port: must be a whole number",
         "line 14: hosts.3.nam: unknown key",
-        "line 16: hosts.4.user: must be text",
+        "line 16: hosts.4.user: must be text, in quotes if it is a number",
         "line 3: defaults: unknown key",
     ]
 
