@@ -21,6 +21,8 @@ settings.load_profile("brief")
 
 # A shell's background job ignores Ctrl-C, and all that it starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup; what tests start has the default again
+    signal.signal(signal.SIGHUP, lambda _number, _frame: None)
 
 # Collection makes a million objects that last, and searching them for garbage takes a tenth of it.
 gc.disable()

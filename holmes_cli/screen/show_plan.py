@@ -24,7 +24,6 @@ from holmes_core.records.islands import Modes
 from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.codec import Codec
-from launcher.prepare.engine_arguments import added_words
 from planner.advice.across_rails import rails_sentence
 from planner.advice.assumed_speeds import assumed_speed_sentence, dense_layers_sentence, step_spread_s
 from planner.advice.cluster_spans import cluster_spans
@@ -221,12 +220,20 @@ def _codec_sentences(plan: Plan) -> tuple[str, ...]:
     )
 
 
+def _added_words(plan: Plan) -> tuple[str, ...]:
+    """Return a sentence on the options that a launch adds to a trainer's command, if any."""
+    if plan.job.trainer is None:
+        return ()
+    from launcher.prepare.engine_arguments import added_words  # plans of the bundled trainer import no launcher
+
+    added = added_words(plan)
+    return (f"A launch adds to the command of {plan.job.engine}: {shlex.join(added)}",) if added else ()
+
+
 def _engine_sentence(plan: Plan) -> tuple[str, ...]:
     """Return sentences on a trainer that is not launched, or on the options of its command, if any."""
     if plan.job.is_launched:
-        added = added_words(plan)
-        told = (f"A launch adds to the command of {plan.job.engine}: {shlex.join(added)}",) if added else ()
-        return (*told, *untold_batches(plan), *reducing_sentence(plan))
+        return (*_added_words(plan), *untold_batches(plan), *reducing_sentence(plan))
     return (f"These are predictions for {plan.job.engine}: trainer in job.yaml has no command to launch.",)
 
 
