@@ -79,7 +79,8 @@ def log_of(folder: Path, name: str) -> str:
 
 
 def losses(text: str) -> list[str]:
-    return re.findall(r"step \d+ loss (\S+)", text)
+    # A rank's line and its end may be two writes, with another rank's words between them.
+    return re.findall(r"step \d+ loss (\d+\.\d+(?:e-?\d+)?)", text)
 
 
 def test_losses_are_those_of_bare_torchrun(tmp_path: Path) -> None:
