@@ -16,7 +16,7 @@ from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_core.records.run import Run, Settings, State
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.islands.common_end import common_end, exit_code_of
-from launcher.islands.going_back import require_checkpoints, steps_back
+from launcher.islands.going_back import require_checkpoints, step_of_island
 from launcher.islands.island_part import IslandPart
 from launcher.islands.island_return import TRIES
 from launcher.islands.outer_sync import outer_sync_of
@@ -155,7 +155,7 @@ class LaunchIslands:
         part = IslandPart(outer_sync_of(self._plan, number), self._meeting, tries)
         view = _View(lambda event: self._take(number, event))
         plan = self._plan.islands[number]
-        back = self._settings.resume_step and steps_back(self._plan, self._settings.resume_step)[number]
+        back = step_of_island(self._plan, self._settings.resume_step, number)
         own = {"detached": False, "resume_step": back}  # ranks end with the controller that they ask
         settings = self._settings.model_copy(update=own)
         launch = Launch(folder, plan, settings, self._variables, view, interrupts, None, self._exports, part)

@@ -18,7 +18,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import island_name
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import Run, Settings
-from launcher.islands.going_back import steps_back
+from launcher.islands.going_back import step_of_island, steps_back
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.nodes.interrupts import ctrl_c_ignored
 from launcher.nodes.preflight import PreflightFailed
@@ -45,7 +45,7 @@ def dry_run_of_islands(plan: IslandsPlan, settings: Settings, job_folder: Path, 
             f"dry-run-{island_name(number)}",
             resume=settings.resume,
             from_scratch=settings.from_scratch,
-            resume_step=settings.resume_step and steps_back(plan, settings.resume_step)[number],
+            resume_step=step_of_island(plan, settings.resume_step, number),
             outer_sync=outer_sync_of(plan, number),
         )
         if not as_json:

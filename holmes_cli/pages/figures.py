@@ -1,4 +1,4 @@
-"""Figures that the pages of plans and runs share: tiles, a step as a bar of its parts, the load of a wire."""
+"""Figures that the pages of plans and runs share: tiles, a step in parts, names of lanes, the load of a wire."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from holmes_core.records.plan import Plan
 from holmes_core.units import format_seconds
+from planner.advice.explain import counted
 
 PART_COLOURS = ("s0", "s1", "s7", "s6", "s2", "s3")  # classes of the style sheet
 STAGE_COLOURS = 8  # classes s0 to s7
@@ -14,6 +16,23 @@ MIN_WIRE_PX, MAX_WIRE_PX = 3, 14
 FLOW_NAMES = {"pp_forward": "activations", "pp_backward": "their gradients", "ep": "tokens", "cp": "keys and values"}
 OTHER_FLOWS = "gradients and weights"
 Heat = Literal["cool", "warm", "hot"]
+
+
+@dataclass(frozen=True)
+class LaneName:
+    """The stages of a pipeline rank as both pages name them: `stages 0, 4`, `layers 0-1, 8-9`, in the rank's colour."""
+
+    colour: str
+    stages: str
+    layers: str
+
+
+def lane_name(plan: Plan, pp_rank: int) -> LaneName:
+    """Return the name of the lane of a pipeline rank."""
+    stages = [stage for stage in plan.stages if stage.index % plan.pp == pp_rank]
+    layers = [layer for stage in stages for layer in range(stage.first_layer, stage.stop_layer)]
+    numbers = [stage.index for stage in stages]
+    return LaneName(f"s{pp_rank % STAGE_COLOURS}", counted("stage", numbers), counted("layer", layers))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holmes_cli.pages.figures import FLOW_NAMES, OTHER_FLOWS, STAGE_COLOURS, Load, heat_of
+from holmes_cli.pages.figures import FLOW_NAMES, OTHER_FLOWS, Heat, LaneName, Load, heat_of, lane_name
 from holmes_cli.screen.plan_tables import count
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanRank
@@ -65,8 +65,7 @@ class Bar:
 class StageLane:
     """A pipeline rank's hosts of one cluster: its layers, its share of a GPU's memory, and its timeline."""
 
-    colour: str
-    name: str
+    name: LaneName
     details: tuple[str, ...]
     memory_percent: float | None
     marks: tuple[Mark, ...]
@@ -111,7 +110,8 @@ def draw_plan(plan: Plan, inventory: Inventory) -> PlanPicture:
     layout = layout_of(problem, plan)
     timelines = _timelines(problem, layout, {key: min(rank.dp_rank for rank in held[key]) for key in drawn})
     starts = sorted(span.start_s for spans in timelines.values() for span in spans)
-    window_s = plan.prediction.step_s if len(starts) <= MAX_BARS else starts[MAX_BARS]
+    is_cut = len(starts) > MAX_BARS
+    window_s = starts[MAX_BARS] if is_cut else plan.prediction.step_s
     traffic = _Traffic(plan, inventory, problem.networks, nic_loads(inventory, plan), cluster_flows(plan.job, layout))
     lanes = _lanes(plan, inventory, held, {key: _bars(spans, window_s) for key, spans in timelines.items()})
     clusters = list(dict.fromkeys(cluster for cluster, _ in held))
@@ -127,12 +127,12 @@ def draw_plan(plan: Plan, inventory: Inventory) -> PlanPicture:
         for at, cluster in enumerate(clusters)
     )
     left_out = [f"{len(held) - len(drawn)} lanes in the middle are not drawn."] if len(drawn) < len(held) else []
-    if len(starts) > MAX_BARS:
+    if is_cut:
         left_out.append(f"Only the first {format_seconds(window_s)} of the step are drawn.")
     used = {span.kind.value for spans in timelines.values() for span in spans}
     kinds = tuple((name, kind) for kind, name in BAR_CLASSES.items() if kind in used)
     ticks = ["0", *(format_seconds(window_s * part / 4) for part in range(1, 5))]
-    if len(starts) > MAX_BARS:
+    if is_cut:
         ticks[-1] += f" of {format_seconds(plan.prediction.step_s)}"
     return PlanPicture(cards, tuple(ticks), kinds, tuple(left_out))
 
@@ -170,17 +170,15 @@ def _lanes(
     memories, blocks = stage_memories(inventory, plan), host_blocks(plan, NAMED_HOSTS)
     lanes = {}
     for cluster, pp_rank in bars:
-        stages = [stage for stage in plan.stages if stage.index % plan.pp == pp_rank]
-        layers = [layer for stage in stages for layer in range(stage.first_layer, stage.stop_layer)]
+        name = lane_name(plan, pp_rank)
         replicas = [rank.dp_rank for rank in held[cluster, pp_rank]]
         memory = memories[pp_rank]
         room = f" of {format_memory(memory.available_bytes)}" if memory.available_bytes else ""
         needed = f"{format_memory(memory.needed_bytes)}{room} a rank"
         marks = list(_marks(plan, [block for block in blocks if block.cluster == cluster], pp_rank))
         lanes[cluster, pp_rank] = StageLane(
-            f"s{pp_rank % STAGE_COLOURS}",
-            counted("stage", [stage.index for stage in stages]),
-            (counted("layer", layers), counted("replica", replicas), needed),
+            name,
+            (counted("replica", replicas), needed),
             round(100 * min(1.0, memory.fullness), 1) if memory.available_bytes else None,
             tuple(marks[:MAX_MARKS]),
             f"and {len(marks) - MAX_MARKS} more" if len(marks) > MAX_MARKS else "",
@@ -228,9 +226,8 @@ class _Traffic:
             is_nvlink = network == cluster and self.networks.nvlink_bytes_per_s(most.host)
             carrier = "NVLink" if is_nvlink else most.netdev
             label = f"busiest on {network}: {carrier} of {most.host}, {format_rate(most.bandwidth_bytes_per_s)}"
-            percent = self._percent(most.busy_s)
-            busy = "" if percent is None else f", busy {percent:.0f}%"
-            yield Load(label, percent, f"{size}{busy}", heat_of(percent or 0.0, WARM_PERCENT, HOT_PERCENT))
+            percent, busy, heat = self._busy(most.busy_s)
+            yield Load(label, percent, f"{size}{busy}", heat)
 
     def inside(self, cluster: str) -> Iterator[str]:
         """Yield what hosts of the cluster send one another."""
@@ -248,9 +245,8 @@ class _Traffic:
             )
             said = [f"{one} to {other}: {words}" for words in _told(there)]
             said += [f"{other} to {one}: {words}" for words in _told(back)]
-            percent = self._percent(busy_s)
-            busy = "" if percent is None else f", busy {percent:.0f}% of the step"
-            yield Load(f"{label}{busy}", percent, "; ".join(said), heat_of(percent or 0.0, WARM_PERCENT, HOT_PERCENT))
+            percent, busy, heat = self._busy(busy_s)
+            yield Load(f"{label}{busy}{' of the step' if busy else ''}", percent, "; ".join(said), heat)
 
     def _carriers(
         self, one: str, other: str, there: Sequence[ClusterFlow], back: Sequence[ClusterFlow]
@@ -284,9 +280,13 @@ class _Traffic:
     def _busiest(self, loads: Sequence[NicLoad]) -> NicLoad:
         return max(loads, key=lambda load: (load.busy_s or 0.0, load.sent_bytes + load.received_bytes))
 
-    def _percent(self, busy_s: float | None) -> float | None:
+    def _busy(self, busy_s: float | None) -> tuple[float | None, str, Heat]:
+        """Return the part of the step in percent and in words, and its colour; None and nothing if it is not known."""
         step_s = self.plan.prediction.step_s
-        return None if busy_s is None or not step_s else round(100 * min(1.0, busy_s / step_s), 1)
+        if busy_s is None or not step_s:
+            return None, "", "cool"
+        percent = round(100 * min(1.0, busy_s / step_s), 1)
+        return percent, f", busy {percent:.0f}%", heat_of(percent, WARM_PERCENT, HOT_PERCENT)
 
 
 def _total(flows: Sequence[ClusterFlow]) -> float:

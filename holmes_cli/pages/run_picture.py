@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from holmes_cli.pages.figures import FLOW_NAMES, OTHER_FLOWS, STAGE_COLOURS, Load, Tile, heat_of
+from holmes_cli.pages.figures import FLOW_NAMES, OTHER_FLOWS, LaneName, Load, Tile, heat_of, lane_name
 from holmes_cli.pages.run_traffic import LAST_STEPS, GroupTraffic, HostTraffic, mean
 from holmes_cli.screen.plan_tables import count
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_seconds
 from launcher.journal.step_metrics import StepMetrics
-from planner.advice.explain import counted
 
 CLUSTERS_OPEN = 2  # so few show their hosts at once
 NOT_STARTED = "not started"
@@ -49,9 +48,7 @@ class HostRow:
 class RunLane:
     """The hosts of a cluster that hold the stages of one pipeline rank."""
 
-    colour: str
-    name: str
-    layers: str
+    name: LaneName
     hosts: tuple[HostRow, ...]
 
 
@@ -81,7 +78,7 @@ def cluster_parts(
     clusters = list(dict.fromkeys(node.cluster for node in plan.nodes))
     wires = _wires(plan, roles)
     parts = []
-    for at, name in enumerate(clusters):
+    for name in clusters:
         hosts = [rows[node.host] for node in plan.nodes if node.cluster == name]
         parts.append(
             ClusterPart(
@@ -90,7 +87,7 @@ def cluster_parts(
                 len(clusters) <= CLUSTERS_OPEN and len(hosts) <= 8,
                 tuple(_load(group) for group in groups if group.cluster == name),
                 tuple(_lanes(plan, name, rows)),
-                tuple(wire for (one, _), wire in wires.items() if one == name) if at + 1 < len(clusters) else (),
+                tuple(wire for (one, _), wire in wires.items() if one == name),
                 tuple(hosts),
             )
         )
@@ -142,13 +139,7 @@ def _lanes(plan: Plan, cluster: str, rows: Mapping[str, HostRow]) -> list[RunLan
     for rank in plan.ranks:
         if rank.cluster == cluster:
             held.setdefault(rank.pp_rank, {})[rank.host] = rows[rank.host]
-    lanes = []
-    for pp_rank, hosts in sorted(held.items()):
-        stages = [stage for stage in plan.stages if stage.index % plan.pp == pp_rank]
-        layers = [layer for stage in stages for layer in range(stage.first_layer, stage.stop_layer)]
-        name = counted("stage", [stage.index for stage in stages])
-        lanes.append(RunLane(f"s{pp_rank % STAGE_COLOURS}", name, counted("layer", layers), tuple(hosts.values())))
-    return lanes
+    return [RunLane(lane_name(plan, pp_rank), tuple(hosts.values())) for pp_rank, hosts in sorted(held.items())]
 
 
 def _load(group: GroupTraffic) -> Load:

@@ -295,10 +295,9 @@ def _usual_sentence(plan: Plan) -> str:
     usual, ours = plan.usual_order, plan.prediction
     if plan.order == "usual":
         return "the usual rank order, as asked; without `--usual-order` Holmes looks for a better one"
-    if (usual is None or not ours.step_s) and plan.solve.status == "time limit":
-        return "the usual rank order was not compared within the time limit, or does not fit on these hosts"
     if usual is None or not ours.step_s:
-        return "the usual rank order does not fit on these hosts"
+        late = "was not compared within the time limit, or " if plan.solve.status == "time limit" else ""
+        return f"the usual rank order {late}does not fit on these hosts"
     ratio = f"{usual.step_s / ours.step_s:.2f}x as fast as the usual rank order on these hosts"
     return f"{ratio}, {format_seconds(usual.step_s)} a step"
 

@@ -28,6 +28,11 @@ def steps_back(plan: IslandsPlan, step: int) -> tuple[int, ...]:
     return tuple(step * inner_steps // first for inner_steps in plan.inner_steps)
 
 
+def step_of_island(plan: IslandsPlan, step: int | None, island: int) -> int | None:
+    """Return the step to which an island goes back, where all go back to island 0's `step`. Raises as `steps_back`."""
+    return None if step is None else steps_back(plan, step)[island]
+
+
 def require_checkpoints(plan: IslandsPlan, step: int, saved: Sequence[Collection[int]]) -> None:
     """Raise HolmesError unless each island has a checkpoint to go back to; `saved` are the steps of its own."""
     back = steps_back(plan, step)

@@ -44,7 +44,7 @@ class IslandPlans:
 
     def best_round_on(self, inventory: Inventory) -> IslandRound | str:
         """Return the same where clusters are joined as in `inventory`, with the same plans."""
-        rounds, refused = self.rounds_on(inventory)
+        rounds, refused = self.own_rounds if inventory is self.inventory else self.rounds_on(inventory)
         best = choose_round(rounds)
         if best is None and rounds and self.job.islands is not None:
             refused = (
@@ -52,6 +52,11 @@ class IslandPlans:
                 f"no setting is known to cost max_loss_penalty {self.job.islands.max_loss_penalty} or less",
             )
         return best or "; ".join(dict.fromkeys(refused))
+
+    @cached_property
+    def own_rounds(self) -> tuple[tuple[IslandRound, ...], tuple[str, ...]]:
+        """The rounds on the networks as they are, and why groupings have none."""
+        return self.rounds_on(self.inventory)
 
     def rounds_on(self, inventory: Inventory) -> tuple[tuple[IslandRound, ...], tuple[str, ...]]:
         """Return the fastest round of each setting that the job allows, and why groupings have none."""

@@ -21,7 +21,7 @@ def longer_round(islands: IslandPlans, tokens_per_s: float) -> LongerRound | Non
     if section is None or section.inner_steps is None:
         return None
     job = islands.job.model_copy(update={"islands": replace(section, inner_steps=None)})
-    rounds, _ = replace(islands, job=job).rounds_on(islands.inventory)
+    rounds, _ = replace(islands, job=job).own_rounds
     longer = [each for each in rounds if each.settings.inner_steps > section.inner_steps and is_allowed(each.settings)]
     best = choose_round(longer)
     if best is None or max(each.cost.tokens_per_s for each in longer) < MIN_GAIN * tokens_per_s:

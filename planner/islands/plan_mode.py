@@ -152,7 +152,7 @@ def _modes(ways: _ModePlacements, best: IslandRound | str, ordinary: Plan | Holm
     ranked = sorted((*prices.values(), *missing), key=lambda price: -(price.tokens_per_s or 0.0))
     longer = longer_round(ways.islands, ranked[0].tokens_per_s or 0.0)
     chosen = best if isinstance(best, IslandRound) else None
-    settings = tuple(setting_prices(ways.islands.rounds_on(ways.inventory)[0], chosen))
+    settings = tuple(setting_prices(ways.islands.own_rounds[0], chosen))
     return Modes(prices=tuple(ranked), settings=settings, longer_round=longer, by_network=tuple(_by_network(ways)))
 
 

@@ -63,11 +63,12 @@ def setting_prices(rounds: Sequence[IslandRound], chosen: IslandRound | None) ->
     if chosen is None or len(rounds) < 2:
         return
     ours = _respects(chosen.settings)
+    fastest = max(made.cost.tokens_per_s for made in rounds if is_allowed(made.settings))
     for each in sorted(rounds, key=lambda made: _respects(made.settings)):
         differing = sum(a != b for a, b in zip(_respects(each.settings), ours, strict=True))
         is_round = each.settings.inner_steps in (ours[0], *MEASURED_STEPS)
         if differing <= 1 and is_round:
-            yield _price(each, chosen, max(made.cost.tokens_per_s for made in rounds if is_allowed(made.settings)))
+            yield _price(each, chosen, fastest)
 
 
 def _respects(settings: ChosenIslands) -> tuple[int, int, tuple[int, int]]:

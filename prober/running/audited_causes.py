@@ -48,15 +48,14 @@ def audited_causes(run: WatchedRun) -> Iterator[RunFinding]:
     if run.probed is None:
         return
     hosts = {rank.host for rank in run.ranks}
-    rdma_bytes_per_s = sum(port.traffic.total / host.seconds for host, port in run.ports() if port.traffic)
     hosts_seen = run.by_name
     outside = [
         path.sent_bytes / hosts_seen[path.sender].seconds
         for path in run.paths
         if path.leaves_host and path.sender in hosts_seen
     ]
-    rules = OF_HOSTS + OF_RDMA * (rdma_bytes_per_s > BULK_BYTES_PER_S)
-    if rdma_bytes_per_s + sum(outside) > BULK_BYTES_PER_S:
+    rules = OF_HOSTS + OF_RDMA * (run.rdma_bytes_per_s > BULK_BYTES_PER_S)
+    if run.rdma_bytes_per_s + sum(outside) > BULK_BYTES_PER_S:
         rules += OF_NETWORKS
     for finding in run.probed.findings:
         named = [name for name in finding.hosts if name in hosts]

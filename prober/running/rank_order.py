@@ -45,6 +45,11 @@ class Exchange:
     rates: Mapping[tuple[str, str], float]
     trunks: Mapping[frozenset[str], float]
 
+    @property
+    def present(self) -> Places:
+        """The hosts where they are now."""
+        return {host: host for host in self.num_ranks}
+
     def crossing(self, places: Places) -> float:
         """Return the bytes a second between clusters."""
         return sum(
@@ -72,7 +77,7 @@ def rank_order_cause(run: WatchedRun) -> Iterator[RunFinding]:
     exchange = _exchange(run)
     if exchange is None or not exchange.rates:
         return
-    now = {host: host for host in exchange.num_ranks}
+    now = exchange.present
     filled = exchange.filled(now)
     if filled < MIN_FILLED or exchange.crossing(now) < BULK_BYTES_PER_S:
         return
@@ -104,7 +109,7 @@ def unmeasured_order(run: WatchedRun) -> str | None:
     exchange = _exchange(run)
     if exchange is None or exchange.rates:
         return None
-    crossing = exchange.crossing({host: host for host in exchange.num_ranks})
+    crossing = exchange.crossing(exchange.present)
     kept = exchange.crossing(better_places(exchange))
     if crossing < BULK_BYTES_PER_S or kept > MAX_LEFT * crossing:
         return None
@@ -116,8 +121,7 @@ def unmeasured_order(run: WatchedRun) -> str | None:
 
 def better_places(exchange: Exchange) -> Places:
     """Return the better of two orders: pairs exchanged from the present one, or from one by clusters."""
-    present = {host: host for host in exchange.num_ranks}
-    grouped = dict(present)
+    present, grouped = exchange.present, exchange.present
     if len(set(exchange.num_ranks.values())) == 1:
         grouped = dict(zip(present, sorted(present, key=exchange.clusters.__getitem__), strict=True))
     return min((_improved(exchange, places) for places in (present, grouped)), key=exchange.crossing)

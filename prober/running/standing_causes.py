@@ -134,5 +134,4 @@ def _spins(run: WatchedRun, rank: WatchedRank) -> bool:
 def moves(run: WatchedRun) -> bool:
     """Return True if the run's connections or RDMA ports carry more than heartbeats."""
     rates = [(run.bytes_of(rank) or 0) / run.by_name[rank.host].seconds for rank in run.ranks]
-    ports = [port.traffic.total / host.seconds for host, port in run.ports() if port.traffic]
-    return statistics.fmean(rates or [0.0]) > IDLE_BYTES_PER_S or sum(ports) > 10 * IDLE_BYTES_PER_S
+    return statistics.fmean(rates or [0.0]) > IDLE_BYTES_PER_S or run.rdma_bytes_per_s > 10 * IDLE_BYTES_PER_S

@@ -123,6 +123,11 @@ class WatchedRun:
             if self.of_host(host.name):
                 yield from ((host, port) for port in host.ports if port.is_active)
 
+    @property
+    def rdma_bytes_per_s(self) -> float:
+        """The rate of all active RDMA ports together, both ways."""
+        return sum(port.traffic.total / host.seconds for host, port in self.ports() if port.traffic)
+
     def _paths(self) -> Iterator[BytePath]:
         owners = self._owners()
         ends = {(each.local, each.remote): host.name for host in self.answered for each in host.connections or ()}

@@ -52,7 +52,7 @@ def test_page_fetches_nothing_and_escapes_what_it_is_told(bed_plan: Plan) -> Non
 
 def test_a_card_for_each_cluster_with_the_hosts_of_its_stage(bed_plan: Plan) -> None:
     cards = draw_plan(bed_plan, BED).cards
-    assert [(card.name, [lane.name for lane in card.lanes]) for card in cards] == [
+    assert [(card.name, [lane.name.stages for lane in card.lanes]) for card in cards] == [
         ("a", ["stage 0"]),
         ("b", ["stage 1"]),
     ]
@@ -65,7 +65,7 @@ def test_a_card_for_each_cluster_with_the_hosts_of_its_stage(bed_plan: Plan) -> 
 
 def test_every_layer_replica_and_rank_is_in_a_lane(bed_plan: Plan) -> None:
     lanes = [lane for card in draw_plan(bed_plan, BED).cards for lane in card.lanes]
-    layers = [detail for lane in lanes for detail in lane.details if detail.startswith("layer")]
+    layers = [lane.name.layers for lane in lanes]
     assert layers == [f"layers {stage.first_layer}-{stage.stop_layer - 1}" for stage in bed_plan.stages]
     assert sum(mark.squares + mark.more for lane in lanes for mark in lane.marks) == len(bed_plan.ranks)
 
@@ -145,7 +145,7 @@ def test_a_cluster_with_whole_pipelines_shows_a_replica_of_its_own() -> None:
     fixed = {"pp": 2, "dp": 2, "micro_batch_size": 2}
     plan = plan_for(BED, bed_job(parallel=fixed), order="usual")
     cards = draw_plan(plan, BED).cards
-    assert [[lane.details[1] for lane in card.lanes] for card in cards] == [["replica 0"] * 2, ["replica 1"] * 2]
+    assert [[lane.details[0] for lane in card.lanes] for card in cards] == [["replica 0"] * 2, ["replica 1"] * 2]
     assert all(lane.bars for card in cards for lane in card.lanes)
 
 
@@ -154,7 +154,12 @@ def test_deep_pipeline_and_long_timeline_are_cut_and_the_page_says_so(monkeypatc
     monkeypatch.setattr(plan_picture, "MAX_LANES", 4)
     monkeypatch.setattr(plan_picture, "MAX_BARS", 20)
     picture = draw_plan(plan, cpu_inventory([4, 4]))
-    assert [lane.name for card in picture.cards for lane in card.lanes] == ["stage 0", "stage 1", "stage 6", "stage 7"]
+    assert [lane.name.stages for card in picture.cards for lane in card.lanes] == [
+        "stage 0",
+        "stage 1",
+        "stage 6",
+        "stage 7",
+    ]
     assert picture.left_out[0] == "4 lanes in the middle are not drawn."
     assert picture.left_out[1] == f"Only the first {picture.ticks[-1].partition(' of ')[0]} of the step are drawn."
     assert sum(len(lane.bars) for card in picture.cards for lane in card.lanes) <= 20

@@ -139,7 +139,7 @@ def test_hosts_of_a_stage_are_drawn_in_its_lane_once_each() -> None:
     stored, plan, steps, states, notices = large_run(64, num_steps=5)
     looks = hosts_to_look_at(stored, plan, states, notices)
     parts = cluster_parts(plan, states, looks, *traffic_of_run(plan, steps))
-    assert [[lane.name for lane in part.lanes] for part in parts] == [["stage 0"], ["stage 1"]]
+    assert [[lane.name.stages for lane in part.lanes] for part in parts] == [["stage 0"], ["stage 1"]]
     drawn = [row.host for part in parts for lane in part.lanes for row in lane.hosts]
     assert drawn == [node.host for node in plan.nodes]
 

@@ -9,18 +9,19 @@ from collections.abc import Mapping
 import pytest
 
 from holmes_core.records.inventory import Cluster, Inventory, Network
-from holmes_core.records.link import Link, Spread, Trunk
+from holmes_core.records.link import Trunk
 from prober.running import watch_script as asked
 from prober.running.rank_order import Exchange, better_places
 from tests.builders.clustered_hosts import host_in_cluster
 from tests.builders.watched_runs import PIDS, SECONDS, Watched
+from tests.planner.measured_links import measured
 
 ADDRESSES = {"a1": "10.1.0.1", "a2": "10.1.0.2", "b1": "10.1.0.3", "b2": "10.1.0.4"}
-CLUSTERS = {"A": ("a1", "a2"), "B": ("b1", "b2")}
+CLUSTERS = {"a": ("a1", "a2"), "b": ("b1", "b2")}
 MIXED, APART = ("a1", "b1", "a2", "b2"), ("a1", "a2", "b1", "b2")
 INSIDE, ACROSS = 1e9, 1e8  # bytes a second
 Megabytes = Mapping[tuple[int, int], float]
-"""What two ranks send to each other in a second, each way, in MB."""
+"""MB that two ranks send to each other in a second, each way."""
 HSDP = {(0, 1): 60.0, (2, 3): 60.0, (0, 2): 15.0, (1, 3): 15.0}
 RING = {(0, 1): 80.0, (1, 2): 80.0, (2, 3): 80.0, (0, 3): 80.0}
 ALL = dict.fromkeys(itertools.combinations(range(4), 2), 60.0)
@@ -52,33 +53,16 @@ def sockets(order: tuple[str, ...], rank: int, sent: Megabytes, late: int) -> st
     return "\n".join(lines)
 
 
-def inventory(measured: bool = True, trunk: float | None = None, across: float = ACROSS) -> Inventory:
+def inventory(is_measured: bool = True, trunk: float | None = None, across: float = ACROSS) -> Inventory:
     fabric = Network(name="eth", kind="Ethernet", subnet=None, ports=())
     pairs = {("a1", "a2"): INSIDE, ("b1", "b2"): INSIDE, ("a1", "b1"): across, ("a2", "b2"): across}
     return Inventory(
         hosts=tuple(host_in_cluster(name) for name in ADDRESSES),
         clusters=tuple(Cluster(name=name, hosts=hosts, fabric=fabric) for name, hosts in CLUSTERS.items()),
         shared=fabric,
-        links=tuple(link(hosts, rate) for hosts, rate in pairs.items() if measured),
-        trunks=(Trunk(clusters=("A", "B"), bandwidth_bytes_per_s=trunk, source="measured", pairs=2),) if trunk else (),
+        links=tuple(measured(ends, rate, devices=("ib0", "ib0")) for ends, rate in pairs.items() if is_measured),
+        trunks=(Trunk(clusters=("a", "b"), bandwidth_bytes_per_s=trunk, source="measured", pairs=2),) if trunk else (),
         findings=(),
-    )
-
-
-def link(hosts: tuple[str, str], rate: float) -> Link:
-    clusters = (hosts[0][0].upper(), hosts[1][0].upper())
-    return Link(
-        kind="inside" if clusters[0] == clusters[1] else "between",
-        network="eth",
-        clusters=clusters,
-        hosts=hosts,
-        devices=("ib0", "ib0"),
-        method="tcp",
-        streams=1,
-        direction="forward",
-        latency_s=None,
-        bandwidth_bytes_per_s=Spread(min=rate, median=rate),
-        samples=3,
     )
 
 
@@ -137,7 +121,7 @@ def test_order_is_no_cause_and_no_note_where_a_host_is_not_watched() -> None:
 
 
 def test_links_that_were_not_measured_leave_a_note_that_says_how() -> None:
-    found = watched_in(MIXED, HSDP).diagnosis(inventory(measured=False))
+    found = watched_in(MIXED, HSDP).diagnosis(inventory(is_measured=False))
     assert found.cause == "none"
     assert any("holmes probe hosts.yaml --links" in note for note in found.notes)
 
