@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NICENESS = 5  # of a child: many of them must not keep this process from its own work
+FORKS_SAFELY = sys.platform == "linux"
 PATIENCE_S = 60.0  # for a result: a child of a process with other threads may, very rarely, find a lock held for ever
 
 
@@ -31,7 +32,7 @@ class BackgroundCall(Generic[T]):
         self._read: Connection | None = None
 
     def __enter__(self) -> BackgroundCall[T]:
-        if sys.platform == "linux":
+        if FORKS_SAFELY:
             context = multiprocessing.get_context("fork")
             self._read, write = context.Pipe(duplex=False)
             self._child = context.Process(target=_send, args=(write, self._work), daemon=True)

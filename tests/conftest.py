@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import planner.background
+
 # A few examples after every change; `make test-slow` has more, and `make test-all` all. A test whose examples
 # are expensive names a number of its own.
 settings.register_profile("full", deadline=None, max_examples=150)
@@ -43,6 +45,10 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where the tokens of text are kept, else in the home folder of whoever runs the tests.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".pytest_cache" / "cache")
+
+# A plan's child has a copy of all that the tests of a process have made, and workers keep all cores busy anyway:
+# without children the tests take an eighth less. tests/planner/test_background.py has them, as have commands.
+planner.background.FORKS_SAFELY = False
 
 # The layers that a run may be of alone, each with the words one of which is in every file with a test of it.
 LAYERS: dict[str, tuple[str, ...]] = {layer: (f"mark.{layer}",) for layer in ("process", "torch", "slow", "cuda_build")}

@@ -14,6 +14,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.run import Run, Settings
 from holmes_runtime.metrics import MetricsFile
 from holmes_runtime.node.tail import Tail
+from launcher.journal import follow_folder
 from launcher.journal.bounded_log import BoundedLog, part_before
 from launcher.journal.follow_folder import follow_events, log_lines
 from launcher.journal.run_events import Notice, RunEvent, from_line, to_line
@@ -44,7 +45,8 @@ def test_a_log_keeps_its_newest_part_and_the_one_before(tmp_path: Path) -> None:
     assert len(kept) > 10
 
 
-def test_who_follows_a_file_reads_the_part_before_to_its_end(tmp_path: Path) -> None:
+def test_who_follows_a_file_reads_the_part_before_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow_folder, "POLL_S", 0.01)
     run = Run(run_id="r", plan_digest="", state="running", settings=Settings(detached=True), started_at_s=0.0)
     (tmp_path / RUN_FILE).write_text(run.to_json(), encoding="utf-8")
     StepFile(tmp_path).close()

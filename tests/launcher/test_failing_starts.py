@@ -67,6 +67,7 @@ def test_first_host_that_is_not_reached_is_named_though_another_is_ready(
     assert [fault.host for fault in faults if "Slurm" in fault.evidence] == [HOSTS[0]]
 
 
+@pytest.mark.process
 def test_first_host_that_is_not_ready_in_time_is_named_though_another_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

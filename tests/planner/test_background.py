@@ -8,7 +8,14 @@ import time
 
 import pytest
 
+from planner import background as background_module
 from planner.background import BackgroundCall
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work is done in children, as in commands."""
+    monkeypatch.setattr(background_module, "FORKS_SAFELY", True)
 
 
 def test_result_comes_from_another_process_with_what_this_one_holds() -> None:

@@ -18,6 +18,11 @@ class StoragesMade(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._nbytes: dict[StorageWeakRef, int] = {}
 
+    def __enter__(self) -> StoragesMade:
+        gc.collect(0)  # leaves all that was there before out of the search for garbage
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         known = {_reference(each) for each in tree_leaves((args, kwargs)) if is_tensor(each)}
@@ -28,7 +33,7 @@ class StoragesMade(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def alive_bytes(self) -> int:
         """Bytes of those that something still holds, other than garbage that refers to itself."""
-        gc.collect()
+        gc.collect(0)
         alive = (storage for storage in self._nbytes if not storage.expired())  # type: ignore[no-untyped-call]
         return sum(map(self._nbytes.__getitem__, alive))
 

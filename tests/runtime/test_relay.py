@@ -41,6 +41,7 @@ child.kill()
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("agent", "ended"), [("stays", True), ("goes on", False)])
 def test_an_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(
     tmp_path: Path, agent: str, ended: bool

@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -74,6 +75,7 @@ def _rank(rank: int, folder: Path) -> None:
         (folder / f"{name}, rank {rank}").touch()
 
 
+@pytest.mark.process
 def test_messages_arrive_whole_and_ends_that_both_hear_before_they_speak_connect(tmp_path: Path) -> None:
     """Two ranks start anew: a fork of a test process, whose threads may hold torch's locks, hung twice in ten runs.
 

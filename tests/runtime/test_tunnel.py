@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEnd, TunnelFault
+from holmes_runtime.node.admission import tunnel as tunnel_module
 from holmes_runtime.node.admission.tunnel import Tunnel, take_down
 
 LOOPBACK = socket.if_nametoindex("lo") if sys.platform == "linux" else 1
@@ -108,7 +109,10 @@ def test_what_a_record_does_not_name_stays(folder: Path, tmp_path: Path, changes
     assert calls(tmp_path) == []
 
 
-def test_the_tunnel_of_an_agent_that_lives_is_nobody_elses(folder: Path, tmp_path: Path) -> None:
+def test_the_tunnel_of_an_agent_that_lives_is_nobody_elses(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel_module, "LOCK_TIMEOUT_S", 0.1)
     record(tmp_path, index=LOOPBACK + 1000)
     install(tmp_path, "wg", "exit 1")
     living = tunnel(folder, "holmes-wg")
