@@ -96,6 +96,17 @@ def test_each_further_island_is_asked_for_at_the_meeting() -> None:
     )
 
 
+def test_five_islands_send_as_much_as_around_a_ring_in_two_messages() -> None:
+    job = islands_job({"codec": "none", "fragments": 1, "delay_steps": 0})
+    inventory = with_uniform_links(cpu_inventory([1] * 5), 1e6, 0.05)
+    exchange = price_exchange(Networks(inventory, job), job, "none", island_plans(inventory, job))
+    ring_bytes = 2 * 4 / 5 * 4 * PARAMETERS
+    assert list(exchange.sent_bytes) == pytest.approx([ring_bytes] * 5, rel=1e-5)
+    assert exchange.fragment_s(1) == pytest.approx(
+        ring_bytes / 1e6 / BOTH_WAYS + 2 * 0.05 + 17 * (QUESTION_S + 0.1), rel=1e-5
+    )
+
+
 def test_slower_island_takes_as_many_steps_as_fit_in_the_time() -> None:
     job = islands_job({"inner_steps": 20, "fragments": 2, "delay_steps": 1})
     made = round_of(SLOW, job, [1.0, 1.5])
