@@ -328,10 +328,10 @@ class Job(FileRecord):
     def _islands_fit_the_job(self) -> Job:
         if self.islands is not None and not self.is_bundled:
             raise ValueError(f"islands with engine {self.engine}: training apart is the bundled runtime's own")
-        if self.islands is not None and (self.islands.inner_steps or 1) > self.steps:
+        inner_steps = self.islands.inner_steps if self.islands is not None else None
+        if isinstance(inner_steps, int) and inner_steps > self.steps:
             raise ValueError(
-                f"islands.inner_steps is {self.islands.inner_steps}, the job has only {self.steps} steps: no round "
-                "would end"
+                f"islands.inner_steps is {inner_steps}, the job has only {self.steps} steps: no round would end"
             )
         return self
 

@@ -249,13 +249,28 @@ class OptimizerSettings(SharedSettings):
         return lowest + (highest - lowest) * share
 
 
+class _OrAll:
+    """The word `all` in place of a number, for errors about the number alone."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
+        return {
+            "type": "function-wrap",
+            "function": {"type": "no-info", "function": lambda value, read: value if value == "all" else read(value)},
+            "schema": handler.generate_schema(get_args(source)[0]),
+            "serialization": {"type": "any"},
+        }
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [handler(schema["schema"]), {"const": "all"}]}
+
+
 @dataclass(frozen=True)
 class IslandsSettings(SharedSettings):
     """Training of clusters apart, as islands that exchange pseudo-gradients once a round (DiLoCo)."""
 
-    inner_steps: Positive | None = None
-    """Steps of the fastest island in a round; others take as many as fit in its time. Not set: the planner chooses, up
-    to half of the job's steps. Example: 100"""
+    inner_steps: Annotated[Positive | Literal["all"], _OrAll()] | None = None
+    """Steps of the fastest island in a round; others take as many as fit in its time. all: one round, at whose end the
+    islands are averaged. Not set: the planner chooses, up to half of the job's steps. Example: 100"""
     codec: OuterCodec | None = None
     """Codec of the pseudo-gradients that islands exchange, with error feedback; not set: the planner chooses.
     Example: int8"""
@@ -279,6 +294,11 @@ class IslandsSettings(SharedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inner_steps is None:
+            return
+        if self.inner_steps == "all":
+            rule = "must be {} where inner_steps is all: nothing follows the only outer sync"
+            check("fragments", self.fragments, rule.format(1), self.fragments in (None, 1))
+            check("delay_steps", self.delay_steps, rule.format(0), self.delay_steps in (None, 0))
             return
         fragments = self.fragments or 1
         rule = f"must be at most inner_steps {self.inner_steps}"

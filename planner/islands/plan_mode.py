@@ -92,7 +92,8 @@ def _written(
 
     Its jobs have all of the settings that were chosen.
     """
-    job = job.model_copy(update={"islands": best.settings.as_settings()})
+    settings = replace(best.settings, inner_steps=max(best.inner_steps))
+    job = job.model_copy(update={"islands": settings.as_settings()})
     samples = sum(n * plan.job.global_batch_size for n, plan in zip(best.inner_steps, best.plans, strict=True))
     rounds = -(-job.steps * job.global_batch_size // samples)
     return IslandsPlan(

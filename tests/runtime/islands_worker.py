@@ -155,6 +155,24 @@ class Worker:
         configs = [self.config(plan, outer, island) for island, plan in enumerate(plans)]
         self.note(name, *(self.start(f"{name} {number}", store, config) for number, config in enumerate(configs)))
 
+    def averaged_once(self, name: str) -> None:
+        """Two islands that train apart on data of their own until their only exchange."""
+        store = self.store()
+        configs = self.apart()
+        self.note(name, *(self.start(f"{name} {number}", store, config) for number, config in enumerate(configs)))
+
+    def apart(self) -> list[RunConfig]:
+        """Islands with a text each, of which the second reads half as many samples, and one round."""
+        more: dict[str, Any] = {"evaluation": EvaluationSettings(STEPS, 1), "validation_fraction": 0.2}
+        configs = []
+        for island, samples in enumerate((8, 4)):
+            own = {"inner_steps": STEPS, "samples_before": 0, "round_samples": STEPS * samples}
+            config = self.config({**more, "microbatches": (samples,)}, own, island)
+            text = self.folder / f"text-{island}.txt"
+            text.write_bytes(bytes(range(32 + 9 * island, 127)) * 40)
+            configs.append(replace(config, data=replace(config.data, path=str(text))))
+        return configs
+
     def by_itself(self, name: str, plan: dict[str, Any], **outer: Any) -> None:
         """One island of one, which keeps nothing back, beside an ordinary run."""
         store, only = self.store(1), {"num_islands": 1, "outer_rate": 1.0, "momentum": 0.0, "round_samples": 32}
@@ -339,6 +357,7 @@ class Worker:
             "streaming": partial(self.together, plans=[ALONE, ALONE], **packed),
             "five": partial(self.together, plans=[ALONE] * 5, codec="none"),
             "five, streaming": partial(self.together, plans=FIVE, **packed),
+            "averaged once": self.averaged_once,
             "adapters": partial(self.together, plans=adapted, codec="int4"),
             "sharded weights": partial(self.together, plans=[sharded, PIPELINE], **packed),
             "alone": partial(self.by_itself, plan=REPLICAS),

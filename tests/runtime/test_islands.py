@@ -15,6 +15,7 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
 from holmes_runtime.config.islands.rendezvous_messages import MEETING
 from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import OuterCodec
 from holmes_runtime.config.trainable import adapter_parameters
 from holmes_runtime.data.corpus import load_corpus
@@ -156,20 +157,39 @@ def test_islands_over_a_network_learn_what_islands_in_one_process_do(
     runs: dict[str, Islands], name: str, outer: dict[str, Any], tmp_path: Path
 ) -> None:
     worker = Worker(tmp_path)
+    configs = [worker.config({}, outer, island) for island in range(outer.get("num_islands", 2))]
+    losses, _ = in_process(configs)
+
+    assert [[*each] for each in zip(*losses, strict=True)] == [island["losses"] for island in ended_well(runs[name])]
+
+
+def test_islands_that_meet_once_are_averaged_by_their_tokens_at_the_end(
+    runs: dict[str, Islands], tmp_path: Path
+) -> None:
+    configs = Worker(tmp_path).apart()
+    losses, evaluations = in_process(configs)
+
+    islands = ended_well(runs["averaged once"])
+    assert [[*each] for each in zip(*losses, strict=True)] == [island["losses"] for island in islands]
+    assert [island["evaluations"] for island in islands] == [[each] for each in evaluations]
+    assert together(islands) == [0]
+    assert [line["tokens"] for line in islands[0]["outer"]["0"]] == [STEPS * (8 + 4) * TINY.seq_length]
+
+
+def in_process(configs: list[RunConfig]) -> tuple[list[list[float]], list[float | None]]:
+    """By step the losses of islands in this process, and the validation losses of all at their end."""
     trainers = []
-    for island in range(outer.get("num_islands", 2)):
-        config = worker.config({}, outer, island)
+    for config in configs:
         corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
         trainers.append(Trainer(config, config.grid.rank(0), corpus, RankGroups(), torch.device("cpu")))
-    islands = IslandsInProcess(trainers)
-    threads = torch.get_num_threads()
+    islands, threads = IslandsInProcess(trainers), torch.get_num_threads()
     try:
         torch.set_num_threads(1)  # as ranks have
         losses = [islands.step(step) for step in range(STEPS)]
+        has_validation = configs[0].evaluation is not None
+        return losses, [trainer.evaluate(1, STEPS) for trainer in trainers if has_validation]
     finally:
         torch.set_num_threads(threads)
-
-    assert [[*each] for each in zip(*losses, strict=True)] == [island["losses"] for island in ended_well(runs[name])]
 
 
 @pytest.mark.parametrize("name", all_but(["alone, streaming"], ["alone", "alone, streaming", "alone, sharded weights"]))
