@@ -87,3 +87,18 @@ def _check(key: str, value: Any, hint: Any) -> None:
         return
     for limits in _parts(hint):
         limits.check(key, value)
+
+
+class OrAll:
+    """The word `all` in place of a number, for errors about the number alone."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
+        return {
+            "type": "function-wrap",
+            "function": {"type": "no-info", "function": lambda value, read: value if value == "all" else read(value)},
+            "schema": handler.generate_schema(get_args(source)[0]),
+            "serialization": {"type": "any"},
+        }
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [handler(schema["schema"]), {"const": "all"}]}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from queue import Queue
 from threading import Event
 from typing import NamedTuple, cast
@@ -103,6 +104,20 @@ def test_another_state_is_no_change_on_the_way(store: HashStore) -> None:
     taker = tags_of(store, 1)
     taker.check(LANE, 0, [packed], tags)
     assert not taker.agree(LANE, 0, digest_of([numbers(3)]), tags)
+
+
+def test_islands_whose_tokenizers_differ_do_not_train_together(store: HashStore, tmp_path: Path) -> None:
+    first, second = (
+        Rendezvous(cast(RendezvousStore, store), replace(ONE_ISLAND, island=island, num_islands=2), 0, 60.0)
+        for island in range(2)
+    )
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    first.compare_tokenizer(str(path))
+    second.compare_tokenizer(str(path))
+    path.write_text("{ }")
+    with pytest.raises(RuntimeError, match=r"tokenizer.json has SHA-256 257c1be96ae6 on island 1, and 44136fa355b3 on"):
+        second.compare_tokenizer(str(path))
 
 
 class Wire:
