@@ -40,6 +40,9 @@ from planner.cost.engines import engine_of
 
 WIDTH = 100
 MAX_ISLANDS_RATE = 1e-3  # docs/planning.md, "Learning rate"
+ONE_ROUND = (
+    "Islands are averaged once, at the end of the run: what that costs in loss over training as one was not measured."
+)
 MAX_BRANCHES = 24  # lines a cluster takes in the tree at most
 
 
@@ -88,6 +91,7 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         f"{format_seconds(cost.round_s)} a round, {cost.tokens_per_s:.0f} tokens/s; {whole}",
         f"{against}; what islands exchange is {waited}",
         *_loss_sentence(plan.modes),
+        *((ONE_ROUND,) if plan.rounds == 1 else ()),
         *_longer_round_sentence(plan.modes),
         *unmeasured_wire_sentence(plan.islands, inventory, time.time()),
         *spread_sentence(plan.islands, inventory),

@@ -297,7 +297,8 @@ class Job(FileRecord):
         """Check what names show; preflight looks into folders."""
         if self.data is None:
             return self
-        paths = [source.path for source in self.data.sources]
+        own = [self.islands.data_on([name], self.data) for name in self.islands.data] if self.islands else []
+        paths = [source.path for data in (self.data, *own) for source in data.sources]
         text = next((name for name in (*paths, self.data.pattern) if name.endswith(TEXT_SUFFIXES)), None)
         if text is not None and self.is_bundled and self.expected_tokenizer is not None:
             reason = "weights" if self.weights is not None else f"vocab_size {self.model.vocab_size}"
@@ -316,8 +317,8 @@ class Job(FileRecord):
         model = fields.get("model")
         if isinstance(model, dict) and self.model.experts is None and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
-        later = ("router_balance", "ep", "cp", "patience", "teacher")
-        for section in ("optimizer", "parallel", "evaluation", "data"):
+        later = ("router_balance", "ep", "cp", "patience", "teacher", "data")
+        for section in ("optimizer", "parallel", "evaluation", "data", "islands"):
             if isinstance(said := fields.get(section), dict):
                 fields[section] = {key: value for key, value in said.items() if value or key not in later}
         if isinstance(tuned := fields.get("trainable"), dict) and isinstance(lora := tuned.get("lora"), dict):
@@ -328,11 +329,8 @@ class Job(FileRecord):
     def _islands_fit_the_job(self) -> Job:
         if self.islands is not None and not self.is_bundled:
             raise ValueError(f"islands with engine {self.engine}: training apart is the bundled runtime's own")
-        if self.islands is not None and (self.islands.inner_steps or 1) > self.steps:
-            raise ValueError(
-                f"islands.inner_steps is {self.islands.inner_steps}, the job has only {self.steps} steps: no round "
-                "would end"
-            )
+        if self.islands and isinstance(steps := self.islands.inner_steps, int) and steps > self.steps:
+            raise ValueError(f"islands.inner_steps is {steps}, the job has only {self.steps} steps: no round would end")
         return self
 
     @model_validator(mode="after")

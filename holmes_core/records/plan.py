@@ -325,6 +325,11 @@ class IslandsPlan(FileRecord):
         batches = (plan.job.global_batch_size for plan in self.islands)
         return tuple(steps * batch for steps, batch in zip(self.inner_steps, batches, strict=True))
 
+    def own_data(self, island: int) -> str | None:
+        """Return the cluster whose own data an island reads, None where it reads the job's."""
+        cluster = self.islands[island].ranks[0].cluster
+        return cluster if self.job.islands is not None and cluster in self.job.islands.data else None
+
     @model_validator(mode="after")
     def _islands_are_apart(self) -> IslandsPlan:
         if self.job.islands is None or len(self.islands) < 2 or len(self.inner_steps) < len(self.islands):

@@ -22,6 +22,7 @@ from holmes_runtime.config.field_limits import MAX_COUNT, SharedSettings
 
 _EXAMPLE = "Example: "
 _SECTIONS = "list of sections"
+_NAMES = "names, each with: "
 _SIMPLE = {"string": "text", "boolean": "true or false"}
 _LIMITS = (
     ("minimum", "at least"),
@@ -66,7 +67,8 @@ def keys_of(cls: type[BaseModel]) -> tuple[Key, ...]:
 def _keys(cls: type, schema: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> Iterator[Key]:
     documented = _documented(cls)
     for field, info in fields_of(cls).items():
-        section, words = record_in(info.annotation), _type_words(schema["properties"][field])
+        words = _type_words(schema["properties"][field])
+        section = None if words.startswith(_NAMES) else record_in(info.annotation)
         meaning, _, example = documented.get(field, "").partition(_EXAMPLE)
         if section is not None and not meaning:
             meaning = " ".join(inspect.cleandoc(section.__doc__ or "").split())
@@ -117,7 +119,7 @@ def _type_words(schema: Mapping[str, Any]) -> str:
         return f"list of {len(several)}: {_type_words(several[0])}" if several else _list_words(schema["items"])
     if kind == "object":
         values = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")][0]
-        return f"names, each with: {_type_words(values)}"
+        return f"{_NAMES}{_type_words(values)}"
     return str(schema.get("format", _SIMPLE[kind]))
 
 

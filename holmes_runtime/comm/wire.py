@@ -112,7 +112,8 @@ def unpack(packed: Tensor, codec: Codec, shape: Sequence[int], dtype: torch.dtyp
 def _codes_and_scales(packed: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
     """Return views of `packed`: the codes, int8 (blocks, bytes of one), and the scales, bf16 (blocks,)."""
     end = len(packed) - SCALE_BYTES * num_blocks
-    return packed[:end].view(torch.int8).view(num_blocks, -1), packed[end:].view(torch.bfloat16)
+    codes = packed[:end].view(torch.int8).view(num_blocks, end // max(num_blocks, 1))
+    return codes, packed[end:].view(torch.bfloat16)
 
 
 def _parts(blocks: Tensor) -> Iterator[slice]:

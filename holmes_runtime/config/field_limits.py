@@ -10,7 +10,7 @@ import operator
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from holmes_runtime.config.checks import check
 
@@ -71,9 +71,15 @@ def _parts(hint: Any) -> Iterator[Limits]:
         yield from (part,) if isinstance(part, Limits) else _parts(part)
 
 
+def _words(hint: Any) -> Iterator[object]:
+    """Yield the words that a type names."""
+    for part in get_args(hint):
+        yield from get_args(part) if get_origin(part) is Literal else _words(part)
+
+
 def _check(key: str, value: Any, hint: Any) -> None:
-    """Check `value`, and for a mapping the values in it."""
-    if value is None:
+    """Check `value`, and for a mapping the values in it. A word that the type names has no limits."""
+    if value is None or value in _words(hint):
         return
     if get_origin(hint) is dict:
         for name, item in value.items():
@@ -81,3 +87,18 @@ def _check(key: str, value: Any, hint: Any) -> None:
         return
     for limits in _parts(hint):
         limits.check(key, value)
+
+
+class OrAll:
+    """The word `all` in place of a number, for errors about the number alone."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
+        return {
+            "type": "function-wrap",
+            "function": {"type": "no-info", "function": lambda value, read: value if value == "all" else read(value)},
+            "schema": handler.generate_schema(get_args(source)[0]),
+            "serialization": {"type": "any"},
+        }
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [handler(schema["schema"]), {"const": "all"}]}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import posixpath
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, get_args
 
 from holmes_runtime.config.checks import check
@@ -17,6 +18,7 @@ from holmes_runtime.config.field_limits import (
     Fraction,
     Limits,
     NotNegative,
+    OrAll,
     Percent,
     Positive,
     SharedSettings,
@@ -98,6 +100,17 @@ class TeacherSettings(SharedSettings):
     Example: 2"""
 
 
+DataPath = Annotated[RootedPath | tuple[DataSource, ...], _PathOrBlend()]
+
+
+def _check_path(key: str, path: DataPath) -> None:
+    """Raise ValueError, naming `key`, for a blend of nothing, or with a path twice."""
+    paths = [posixpath.normpath(each) for each in ([path] if isinstance(path, str) else [each.path for each in path])]
+    check(key, paths, "must name a file or folder", bool(paths))
+    twice = next((each for each in paths if paths.count(each) > 1), None)
+    check(key, twice, "must name each once: add up the weights", twice is None)
+
+
 @dataclass(frozen=True)
 class DataSettings(SharedSettings):
     """Text or tokens to train on, at the same path on every host: a file, or a folder and a file pattern.
@@ -106,7 +119,7 @@ class DataSettings(SharedSettings):
     .jsonl.gz and .jsonl.zst (the field "text"), .parquet and .arrow (the column "text"), else raw text.
     """
 
-    path: Annotated[RootedPath | tuple[DataSource, ...], _PathOrBlend()]
+    path: DataPath
     """A file or folder, or several to be blended by weight. A blend is the same under every plan: of its first n
     samples, for any n, each source has its share to within one. Example: /data/text.jsonl"""
     pattern: str = "*"
@@ -129,10 +142,7 @@ class DataSettings(SharedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        paths = [posixpath.normpath(source.path) for source in self.sources]
-        check("path", paths, "must name a file or folder", bool(paths))
-        twice = next((path for path in paths if paths.count(path) > 1), None)
-        check("path", twice, "must name each once: add up the weights", twice is None)
+        _check_path("path", self.path)
 
     def is_masked(self, device: str, precision: Precision, cp: int, model: ModelShape) -> bool:
         """Return True if a mask shows attention where documents end."""
@@ -253,9 +263,9 @@ class OptimizerSettings(SharedSettings):
 class IslandsSettings(SharedSettings):
     """Training of clusters apart, as islands that exchange pseudo-gradients once a round (DiLoCo)."""
 
-    inner_steps: Positive | None = None
-    """Steps of the fastest island in a round; others take as many as fit in its time. Not set: the planner chooses, up
-    to half of the job's steps. Example: 100"""
+    inner_steps: Annotated[Positive | Literal["all"], OrAll()] | None = None
+    """Steps of the fastest island in a round; others take as many as fit in its time. all: one round, at whose end the
+    islands are averaged. Not set: the planner chooses, up to half of the job's steps. Example: 100"""
     codec: OuterCodec | None = None
     """Codec of the pseudo-gradients that islands exchange, with error feedback; not set: the planner chooses.
     Example: int8"""
@@ -275,10 +285,20 @@ class IslandsSettings(SharedSettings):
     """Seconds that an outer sync waits for other islands after the first arrival. Example: 60"""
     quorum: Positive = 1
     """Fewest islands that may complete an outer sync. Example: 2"""
+    data: dict[str, DataPath] = field(default_factory=dict, hash=False)
+    """Paths instead of `data.path`, by cluster, for data that may not leave a site. Each such cluster is an island by
+    itself. All else is as `data` says. Example: {a: /data/north, b: /data/south}"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for cluster, path in self.data.items():
+            _check_path(f"data.{cluster}", path)
         if self.inner_steps is None:
+            return
+        if self.inner_steps == "all":
+            rule = "must be {} where inner_steps is all: nothing follows the only outer sync"
+            check("fragments", self.fragments, rule.format(1), self.fragments in (None, 1))
+            check("delay_steps", self.delay_steps, rule.format(0), self.delay_steps in (None, 0))
             return
         fragments = self.fragments or 1
         rule = f"must be at most inner_steps {self.inner_steps}"
@@ -286,6 +306,11 @@ class IslandsSettings(SharedSettings):
         apart = self.inner_steps // fragments
         rule = f"must be at most {apart}, the steps between two fragments"
         check("delay_steps", self.delay_steps, rule, (self.delay_steps or 0) <= apart)
+
+    def data_on(self, clusters: Collection[str], common: DataSettings) -> DataSettings:
+        """Return what an island of these clusters reads: the data of its only cluster if that has its own."""
+        own = self.data.get(next(iter(clusters))) if len(clusters) == 1 else None
+        return common if own is None else replace(common, path=own)
 
     def chosen(self) -> ChosenIslands:
         """Return the same settings, all of them set. Raises ValueError if one is left to the planner."""
@@ -315,8 +340,9 @@ class ChosenIslands(IslandsSettings):
 class OuterSync(ChosenIslands):
     """The outer syncs of this run, island number `island` of `num_islands`, with the others.
 
-    All islands together take `round_samples` samples in a round; this island's own come after `samples_before` of
-    others. `interfaces` lead from the ranks to the other islands, and `streams` are the connections to each rank there.
+    All islands that read the same data take `round_samples` samples of it in a round; this island's own come after
+    `samples_before` of others. `interfaces` lead from the ranks to the other islands, and `streams` are the connections
+    to each rank there.
     """
 
     island: Count

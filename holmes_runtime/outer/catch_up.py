@@ -14,23 +14,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
 from holmes_runtime.config.islands.roster import Arrival, Roster
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, LaneMessage, carry
 from holmes_runtime.outer.lanes import Cell, Fragments, Lane
+from holmes_runtime.outer.mean_exchange import buffer_for, mean_of, sizes_to_everyone
 from holmes_runtime.outer.outcome import Outcome
 from holmes_runtime.outer.outer_state import OuterState
-from holmes_runtime.outer.outer_step import arrived, digest_of, outer_step
+from holmes_runtime.outer.outer_step import digest_of, outer_step
 from holmes_runtime.outer.rendezvous import LOOK_S
 from holmes_runtime.outer.state_transfer import StateReceiver
 from holmes_runtime.outer.sync_tags import TAGS_BYTES, SyncTags
 
-FP32_BYTES = 4
-
 
 class ReplayedSync(NamedTuple):
-    """An outer sync to be replayed: by lane its cells, the message of each member, and the first member's tags.
+    """An outer sync to be replayed: by lane its cells, what each member sent everyone, and the first member's tags.
 
     Its roster was agreed on at `decided_s` of this rank's clock.
     """
@@ -83,20 +81,19 @@ class CatchUp:
 
         Raises FrameAltered if the first member's tags show that its message was altered.
         """
-        positions = [roster.participants.index(each) for each in roster.members]
-        codec, streams = self._sync.codec, self._sync.streams
+        positions = roster.member_positions
         messages, tags = [], []
         for lane, cells in lanes:
-            size = packed_bytes(codec, sum(cell.elements for cell in cells), FP32_BYTES, OUTER_BLOCK)
-            gets = {each: torch.empty(size, dtype=torch.uint8) for each in positions}
-            messages.append(LaneMessage(lane, None, (), gets))
+            sizes = sizes_to_everyone(sum(cell.elements for cell in cells), len(positions))
+            gets = {at: buffer_for(self._sync.codec, size) for at, size in zip(positions, sizes, strict=True)}
+            messages.append(LaneMessage(lane, {}, gets))
             tags.append(torch.empty(TAGS_BYTES, dtype=torch.uint8))
-        carry(messages, streams)
+        carry(messages, self._sync.streams)
         first = positions[0]
-        carry([LaneMessage(lane, None, (), {first: each}) for (lane, _), each in zip(lanes, tags, strict=True)], 1)
+        carry([LaneMessage(lane, {}, {first: each}) for (lane, _), each in zip(lanes, tags, strict=True)], 1)
         exchange_tags = SyncTags(self._maker, roster, self._state.frozen_weights)
         for message, each in zip(messages, tags, strict=True):
-            exchange_tags.check(message.lane.lane, first, message.gets[first], each)
+            exchange_tags.check(message.lane.lane, first, [message.gets[first]], each)
         packed = [[message.gets[each] for each in positions] for message in messages]
         on = [lane.lane for lane, _ in lanes]
         return ReplayedSync(roster, decided_s, on, [cells for _, cells in lanes], packed, tags)
@@ -149,15 +146,14 @@ class CatchUp:
     def _step(self, followed: ReplayedSync) -> None:
         """Replay one outer step."""
         state, sync, (anchor, momentum) = self._state, self._sync, (self.outcome.anchor, self.outcome.momentum)
-        tokens = [each.tokens for each in followed.roster.members]
         rate, factor = self._fragments.rule(followed.roster.exchange, sync)
         tags = SyncTags(self._maker, followed.roster, state.frozen_weights)
-        first = followed.roster.participants.index(followed.roster.members[0])
+        first = followed.roster.member_positions[0]
         by_lane = zip(followed.lanes, followed.cells, followed.packed, followed.tags, strict=True)
         for lane, cells, packed, theirs in by_lane:
             before = state.gather(anchor, cells), state.gather(momentum, cells)
-            parts = [arrived(each, sync.codec, len(before[0])) for each in packed]
-            stepped = outer_step(*before, parts, tokens, sync.codec, rate, factor)
+            mean = mean_of(followed.roster, packed, sync.codec, len(before[0]))
+            stepped = outer_step(*before, *mean, sync.codec, rate, factor)
             if not tags.agree(lane, first, digest_of(stepped), theirs):
                 raise RuntimeError(f"exchange {followed.roster.exchange} leads to another state here: begins anew")
             state.scatter(stepped.anchor, anchor, cells)

@@ -21,12 +21,13 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.catch_up import CatchUp
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, LaneMessage, OpenLane, carry
 from holmes_runtime.outer.lanes import Cell, Fragments
+from holmes_runtime.outer.mean_exchange import LaneChange, LaneMean, MeanExchange
 from holmes_runtime.outer.outcome import Contribution, Outcome
 from holmes_runtime.outer.outer_state import OuterState, Values
-from holmes_runtime.outer.outer_step import OutgoingGradient, arrived, digest_of, outer_step, outgoing, sum_of
+from holmes_runtime.outer.outer_step import digest_of, outer_step, sum_of
 from holmes_runtime.outer.rendezvous import FOLLOW, LOOK_S, WATCH_S, Rendezvous
 from holmes_runtime.outer.state_transfer import StateSender
-from holmes_runtime.outer.sync_tags import SyncTags
+from holmes_runtime.outer.sync_tags import TAGS_BYTES, SyncTags
 
 MAX_FAILURES = 5  # of one exchange, each after islands agreed to hold it
 
@@ -223,72 +224,68 @@ class IslandSync:
         return [cell for cell in lane.lane.cells if self._fragments.has(cell.name, exchange)]
 
     def _step(self, outcome: Outcome, roster: Roster, contribution: Contribution) -> Outcome:
-        """Take the outer step of this rank's part of the fragment; followers receive its pseudo-gradient too."""
+        """Take the outer step of this rank's part of the fragment; followers receive what leads to it too."""
         state, sync, islands = self._state, self._sync, roster.participants
         codec: Codec = sync.codec if len(islands) > 1 else "none"  # alone there is nothing to save
-        position, members = self._position(islands), [islands.index(each) for each in roster.members]
-        others = tuple(each for each in range(len(islands)) if each != position)
-        peers = tuple(each for each in members if each != position)
-        lanes = self._lane_cells(roster)
-        own = [self._outgoing(cells, contribution.parameters, codec) for _, cells in lanes]
-        messages = [
-            LaneMessage(lane, each.packed, others, {peer: torch.empty_like(each.packed) for peer in peers})
-            for (lane, _), each in zip(lanes, own, strict=True)
-        ]
-        sent_bytes = carry(messages, sync.streams)
+        position, lanes = self._position(islands), self._lane_cells(roster)
+        changes = [self._change(cells, contribution.parameters) for _, cells in lanes]
+        means = MeanExchange(roster, position, codec, sync.streams).run([lane for lane, _ in lanes], changes)
         values = {name: torch.empty_like(piece) for name, piece in contribution.parameters.items()}
         outcome = outcome._replace(anchor=values, momentum={name: each.clone() for name, each in values.items()})
         if state.error is not None:
             outcome = outcome._replace(error={name: torch.empty_like(each) for name, each in values.items()})
-        tokens = [each.tokens for each in roster.members]
+        rate, factor = self._fragments.rule(roster.exchange, sync)
         digests = []
-        for (_, cells), mine, message in zip(lanes, own, messages, strict=True):
-            parts = [
-                mine.arrives if each == position else arrived(message.gets[each], codec, len(mine.arrives))
-                for each in members
-            ]
-            anchor, momentum = state.gather(state.anchor, cells), state.gather(state.momentum, cells)
-            rate, factor = self._fragments.rule(roster.exchange, sync)
-            stepped = outer_step(anchor, momentum, parts, tokens, codec, rate, factor)
+        for (_, cells), change, mean in zip(lanes, changes, means, strict=True):
+            momentum = state.gather(state.momentum, cells)
+            stepped = outer_step(change.anchor, momentum, mean.parts, mean.tokens, codec, rate, factor)
             digests.append(digest_of(stepped))
             state.scatter(stepped.anchor, outcome.anchor, cells)
             state.scatter(stepped.momentum, outcome.momentum, cells)
-            if outcome.error is not None and mine.error is not None:
-                state.scatter(mine.error, outcome.error, cells)
-        tells = others if position == members[0] else peers
-        if tells:
-            self._compare(messages, digests, position, tells, roster)
-        received_bytes = sum(got.nbytes for message in messages for got in message.gets.values())
+            if outcome.error is not None and mean.error is not None:
+                state.scatter(mean.error, outcome.error, cells)
+        self._compare([lane for lane, _ in lanes], means, digests, position, roster)
+        sent_bytes, received_bytes = (
+            sum(part.nbytes for each in moved for parts in each.values() for part in parts)
+            for moved in ([mean.sent for mean in means], [mean.received for mean in means])
+        )
         return outcome._replace(sent_bytes=sent_bytes, received_bytes=received_bytes, digest=sum_of(digests))
 
-    def _outgoing(self, cells: Sequence[Cell], parameters: Values, codec: Codec) -> OutgoingGradient:
+    def _change(self, cells: Sequence[Cell], parameters: Values) -> LaneChange:
         state = self._state
         error = state.gather(state.error, cells) if state.error is not None else None
-        return outgoing(state.gather(state.anchor, cells), state.gather(parameters, cells), error, codec)
+        return LaneChange(state.gather(state.anchor, cells), state.gather(parameters, cells), error)
 
     def _compare(
         self,
-        messages: Sequence[LaneMessage],
+        lanes: Sequence[OpenLane],
+        means: Sequence[LaneMean],
         digests: Sequence[Tensor],
         position: int,
-        tells: tuple[int, ...],
         roster: Roster,
     ) -> None:
-        """Send tags of this rank's message and its new state to some positions, and check the members' tags.
+        """Send tags of this rank's messages and its new state, and check the members' tags.
+
+        The first member sends its tags to followers too.
 
         Raises:
             RuntimeError: a message was altered on the way, or the states of members differ.
         """
         tags = SyncTags(self._maker, roster, self._state.frozen_weights)
         comparing, below = [], ", or the frozen weights below them" if self._state.frozen_weights else ""
-        for (opened, sends, _, gets), digest in zip(messages, digests, strict=True):
-            assert sends is not None
-            mine = tags.tags(opened.lane, position, sends, digest)
-            comparing.append(LaneMessage(opened, mine, tells, {peer: torch.empty_like(mine) for peer in gets}))
+        members = roster.member_positions
+        for opened, mean, digest in zip(lanes, means, digests, strict=True):
+            sends = {
+                to: tags.tags(opened.lane, position, parts, digest)
+                for to, parts in mean.sent.items()
+                if position == members[0] or to in members
+            }
+            gets = {peer: torch.empty(TAGS_BYTES, dtype=torch.uint8) for peer in mean.received}
+            comparing.append(LaneMessage(opened, sends, gets))
         carry(comparing, 1)
-        for ((lane, _), _, _, came), compared, digest in zip(messages, comparing, digests, strict=True):
-            for peer, theirs in compared.gets.items():
-                tags.check(lane, peer, came[peer], theirs)
+        for ((lane, _), _, gets), mean, digest in zip(comparing, means, digests, strict=True):
+            for peer, theirs in gets.items():
+                tags.check(lane, peer, mean.received[peer], theirs)
                 if not tags.agree(lane, peer, digest, theirs):
                     raise RuntimeError(
                         f"exchange {roster.exchange}: what rank {lane.owners[peer]} of island "

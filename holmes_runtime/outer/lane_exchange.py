@@ -84,11 +84,10 @@ class LaneMaker(NamedTuple):
 
 
 class LaneMessage(NamedTuple):
-    """A message of one lane to the owners at positions `to`, and buffers for theirs, by position. One-dimensional."""
+    """The messages of one lane to other owners, and the buffers for theirs, by position. One-dimensional, or empty."""
 
     lane: OpenLane
-    sends: Tensor | None
-    to: tuple[int, ...]
+    sends: dict[int, Tensor]
     gets: dict[int, Tensor]
 
 
@@ -108,19 +107,18 @@ class PendingTransfers(NamedTuple):
 def post(messages: Iterable[LaneMessage], streams: int) -> PendingTransfers:
     """Start to send and to receive all parcels at once."""
     posted = PendingTransfers([], list(messages))
-    for (_, group), sends, to, gets in posted.messages:
+    for (_, group), sends, gets in posted.messages:
         for position, target in gets.items():
             posted.works.extend(group.recv([part], position, tag) for tag, part in enumerate(_parts(target, streams)))
-        if sends is not None:
-            parts = list(enumerate(_parts(sends, streams)))
-            posted.works.extend(group.send([part], position, tag) for position in to for tag, part in parts)
+        for position, sent in sends.items():
+            posted.works.extend(group.send([part], position, tag) for tag, part in enumerate(_parts(sent, streams)))
     return posted
 
 
 def carry(messages: Sequence[LaneMessage], streams: int) -> int:
     """Send and receive all parcels at once; return the bytes sent. Raises RuntimeError if a peer is gone."""
     post(messages, streams).wait()
-    return sum(len(each.to) * each.sends.nbytes for each in messages if each.sends is not None)
+    return sum(sent.nbytes for message in messages for sent in message.sends.values())
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -129,5 +127,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _parts(tensor: Tensor, streams: int) -> Sequence[Tensor]:
-    """Return the parts of a tensor, one per connection; the same at both ends."""
+    """Return the parts of a tensor, one per connection, none of an empty one; the same at both ends."""
+    if not tensor.numel():
+        return ()
     return tensor.chunk(max(1, min(streams, tensor.numel() // MIN_PART)))

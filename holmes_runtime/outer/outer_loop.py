@@ -89,6 +89,8 @@ class OuterLoop:
             self._state.start_from_masters()
         else:
             self._go_on_from(counters, steps)
+        if self._me.rank == 0 and self._config.data.tokenizer is not None:
+            self._rendezvous.compare_tokenizer(self._config.data.tokenizer)
         started = broadcast_record(self._rendezvous.begin(self.counters.exchange, self.counters.lineage))
         self._rendezvous.show(started.start, self._state.pieces())
         layout = self._rendezvous.layout(self._sync.island, started.start, self._config.world_size)

@@ -38,10 +38,27 @@ def outgoing(anchor: Tensor, parameters: Tensor, error: Tensor | None, codec: Co
     if codec == "none":
         return OutgoingGradient(pack(parameters, codec, None), parameters, error)
     assert error is not None
-    change = (anchor - parameters).add_(error)
-    packed = pack(change, codec, None, OUTER_BLOCK)
-    arrives = arrived(packed, codec, len(change))
-    return OutgoingGradient(packed, arrives, change.sub_(arrives))
+    return _coded((anchor - parameters).add_(error), codec)
+
+
+def packed_mean(parts: Sequence[Tensor], tokens: Sequence[int], error: Tensor | None, codec: Codec) -> OutgoingGradient:
+    """Pack the mean of all islands' `parts`, fp32 (elements,), plus the previous `error` of the one that takes it.
+
+    An error counts as one island's: of n it is an n-th in the mean, and what rounding the mean loses is left n times.
+    """
+    mean = weighted_mean(parts, tokens)
+    if codec == "none":
+        return OutgoingGradient(pack(mean, codec, None), mean, error)
+    assert error is not None
+    coded = _coded(mean.add_(error / len(parts)), codec)
+    assert coded.error is not None
+    return coded._replace(error=coded.error * len(parts))
+
+
+def _coded(values: Tensor, codec: Codec) -> OutgoingGradient:
+    packed = pack(values, codec, None, OUTER_BLOCK)
+    arrives = arrived(packed, codec, len(values))
+    return OutgoingGradient(packed, arrives, values.sub_(arrives))
 
 
 def arrived(packed: Tensor, codec: Codec, elements: int) -> Tensor:

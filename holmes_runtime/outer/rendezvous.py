@@ -6,9 +6,11 @@ outer syncs the ranks of an island that is receiving the state agree on their tu
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import zlib
 from functools import cached_property
+from pathlib import Path
 
 from torch.distributed import DistStoreError
 
@@ -55,6 +57,16 @@ class Rendezvous:
     def key(self) -> bytes:
         """The key that the ranks of all islands share: only SSH connections reach the rendezvous."""
         return bytes.fromhex(self._store.compare_set("key", "", secrets.token_hex(KEY_BYTES)).decode())
+
+    def compare_tokenizer(self, path: str) -> None:
+        """Compare a tokenizer with that of the island that came first. Raises RuntimeError if it is another."""
+        mine = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        first = self._store.compare_set("tokenizer", "", mine).decode()
+        if first != mine:
+            raise RuntimeError(
+                f"islands: the tokenizer {path} has SHA-256 {mine[:12]} on island {self._island}, and {first[:12]} on "
+                "another, where tokens are other text: copy one of them to all hosts"
+            )
 
     def begin(self, exchange: int, lineage: str) -> IslandStart:
         """Announce a start of the island in state `lineage`, next due at `exchange`; only rank 0 does so."""

@@ -56,7 +56,7 @@ class StateSender:
             opened = self._maker.open(self._lanes, GIVER, self._name)
             for pieces in _pieces(opened, states):
                 self._is_free.wait(MIN_SHARE_S)
-                messages = [LaneMessage(lane, piece, (NEWCOMER,), {}) for lane, piece in pieces]
+                messages = [LaneMessage(lane, {NEWCOMER: piece}, {}) for lane, piece in pieces]
                 self.sent_bytes += carry(messages, self._maker.streams)
             _compare(self._maker, opened, states, GIVER, self._name)
         except RuntimeError as error:
@@ -84,9 +84,7 @@ class StateReceiver:
         opened = self._maker.open(self.lanes, NEWCOMER, self._name)
         ahead = deque[PendingTransfers]()
         for pieces in _pieces(opened, self.states):
-            ahead.append(
-                post([LaneMessage(lane, None, (), {GIVER: piece}) for lane, piece in pieces], self._maker.streams)
-            )
+            ahead.append(post([LaneMessage(lane, {}, {GIVER: piece}) for lane, piece in pieces], self._maker.streams))
             if len(ahead) > POSTED:
                 ahead.popleft().wait()
             if is_given_up.is_set():
@@ -118,7 +116,7 @@ def _compare(maker: LaneMaker, opened: Sequence[OpenLane], states: Sequence[Tens
     tags = [maker.tag(lane.lane, name, me, digest) for lane, digest in zip(opened, digests, strict=True)]
     theirs = [torch.empty_like(tag) for tag in tags]
     ends = zip(opened, tags, theirs, strict=True)
-    carry([LaneMessage(lane, tag, (peer,), {peer: other}) for lane, tag, other in ends], 1)
+    carry([LaneMessage(lane, {peer: tag}, {peer: other}) for lane, tag, other in ends], 1)
     for lane, digest, other in zip(opened, digests, theirs, strict=True):
         if not torch.equal(maker.tag(lane.lane, name, peer, digest), other):
             owner = lane.lane.owners[peer]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,12 +26,12 @@ class SyncTags:
         self._maker, self._roster = maker, roster
         self._after = f"state after {roster.round_id}" + (f" on {frozen_weights}" if frozen_weights else "")
 
-    def tags(self, lane: Lane, position: int, packed: Tensor, digest: Tensor) -> Tensor:
-        """Return two tags, of what a member sent and of its state afterwards, uint8 (TAGS_BYTES,)."""
+    def tags(self, lane: Lane, position: int, packed: Sequence[Tensor], digest: Tensor) -> Tensor:
+        """Return two tags, of what a member sent another and of its state afterwards, uint8 (TAGS_BYTES,)."""
         of_state = self._of_state(lane, position, digest)
         return torch.cat([of_state, self._of_packed(lane, position, packed, of_state)])
 
-    def check(self, lane: Lane, position: int, packed: Tensor, tags: Tensor) -> None:
+    def check(self, lane: Lane, position: int, packed: Sequence[Tensor], tags: Tensor) -> None:
         """Check that the member sent these bytes and tags.
 
         Raises:
@@ -48,5 +50,5 @@ class SyncTags:
     def _of_state(self, lane: Lane, position: int, digest: Tensor) -> Tensor:
         return self._maker.tag(lane, self._after, position, digest)
 
-    def _of_packed(self, lane: Lane, position: int, packed: Tensor, of_state: Tensor) -> Tensor:
-        return self._maker.tag(lane, f"changes for {self._roster.round_id}", position, packed, of_state)
+    def _of_packed(self, lane: Lane, position: int, packed: Sequence[Tensor], of_state: Tensor) -> Tensor:
+        return self._maker.tag(lane, f"changes for {self._roster.round_id}", position, *packed, of_state)

@@ -97,7 +97,8 @@ def plan_islands(
 ) -> IslandPlans:
     """Return an ordinary plan for each island of each grouping, of its part of the batch."""
     refusal = _refusal(inventory, job)
-    ways = [] if refusal else list(groupings([cluster.name for cluster in inventory.clusters]))
+    names = [cluster.name for cluster in inventory.clusters]
+    ways = [] if refusal else [each for each in groupings(names) if own_data(job) <= {*each}]
     wanted = dict.fromkeys((clusters, len(way)) for way in ways for clusters in way)
     planned, left = Planned(), TimeLeft(time_limit_s)
     for clusters, num_islands in wanted:
@@ -114,6 +115,11 @@ def plan_islands(
             if isinstance(answer, HolmesError):
                 refused.append(f"{' and '.join(clusters)}: {answer.what}")
     return IslandPlans(inventory, job, tuple(found), tuple(dict.fromkeys(refused)))
+
+
+def own_data(job: Job) -> set[tuple[str, ...]]:
+    """Return the islands that must be: each cluster that has data of its own is one by itself."""
+    return {(name,) for name in job.islands.data} if job.islands is not None else set()
 
 
 def _refusal(inventory: Inventory, job: Job) -> str:
@@ -147,7 +153,9 @@ def _plan_island(
         )
     if job.islands.quorum > num_islands:
         return HolmesError(f"islands.quorum is {job.islands.quorum}, of {num_islands} islands", "make it smaller")
-    own, hosts = job.model_copy(update={"global_batch_size": batch}), only_clusters(inventory, clusters)
+    data = job.islands.data_on(clusters, job.corpus)
+    own = job.model_copy(update={"global_batch_size": batch, "data": data})
+    hosts = only_clusters(inventory, clusters)
     if short := _too_little_host_memory(hosts, own):
         return short
     try:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holmes_core.records.islands import Round
+from holmes_core.records.islands import LossPenalty, Round
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan
 from holmes_runtime.config.run_settings import ChosenIslands
+from planner.cost.islands_loss import loss_penalty
 from planner.islands.outer_sync_cost import OuterSyncCost
 from planner.tolerances import ROUNDING
 
 
 @dataclass(frozen=True)
 class IslandRound:
-    """Islands, each with its plan, its inner steps a round, and what a round costs under the settings."""
+    """Islands, each with its plan, its inner steps a round, and what a round costs under the settings.
+
+    `loss` is None where it was not measured: so is the mean of islands that have not met before the end of the run.
+    """
 
     settings: ChosenIslands
     plans: tuple[Plan, ...]
     inner_steps: tuple[int, ...]
     cost: Round
+    loss: LossPenalty | None
 
 
 def make_round(
@@ -28,19 +34,23 @@ def make_round(
 ) -> IslandRound | str:
     """Return the round of the islands of `plans`, whose steps take `steps_s`, or the reason in words why there is none.
 
-    The fastest takes as many inner steps as `islands` says, the others as many as fit in its time. An outer sync begins
-    when all islands have arrived. They wait for the time it takes beyond the inner steps until it is applied, and for
+    The fastest takes as many inner steps as `islands` says, the others as many as fit in its time. Where the job's
+    section takes all, these are as many as read the samples of the job's steps. An outer sync begins when all islands
+    have arrived. They wait for the time it takes beyond the inner steps until it is applied, and for
     all of the last one.
     """
     fastest_s, fragment_s = min(steps_s), exchange.fragment_s(islands.fragments)
-    inner_steps = tuple(int(islands.inner_steps * fastest_s / step_s * (1 + ROUNDING)) for step_s in steps_s)
+    speeds, batches = [fastest_s / step_s for step_s in steps_s], [plan.job.global_batch_size for plan in plans]
+    takes_all = job.islands is not None and job.islands.inner_steps == "all"
+    fastest_steps = _all_steps(job, speeds, batches) if takes_all else islands.inner_steps
+    inner_steps = _steps_of_each(fastest_steps, speeds)
     for plan, steps in zip(plans, inner_steps, strict=True):
         if why := _too_slow(islands, steps):
             return f"cluster {plan.ranks[0].cluster} is too slow: {why}"
     hidden_s = min(fragment_s, islands.delay_steps * fastest_s)
     exposed_s = islands.fragments * (fragment_s - hidden_s)
-    round_s = islands.inner_steps * fastest_s + exposed_s
-    samples = sum(steps * plan.job.global_batch_size for steps, plan in zip(inner_steps, plans, strict=True))
+    round_s = fastest_steps * fastest_s + exposed_s
+    samples = sum(map(operator.mul, inner_steps, batches))
     cost = Round(
         round_s=round_s,
         exposed_s=exposed_s,
@@ -49,7 +59,22 @@ def make_round(
         sent_bytes=exchange.sent_bytes,
         tokens_per_s=samples * job.model.seq_length / round_s,
     )
-    return IslandRound(islands, tuple(plans), inner_steps, cost)
+    meets_once = samples >= job.steps * job.global_batch_size
+    return IslandRound(islands, tuple(plans), inner_steps, cost, None if meets_once else loss_penalty(islands))
+
+
+def _steps_of_each(fastest_steps: int, speeds: Sequence[float]) -> tuple[int, ...]:
+    """Return the inner steps of islands, whose `speeds` are parts of the fastest one's."""
+    return tuple(int(fastest_steps * speed * (1 + ROUNDING)) for speed in speeds)
+
+
+def _all_steps(job: Job, speeds: Sequence[float], batches: Sequence[int]) -> int:
+    """Return the fewest steps of the fastest island in one round that reads as many samples as the job's steps."""
+    wanted = job.steps * job.global_batch_size
+    steps = int(wanted / sum(map(operator.mul, speeds, batches)))
+    while sum(map(operator.mul, _steps_of_each(steps, speeds), batches)) < wanted:
+        steps += 1
+    return steps
 
 
 def _too_slow(islands: ChosenIslands, steps: int) -> str:

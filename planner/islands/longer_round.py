@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holmes_core.records.islands import LongerRound
-from planner.cost.islands_loss import loss_penalty
 from planner.islands.island_plans import IslandPlans
 from planner.islands.setting_choice import choose_round, is_allowed
 
@@ -15,19 +14,24 @@ MIN_GAIN = 1.05
 def longer_round(islands: IslandPlans, tokens_per_s: float) -> LongerRound | None:
     """Return the best round that is longer than the job's, if the fastest of those is faster than `tokens_per_s`.
 
-    All else that job.yaml fixes stays. A job that leaves the inner steps open has no longer round than the plan's.
+    All else that job.yaml fixes stays. Of a job that leaves the inner steps open, or takes all, no round is longer than
+    the plan's.
     """
     section = islands.job.islands
-    if section is None or section.inner_steps is None:
+    if section is None or not isinstance(section.inner_steps, int):
         return None
     job = islands.job.model_copy(update={"islands": replace(section, inner_steps=None)})
     rounds, _ = replace(islands, job=job).own_rounds
-    longer = [each for each in rounds if each.settings.inner_steps > section.inner_steps and is_allowed(each.settings)]
+    longer = [
+        each
+        for each in rounds
+        if each.settings.inner_steps > section.inner_steps and is_allowed(each.settings, each.loss)
+    ]
     best = choose_round(longer)
     if best is None or max(each.cost.tokens_per_s for each in longer) < MIN_GAIN * tokens_per_s:
         return None
     return LongerRound(
         inner_steps=best.settings.inner_steps,
         tokens_per_s=best.cost.tokens_per_s,
-        loss=loss_penalty(best.settings),
+        loss=best.loss,
     )

@@ -1,7 +1,8 @@
 """The outer syncs of a round: bytes between clusters, and seconds of one fragment.
 
-Every island sends each other one its pseudo-gradient, packed, and all compute the same mean. A host sends the pieces
-of its own ranks; each has 1/dp of its shard's parameters.
+Every island sends each other one its pseudo-gradient, packed, and all compute the same mean; from four islands on they
+reduce it in chunks (`holmes_runtime/config/islands/reduction.py`). A host sends the pieces of its own ranks; each has
+1/dp of its shard's parameters.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import permutations
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, PlanRank
 from holmes_runtime.config.codec import OUTER_BLOCK, pack_s, packed_bytes, unpack_s
+from holmes_runtime.config.islands.reduction import is_chunked, share_to_each
 from holmes_runtime.config.run_settings import OuterCodec
 from planner.cost.engines import expert_shards
 from planner.cost.trained import stage_of
@@ -50,12 +52,13 @@ class _Sender:
 
 
 def price_exchange(networks: Networks, job: Job, codec: OuterCodec, plans: Sequence[Plan]) -> OuterSyncCost:
-    """Return the outer syncs of the islands of `plans`; each fragment takes a rendezvous, a message and its packing.
+    """Return the outer syncs of the islands of `plans`; each fragment takes a rendezvous, its packing, and a message,
+    or two one after the other where it is reduced in chunks.
 
     Raises:
         HolmesError: the rate of a host's NIC is not known.
     """
-    islands = [_senders(codec, plan) for plan in plans]
+    islands = [_senders(codec, plan, share_to_each(len(plans))) for plan in plans]
     busy_s = max([*_nics_s(networks, islands), *_trunks_s(networks, islands)]) / BOTH_WAYS
     latency_s = max(
         networks.connection(a.cluster, b.cluster).latency_s
@@ -64,7 +67,8 @@ def price_exchange(networks: Networks, job: Job, codec: OuterCodec, plans: Seque
     )
     packing_s = max(_packing_s(job, codec, plan, len(plans)) for plan in plans)
     sent = ((len(plans) - 1) * sum(sender.each_bytes for sender in island) for island in islands)
-    return OuterSyncCost(busy_s + packing_s, latency_s + meeting_s(len(plans), latency_s), tuple(sent))
+    messages_s = latency_s * (2 if is_chunked(len(plans)) else 1)
+    return OuterSyncCost(busy_s + packing_s, messages_s + meeting_s(len(plans), latency_s), tuple(sent))
 
 
 def meeting_s(num_islands: int, latency_s: float) -> float:
@@ -77,13 +81,13 @@ def meeting_s(num_islands: int, latency_s: float) -> float:
     return questions * (QUESTION_S + 2 * latency_s)
 
 
-def _senders(codec: OuterCodec, plan: Plan) -> list[_Sender]:
+def _senders(codec: OuterCodec, plan: Plan, share: float) -> list[_Sender]:
     held, cluster_of = Counter[str](), dict[str, str]()
     for rank in plan.ranks:
         held[rank.host] += rank_share(plan, rank)
         cluster_of[rank.host] = rank.cluster
     return [
-        _Sender(host, cluster_of[host], packed_bytes(codec, values, VALUE_BYTES, OUTER_BLOCK))
+        _Sender(host, cluster_of[host], round(share * packed_bytes(codec, values, VALUE_BYTES, OUTER_BLOCK)))
         for host, values in held.items()
     ]
 
@@ -135,6 +139,10 @@ def _first_of_clusters(one: Sequence[_Sender], other: Sequence[_Sender]) -> Iter
 
 
 def _packing_s(job: Job, codec: OuterCodec, plan: Plan, num_islands: int) -> float:
-    """Return the busiest rank's seconds: it packs its pseudo-gradient and unpacks one of each island, its own too."""
+    """Return the busiest rank's seconds: it packs its pseudo-gradient and unpacks one of each island, its own too.
+
+    In chunks it unpacks n - 1 chunks of its own and of the others each, and the means of all.
+    """
     values = max(rank_share(plan, rank) for rank in plan.ranks)
-    return pack_s(job.device, codec, values) + num_islands * unpack_s(job.device, codec, values)
+    unpacked = 3 - 2 / num_islands if is_chunked(num_islands) else num_islands
+    return pack_s(job.device, codec, values) + unpacked * unpack_s(job.device, codec, values)

@@ -15,7 +15,7 @@ from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
 from planner.cost.counts import outer_bytes
 from planner.islands.cluster_subset import only_clusters
-from planner.islands.island_plans import IslandPlans, plan_islands
+from planner.islands.island_plans import IslandPlans, own_data, plan_islands
 from planner.islands.island_rounds import IslandRound
 from planner.islands.longer_round import longer_round
 from planner.islands.ordinary_modes import ModePlacement, fastest_of_each, find_ways, price_way
@@ -57,8 +57,9 @@ def plan_mode(
 
     Raises HolmesError where no mode has a plan: why hosts cannot train as one, then why they cannot apart.
     """
+    _check_own_data(inventory, job)
     left, together = TimeLeft(time_limit_s), job.model_copy(update={"islands": None})
-    ordinary = _plan_or_error(make_ordinary, together, OF_THE_TIME * left.seconds)
+    ordinary = _plan_as_one(job, make_ordinary, together, OF_THE_TIME * left.seconds)
     islands = plan_islands(inventory, job, sources, OF_THE_TIME * time_limit_s, tell)
     best = islands.best_round()
     planned = ordinary if isinstance(ordinary, Plan) else None
@@ -69,7 +70,8 @@ def plan_mode(
         raise HolmesError(f"{ordinary.what}; and as islands: {why}", ordinary.hint, ordinary.exit_code)
     now_per_s = best.cost.tokens_per_s if is_apart and isinstance(best, IslandRound) else as_one_per_s
     slower_by = find_slower_by(islands, sources, now_per_s, OF_THE_TIME * left.seconds, tell)
-    ways = _ModePlacements(inventory, together, find_ways(inventory, together, planned, left.seconds, tell), islands)
+    as_one = () if own_data(job) else find_ways(inventory, together, planned, left.seconds, tell)
+    ways = _ModePlacements(inventory, together, tuple(as_one), islands)
     modes = _modes(ways, best, ordinary).model_copy(update={"slower_by": slower_by})
     if isinstance(best, IslandRound) and is_apart:
         return _written(inventory, job, sources, best, modes)
@@ -77,10 +79,26 @@ def plan_mode(
     return ordinary.model_copy(update={"modes": modes})
 
 
-def _plan_or_error(make: MakeOrdinary, job: Job, time_limit_s: float) -> Plan | HolmesError:
+def _check_own_data(inventory: Inventory, job: Job) -> None:
+    """Raise HolmesError for data of a cluster that is not there."""
+    known = [cluster.name for cluster in inventory.clusters]
+    for (name,) in own_data(job):
+        if name not in known:
+            raise HolmesError(
+                f"islands.data is for cluster {name}, the inventory has {', '.join(known)}",
+                "name the clusters as the inventory does",
+            )
+
+
+def _plan_as_one(job: Job, make: MakeOrdinary, together: Job, time_limit_s: float) -> Plan | HolmesError:
     """Return the plan, or the error: hosts that cannot train as one may train as islands."""
+    if names := [name for (name,) in sorted(own_data(job))]:
+        return HolmesError(
+            f"islands.data keeps the data of {' and '.join(names)} there, so hosts cannot train as one",
+            "leave islands.data out if data may leave",
+        )
     try:
-        return make(job, time_limit_s)
+        return make(together, time_limit_s)
     except HolmesError as error:
         return error
 
@@ -92,7 +110,8 @@ def _written(
 
     Its jobs have all of the settings that were chosen.
     """
-    job = job.model_copy(update={"islands": best.settings.as_settings()})
+    settings = replace(best.settings, inner_steps=max(best.inner_steps))
+    job = job.model_copy(update={"islands": settings.as_settings()})
     samples = sum(n * plan.job.global_batch_size for n, plan in zip(best.inner_steps, best.plans, strict=True))
     rounds = -(-job.steps * job.global_batch_size // samples)
     return IslandsPlan(
@@ -101,7 +120,7 @@ def _written(
         job=job,
         rounds=rounds,
         islands=tuple(
-            _with_job(inventory, plan, _island_job(job, island_name(k), plan.job.global_batch_size, steps, rounds))
+            _with_job(inventory, plan, _island_job(job, plan.job, island_name(k), steps, rounds))
             for k, (plan, steps) in enumerate(zip(best.plans, best.inner_steps, strict=True))
         ),
         prediction=best.cost,
@@ -118,8 +137,8 @@ def _with_job(inventory: Inventory, plan: Plan, job: Job) -> Plan:
     return changed.model_copy(update={"prediction": plan.prediction.model_copy(update={"host_memory_bytes": needed})})
 
 
-def _island_job(job: Job, name: str, batch: int, inner_steps: int, rounds: int) -> Job:
-    """Return the job of an island that takes so many steps a round.
+def _island_job(job: Job, planned: Job, name: str, inner_steps: int, rounds: int) -> Job:
+    """Return the job of an island that was planned with its own batch and data, and takes so many steps a round.
 
     Its learning rate warms up in as much of the training, and its checkpoints are in a folder of its own.
     """
@@ -132,9 +151,10 @@ def _island_job(job: Job, name: str, batch: int, inner_steps: int, rounds: int) 
     profile = job.profile if job.profile and job.profile.after + job.profile.steps <= steps else None
     return job.model_copy(
         update={
-            "global_batch_size": batch,
+            "data": planned.data,
+            "global_batch_size": planned.global_batch_size,
             "steps": steps,
-            "islands": replace(job.islands, inner_steps=inner_steps),
+            "islands": replace(job.islands, inner_steps=inner_steps, data={}),
             "optimizer": replace(job.optimizer, warmup_steps=warmup),
             "checkpoint": checkpoint,
             "profile": profile,

@@ -7,6 +7,7 @@ for each codec, number of fragments and delay, along with shorter ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import get_args
 
@@ -29,9 +30,12 @@ def open_settings(job: Job) -> tuple[ChosenIslands, ...]:
     codecs = (section.codec,) if section.codec else get_args(OuterCodec)
     fragments = (section.fragments,) if section.fragments else FRAGMENTS
     delays = DELAY_STEPS if section.delay_steps is None else (section.delay_steps,)
+    if section.inner_steps == "all":
+        section, fragments, delays = replace(section, inner_steps=job.steps), (1,), (0,)
     found = dict[ChosenIslands, None]()
     for others in product(codecs, fragments, delays):
-        numbers = {section.inner_steps} if section.inner_steps else _inner_steps(section, most, others)
+        fixed = section.inner_steps
+        numbers = {fixed} if isinstance(fixed, int) else _inner_steps(section, most, others)
         for number in sorted(numbers):
             found.update(dict.fromkeys(_setting(section, number, *others)))
     return tuple(found)
@@ -39,17 +43,16 @@ def open_settings(job: Job) -> tuple[ChosenIslands, ...]:
 
 def choose_round(rounds: Sequence[IslandRound]) -> IslandRound | None:
     """Return the round of least loss among those about as fast as the fastest whose loss is allowed, if any is."""
-    allowed = [each for each in rounds if is_allowed(each.settings)]
+    allowed = [each for each in rounds if is_allowed(each.settings, each.loss)]
     fastest = max((each.cost.tokens_per_s for each in allowed), default=0.0)
     near = [each for each in allowed if each.cost.tokens_per_s * NEAR >= fastest]
     return min(near, key=_loss_then_time, default=None)
 
 
-def is_allowed(settings: ChosenIslands) -> bool:
+def is_allowed(settings: ChosenIslands, loss: LossPenalty | None) -> bool:
     """Return True if the expected loss is within `max_loss_penalty`: one that was not measured is not."""
     if settings.max_loss_penalty is None:
         return True
-    loss = loss_penalty(settings)
     return loss is not None and loss.expected <= percent(settings.max_loss_penalty)
 
 
@@ -63,7 +66,7 @@ def setting_prices(rounds: Sequence[IslandRound], chosen: IslandRound | None) ->
     if chosen is None or len(rounds) < 2:
         return
     ours = _respects(chosen.settings)
-    fastest = max(made.cost.tokens_per_s for made in rounds if is_allowed(made.settings))
+    fastest = max(made.cost.tokens_per_s for made in rounds if is_allowed(made.settings, made.loss))
     for each in sorted(rounds, key=lambda made: _respects(made.settings)):
         differing = sum(a != b for a, b in zip(_respects(each.settings), ours, strict=True))
         is_round = each.settings.inner_steps in (ours[0], *MEASURED_STEPS)
@@ -79,14 +82,14 @@ def _respects(settings: ChosenIslands) -> tuple[int, int, tuple[int, int]]:
 def _price(made: IslandRound, chosen: IslandRound, fastest: float) -> SettingPrice:
     settings, cost = made.settings, made.cost
     return SettingPrice(
-        inner_steps=settings.inner_steps,
+        inner_steps=max(made.inner_steps),
         codec=settings.codec,
         fragments=settings.fragments,
         delay_steps=settings.delay_steps,
         sent_bytes=sum(cost.sent_bytes),
-        step_s=cost.round_s / settings.inner_steps,
+        step_s=cost.round_s / max(made.inner_steps),
         tokens_per_s=cost.tokens_per_s,
-        loss=loss_penalty(settings),
+        loss=made.loss,
         is_chosen=settings == chosen.settings,
         why=_why(made, chosen, fastest),
     )
@@ -97,8 +100,8 @@ def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
     speed, bound = made.cost.tokens_per_s, made.settings.max_loss_penalty
     if made.settings == chosen.settings:
         return "chosen: the fastest" if speed >= fastest else "chosen: least loss within 1 % of the fastest"
-    if not is_allowed(made.settings):
-        return f"more than max_loss_penalty {bound}" if loss_penalty(made.settings) else "its loss was not measured"
+    if not is_allowed(made.settings, made.loss):
+        return f"more than max_loss_penalty {bound}" if made.loss else "its loss was not measured"
     if speed * NEAR >= min(fastest, chosen.cost.tokens_per_s):
         return "about as fast, no less loss"
     return f"{chosen.cost.tokens_per_s / speed:.2f}x the time a token"
@@ -106,7 +109,11 @@ def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
 
 def _inner_steps(section: IslandsSettings, most: int, others: tuple[OuterCodec, int, int]) -> set[int]:
     """Return the inner steps to consider: those measured, the most, the most of allowed loss, and a few less."""
-    allowed = (steps for steps in range(most, 0, -1) if any(map(is_allowed, _setting(section, steps, *others))))
+    allowed = (
+        steps
+        for steps in range(most, 0, -1)
+        if any(is_allowed(each, loss_penalty(each)) for each in _setting(section, steps, *others))
+    )
     longest = {most, next(allowed, most)}
     near = {steps - fewer for steps in longest for fewer in range(min(WHOLE, steps))}
     return near | {steps for steps in MEASURED_STEPS if steps <= most}
@@ -123,5 +130,8 @@ def _setting(
 
 
 def _loss_then_time(made: IslandRound) -> tuple[float, int, float]:
-    loss: LossPenalty | None = loss_penalty(made.settings)
-    return round(loss.expected, 1) if loss else float("inf"), made.settings.inner_steps, -made.cost.tokens_per_s
+    return (
+        round(made.loss.expected, 1) if made.loss else float("inf"),
+        made.settings.inner_steps,
+        -made.cost.tokens_per_s,
+    )

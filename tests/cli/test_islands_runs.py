@@ -250,3 +250,29 @@ def test_a_check_that_fails_in_one_island_starts_none(planned: Path) -> None:
     assert "preflight check inputs failed" in refused.stderr
     assert list((planned / "runs").iterdir()) == []
     assert nothing_is_left(planned)
+
+
+def test_islands_read_the_data_of_their_own_clusters_which_each_of_their_hosts_must_have(tmp_path: Path) -> None:
+    own = {cluster: tmp_path / f"{cluster}.txt" for cluster in "ab"}
+    for cluster, path in own.items():
+        path.write_text(f"{cluster} is not the site of the other. " * 100, encoding="utf-8")
+    data = {cluster: str(path) for cluster, path in own.items()}
+    changes = {"islands": {"inner_steps": "all", "data": data, "grace_s": 60.0}}
+    plan_islands(tmp_path, compute={"flops_per_s": 1e10}, **changes)
+    (tmp_path / "text.txt").unlink()  # neither reads data.path
+    own["b"].rename(tmp_path / "b.bak")
+
+    refused = holmes(tmp_path, "launch", "plan.json")
+    assert refused.returncode == 1
+    assert "preflight check inputs failed" in refused.stderr
+    assert "b1" in refused.stderr
+    assert str(own["b"]) in refused.stderr
+    assert str(own["a"]) not in refused.stderr
+
+    (tmp_path / "b.bak").rename(own["b"])
+    done = holmes(tmp_path, "launch", "plan.json")
+    assert done.returncode == 0, done.stderr
+    found = [exchanges(run_folder(tmp_path) / name) for name in ("island-0", "island-1")]
+    assert [[(each["exchange"], each["islands"]) for each in island] for island in found] == [[(0, [0, 1])]] * 2
+    assert found[0][0]["digest"] == found[1][0]["digest"]
+    assert nothing_is_left(tmp_path)

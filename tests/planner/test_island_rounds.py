@@ -96,6 +96,28 @@ def test_each_further_island_is_asked_for_at_the_meeting() -> None:
     )
 
 
+def test_five_islands_send_as_much_as_around_a_ring_in_two_messages() -> None:
+    job = islands_job({"codec": "none", "fragments": 1, "delay_steps": 0})
+    inventory = with_uniform_links(cpu_inventory([1] * 5), 1e6, 0.05)
+    exchange = price_exchange(Networks(inventory, job), job, "none", island_plans(inventory, job))
+    ring_bytes = 2 * 4 / 5 * 4 * PARAMETERS
+    assert list(exchange.sent_bytes) == pytest.approx([ring_bytes] * 5, rel=1e-5)
+    assert exchange.fragment_s(1) == pytest.approx(
+        ring_bytes / 1e6 / BOTH_WAYS + 2 * 0.05 + 17 * (QUESTION_S + 0.1), rel=1e-5
+    )
+
+
+def test_islands_that_take_all_steps_read_as_many_samples_in_one_round_as_the_job() -> None:
+    every = islands_job({"inner_steps": "all", "fragments": 1, "delay_steps": 0})
+    settings = IslandsSettings(inner_steps=200, codec="int4", fragments=1, delay_steps=0).chosen()
+    exchange = price_exchange(Networks(SLOW, every), every, "int4", island_plans(SLOW, every))
+    made = make_round(settings, every, island_plans(SLOW, every), [1.0, 3.0], exchange)
+    assert isinstance(made, IslandRound)
+    assert made.inner_steps == (300, 100)  # 200 steps of 32, in batches of 16
+    assert made.loss is None
+    assert made.cost.round_s == pytest.approx(300 + exchange.fragment_s(1))
+
+
 def test_slower_island_takes_as_many_steps_as_fit_in_the_time() -> None:
     job = islands_job({"inner_steps": 20, "fragments": 2, "delay_steps": 1})
     made = round_of(SLOW, job, [1.0, 1.5])

@@ -59,7 +59,8 @@ def expected_loss(islands: ChosenIslands) -> float:
 def all_settings(section: IslandsSettings) -> Iterator[ChosenIslands]:
     """Every setting within what the section fixes, and within its bound."""
     bound = float(section.max_loss_penalty.strip("%")) if section.max_loss_penalty else inf
-    steps = [section.inner_steps] if section.inner_steps else range(1, MAX_STEPS + 1)
+    fixed = section.inner_steps
+    steps = [fixed] if isinstance(fixed, int) else range(1, MAX_STEPS + 1)
     codecs: tuple[OuterCodec, ...] = (section.codec,) if section.codec else ("none", "int8", "int4")
     fragments = [section.fragments] if section.fragments else [1, 4]
     delays = [0, 2, 6, 12] if section.delay_steps is None else [section.delay_steps]
@@ -101,7 +102,7 @@ def check_fleet(seed: int) -> None:
         assert vars(plan.job.islands).items() >= fixed.items()
     assert plan.modes is not None
     said, longer = plan.modes.longer_round, 0.0
-    if section.inner_steps:
+    if isinstance(section.inner_steps, int):
         freed = job.model_copy(update={"islands": replace(section, inner_steps=None)})
         longer = best_per_s(inventory, freed, wires, cache, section.inner_steps)
     if abs(longer / now / 1.05 - 1) > 3e-4:  # what is on the threshold may be said or not: codecs fill up blocks
@@ -138,6 +139,35 @@ def test_open_section_gives_every_island_concrete_settings_and_keeps_what_is_fix
         sent = outer_sync_of(plan, number)
         assert (sent.inner_steps, sent.codec) == (plan.inner_steps[number], "int8")
         assert (sent.fragments, sent.delay_steps) == (chosen.fragments, chosen.delay_steps)
+
+
+def test_islands_that_take_all_steps_meet_once_after_as_many_samples_and_their_loss_is_not_known() -> None:
+    plan = planned_mode(SLOW, slow_job(inner_steps="all", codec="int8"))
+    assert isinstance(plan, IslandsPlan)
+    assert (plan.rounds, plan.num_exchanges) == (1, 1)
+    assert plan.inner_steps == (200, 200)
+    assert [island.job.steps for island in plan.islands] == [200, 200]
+    once, often = (
+        planned_mode(SLOW, slow_job(inner_steps=each, codec="int8", fragments=1, delay_steps=0)) for each in ("all", 50)
+    )
+    assert isinstance(once, IslandsPlan)
+    assert isinstance(often, IslandsPlan)
+    assert once.prediction.exposed_s == pytest.approx(often.prediction.exposed_s)  # one of four exchanges
+    assert all(each.loss is None for each in plan.modes.settings)
+    bounded = planned_mode(SLOW, slow_job(inner_steps="all", max_loss_penalty="9%"))
+    assert bounded.modes is not None
+    assert "no setting is known to cost max_loss_penalty 9% or less" in [each.why for each in bounded.modes.prices]
+
+
+def test_another_word_than_all_is_no_number_of_steps() -> None:
+    with pytest.raises(ValueError, match=r"islands\.inner_steps\n +Input should be a valid integer"):
+        slow_job(inner_steps="al")
+
+
+@pytest.mark.parametrize(("key", "value"), [("fragments", 2), ("delay_steps", 1)])
+def test_nothing_follows_the_only_exchange_of_islands_that_take_all_steps(key: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{key}.* must be . where inner_steps is all"):
+        slow_job(**{"inner_steps": "all", key: value})
 
 
 def test_table_has_the_choice_and_what_differs_from_it_in_one_respect() -> None:

@@ -28,7 +28,7 @@ from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import CheckpointSettings, EvaluationSettings
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.config.trainable import Lora
-from holmes_runtime.outer import island_sync, state_transfer
+from holmes_runtime.outer import mean_exchange, state_transfer
 from holmes_runtime.outer.lane_exchange import carry
 from holmes_runtime.outer.rendezvous_store import RendezvousStore, open_meeting
 from holmes_runtime.trainer import StepResult, Trainer
@@ -47,6 +47,7 @@ REPLICAS: dict[str, Any] = {"pipelines": ((0,), (1,)), "cuts": (0, 3)}
 THREE: dict[str, Any] = {"pipelines": ((0,), (1,), (2,)), "cuts": (0, 3), "microbatches": (3, 3, 2)}
 SHARDS: dict[str, Any] = {"shards": (((0,),), ((1,),)), "cuts": (0, 3)}
 ALONE: dict[str, Any] = {}
+FIVE = [ALONE, ALONE, PIPELINE, ALONE, REPLICAS]
 LORA = Lora(rank=4, targets=("qkv", "down"))
 
 Gates = Mapping[int, Callable[[], None]]
@@ -148,10 +149,29 @@ class Worker:
         (self.folder / "islands.json").write_text(json.dumps(self.results))
 
     def together(self, name: str, plans: list[dict[str, Any]], **outer: Any) -> None:
-        """Two islands that nothing happens to."""
-        store = self.store()
+        """Islands that nothing happens to."""
+        store = self.store(len(plans))
+        outer["num_islands"] = len(plans)
         configs = [self.config(plan, outer, island) for island, plan in enumerate(plans)]
         self.note(name, *(self.start(f"{name} {number}", store, config) for number, config in enumerate(configs)))
+
+    def averaged_once(self, name: str) -> None:
+        """Two islands that train apart on data of their own until their only exchange."""
+        store = self.store()
+        configs = self.apart()
+        self.note(name, *(self.start(f"{name} {number}", store, config) for number, config in enumerate(configs)))
+
+    def apart(self) -> list[RunConfig]:
+        """Islands with a text each, of which the second reads half as many samples, and one round."""
+        more: dict[str, Any] = {"evaluation": EvaluationSettings(STEPS, 1), "validation_fraction": 0.2}
+        configs = []
+        for island, samples in enumerate((8, 4)):
+            own = {"inner_steps": STEPS, "samples_before": 0, "round_samples": STEPS * samples}
+            config = self.config({**more, "microbatches": (samples,)}, own, island)
+            text = self.folder / f"text-{island}.txt"
+            text.write_bytes(bytes(range(32 + 9 * island, 127)) * 40)
+            configs.append(replace(config, data=replace(config.data, path=str(text))))
+        return configs
 
     def by_itself(self, name: str, plan: dict[str, Any], **outer: Any) -> None:
         """One island of one, which keeps nothing back, beside an ordinary run."""
@@ -249,19 +269,22 @@ class Worker:
         self.results[name].append(lost)
 
     def followed(self, name: str, plans: list[dict[str, Any]], **outer: Any) -> None:
-        """Island 1 comes back, and the state is so long on its way that the others exchange twice meanwhile."""
-        store, done = self.store(), self.folder / f"{name} is killed"
-        gates = {9: until(done.exists), 10: until_it_has_come(island=1, start=2)}
+        """The last island comes back, and the state is so long on its way that the others exchange twice meanwhile."""
+        last, done = len(plans) - 1, self.folder / f"{name} is killed"
+        store, outer = self.store(len(plans)), {**outer, "num_islands": len(plans)}
+        gates = {9: until(done.exists), 10: until_it_has_come(island=last, start=2)}
 
         def before() -> None:
             open_gates(gates)
             hold_back_state(until_decided(after=2))
 
-        first = self.start(f"{name} 0", store, self.config(plans[0], outer, steps=LONG), before)
-        second = self.start(f"{name} 1", store, self.config(ALONE, outer, 1, steps=LONG))
-        lost = self.lose(second, H, done)
-        again = self.start(f"{name} 1 again", store, self.config(plans[1], outer, 1, steps=LONG))
-        self.note(name, first, again)
+        others = [
+            self.start(f"{name} {island}", store, self.config(plans[island], outer, island, steps=LONG), before)
+            for island in range(last)
+        ]
+        lost = self.lose(self.start(f"{name} last", store, self.config(ALONE, outer, last, steps=LONG)), H, done)
+        again = self.start(f"{name} again", store, self.config(plans[last], outer, last, steps=LONG))
+        self.note(name, *others, again)
         self.results[name].append(lost)
 
     def giver_ends(self, name: str, how: Callable[[], None], **outer: Any) -> None:
@@ -332,6 +355,9 @@ class Worker:
             "int4": partial(self.together, plans=[ALONE, ALONE], codec="int4"),
             "two and three": partial(self.together, plans=[SHARDS, THREE], codec="int8"),
             "streaming": partial(self.together, plans=[ALONE, ALONE], **packed),
+            "five": partial(self.together, plans=[ALONE] * 5, codec="none"),
+            "five, streaming": partial(self.together, plans=FIVE, **packed),
+            "averaged once": self.averaged_once,
             "adapters": partial(self.together, plans=adapted, codec="int4"),
             "sharded weights": partial(self.together, plans=[sharded, PIPELINE], **packed),
             "alone": partial(self.by_itself, plan=REPLICAS),
@@ -346,6 +372,7 @@ class Worker:
             "called": partial(self.called, grace_s=3.0),
             "followed": partial(self.followed, plans=[REPLICAS, PIPELINE], grace_s=60.0, **packed),
             "followed, one alone": partial(self.followed, plans=[ALONE, ALONE], grace_s=60.0),
+            "followed, five": partial(self.followed, plans=FIVE, grace_s=60.0, **packed),
             "giver dies": partial(self.giver_ends, how=die, grace_s=3.0),
             "giver halts": partial(self.giver_ends, how=halt, grace_s=3.0),
             "newcomer dies": partial(self.newcomer_dies, grace_s=3.0),
@@ -464,11 +491,11 @@ def in_second_exchange(act: Callable[[], None]) -> None:
 
     def carry_or_act(*arguments: Any) -> int:
         held.append(1)
-        if len(held) == 3:  # each carries parts, and then digests
+        if len(held) == 2:  # of two islands each carries its parts once
             act()
         return carry(*arguments)
 
-    island_sync.carry = carry_or_act  # type: ignore[attr-defined, assignment]
+    mean_exchange.carry = carry_or_act  # type: ignore[attr-defined, assignment]
 
 
 def die() -> None:

@@ -15,6 +15,8 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.codec import OUTER_BLOCK, packed_bytes
 from holmes_runtime.config.islands.rendezvous_messages import MEETING
 from holmes_runtime.config.model_shape import stage_parameters
+from holmes_runtime.config.run_config import RunConfig
+from holmes_runtime.config.run_settings import OuterCodec
 from holmes_runtime.config.trainable import adapter_parameters
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.trainer import Trainer
@@ -33,6 +35,7 @@ PARAMETERS = stage_parameters(TINY, 3, True, True)
 Islands = list[dict[str, Any]]
 # Exhaustive: what is lost is lost in another way, or exchanges are by fragments or late in others, too.
 COVERED = ("alone, streaming", "followed, one alone", "giver halts", "slow, late")
+FIVES: dict[str, tuple[OuterCodec, int]] = {"five": ("none", 1), "five, streaming": ("int8", 2)}
 GIVERS = {"giver dies": "rank 0: ", "giver halts": "rank 0: island 0 is lost"}
 SLOW_INTERVALS = {"slow": 1, "slow, late": 1, "slow, streaming": 2}
 
@@ -64,10 +67,10 @@ def digests(exchanges: dict[str, list[dict[str, Any]]]) -> dict[tuple[int, tuple
     return found
 
 
-def together(islands: Islands) -> list[int]:
-    """The exchanges that both islands made together, after each of which they have the same state."""
+def together(islands: Islands, members: tuple[int, ...] = (0, 1)) -> list[int]:
+    """The exchanges that both islands made with all `members`, after each of which they have the same state."""
     first, second = (digests(island["outer"]) for island in islands[:2])
-    both = [key for key in first if key in second and key[1] == (0, 1)]
+    both = [key for key in first if key in second and key[1] == members]
     assert [first[key] for key in both] == [second[key] for key in both]
     return [exchange for exchange, _ in both]
 
@@ -106,6 +109,24 @@ def test_an_island_of_sharded_weights_is_equal_to_one_of_stages_after_every_roun
     assert together(ended_well(runs["sharded weights"])) == list(range(STEPS // H * 2))
 
 
+@pytest.mark.parametrize("name", FIVES)
+def test_five_islands_are_equal_after_every_round_and_send_as_much_as_around_a_ring(
+    runs: dict[str, Islands], name: str
+) -> None:
+    codec, fragments = FIVES[name]
+    islands = ended_well(runs[name])
+    own = [digests(island["outer"]) for island in islands]
+    assert all(each == own[0] for each in own)
+    assert [exchange for exchange, members in own[0] if members == (0, 1, 2, 3, 4)] == [*range(STEPS // H * fragments)]
+
+    ring = STEPS // H * 2 * 4 / 5 * packed_bytes(codec, PARAMETERS, 4, OUTER_BLOCK)
+    if fragments > 1:  # the last round has one fragment more, and all parameters in it
+        ring *= (STEPS // H + 1 - 1 / fragments) / (STEPS // H)
+    for key in ("sent_bytes", "received_bytes"):
+        moved = [sum(line[key] for lines in island["outer"].values() for line in lines) for island in islands]
+        assert moved == [pytest.approx(ring, rel=0.05)] * 5
+
+
 def test_each_island_sends_its_packed_change_once(runs: dict[str, Islands]) -> None:
     for island in ended_well(runs["int4"]):
         packed = packed_bytes("int4", PARAMETERS, 4, OUTER_BLOCK)
@@ -125,26 +146,50 @@ def test_islands_that_train_adapters_exchange_those_alone(runs: dict[str, Island
 
 
 @pytest.mark.parametrize(
-    ("name", "outer"), [("int4", {"codec": "int4"}), ("streaming", {"codec": "int8", "fragments": 2, "delay_steps": 1})]
+    ("name", "outer"),
+    [
+        ("int4", {"codec": "int4"}),
+        ("streaming", {"codec": "int8", "fragments": 2, "delay_steps": 1}),
+        ("five", {"codec": "none", "num_islands": 5}),  # means of chunks are to the bit those of the whole
+    ],
 )
 def test_islands_over_a_network_learn_what_islands_in_one_process_do(
     runs: dict[str, Islands], name: str, outer: dict[str, Any], tmp_path: Path
 ) -> None:
     worker = Worker(tmp_path)
+    configs = [worker.config({}, outer, island) for island in range(outer.get("num_islands", 2))]
+    losses, _ = in_process(configs)
+
+    assert [[*each] for each in zip(*losses, strict=True)] == [island["losses"] for island in ended_well(runs[name])]
+
+
+def test_islands_that_meet_once_are_averaged_by_their_tokens_at_the_end(
+    runs: dict[str, Islands], tmp_path: Path
+) -> None:
+    configs = Worker(tmp_path).apart()
+    losses, evaluations = in_process(configs)
+
+    islands = ended_well(runs["averaged once"])
+    assert [[*each] for each in zip(*losses, strict=True)] == [island["losses"] for island in islands]
+    assert [island["evaluations"] for island in islands] == [[each] for each in evaluations]
+    assert together(islands) == [0]
+    assert [line["tokens"] for line in islands[0]["outer"]["0"]] == [STEPS * (8 + 4) * TINY.seq_length]
+
+
+def in_process(configs: list[RunConfig]) -> tuple[list[list[float]], list[float | None]]:
+    """By step the losses of islands in this process, and the validation losses of all at their end."""
     trainers = []
-    for island in range(2):
-        config = worker.config({}, outer, island)
+    for config in configs:
         corpus = load_corpus(config.data, "here", config.model.seq_length, config.model.vocab_size)
         trainers.append(Trainer(config, config.grid.rank(0), corpus, RankGroups(), torch.device("cpu")))
-    islands = IslandsInProcess(trainers)
-    threads = torch.get_num_threads()
+    islands, threads = IslandsInProcess(trainers), torch.get_num_threads()
     try:
         torch.set_num_threads(1)  # as ranks have
         losses = [islands.step(step) for step in range(STEPS)]
+        has_validation = configs[0].evaluation is not None
+        return losses, [trainer.evaluate(1, STEPS) for trainer in trainers if has_validation]
     finally:
         torch.set_num_threads(threads)
-
-    assert [[*each] for each in zip(*losses, strict=True)] == [island["losses"] for island in ended_well(runs[name])]
 
 
 @pytest.mark.parametrize("name", all_but(["alone, streaming"], ["alone", "alone, streaming", "alone, sharded weights"]))
@@ -228,21 +273,26 @@ def test_an_island_that_comes_back_is_given_the_state_before_the_next_exchange_i
     assert together([first, again]) == [2]
 
 
-@pytest.mark.parametrize("name", all_but(["followed, one alone"], ["followed", "followed, one alone"]))
+@pytest.mark.parametrize(
+    "name", all_but(["followed, one alone"], ["followed", "followed, one alone", "followed, five"])
+)
 def test_exchanges_go_on_while_the_state_is_on_its_way_to_an_island_that_follows_them(
     runs: dict[str, Islands], name: str
 ) -> None:
-    first, again, _ = runs[name]
-    ended_well([first, again])
+    *others, again, _ = runs[name]
+    ended_well([*others, again])
 
+    first, members = others[0], tuple(range(len(others)))
     assert first["steps"] == list(range(LONG))
     (joined,) = (line for line in again["outer"]["0"] if line["has_joined"])
-    alone = [exchange for exchange, islands in digests(first["outer"]) if islands == (0,)]
-    assert joined["exchange"] in alone
-    assert joined["exchange"] >= alone[0] + 2  # the state was on its way through these
-    both = together([first, again])
-    assert min(each for each in both if each > alone[0]) == joined["exchange"] + 1
-    assert max(both) == LONG // H * (2 if name == "followed" else 1) - 1
+    without = [exchange for exchange, islands in digests(first["outer"]) if islands == members]
+    assert joined["exchange"] in without
+    assert joined["exchange"] >= without[0] + 2  # the state was on its way through these
+    all_of_them = (*members, len(others))
+    both = together([first, again], all_of_them)
+    assert all(together([other, again], all_of_them) == both for other in others)
+    assert min(each for each in both if each > without[0]) == joined["exchange"] + 1
+    assert max(both) == LONG // H * (1 if name == "followed, one alone" else 2) - 1
 
 
 @pytest.mark.parametrize("name", all_but(["giver halts"], GIVERS))
@@ -295,10 +345,13 @@ def test_an_island_that_comes_late_takes_over_the_state_of_those_that_went_on(ru
 
 
 @pytest.mark.exhaustive  # at random steps; "killed" and "resume" are so at one
-def test_islands_that_are_killed_end_with_one_model_in_every_checkpoint(tmp_path: Path) -> None:
+def test_five_islands_of_which_one_is_killed_twenty_times_are_equal_after_every_round(tmp_path: Path) -> None:
     done = start("killed_islands", str(tmp_path), "1")
 
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
+    assert len(result["killed"]) == 20
+    assert len(result["exchanges"]) > 40
+    assert {key: states for key, states in result["exchanges"].items() if len(states) > 1} == {}
     assert len(set(result["models"])) == 1
     assert all(words.startswith("the common model after exchange ") for words in result["weights"])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from queue import Queue
 from threading import Event
 from typing import NamedTuple, cast
@@ -59,50 +60,64 @@ def test_equal_states_on_other_frozen_weights_differ(store: HashStore) -> None:
     digest = digest_of([numbers(2)])
     mine, same, other = (tags_of(store, island, frozen_weights=name) for island, name in ((0, "a"), (1, "a"), (1, "b")))
 
-    tags = mine.tags(LANE, 0, numbers(1), digest)
+    tags = mine.tags(LANE, 0, [numbers(1)], digest)
 
     assert same.agree(LANE, 0, digest, tags)
     assert not other.agree(LANE, 0, digest, tags)
-    other.check(LANE, 0, numbers(1), tags)  # nothing was altered on the way
+    other.check(LANE, 0, [numbers(1)], tags)  # nothing was altered on the way
 
 
 def test_every_flipped_bit_of_what_a_member_sends_is_noticed(store: HashStore) -> None:
     sender, taker, digest = tags_of(store, 0), tags_of(store, 1), digest_of([numbers(2)])
     for seed in range(300):
         dice, packed = random.Random(seed), numbers(1)
-        tags = sender.tags(LANE, 0, packed, digest)
-        taker.check(LANE, 0, packed, tags)
+        tags = sender.tags(LANE, 0, [packed], digest)
+        taker.check(LANE, 0, [packed], tags)
         assert taker.agree(LANE, 0, digest, tags)
         changed = dice.choice([packed, tags])
         bit = dice.randrange(8 * len(changed))
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(FrameAltered, match="what rank 3 of island 0 sent to rank 5 of another was changed"):
-            taker.check(LANE, 0, packed, tags)
+            taker.check(LANE, 0, [packed], tags)
 
 
 def test_a_member_is_not_shown_its_own_tags_as_those_of_another(store: HashStore) -> None:
     mine, packed, digest = tags_of(store, 1), numbers(1), digest_of([numbers(2)])
     with pytest.raises(FrameAltered):
-        mine.check(LANE, 0, packed, mine.tags(LANE, 1, packed, digest))
+        mine.check(LANE, 0, [packed], mine.tags(LANE, 1, [packed], digest))
 
 
 def test_tags_of_an_exchange_before_are_not_those_of_this_one(store: HashStore) -> None:
     before, packed, digest = tags_of(store, 0, replace(DECISION, round_id=6)), numbers(1), digest_of([numbers(2)])
     with pytest.raises(FrameAltered):
-        tags_of(store, 1).check(LANE, 0, packed, before.tags(LANE, 0, packed, digest))
+        tags_of(store, 1).check(LANE, 0, [packed], before.tags(LANE, 0, [packed], digest))
 
 
 def test_who_is_not_at_the_meeting_cannot_make_tags(store: HashStore) -> None:
     packed, digest = numbers(1), digest_of([numbers(2)])
     with pytest.raises(FrameAltered):
-        tags_of(store, 1).check(LANE, 0, packed, tags_of(HashStore(), 0).tags(LANE, 0, packed, digest))
+        tags_of(store, 1).check(LANE, 0, [packed], tags_of(HashStore(), 0).tags(LANE, 0, [packed], digest))
 
 
 def test_another_state_is_no_change_on_the_way(store: HashStore) -> None:
-    packed, tags = numbers(1), tags_of(store, 0).tags(LANE, 0, numbers(1), digest_of([numbers(2)]))
+    packed, tags = numbers(1), tags_of(store, 0).tags(LANE, 0, [numbers(1)], digest_of([numbers(2)]))
     taker = tags_of(store, 1)
-    taker.check(LANE, 0, packed, tags)
+    taker.check(LANE, 0, [packed], tags)
     assert not taker.agree(LANE, 0, digest_of([numbers(3)]), tags)
+
+
+def test_islands_whose_tokenizers_differ_do_not_train_together(store: HashStore, tmp_path: Path) -> None:
+    first, second = (
+        Rendezvous(cast(RendezvousStore, store), replace(ONE_ISLAND, island=island, num_islands=2), 0, 60.0)
+        for island in range(2)
+    )
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    first.compare_tokenizer(str(path))
+    second.compare_tokenizer(str(path))
+    path.write_text("{ }")
+    with pytest.raises(RuntimeError, match=r"tokenizer.json has SHA-256 257c1be96ae6 on island 1, and 44136fa355b3 on"):
+        second.compare_tokenizer(str(path))
 
 
 class Wire:

@@ -90,6 +90,11 @@ class Roster:
         """Members and followers by island: the islands that communicate in the outer sync."""
         return tuple(sorted((*self.members, *self.followers)))
 
+    @property
+    def member_positions(self) -> list[int]:
+        """The positions of the members among the participants."""
+        return [self.participants.index(each) for each in self.members]
+
     def giver(self, newcomer: Arrival) -> Arrival:
         """Return the member that sends the state to this newcomer; members take turns."""
         return self.members[self.newcomers.index(newcomer) % len(self.members)]
