@@ -241,6 +241,7 @@ class Launch:
         self._stop_when_heard(state, now_s)
         if self._island is not None:
             self._island.take_silence(state.unheard_s(now_s))
+            state.require_island(self._island.has_begun, now_s)
         if now_s - self._seen_written_s > SEEN_EVERY_S:
             self._seen_written_s = now_s
             self.folder.write_seen(self._attempt.number, state.seen)
@@ -264,7 +265,7 @@ class Launch:
 
     def _start_again(self, state: AttemptState) -> bool:
         """Start another attempt if the settings ask for it or a better plan exists; return True if one was started."""
-        if state.allocation_ended:
+        if state.cannot_start_again:
             return False
         if state.cause is not None:
             plan = self._replanning.after_failure(self._plan, state.cause, state.lost_hosts)

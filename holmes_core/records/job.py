@@ -10,7 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from holmes_core.records.access import LaunchSettings
 from holmes_core.records.model import Model
 from holmes_core.records.record import FileRecord, Record
-from holmes_core.records.trainer_settings import PublishedName, TrainerName, TrainerSettings
+from holmes_core.records.trainer_settings import WITH_ISLANDS, PublishedName, TrainerName, TrainerSettings
 from holmes_runtime.config.codec import Codec, Device
 from holmes_runtime.config.field_limits import AboveZero, NotNegative, Positive
 from holmes_runtime.config.layer_kinds import LAYER_KEYS
@@ -36,7 +36,7 @@ BYTES_VOCABULARY = 4096
 EngineName = Literal["holmes"] | TrainerName | PublishedName
 ALWAYS_SHARDED: tuple[EngineName, ...] = ("fsdp", "torchtitan")  # weights, by FSDP
 BUNDLED_ALONE = (
-    "weights", "data", "seed", "fp8", "compile", "optimizer", "evaluation", "checkpoint", "profile", "wire", "islands"
+    "weights", "data", "seed", "fp8", "compile", "optimizer", "evaluation", "checkpoint", "profile", "wire"
 )  # fmt: skip
 """Keys of a job that the bundled runtime reads, and a trainer's command does not."""
 
@@ -326,12 +326,12 @@ class Job(FileRecord):
 
     @model_validator(mode="after")
     def _islands_fit_the_job(self) -> Job:
-        if self.islands is not None and not self.is_bundled:
-            raise ValueError(f"islands with engine {self.engine}: training apart is the bundled runtime's own")
-        if self.islands is not None and (self.islands.inner_steps or 1) > self.steps:
+        inner_steps = self.islands.inner_steps or 1 if self.islands is not None else 0
+        if inner_steps and self.engine not in WITH_ISLANDS:
+            raise ValueError(f"islands with engine {self.engine}: they are for {', '.join(WITH_ISLANDS)}")
+        if inner_steps > self.steps:
             raise ValueError(
-                f"islands.inner_steps is {self.islands.inner_steps}, the job has only {self.steps} steps: no round "
-                "would end"
+                f"islands.inner_steps is {inner_steps}, the job has only {self.steps} steps: no round would end"
             )
         return self
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from holmes_core.records.plan import InterfaceTraffic, Plan
 from holmes_core.records.run import MeasuredTraffic
-from holmes_runtime.config.rank_metrics import AppliedOuterSync, ByteCounters, RankMetrics
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, ByteCounters, RankMetrics, RankOuterSync
 from holmes_runtime.config.verdicts import Verdict
 from launcher.prepare.prepare import planned_rdma_ports
 
@@ -71,6 +71,7 @@ class StepCollector:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._waiting: dict[int, dict[int, RankMetrics]] = {}
+        self._outer_syncs: dict[int, list[AppliedOuterSync]] = {}
 
     def add(self, metrics: RankMetrics) -> FinishedStep | None:
         """Return the step once the last of its ranks has finished it; None before."""
@@ -81,6 +82,14 @@ class StepCollector:
         # A rank's steps come in order: an earlier one that still waits has lost messages, and never comes.
         self._waiting = {step: ranks for step, ranks in self._waiting.items() if step > metrics.step}
         return self._merge([by_rank[rank] for rank in sorted(by_rank)])
+
+    def add_outer_sync(self, applied: RankOuterSync) -> Iterator[AppliedOuterSync]:
+        """Yield the outer sync of a trainer's own command once the last of its ranks has applied it."""
+        same = self._outer_syncs.setdefault(applied.outer.exchange, [])
+        same.append(applied.outer)
+        if len(same) == self._plan.world_size and (exchange := _exchange(same)) is not None:
+            self._outer_syncs.clear()  # an earlier one that still waits has lost messages
+            yield exchange
 
     def _merge(self, ranks: Sequence[RankMetrics]) -> FinishedStep:
         """Merge the metrics of all `ranks`, in order, to one step."""

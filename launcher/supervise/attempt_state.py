@@ -30,7 +30,7 @@ from holmes_runtime.config.messages import (
     Stuck,
 )
 from holmes_runtime.config.rank_grid import NetName
-from holmes_runtime.config.rank_metrics import GroupRecord, RankMetrics, RankNotice
+from holmes_runtime.config.rank_metrics import GroupRecord, RankMetrics, RankNotice, RankOuterSync
 from holmes_runtime.config.trainer_config import SHARED
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
@@ -59,6 +59,10 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback,
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
 # where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
+NOT_JOINED = (
+    "the script trains and has not joined the other islands: make an `Island` of holmes_runtime.outer.island and call "
+    "its `begin` before the first step (docs/engines.md, Islands)"
+)
 ONLY_PEERS_WINDOW_S = SILENCE_LIMIT_S + CAUSE_WINDOW_S
 
 
@@ -91,7 +95,8 @@ class ForMeeting:
     message: ToMeeting
 
 
-RankMessage = RankPrinted | RankMetrics | RankNotice | GroupRecord | RankFile | RankFailed | RankStates | RankPosition
+_Numbered = RankMetrics | RankNotice | RankOuterSync | GroupRecord | RankFile | RankPosition  # with their rank
+RankMessage = _Numbered | RankPrinted | RankFailed | RankStates
 Order = NotifyAll | Reconnect | GiveUp | ForMeeting
 Effect = RunEvent | FinishedStep | FilePart | Order
 
@@ -107,7 +112,7 @@ class AttemptState:
         self.failures: list[Failure] = []
         self.seen: dict[int, int] = {}
         self.has_stepped = False
-        self.allocation_ended = False  # no host is left to start again on
+        self.cannot_start_again = False  # no host is left for it, or it would fail as it has
         self._plan, self._detached, self._unix_offset_s = plan, detached, unix_offset_s
         self._silence = SilenceDetector(len(plan.nodes), started_s)
         self._hang = HangDetector(plan, started_s)
@@ -154,7 +159,7 @@ class AttemptState:
         self.failures[:0] = [
             failure_of(node, RankFailed(None, 1, text, first_s, ()), host_lost=node is not None) for node, text in told
         ]
-        self.allocation_ended = word.job_end is not None
+        self.cannot_start_again = word.job_end is not None
 
     def is_over(self, now_s: float) -> bool:
         """Return True once every node has ended, or enough time has passed since the first failure to hear its
@@ -187,6 +192,13 @@ class AttemptState:
         text = f"one of its ranks asked the meeting of islands for what cannot be: {why}"
         return list(self._lose(self._plan.nodes[node_rank], text, now_s))
 
+    def require_island(self, has_begun: bool, now_s: float) -> None:
+        """Fail an island whose ranks take steps, or have ended, and have not begun to take part in outer syncs."""
+        is_over = self.has_stepped or len(self._ended) == len(self._plan.nodes)
+        if is_over and not has_begun and not self.failures:
+            self.cannot_start_again = True
+            self._fail(self._plan.nodes[0], RankFailed(None, 1, NOT_JOINED, self._unix_s(now_s), ()), now_s)
+
     def tick(self, now_s: float) -> list[Effect]:
         """Return the effects of silence up to `now_s`."""
         return [*self._notice_silence(now_s), *self._notice_hang(now_s)]
@@ -198,9 +210,7 @@ class AttemptState:
             ranks = (self._rank_at.get((node.host, message.local_rank)),)
         elif isinstance(message, RankStates):
             ranks = tuple(self._rank_at.get((node.host, one.local_rank)) for one in message.states)
-        elif isinstance(message, RankMetrics | RankNotice | GroupRecord | RankPosition | RankFile) or (
-            isinstance(message, RankFailed) and message.rank is not None
-        ):
+        elif isinstance(message, _Numbered) or (isinstance(message, RankFailed) and message.rank is not None):
             ranks = (message.rank if self._has_rank(node, message.rank) else None,)
         if None in ranks:
             return f"{type(message).__name__} of a rank that is not on this host"
@@ -227,6 +237,8 @@ class AttemptState:
             yield file_part(message)
         elif isinstance(message, RankNotice):
             yield from (message,) if self._plan.job.is_bundled else self._groups.take_notice(message)
+        elif isinstance(message, RankOuterSync):
+            yield from self._collector.add_outer_sync(message)
         elif isinstance(message, GroupRecord):
             self._hang.take_group(message)
             yield from self._groups.take_group(message)
@@ -235,7 +247,11 @@ class AttemptState:
             if message.message.startswith(_NO_MESSAGE) and lines:
                 message = message._replace(message=_RANK_PREFIX.sub("", lines[-1]))
             self._fail(node, message._replace(last_lines=lines), now_s)
-        elif isinstance(message, RankPosition):
+        else:
+            self._take_whereabouts(node, message)
+
+    def _take_whereabouts(self, node: Node, message: RankPosition | RankStates) -> None:
+        if isinstance(message, RankPosition):
             self._hang.take_position(message)
         else:
             self._hang.take_states({self._rank_at[node.host, one.local_rank]: one.state for one in message.states})
