@@ -65,7 +65,8 @@ class Launch:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
         self._view, self._interrupts, self._island = view, interrupts, island
         code = variables.code.sent if variables.code else None
-        self._record = RunRecord(folder, view, settings, exports, code, is_island=island is not None)
+        is_island, is_bundled = island is not None, plan.job.is_bundled
+        self._record = RunRecord(folder, view, settings, exports, code, is_island, is_bundled)
         self._replanning: Replanning | IslandReturn = (
             IslandReturn(island.tries, interrupts, self._record.say)
             if island is not None

@@ -52,7 +52,7 @@ class Island:
         self.number, self.count = training.outer_sync.island, training.outer_sync.num_islands
         _check_script(steps, training)
         self._rank, timeout = dist.get_rank(), timedelta(seconds=training.timeout_s)
-        self._group = dist.new_group(timeout=timeout, backend="gloo")
+        self._group = dist.new_group(timeout=timeout, backend="gloo", group_desc="islands")
         self._weights = LocalWeights(parameters, self._rank, self._group, timeout)
         self._called = 0  # the outer sync for which others wait, as rank 0 knows
         self._counters: OuterCounters | None = None

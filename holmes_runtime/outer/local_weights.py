@@ -58,7 +58,7 @@ class LocalWeights:
         holders = _holders([each.parts for each in all_gather_records(mine, group)])
         groups: dict[tuple[int, ...], ProcessGroup] = {}
         for ranks in sorted({tuple(each) for each in holders.values() if len(each) > 1}):
-            made = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
+            made = dist.new_group(list(ranks), timeout=timeout, backend="gloo", group_desc="islands")
             if rank in ranks:
                 groups[ranks] = made
         owned_numbers = Counter[int]()

@@ -53,6 +53,8 @@ STALLED_S = 6.0
 _NODE_FAILED = "Node failure on"  # srun's word; the node may be up again by the time that Slurm is asked
 _NODE_WAS_DOWN = "Slurm took the node for failed, as it does with one that is set down or does not answer"
 _STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slurmstepd's word, which srun hands on
+MAX_DIGITS = 16
+_DIGEST = re.compile(rf"[0-9a-f]{{1,{MAX_DIGITS}}}")
 _STEP_KILLED = re.compile(r"srun: error: \S+: task \S+: Killed")  # all there is where slurmstepd's word is lost
 _NO_MESSAGE = "To enable traceback see"  # torchrun's word on a process that leaves it none: its last line says more
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback, by torch.distributed
@@ -219,6 +221,9 @@ class AttemptState:
             return None if planned else f"GroupRecord on {message.network} by {message.net_name}, which no plan has"
         if isinstance(message, RankFile):
             return misfit_of_part(message)
+        outer = message.outer if isinstance(message, RankMetrics | RankOuterSync) else None
+        if outer is not None and not _DIGEST.fullmatch(outer.digest):
+            return f"{type(message).__name__} of an outer sync with digest {outer.digest[:MAX_DIGITS]!r}"
         if isinstance(message, RankMetrics):
             is_last = self._plan.ranks[message.rank].pp_rank == self._plan.pp - 1
             if message.step_s <= 0 or (is_last and message.loss is None):

@@ -46,6 +46,33 @@ for step in range(1, int(sys.argv[1])):
 dist.destroy_process_group()
 """
 
+ACCELERATE = """
+import hashlib, os, sys, torch, torch.distributed as dist
+from accelerate import Accelerator
+from holmes_runtime.outer.island import Island
+
+steps, accelerator = int(sys.argv[1]), Accelerator(cpu=True)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+island = Island(model.named_parameters(), steps)
+step = island.begin(0)
+generator = torch.Generator().manual_seed(dist.get_rank() * island.count + island.number)
+while step < steps:
+    inputs = torch.randn(16, 64, generator=generator)
+    loss = torch.nn.functional.cross_entropy(model(inputs), inputs[:, :8].argmax(1))
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        print(f"step {step + 1} loss {loss.item()}", flush=True)
+    step = island.step()
+text = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+print("weights", hashlib.sha256(text).hexdigest(), flush=True)
+dist.barrier()
+os._exit(0)
+"""
+
 
 def plan_script(folder: Path, script: str, **changes: object) -> None:
     """plan.json of the example's two islands, with another script and other keys of job.yaml."""
@@ -88,6 +115,19 @@ def test_a_killed_island_of_a_script_of_torch_comes_back_and_ends_with_the_other
     last = max(first)
     assert first[last] == second[last]
     assert printed(islands[0], "weights [0-9a-f]{64}") == printed(islands[1], "weights [0-9a-f]{64}") != []
+    assert nothing_is_left(tmp_path)
+
+
+@pytest.mark.exhaustive  # copies of weights on two ranks are in tests/runtime/test_own_trainer_islands.py, too
+def test_islands_of_a_script_of_accelerate_end_with_one_model(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    trainer = {"engine": "accelerate", "command": ["python", "train.py", "{steps}"]}
+    plan_script(tmp_path, ACCELERATE, trainer=trainer, parallel={"dp": 2, "zero": 1, "micro_batch_size": 16})
+    done = holmes(tmp_path, "launch", "plan.json")
+    assert done.returncode == 0, done.stderr
+    weights = [printed(run_folder(tmp_path) / name, "weights [0-9a-f]{64}") for name in ("island-0", "island-1")]
+    assert [len(each) for each in weights] == [2, 2]
+    assert len({each for of_island in weights for each in of_island}) == 1
     assert nothing_is_left(tmp_path)
 
 

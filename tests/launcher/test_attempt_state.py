@@ -395,6 +395,13 @@ def test_an_outer_sync_of_a_trainers_ranks_is_shown_once_the_last_of_them_has_ap
     assert [failure.host for failure in state.failures] == ["a1"]
 
 
+@pytest.mark.parametrize("digest", ["", "0x1", "-1", "f" * 17, "no digest"])
+def test_a_digest_of_an_outer_sync_that_is_none_is_a_fault_of_its_host(digest: str) -> None:
+    state = attempt(plan=trainer_plan())
+    assert say(state, 0, applied(0, digest)) == []
+    assert [failure.host for failure in state.failures] == ["a1"]
+
+
 def test_an_island_whose_script_takes_steps_or_ends_without_joining_is_not_started_again() -> None:
     state = attempt(plan=trainer_plan())
     state.require_island(has_begun=False, now_s=1.0)
