@@ -242,7 +242,8 @@ class Launch:
         self._stop_when_heard(state, now_s)
         if self._island is not None:
             self._island.take_silence(state.unheard_s(now_s))
-            state.require_island(self._island.has_begun, now_s)
+            for notice in state.require_island(self._island.has_begun, now_s):
+                self._record.take(notice)
         if now_s - self._seen_written_s > SEEN_EVERY_S:
             self._seen_written_s = now_s
             self.folder.write_seen(self._attempt.number, state.seen)

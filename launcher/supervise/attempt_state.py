@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import get_args
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
 from holmes_core.remote.slurm.slurm_word import SlurmWord
+from holmes_runtime.config.checks import shown
 from holmes_runtime.config.islands.rendezvous_messages import ToMeeting
 from holmes_runtime.config.messages import (
     Command,
@@ -53,18 +55,15 @@ STALLED_S = 6.0
 _NODE_FAILED = "Node failure on"  # srun's word; the node may be up again by the time that Slurm is asked
 _NODE_WAS_DOWN = "Slurm took the node for failed, as it does with one that is set down or does not answer"
 _STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slurmstepd's word, which srun hands on
-MAX_DIGITS = 16
-_DIGEST = re.compile(rf"[0-9a-f]{{1,{MAX_DIGITS}}}")
+_DIGEST = re.compile("[0-9a-f]{1,16}")
 _STEP_KILLED = re.compile(r"srun: error: \S+: task \S+: Killed")  # all there is where slurmstepd's word is lost
 _NO_MESSAGE = "To enable traceback see"  # torchrun's word on a process that leaves it none: its last line says more
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback, by torch.distributed
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
 # where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
-NOT_JOINED = (
-    "the script trains and has not joined the other islands: make an `Island` of holmes_runtime.outer.island and call "
-    "its `begin` before the first step (docs/engines.md, Islands)"
-)
+NOT_JOINED = "it trains and has not joined the other islands: call `begin` of an `Island` (docs/engines.md, Islands)"
+JOIN_S = 600.0  # a trainer may load for minutes before its first step
 ONLY_PEERS_WINDOW_S = SILENCE_LIMIT_S + CAUSE_WINDOW_S
 
 
@@ -123,6 +122,7 @@ class AttemptState:
         self._rank_at = {(rank.host, rank.local_rank): rank.rank for rank in plan.ranks}
         self._groups = TrainerGroups(plan)
         self._networks = {None, SHARED, *(node.fabric.network for node in plan.nodes if node.fabric is not None)}
+        self._join_by_s = started_s + JOIN_S
         self._last_lines: dict[int, deque[str]] = {}
         self._states: dict[int, str] = {}
         self._broken_off: dict[int, str] = {}
@@ -194,12 +194,16 @@ class AttemptState:
         text = f"one of its ranks asked the meeting of islands for what cannot be: {why}"
         return list(self._lose(self._plan.nodes[node_rank], text, now_s))
 
-    def require_island(self, has_begun: bool, now_s: float) -> None:
-        """Fail an island whose ranks take steps, or have ended, and have not begun to take part in outer syncs."""
-        is_over = self.has_stepped or len(self._ended) == len(self._plan.nodes)
-        if is_over and not has_begun and not self.failures:
+    def require_island(self, has_begun: bool, now_s: float) -> Iterator[Notice]:
+        """Fail an island that takes steps, or has ended, and has not joined; yield a notice if neither is known."""
+        if has_begun or self.failures:
+            return
+        if self.has_stepped or len(self._ended) == len(self._plan.nodes):
             self.cannot_start_again = True
             self._fail(self._plan.nodes[0], RankFailed(None, 1, NOT_JOINED, self._unix_s(now_s), ()), now_s)
+        elif now_s > self._join_by_s and self._printed is not None:
+            self._join_by_s = math.inf
+            yield Notice(f"after {JOIN_S / 60:.0f} min it has printed no step and not joined the other islands")
 
     def tick(self, now_s: float) -> list[Effect]:
         """Return the effects of silence up to `now_s`."""
@@ -223,7 +227,7 @@ class AttemptState:
             return misfit_of_part(message)
         outer = message.outer if isinstance(message, RankMetrics | RankOuterSync) else None
         if outer is not None and not _DIGEST.fullmatch(outer.digest):
-            return f"{type(message).__name__} of an outer sync with digest {outer.digest[:MAX_DIGITS]!r}"
+            return f"{type(message).__name__} of an outer sync with digest {shown(outer.digest)}"
         if isinstance(message, RankMetrics):
             is_last = self._plan.ranks[message.rank].pp_rank == self._plan.pp - 1
             if message.step_s <= 0 or (is_last and message.loss is None):

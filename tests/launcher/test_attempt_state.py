@@ -30,6 +30,7 @@ from launcher.nodes.node_link import LinkBroken, LinkClosed, LinkState, LinkWord
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.attempt_state import (
     CAUSE_WINDOW_S,
+    JOIN_S,
     KEPT_LINES,
     MAX_LINE_CHARACTERS,
     NOT_JOINED,
@@ -404,27 +405,35 @@ def test_a_digest_of_an_outer_sync_that_is_none_is_a_fault_of_its_host(digest: s
 
 def test_an_island_whose_script_takes_steps_or_ends_without_joining_is_not_started_again() -> None:
     state = attempt(plan=trainer_plan())
-    state.require_island(has_begun=False, now_s=1.0)
+    assert list(state.require_island(has_begun=False, now_s=1.0)) == []
     assert state.cause is None
     say(state, 0, RankPrinted(0, "step 1 loss 3"))
-    state.require_island(has_begun=True, now_s=2.0)
+    assert list(state.require_island(has_begun=True, now_s=2.0)) == []
     assert (state.cause, state.cannot_start_again) == (None, False)
-    state.require_island(has_begun=False, now_s=3.0)
+    assert list(state.require_island(has_begun=False, now_s=3.0)) == []
     assert state.cause is not None
     assert (state.cause.message, state.cannot_start_again) == (NOT_JOINED, True)
 
     ended = attempt(plan=trainer_plan())
     for node_rank in range(2):
         say(ended, node_rank, Exited(0))
-    ended.require_island(has_begun=False, now_s=1.0)
+    assert list(ended.require_island(has_begun=False, now_s=1.0)) == []
     assert ended.cannot_start_again
 
     failed = attempt(plan=trainer_plan())
     say(failed, 0, RankFailed(0, 1, "no module named holmes_runtime", UNIX_S))
     for node_rank in range(2):
         say(failed, node_rank, Exited(1))
-    failed.require_island(has_begun=False, now_s=1.0)
+    assert list(failed.require_island(has_begun=False, now_s=1.0)) == []
     assert not failed.cannot_start_again
+
+
+def test_an_island_that_prints_no_step_and_does_not_join_is_named_once() -> None:
+    state = attempt(plan=trainer_plan())
+    named = [list(state.require_island(has_begun=False, now_s=JOIN_S + late)) for late in (0.0, 1.0, 2.0)]
+    assert [len(each) for each in named] == [0, 1, 0]
+    assert list(attempt(plan=trainer_plan()).require_island(has_begun=True, now_s=2 * JOIN_S)) == []
+    assert list(attempt().require_island(has_begun=False, now_s=2 * JOIN_S)) == []  # the bundled trainer always joins
 
 
 def test_of_long_lines_and_reasons_a_failure_keeps_what_can_be_shown() -> None:
