@@ -31,6 +31,7 @@ from holmes_runtime.node.data_files.home_folder import read_run_config
 from holmes_runtime.node.lean_start import run_and_leave
 from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent
+from holmes_runtime.outer.island_weights import BundledWeights
 from holmes_runtime.outer.outer_loop import OuterLoop
 from holmes_runtime.rank_errors import WholeErrorFile
 from holmes_runtime.rank_notices import RankNotices
@@ -143,8 +144,9 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
 
     where.now("loading a checkpoint, or meeting the others for the first step")
     outer = None
-    if config.outer_sync:
-        outer = OuterLoop(config, me, trainer.zero1, groups, trainer.ask_for_exchange, frozen_weights)
+    if config.island:
+        weights = BundledWeights(trainer.zero1, groups, me.tp_rank)
+        outer = OuterLoop(config.island, me.rank, weights, trainer.ask_for_exchange, frozen_weights)
     counters = resume(trainer, checkpoints, outer) if checkpoints else None
     first_step = counters.steps if counters else 0
     if config.weights is not None and config.reads_weights and (is_new or config.lora is not None):

@@ -65,7 +65,8 @@ class Launch:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
         self._view, self._interrupts, self._island = view, interrupts, island
         code = variables.code.sent if variables.code else None
-        self._record = RunRecord(folder, view, settings, exports, code, is_island=island is not None)
+        is_island, is_bundled = island is not None, plan.job.is_bundled
+        self._record = RunRecord(folder, view, settings, exports, code, is_island, is_bundled)
         self._replanning: Replanning | IslandReturn = (
             IslandReturn(island.tries, interrupts, self._record.say)
             if island is not None
@@ -241,6 +242,8 @@ class Launch:
         self._stop_when_heard(state, now_s)
         if self._island is not None:
             self._island.take_silence(state.unheard_s(now_s))
+            for notice in state.require_island(self._island.has_begun, now_s):
+                self._record.take(notice)
         if now_s - self._seen_written_s > SEEN_EVERY_S:
             self._seen_written_s = now_s
             self.folder.write_seen(self._attempt.number, state.seen)
@@ -264,7 +267,7 @@ class Launch:
 
     def _start_again(self, state: AttemptState) -> bool:
         """Start another attempt if the settings ask for it or a better plan exists; return True if one was started."""
-        if state.allocation_ended:
+        if state.cannot_start_again:
             return False
         if state.cause is not None:
             plan = self._replanning.after_failure(self._plan, state.cause, state.lost_hosts)

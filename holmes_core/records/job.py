@@ -10,7 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from holmes_core.records.access import LaunchSettings
 from holmes_core.records.model import Model
 from holmes_core.records.record import FileRecord, Record
-from holmes_core.records.trainer_settings import PublishedName, TrainerName, TrainerSettings
+from holmes_core.records.trainer_settings import WITH_ISLANDS, PublishedName, TrainerName, TrainerSettings
 from holmes_runtime.config.codec import Codec, Device
 from holmes_runtime.config.field_limits import AboveZero, NotNegative, Positive
 from holmes_runtime.config.layer_kinds import LAYER_KEYS
@@ -36,7 +36,7 @@ BYTES_VOCABULARY = 4096
 EngineName = Literal["holmes"] | TrainerName | PublishedName
 ALWAYS_SHARDED: tuple[EngineName, ...] = ("fsdp", "torchtitan")  # weights, by FSDP
 BUNDLED_ALONE = (
-    "weights", "data", "seed", "fp8", "compile", "optimizer", "evaluation", "checkpoint", "profile", "wire", "islands"
+    "weights", "data", "seed", "fp8", "compile", "optimizer", "evaluation", "checkpoint", "profile", "wire"
 )  # fmt: skip
 """Keys of a job that the bundled runtime reads, and a trainer's command does not."""
 
@@ -277,9 +277,7 @@ class Job(FileRecord):
         fields = type(self).model_fields
         for key in BUNDLED_ALONE:
             if getattr(self, key) != fields[key].get_default(call_default_factory=True):
-                raise ValueError(
-                    f"{key} is for the bundled runtime alone: leave it out, and give it in trainer.command"
-                )
+                raise ValueError(f"{key} is for the bundled runtime alone: leave it out and give it in trainer.command")
         return self
 
     @model_validator(mode="after")
@@ -327,9 +325,13 @@ class Job(FileRecord):
 
     @model_validator(mode="after")
     def _islands_fit_the_job(self) -> Job:
-        if self.islands is not None and not self.is_bundled:
-            raise ValueError(f"islands with engine {self.engine}: training apart is the bundled runtime's own")
-        if self.islands and isinstance(steps := self.islands.inner_steps, int) and steps > self.steps:
+        if self.islands is None:
+            return self
+        if self.engine not in WITH_ISLANDS:
+            raise ValueError(f"islands with engine {self.engine}: they are for {', '.join(WITH_ISLANDS)}")
+        if self.islands.data and not self.is_bundled:
+            raise ValueError(f"islands.data with engine {self.engine}: its script reads data itself")
+        if isinstance(steps := self.islands.inner_steps, int) and steps > self.steps:
             raise ValueError(f"islands.inner_steps is {steps}, the job has only {self.steps} steps: no round would end")
         return self
 

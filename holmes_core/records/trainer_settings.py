@@ -15,6 +15,8 @@ from holmes_runtime.config.rooted_path import RootedPath
 
 TrainerName = Literal["megatron", "torchtitan", "deepspeed", "accelerate", "torch"]
 PublishedName = Literal["fsdp", "megatron-2020", "megatron-2021", "megatron-deepspeed", "megatron-2024", "sailor"]
+WITH_ISLANDS = ("holmes", "torch", "accelerate", "torchtitan")
+"""Engines that train islands: the bundled one, and those whose scripts have all weights as tensors or DTensors."""
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # of a setting, in a trainer's command
 OF_THE_JOB = {"steps", "seq_length"}  # settings that set nothing that is planned
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")

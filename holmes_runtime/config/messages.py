@@ -10,7 +10,14 @@ from typing import NamedTuple, get_args
 
 from holmes_runtime.config.islands.rendezvous_messages import FromMeeting, ToMeeting
 from holmes_runtime.config.node_config import GpuClaim, TunnelEnd, TunnelFault
-from holmes_runtime.config.rank_metrics import ByteCounters, GroupRecord, RankFileKind, RankMetrics, RankNotice
+from holmes_runtime.config.rank_metrics import (
+    ByteCounters,
+    GroupRecord,
+    RankFileKind,
+    RankMetrics,
+    RankNotice,
+    RankOuterSync,
+)
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
 ASK_FILE = "asked"  # in a node's folder: touched when the agent asks ranks of a trainer's command
@@ -316,6 +323,7 @@ Message = (
     | RankPrinted
     | RankMetrics
     | RankNotice
+    | RankOuterSync
     | GroupRecord
     | RankFile
     | RankFailed

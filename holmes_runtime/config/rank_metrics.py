@@ -14,6 +14,7 @@ METRICS_FILE = "metrics-rank{rank}.jsonl"
 PRINTS_STEPS = "HOLMES_PRINTS_STEPS"  # set where no launcher shows the contents of ranks' files
 NOTICES_FILE = "notices-rank{rank}.jsonl"
 GROUPS_FILE = "groups-rank{rank}.jsonl"
+OUTER_SYNCS_FILE = "outer-syncs-rank{rank}.jsonl"
 MAX_GROUPS = 4096  # of a rank, that are written down
 
 
@@ -76,6 +77,13 @@ class AppliedOuterSync(NamedTuple):
     duration_s: float
     waited_s: float
     digest: str
+
+
+class RankOuterSync(NamedTuple):
+    """An outer sync that one rank of a trainer's own command has applied."""
+
+    rank: int
+    outer: AppliedOuterSync
 
 
 class RankMetrics(NamedTuple):

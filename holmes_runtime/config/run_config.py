@@ -10,6 +10,7 @@ from functools import cached_property
 
 from holmes_runtime.config.checks import check, check_positive
 from holmes_runtime.config.codec import BF16_BYTES, CODECS, Codec, Device, EdgeSettings, codecs_up_to, packed_bytes
+from holmes_runtime.config.islands.island_training import IslandTraining
 from holmes_runtime.config.model_shape import ModelShape, message_shape
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, DataParallel, Group, Rank, RankGrid, group_key
 from holmes_runtime.config.run_settings import (
@@ -161,6 +162,14 @@ class RunConfig:
     def world_size(self) -> int:
         """Number of ranks, pp * dp * tp."""
         return self.pp * self.dp * self.tp
+
+    @cached_property
+    def island(self) -> IslandTraining | None:
+        """The training of an island; None for an ordinary run."""
+        if self.outer_sync is None:
+            return None
+        tokens = self.global_batch_size * self.model.seq_length
+        return IslandTraining(self.outer_sync, self.steps, tokens, self.world_size, self.timeout_s, self.data.tokenizer)
 
     @property
     def total_microbatches(self) -> int:
@@ -365,13 +374,9 @@ class RunConfig:
             check(f"groups[{position}].codec", group.codec, rule, mild)
 
     def _check_outer_sync(self) -> None:
-        outer = self.outer_sync
-        if outer is None:
+        if self.island is None:
             return
-        rule = f"must be a multiple of outer_sync.inner_steps {outer.inner_steps}, so that it ends with a round"
-        check("steps", self.steps, rule, self.steps % outer.inner_steps == 0)
-        rule = f"must name one interface for each of {self.world_size} ranks"
-        check("outer_sync.interfaces", outer.interfaces, rule, len(outer.interfaces) == self.world_size)
+        outer = self.island.outer_sync
         least = outer.samples_before + outer.inner_steps * self.global_batch_size
         rule = f"must be at least {least}, so many are this island's and those before it"
         check("outer_sync.round_samples", outer.round_samples, rule, outer.round_samples >= least)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holmes_runtime.config.checks import check
+from holmes_runtime.config.islands.island_training import IslandTraining
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.strict_json import encode, parse
 
@@ -33,13 +34,14 @@ class TrainerConfig(NamedTuple):
     """The command of every rank, in words, its folder, and the ranks in the order of their global numbers.
 
     `networks` are in order of preference: a group of ranks on several hosts uses the first on which all have an
-    interface.
+    interface. `island`: the training as one of several islands, if it is.
     """
 
     command: tuple[str, ...]
     folder: str
     networks: tuple[TrainerNetwork, ...]
     ranks: tuple[TrainerRank, ...]
+    island: IslandTraining | None = None
 
     def rank_at(self, host: str, local_rank: int) -> int:
         """Return the global rank. Raises KeyError if the job has none there."""

@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from holmes_runtime.config.islands.rendezvous_messages import FromMeeting
@@ -54,10 +54,12 @@ from holmes_runtime.config.rank_metrics import (
     GROUPS_FILE,
     METRICS_FILE,
     NOTICES_FILE,
+    OUTER_SYNCS_FILE,
     ByteCounters,
     GroupRecord,
     RankMetrics,
     RankNotice,
+    RankOuterSync,
 )
 from holmes_runtime.config.strict_json import parse
 from holmes_runtime.node.admission.gpu_claims import GpuClaims
@@ -90,6 +92,14 @@ GRACE_S = 3.0
 NOTICED_S = 5.0  # by when the controller, too, has noticed that the agent is silent
 ALIVE_S = 2.0
 COUNTERS_S = 0.5
+RECORDS_OF_RANKS: Mapping[str, type[Message]] = {
+    NOTICES_FILE: RankNotice,  # before the steps that begin from there
+    GROUPS_FILE: GroupRecord,
+    OUTER_SYNCS_FILE: RankOuterSync,
+    METRICS_FILE: RankMetrics,
+    POSITIONS_FILE: RankPosition,
+}
+"""By name, ranks' files of records that are forwarded, a line each."""
 
 
 class Agent:
@@ -275,14 +285,9 @@ class Agent:
         for path in logs:
             for line in self._new_lines(path, last):
                 self._report(RankPrinted(int(path.parent.name), line))
-        for line in self._whole_lines(NOTICES_FILE):  # before the steps that begin from there
-            self._report(parse(RankNotice, line))
-        for line in self._whole_lines(GROUPS_FILE):
-            self._report(parse(GroupRecord, line))
-        for line in self._whole_lines(METRICS_FILE):
-            self._report(parse(RankMetrics, line))
-        for line in self._whole_lines(POSITIONS_FILE):
-            self._report(parse(RankPosition, line))
+        for name, record in RECORDS_OF_RANKS.items():
+            for line in self._whole_lines(name):
+                self._report(parse(record, line))
         for part in self._left_files.new():
             self._report(part)
 

@@ -15,15 +15,16 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from holmes_runtime.config.codec import Codec
+from holmes_runtime.config.islands.island_training import IslandTraining
 from holmes_runtime.config.islands.membership_messages import DONE
 from holmes_runtime.config.islands.roster import ANEW, Arrival, Patience, Roster
-from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.outer.catch_up import CatchUp
+from holmes_runtime.outer.island_weights import Values
 from holmes_runtime.outer.lane_exchange import LaneCells, LaneMaker, LaneMessage, OpenLane, carry
 from holmes_runtime.outer.lanes import Cell, Fragments
 from holmes_runtime.outer.mean_exchange import LaneChange, LaneMean, MeanExchange
 from holmes_runtime.outer.outcome import Contribution, Outcome
-from holmes_runtime.outer.outer_state import OuterState, Values
+from holmes_runtime.outer.outer_state import OuterState
 from holmes_runtime.outer.outer_step import digest_of, outer_step, sum_of
 from holmes_runtime.outer.rendezvous import FOLLOW, LOOK_S, WATCH_S, Rendezvous
 from holmes_runtime.outer.state_transfer import StateSender
@@ -47,7 +48,7 @@ class IslandSync:
 
     def __init__(
         self,
-        config: RunConfig,
+        training: IslandTraining,
         rank: int,
         state: OuterState,
         rendezvous: Rendezvous,
@@ -55,11 +56,10 @@ class IslandSync:
         start: int,
         fragments: Fragments,
     ) -> None:
-        assert config.outer_sync is not None
-        self._sync, self._rank, self._state = config.outer_sync, rank, state
+        self._sync, self._rank, self._state = training.outer_sync, rank, state
         self._rendezvous, self._fragments = rendezvous, fragments
-        self._start, self._num_ranks, self._limit_s = start, config.world_size, config.timeout_s
-        limit, interface = timedelta(seconds=config.timeout_s), self._sync.interfaces[rank]
+        self._start, self._num_ranks, self._limit_s = start, training.num_ranks, training.timeout_s
+        limit, interface = timedelta(seconds=training.timeout_s), self._sync.interfaces[rank]
         self._maker = LaneMaker(rendezvous, store, rank, limit, interface, self._sync.streams)
         self._lanes: list[OpenLane] = []
         self._opened, self._islands = -1, 0  # the round for which groups were made, and of how many islands

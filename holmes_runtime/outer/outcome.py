@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from holmes_runtime.config.islands.roster import Roster
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
-from holmes_runtime.outer.outer_state import Values
+from holmes_runtime.outer.island_weights import Values
 
 
 class Contribution(NamedTuple):

@@ -13,63 +13,62 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from threading import Thread
 
+from torch.distributed import ProcessGroup
+
 from holmes_runtime.checkpoint.tensor_piece import TensorPiece
-from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.comm.record_exchange import broadcast_record
-from holmes_runtime.config.rank_grid import Rank
+from holmes_runtime.config.islands.island_training import IslandTraining
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
-from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.node.checkpoint_files.description import OuterCounters
-from holmes_runtime.outer.change_weights import change_weights
 from holmes_runtime.outer.island_sync import IslandSync
+from holmes_runtime.outer.island_weights import IslandWeights, Values
 from holmes_runtime.outer.lanes import Fragments, fragments_of
 from holmes_runtime.outer.outcome import Contribution, InFlightSync, Outcome
-from holmes_runtime.outer.outer_state import OuterState, Values
+from holmes_runtime.outer.outer_state import OuterState
 from holmes_runtime.outer.rendezvous import LOOK_S, Rendezvous
 from holmes_runtime.outer.rendezvous_store import open_meeting
 from holmes_runtime.outer.sync_steps import Rounds, StepPace, TakenByOthers, is_awaited, next_due, taken_since
-from holmes_runtime.parallel.zero1 import Zero1
 
 OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to find one another
 
 
 class OuterLoop:
-    """The outer loop of one rank with the weights of `zero1`.
+    """The outer loop of rank `rank`, which has `weights`.
 
     All ranks call all methods after the same step.
     """
 
     def __init__(
         self,
-        config: RunConfig,
-        me: Rank,
-        zero1: Zero1,
-        groups: RankGroups,
+        training: IslandTraining,
+        rank: int,
+        weights: IslandWeights,
         call: Callable[[int], None],
-        frozen_weights: str | None,
+        frozen_weights: str | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         """`call` makes all ranks arrive at that outer sync at once. `frozen_weights`: their identity, if any.
+
+        `group`: all ranks, for tensors in host memory; by default torch's own.
 
         Raises:
             RuntimeError: the rendezvous does not answer.
         """
-        assert config.outer_sync is not None
-        self._config, self._sync, self._me, self._zero1, self._groups = config, config.outer_sync, me, zero1, groups
-        self._call = call
-        self._state = OuterState(zero1.shards(), me.tp_rank, self._sync, frozen_weights)
-        store = open_meeting(os.environ, min(config.timeout_s, self._sync.grace_s + OPENING_S))
-        self._rendezvous = Rendezvous(store, self._sync, me.rank, config.timeout_s)
-        self._exchanges = partial(IslandSync, config, me.rank, self._state, self._rendezvous, store)
-        self._rounds = Rounds(config.steps, self._sync.inner_steps, self._sync.fragments)
+        self._training, self._sync, self._rank, self._weights = training, training.outer_sync, rank, weights
+        self._call, self._group = call, group
+        self._state = OuterState(weights, self._sync, frozen_weights)
+        store = open_meeting(os.environ, min(training.timeout_s, self._sync.grace_s + OPENING_S))
+        self._rendezvous = Rendezvous(store, self._sync, rank, training.timeout_s)
+        self._exchanges = partial(IslandSync, training, rank, self._state, self._rendezvous, store)
+        self._rounds = Rounds(training.steps, self._sync.inner_steps, self._sync.fragments)
         self._in_flight: InFlightSync | None = None
         self._unapplied: int | None = None  # the steps of the last send with an outcome that is not applied yet
         self._fragments = Fragments({}, self._sync.fragments, self._rounds.last)
-        self._changed: set[str] = set()  # parameters whose masters are not published yet
         self._behind_steps = 0  # steps that the others have taken, to be skipped once the outcome is applied
         self._watched: Future[Outcome] | None = None  # the outer sync after which the next one's arrivals are watched
         self._pace = StepPace(0, time.monotonic(), 0)
@@ -89,18 +88,19 @@ class OuterLoop:
             self._state.start_from_masters()
         else:
             self._go_on_from(counters, steps)
-        if self._me.rank == 0 and self._config.data.tokenizer is not None:
-            self._rendezvous.compare_tokenizer(self._config.data.tokenizer)
-        started = broadcast_record(self._rendezvous.begin(self.counters.exchange, self.counters.lineage))
+        if self._rank == 0 and self._training.tokenizer is not None:
+            self._rendezvous.compare_tokenizer(self._training.tokenizer)
+        started = self._rendezvous.begin(self.counters.exchange, self.counters.lineage)
+        started = broadcast_record(started, self._group)
         self._rendezvous.show(started.start, self._state.pieces())
-        layout = self._rendezvous.layout(self._sync.island, started.start, self._config.world_size)
+        layout = self._rendezvous.layout(self._sync.island, started.start, self._training.num_ranks)
         self._fragments = self._fragments._replace(by_name=fragments_of(layout, self._sync.fragments))
         self._exchange = self._exchanges(started.start, self._fragments)
         self._pace = StepPace(steps, time.monotonic(), steps)
         if started.is_behind:
             self._send(steps, is_behind=True)
             steps = self._receive(steps)
-            self._publish()
+            self._weights.publish()
             self._pace = StepPace(steps, time.monotonic(), steps)
         return steps
 
@@ -119,7 +119,7 @@ class OuterLoop:
         if self._unapplied is not None:
             acts.append(self._unapplied + self._sync.delay_steps)
         if step + 1 >= min(acts):
-            self._zero1.hold()
+            self._weights.hold()
 
     def after_step(self, steps: int, stops: bool, called: int) -> int:
         """Do all that is due after so many steps; return the steps to go on from, more where others had gone on.
@@ -133,27 +133,17 @@ class OuterLoop:
             steps = self._receive(steps)
         if self._unapplied is not None and (is_called or steps >= self._unapplied + delay):
             steps = self._apply(steps)
-        if self._in_flight is None and steps < self._config.steps and (is_called or steps >= self._due_steps):
+        if self._in_flight is None and steps < self._training.steps and (is_called or steps >= self._due_steps):
             sent = self._send(steps, is_behind=False)
             if delay:
                 self._go_ahead(sent)
             else:
                 steps = self._receive(steps)
             self._pace = StepPace(steps, time.monotonic(), steps)
-        if stops or steps >= self._config.steps:
+        if stops or steps >= self._training.steps:
             steps = self._finish(steps)
-        self._publish()
+        self._weights.publish()
         return steps
-
-    def _publish(self) -> None:
-        """Publish the weights that were changed; all weights, if the optimizer's update was held."""
-        if self._changed or self._zero1.is_held:
-            self._zero1.publish(self._changed)
-        self._changed = set()
-
-    def _change(self, names: Collection[str], values: Values, adds: bool) -> None:
-        change_weights(self._zero1, self._groups, names, values, adds)
-        self._changed.update(names)
 
     def take_said(self) -> AppliedOuterSync | None:
         """Return the oldest outer sync not reported yet; an island that has joined may have several, one a step."""
@@ -166,13 +156,13 @@ class OuterLoop:
 
     def _finish(self, steps: int) -> int:
         """End this start of the run; at the end of the run, bring all islands to the same weights."""
-        is_over = steps >= self._config.steps
+        is_over = steps >= self._training.steps
         self._watched = None
         if is_over:
             steps = self._hold_the_last(steps)
             self._exchange.finish()
         self.settle()
-        if self._me.rank == 0:
+        if self._rank == 0:
             self._rendezvous.leave(is_over)
         return steps
 
@@ -187,7 +177,7 @@ class OuterLoop:
                 break
             self._said.clear()  # a step has room for one, and the last is that by which islands are compared
             self._send(steps, is_behind=False)
-        self._change(self._fragments.by_name, self._state.anchor, adds=False)
+        self._weights.change(self._fragments.by_name, self._state.anchor, adds=False)
         self._state.forget()
         self.counters = self.counters._replace(are_common=True)
         return steps
@@ -198,13 +188,13 @@ class OuterLoop:
         number, due = self.counters.exchange, next_due(self.counters, self._sync.inner_steps)
         if (sent := self._in_flight) is not None:
             number, due = number + 1, sent.sent_steps + sent.early_steps + self._rounds.interval(number + 1)
-        return min(due, self._config.steps) if number <= self._rounds.last else due
+        return min(due, self._training.steps) if number <= self._rounds.last else due
 
     def _send(self, steps: int, is_behind: bool) -> Values:
         """Start the next outer sync; return the parameters it sends, only those this rank owns."""
         number, lineage, synced_steps, *_ = self.counters
         taken = steps - synced_steps[number % self._sync.fragments]
-        tokens = taken * self._config.global_batch_size * self._config.model.seq_length
+        tokens = taken * self._training.step_tokens
         sent = self._state.masters(name for name in self._fragments.names(number) if name in self._state.owned)
         early_steps = 0 if is_behind else max(0, self._due_steps - steps)
         interval, step_s = self._rounds.interval(number), self._pace.step_s()
@@ -227,7 +217,7 @@ class OuterLoop:
 
     def _watch(self, before: Future[Outcome]) -> None:
         """Watch, until the outer sync after `before` is sent, if others wait for this island to arrive at it."""
-        while self._me.rank == 0 and self._watched is before:
+        while self._rank == 0 and self._watched is before:
             number = before.result().exchange + 1
             left_s = (self._due_steps - self._pace.steps) * self._pace.step_s()
             is_last = number >= self._rounds.last
@@ -238,7 +228,7 @@ class OuterLoop:
 
     def _go_ahead(self, sent: Values) -> None:
         """Move the parameters just sent to their outer step as if all islands had sent the same."""
-        self._change(self._fragments.names(self.counters.exchange), self._state.go_ahead(sent), adds=False)
+        self._weights.change(self._fragments.names(self.counters.exchange), self._state.go_ahead(sent), adds=False)
 
     def _receive(self, steps: int) -> int:
         """Wait for the outer sync in flight and apply it; return the steps to go on from."""
@@ -250,8 +240,8 @@ class OuterLoop:
             came = self._rounds.planned(outcome.exchange) - round(
                 outcome.early * self._rounds.interval(outcome.exchange)
             )
-            steps = self._join(outcome, max(steps, min(came, self._config.steps - 1)))
-            if self._me.rank == 0:
+            steps = self._join(outcome, max(steps, min(came, self._training.steps - 1)))
+            if self._rank == 0:
                 weights = f"weights that are up to {self._sync.inner_steps} steps old: its loss starts above theirs"
                 joined = f"has joined the other islands, which had gone on: goes on after {steps} steps"
                 print(f"{joined}, from {weights}", flush=True)
@@ -284,12 +274,12 @@ class OuterLoop:
         """
         self._state.take(outcome.anchor, outcome.momentum, None)
         self._state.forget()
-        self._change(self._fragments.by_name, self._state.anchor, adds=False)
+        self._weights.change(self._fragments.by_name, self._state.anchor, adds=False)
         until_s, since_s = outcome.held_s - outcome.decided_s, time.monotonic() - outcome.held_s
         interval_steps, delay_steps = self._rounds.interval(outcome.exchange + 1), self._sync.delay_steps
         taken = taken_since(until_s, since_s, outcome.interval_s, interval_steps, delay_steps)
-        mine = TakenByOthers(max(0, min(taken, self._config.steps - steps - 1)))  # one at least is left
-        now = steps + broadcast_record(mine).steps
+        mine = TakenByOthers(max(0, min(taken, self._training.steps - steps - 1)))  # one at least is left
+        now = steps + broadcast_record(mine, self._group).steps
         synced = [now] * self._sync.fragments
         synced[outcome.exchange % self._sync.fragments] = steps
         self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced), outcome.islands)
@@ -302,12 +292,12 @@ class OuterLoop:
 
         Return the steps to go on from: an island slower than the furthest skips the steps it is missing.
         """
-        left_out = min(self._behind_steps, self._config.steps - steps)
+        left_out = min(self._behind_steps, self._training.steps - steps)
         adds = steps != self._unapplied
         state, names = self._state, self._fragments.names(self.counters.exchange - 1)
         values = state.correction if adds else state.anchor
         assert values is not None
-        self._change(names, values, adds)
+        self._weights.change(names, values, adds)
         if state.correction is not None:
             for name in state.owned.keys() & names:
                 state.correction[name].zero_()

@@ -9,30 +9,22 @@ from torch import Tensor
 
 from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.config.run_settings import OuterSync
+from holmes_runtime.outer.island_weights import IslandWeights, Values
 from holmes_runtime.outer.lanes import Cell, FlatSlice
 from holmes_runtime.outer.outer_step import step_ahead
-from holmes_runtime.parallel.gradient_buckets import Shard
-
-Values = dict[str, Tensor]
-"""By parameter the numbers of the rank's piece, fp32 (stop - start,)."""
 
 
 class OuterState:
     """Anchor and momentum of the pieces that a rank owns, and this island's unsent remainders.
 
     `error` is what codecs have rounded away, None where none does. `correction` is the anchor less the estimate that
-    the parameters went on from, added to them after `delay_steps`; None where there is no delay. Where several ranks
-    of a run have a parameter, one owns it. `frozen_weights` is the identity of weights that are not exchanged.
+    the parameters went on from, added to them after `delay_steps`; None where there is no delay. `frozen_weights` is
+    the identity of weights that are not exchanged.
     """
 
-    def __init__(
-        self, shards: Iterable[Shard], tp_rank: int, sync: OuterSync, frozen_weights: str | None = None
-    ) -> None:
-        self.frozen_weights = frozen_weights
-        self.owned = {
-            shard.name: shard for shard in shards if (tp_rank == 0 or not shard.part.is_whole) and not shard.is_copy
-        }
-        self._sync = sync
+    def __init__(self, weights: IslandWeights, sync: OuterSync, frozen_weights: str | None = None) -> None:
+        self._weights, self._sync, self.frozen_weights = weights, sync, frozen_weights
+        self.owned = weights.owned
         self.anchor = self.masters(self.owned)
         self.momentum = self._zeros()
         self.error = None if sync.codec == "none" else self._zeros()
@@ -43,12 +35,12 @@ class OuterState:
 
     def masters(self, names: Iterable[str]) -> Values:
         """Return copies of the current masters of `names`."""
-        return {name: self.owned[name].master.detach().to("cpu", copy=True) for name in names}
+        return {name: self._weights.read(name).to("cpu", torch.float32, copy=True) for name in names}
 
     def start_from_masters(self) -> None:
         """Take the current weights as the anchor."""
         for name, values in self.anchor.items():
-            values.copy_(self.owned[name].master)
+            values.copy_(self._weights.read(name))
 
     def take(self, anchor: Values, momentum: Values, error: Values | None) -> None:
         """Take over the state after an outer sync, of some of the parameters."""

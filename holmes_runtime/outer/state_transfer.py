@@ -15,8 +15,9 @@ from torch import Tensor
 from holmes_runtime.config.islands.roster import Arrival, Roster
 from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.node.admission.keyed_frames import FrameAltered
+from holmes_runtime.outer.island_weights import Values
 from holmes_runtime.outer.lane_exchange import LaneMaker, LaneMessage, OpenLane, PendingTransfers, carry, post
-from holmes_runtime.outer.outer_state import OuterState, Values
+from holmes_runtime.outer.outer_state import OuterState
 from holmes_runtime.outer.outer_step import digest_of
 
 PIECE = 1 << 16  # fp32 numbers, which take a tenth of a second at 20 Mbit/s

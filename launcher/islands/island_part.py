@@ -26,6 +26,11 @@ class IslandPart:
         """Answer a request of a rank of this island; return the reason if it is refused."""
         return self.meeting.take(self.outer_sync.island, reply, message)
 
+    @property
+    def has_begun(self) -> bool:
+        """True once the ranks of the present attempt have begun to take part in outer syncs."""
+        return self.meeting.has_begun(self.outer_sync.island)
+
     def take_silence(self, unheard_s: float) -> None:
         """Report a host's silence of `unheard_s`; beyond the grace time the other islands stop waiting for this one."""
         is_heard = unheard_s < max(self.outer_sync.grace_s, MIN_SILENCE_S)

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from threading import Lock
 
 from holmes_runtime.config.checks import SHOWN_CHARACTERS, shown
-from holmes_runtime.config.islands.membership_messages import CONTROLLER, MEMBERSHIP, Arrive, Begin, Conclude, Leave
+from holmes_runtime.config.islands.membership_messages import (
+    CONTROLLER,
+    LOST,
+    MEMBERSHIP,
+    Arrive,
+    Begin,
+    Conclude,
+    Leave,
+)
 from holmes_runtime.config.islands.rendezvous_messages import Answer, Ask, FromMeeting, ToMeeting
 from holmes_runtime.config.strict_json import parse, parse_one_of, to_json
 from launcher.islands.membership import Membership
@@ -80,6 +88,11 @@ class RendezvousServer:
         for send, answer in answers:
             send(answer)
         return refusal
+
+    def has_begun(self, island: int) -> bool:
+        """Return True if the island has announced a start since its last attempt ended."""
+        with self._lock:
+            return self._membership.standing.states[island] not in ("", LOST)
 
     def lose(self, island: int) -> None:
         """Take the end of an island's attempt: its outer sync does not take place."""

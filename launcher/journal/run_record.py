@@ -27,11 +27,15 @@ class RunRecord:
         exports: Path | None = None,
         code: SentCode | None = None,
         is_island: bool = False,
+        is_bundled: bool = True,
     ) -> None:
-        """Begin a record. `exports`: the folder for Prometheus. `code`: the user's own code as sent."""
+        """Begin a record. `exports`: the folder for Prometheus. `code`: the user's own code as sent.
+
+        A trainer that not `is_bundled` begins at a step of its own.
+        """
         self._folder, self._view, self._settings, self._code = folder, view, settings, code
         self._prometheus = PrometheusFile(exports, folder.run_id) if exports else None
-        self._is_island, self._has_joined = is_island, False
+        self._is_island, self._is_bundled, self._has_joined = is_island, is_bundled, False
         self.steps_skipped = 0
         self._begun_steps = 0  # steps of the checkpoint from which an island began; it took none before
         self._started_at_s = time.time()
@@ -86,6 +90,8 @@ class RunRecord:
         if isinstance(event, AppliedOuterSync):
             self._has_joined = event.has_joined
         if isinstance(event, StepMetrics):
+            if self._last is None and not (self._is_bundled or self._has_joined):
+                self._begun_steps = event.step
             if self._is_island:
                 self._count_skipped(self._begun_steps if self._last is None else self._last.step + 1, event.step)
             self._take_step(event)

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from holmes_core.records.plan import InterfaceTraffic, Plan
 from holmes_core.records.run import MeasuredTraffic
-from holmes_runtime.config.rank_metrics import AppliedOuterSync, ByteCounters, RankMetrics
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, ByteCounters, RankMetrics, RankOuterSync
 from holmes_runtime.config.verdicts import Verdict
 from launcher.prepare.prepare import planned_rdma_ports
+
+MAX_OPEN = 8  # outer syncs that some ranks have yet to report: ranks are one apart at most
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class StepCollector:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._waiting: dict[int, dict[int, RankMetrics]] = {}
+        self._outer_syncs: dict[int, dict[int, AppliedOuterSync]] = {}
 
     def add(self, metrics: RankMetrics) -> FinishedStep | None:
         """Return the step once the last of its ranks has finished it; None before."""
@@ -81,6 +84,16 @@ class StepCollector:
         # A rank's steps come in order: an earlier one that still waits has lost messages, and never comes.
         self._waiting = {step: ranks for step, ranks in self._waiting.items() if step > metrics.step}
         return self._merge([by_rank[rank] for rank in sorted(by_rank)])
+
+    def add_outer_sync(self, applied: RankOuterSync) -> Iterator[AppliedOuterSync]:
+        """Yield the outer sync of a trainer's own command once the last of its ranks has applied it."""
+        by_rank = self._outer_syncs.setdefault(applied.outer.exchange, {})
+        by_rank[applied.rank] = applied.outer
+        if len(by_rank) == self._plan.world_size and (exchange := _exchange([*by_rank.values()])) is not None:
+            self._outer_syncs.clear()  # an earlier one that still waits has lost messages
+            yield exchange
+        elif len(self._outer_syncs) > MAX_OPEN:
+            del self._outer_syncs[next(iter(self._outer_syncs))]
 
     def _merge(self, ranks: Sequence[RankMetrics]) -> FinishedStep:
         """Merge the metrics of all `ranks`, in order, to one step."""

@@ -83,7 +83,8 @@ def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
     once."""
     if not plan.job.is_bundled:
         refuse_prediction(plan)
-        return {TRAINER_FILE: trainer_config_of(plan).to_json(), PLAN_FILE: plan.to_json()}
+        config = trainer_config_of(plan, attempt.outer_sync, plan.job.timeout_s + VERDICT_MARGIN_S)
+        return {TRAINER_FILE: config.to_json(), PLAN_FILE: plan.to_json()}
     run_id = plan.digest().removeprefix("sha256:")[:12]
     run_config = replace(
         run_config_of(plan, run_id),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import get_args
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
 from holmes_core.remote.slurm.slurm_word import SlurmWord
+from holmes_runtime.config.checks import shown
 from holmes_runtime.config.islands.rendezvous_messages import ToMeeting
 from holmes_runtime.config.messages import (
     Command,
@@ -30,7 +32,7 @@ from holmes_runtime.config.messages import (
     Stuck,
 )
 from holmes_runtime.config.rank_grid import NetName
-from holmes_runtime.config.rank_metrics import GroupRecord, RankMetrics, RankNotice
+from holmes_runtime.config.rank_metrics import GroupRecord, RankMetrics, RankNotice, RankOuterSync
 from holmes_runtime.config.trainer_config import SHARED
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent
@@ -53,12 +55,15 @@ STALLED_S = 6.0
 _NODE_FAILED = "Node failure on"  # srun's word; the node may be up again by the time that Slurm is asked
 _NODE_WAS_DOWN = "Slurm took the node for failed, as it does with one that is set down or does not answer"
 _STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slurmstepd's word, which srun hands on
+_DIGEST = re.compile("[0-9a-f]{1,16}")
 _STEP_KILLED = re.compile(r"srun: error: \S+: task \S+: Killed")  # all there is where slurmstepd's word is lost
 _NO_MESSAGE = "To enable traceback see"  # torchrun's word on a process that leaves it none: its last line says more
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback, by torch.distributed
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
 # where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
+NOT_JOINED = "it trains and has not joined the other islands: call `begin` of an `Island` (docs/engines.md, Islands)"
+JOIN_S = 600.0  # a trainer may load for minutes before its first step
 ONLY_PEERS_WINDOW_S = SILENCE_LIMIT_S + CAUSE_WINDOW_S
 
 
@@ -91,7 +96,8 @@ class ForMeeting:
     message: ToMeeting
 
 
-RankMessage = RankPrinted | RankMetrics | RankNotice | GroupRecord | RankFile | RankFailed | RankStates | RankPosition
+_Numbered = RankMetrics | RankNotice | RankOuterSync | GroupRecord | RankFile | RankPosition  # with their rank
+RankMessage = _Numbered | RankPrinted | RankFailed | RankStates
 Order = NotifyAll | Reconnect | GiveUp | ForMeeting
 Effect = RunEvent | FinishedStep | FilePart | Order
 
@@ -107,7 +113,7 @@ class AttemptState:
         self.failures: list[Failure] = []
         self.seen: dict[int, int] = {}
         self.has_stepped = False
-        self.allocation_ended = False  # no host is left to start again on
+        self.cannot_start_again = False  # no host is left for it, or it would fail as it has
         self._plan, self._detached, self._unix_offset_s = plan, detached, unix_offset_s
         self._silence = SilenceDetector(len(plan.nodes), started_s)
         self._hang = HangDetector(plan, started_s)
@@ -116,6 +122,7 @@ class AttemptState:
         self._rank_at = {(rank.host, rank.local_rank): rank.rank for rank in plan.ranks}
         self._groups = TrainerGroups(plan)
         self._networks = {None, SHARED, *(node.fabric.network for node in plan.nodes if node.fabric is not None)}
+        self._join_by_s = started_s + JOIN_S
         self._last_lines: dict[int, deque[str]] = {}
         self._states: dict[int, str] = {}
         self._broken_off: dict[int, str] = {}
@@ -154,7 +161,7 @@ class AttemptState:
         self.failures[:0] = [
             failure_of(node, RankFailed(None, 1, text, first_s, ()), host_lost=node is not None) for node, text in told
         ]
-        self.allocation_ended = word.job_end is not None
+        self.cannot_start_again = word.job_end is not None
 
     def is_over(self, now_s: float) -> bool:
         """Return True once every node has ended, or enough time has passed since the first failure to hear its
@@ -187,6 +194,17 @@ class AttemptState:
         text = f"one of its ranks asked the meeting of islands for what cannot be: {why}"
         return list(self._lose(self._plan.nodes[node_rank], text, now_s))
 
+    def require_island(self, has_begun: bool, now_s: float) -> Iterator[Notice]:
+        """Fail an island that takes steps, or has ended, and has not joined; yield a notice if neither is known."""
+        if has_begun or self.failures:
+            return
+        if self.has_stepped or len(self._ended) == len(self._plan.nodes):
+            self.cannot_start_again = True
+            self._fail(self._plan.nodes[0], RankFailed(None, 1, NOT_JOINED, self._unix_s(now_s), ()), now_s)
+        elif now_s > self._join_by_s and self._printed is not None:
+            self._join_by_s = math.inf
+            yield Notice(f"after {JOIN_S / 60:.0f} min it has printed no step and not joined the other islands")
+
     def tick(self, now_s: float) -> list[Effect]:
         """Return the effects of silence up to `now_s`."""
         return [*self._notice_silence(now_s), *self._notice_hang(now_s)]
@@ -198,9 +216,7 @@ class AttemptState:
             ranks = (self._rank_at.get((node.host, message.local_rank)),)
         elif isinstance(message, RankStates):
             ranks = tuple(self._rank_at.get((node.host, one.local_rank)) for one in message.states)
-        elif isinstance(message, RankMetrics | RankNotice | GroupRecord | RankPosition | RankFile) or (
-            isinstance(message, RankFailed) and message.rank is not None
-        ):
+        elif isinstance(message, _Numbered) or (isinstance(message, RankFailed) and message.rank is not None):
             ranks = (message.rank if self._has_rank(node, message.rank) else None,)
         if None in ranks:
             return f"{type(message).__name__} of a rank that is not on this host"
@@ -209,6 +225,9 @@ class AttemptState:
             return None if planned else f"GroupRecord on {message.network} by {message.net_name}, which no plan has"
         if isinstance(message, RankFile):
             return misfit_of_part(message)
+        outer = message.outer if isinstance(message, RankMetrics | RankOuterSync) else None
+        if outer is not None and not _DIGEST.fullmatch(outer.digest):
+            return f"{type(message).__name__} of an outer sync with digest {shown(outer.digest)}"
         if isinstance(message, RankMetrics):
             is_last = self._plan.ranks[message.rank].pp_rank == self._plan.pp - 1
             if message.step_s <= 0 or (is_last and message.loss is None):
@@ -227,6 +246,8 @@ class AttemptState:
             yield file_part(message)
         elif isinstance(message, RankNotice):
             yield from (message,) if self._plan.job.is_bundled else self._groups.take_notice(message)
+        elif isinstance(message, RankOuterSync):
+            yield from self._collector.add_outer_sync(message)
         elif isinstance(message, GroupRecord):
             self._hang.take_group(message)
             yield from self._groups.take_group(message)
@@ -235,7 +256,11 @@ class AttemptState:
             if message.message.startswith(_NO_MESSAGE) and lines:
                 message = message._replace(message=_RANK_PREFIX.sub("", lines[-1]))
             self._fail(node, message._replace(last_lines=lines), now_s)
-        elif isinstance(message, RankPosition):
+        else:
+            self._take_whereabouts(node, message)
+
+    def _take_whereabouts(self, node: Node, message: RankPosition | RankStates) -> None:
+        if isinstance(message, RankPosition):
             self._hang.take_position(message)
         else:
             self._hang.take_states({self._rank_at[node.host, one.local_rank]: one.state for one in message.states})

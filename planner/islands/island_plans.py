@@ -153,7 +153,7 @@ def _plan_island(
         )
     if job.islands.quorum > num_islands:
         return HolmesError(f"islands.quorum is {job.islands.quorum}, of {num_islands} islands", "make it smaller")
-    data = job.islands.data_on(clusters, job.corpus)
+    data = job.data and job.islands.data_on(clusters, job.data)
     own = job.model_copy(update={"global_batch_size": batch, "data": data})
     hosts = only_clusters(inventory, clusters)
     if short := _too_little_host_memory(hosts, own):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.journal.run_folder import read_run
+from tests.builders.local_runs import ROOT
 from tests.eventually import eventually
 from tests.testbed.needs_bed import NEEDS_BED
 from tests.testbed.rank_processes import our_pids
@@ -43,12 +46,12 @@ def holmes(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(site.command(*arguments), capture_output=True, text=True, timeout=300, check=False)
 
 
-def plan_islands_on_bed(site: Site, steps: int) -> Path:
+def plan_islands_on_bed(site: Site, steps: int, job: dict[str, Any] = JOB) -> Path:
     inventory, plan = site.folder / "inventory.json", site.folder / "plan.json"
-    job = site.write_job("job", {**JOB, "steps": steps})
+    job_yaml = site.write_job("job", {**job, "steps": steps})
     for words in (
         ("probe", str(site.hosts_yaml), "-o", str(inventory)),
-        ("plan", str(job), "-i", str(inventory), "-o", str(plan)),
+        ("plan", str(job_yaml), "-i", str(inventory), "-o", str(plan)),
     ):
         done = holmes(site, *words)
         assert done.returncode == 0, done.stderr
@@ -74,6 +77,19 @@ def test_clusters_train_as_islands_over_a_narrow_wire(site: Site) -> None:
     digests = [[(each["exchange"], each["digest"]) for each in exchanges(folder / f"island-{n}")] for n in (0, 1)]
     assert digests[0] == digests[1] != []
     assert {read_run(folder / f"island-{number}").state for number in (0, 1)} == {"done"}
+
+
+@pytest.mark.exhaustive
+def test_clusters_train_a_script_of_torch_as_islands_over_a_narrow_wire(site: Site) -> None:
+    example = ROOT / "examples" / "own-trainer-islands"
+    shutil.copytree(example / "src", site.folder / "src")
+    job = yaml.safe_load((example / "job.yaml").read_text(encoding="utf-8"))
+    done = holmes(site, "launch", str(plan_islands_on_bed(site, 16, job)), "--runs", str(site.folder / "runs"))
+    assert done.returncode == 0, done.stderr
+    folder = only_run(site.folder / "runs")
+    digests = [[(each["exchange"], each["digest"]) for each in exchanges(folder / f"island-{n}")] for n in (0, 1)]
+    assert digests[0] == digests[1]
+    assert [exchange for exchange, _ in digests[0]] == [0, 1, 2, 3]
 
 
 def test_a_cluster_that_loses_its_network_comes_back_and_the_other_goes_on(site: Site) -> None:

@@ -42,7 +42,7 @@ def test_it_is_refused_before_anything_is_touched(arguments: str, command: Comma
     assert sorted(tmp_path.iterdir()) == there
 
 
-def test_islands_are_the_runtime_s_own(command: Command, tmp_path: Path) -> None:
+def test_islands_of_software_that_has_none_are_refused(command: Command, tmp_path: Path) -> None:
     write_row(ROW, tmp_path)
     job = tmp_path / "job.yaml"
     job.write_text(job.read_text(encoding="utf-8") + "islands: {}\n", encoding="utf-8")

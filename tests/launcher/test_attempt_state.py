@@ -22,7 +22,7 @@ from holmes_runtime.config.messages import (
     Started,
     Stuck,
 )
-from holmes_runtime.config.rank_metrics import GroupRecord, RankNotice
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, GroupRecord, RankNotice, RankOuterSync
 from holmes_runtime.config.verdicts import HostIsSlow
 from launcher.journal.run_events import LogLine, NodeState, Notice
 from launcher.journal.step_metrics import FinishedStep
@@ -30,8 +30,10 @@ from launcher.nodes.node_link import LinkBroken, LinkClosed, LinkState, LinkWord
 from launcher.prepare.prepare import SILENCE_LIMIT_S
 from launcher.supervise.attempt_state import (
     CAUSE_WINDOW_S,
+    JOIN_S,
     KEPT_LINES,
     MAX_LINE_CHARACTERS,
+    NOT_JOINED,
     ONLY_PEERS_WINDOW_S,
     STALLED_S,
     AttemptState,
@@ -293,7 +295,7 @@ def test_a_cancelled_job_is_the_cause_and_leaves_nothing_to_start_again_on() -> 
     state.take_slurm_word(SlurmWord("Slurm job 7 was cancelled (`scancel`)"))
     assert state.cause is not None
     assert (state.cause.host, state.cause.message) == (None, "Slurm job 7 was cancelled (`scancel`)")
-    assert state.allocation_ended
+    assert state.cannot_start_again
 
 
 def test_a_node_that_is_down_is_the_cause_of_its_jobs_end() -> None:
@@ -309,13 +311,13 @@ def test_in_a_job_that_goes_on_slurms_word_counts_for_hosts_that_failed() -> Non
     state.take_slurm_word(SlurmWord(None, {"a1": "Slurm has node a1 DOWN: x", "b2": "Slurm has node b2 DOWN: power"}))
     assert state.cause is not None
     assert (state.cause.host, state.cause.message) == ("b2", "Slurm has node b2 DOWN: power")
-    assert (state.lost_hosts, state.allocation_ended) == (("b2",), False)
+    assert (state.lost_hosts, state.cannot_start_again) == (("b2",), False)
 
 
 def test_slurms_word_makes_no_failure_of_an_attempt_without_one() -> None:
     state = attempt()
     state.take_slurm_word(SlurmWord("Slurm job 7 was cancelled (`scancel`)"))
-    assert (state.cause, state.allocation_ended) == (None, False)
+    assert (state.cause, state.cannot_start_again) == (None, False)
 
 
 def test_a_node_that_is_up_again_when_slurm_is_asked_is_known_by_what_its_step_said() -> None:
@@ -378,6 +380,60 @@ def test_equal_notices_of_a_trainers_hooks_are_shown_once() -> None:
     notices = [RankNotice(rank, "warning", "NCCL made a communicator", None) for rank in (2, 3)]
     shown = [effect for notice in notices for effect in say(state, 1, notice)]
     assert shown == [Notice("rank 2: NCCL made a communicator")]
+
+
+def applied(rank: int, digest: str) -> RankOuterSync:
+    return RankOuterSync(rank, AppliedOuterSync(3, False, (0, 1), 640, 10, 20, 0.5, 0.25 * rank, digest))
+
+
+def test_an_outer_sync_of_a_trainers_ranks_is_shown_once_the_last_of_them_has_applied_it() -> None:
+    state = attempt(plan=trainer_plan())
+    digests = ("ffffffffffffffff", "0000000000000003", "0000000000000001", "0000000000000000")
+    shown = [effect for rank in range(4) for effect in say(state, rank // 2, applied(rank, digests[rank]))]
+    assert shown == [AppliedOuterSync(3, False, (0, 1), 640, 40, 80, 0.5, 0.75, "0000000000000003")]
+    assert state.failures == []
+    say(state, 0, applied(3, digests[3]))  # of a rank that is on the other host
+    assert [failure.host for failure in state.failures] == ["a1"]
+
+
+@pytest.mark.parametrize("digest", ["", "0x1", "-1", "f" * 17, "no digest"])
+def test_a_digest_of_an_outer_sync_that_is_none_is_a_fault_of_its_host(digest: str) -> None:
+    state = attempt(plan=trainer_plan())
+    assert say(state, 0, applied(0, digest)) == []
+    assert [failure.host for failure in state.failures] == ["a1"]
+
+
+def test_an_island_whose_script_takes_steps_or_ends_without_joining_is_not_started_again() -> None:
+    state = attempt(plan=trainer_plan())
+    assert list(state.require_island(has_begun=False, now_s=1.0)) == []
+    assert state.cause is None
+    say(state, 0, RankPrinted(0, "step 1 loss 3"))
+    assert list(state.require_island(has_begun=True, now_s=2.0)) == []
+    assert (state.cause, state.cannot_start_again) == (None, False)
+    assert list(state.require_island(has_begun=False, now_s=3.0)) == []
+    assert state.cause is not None
+    assert (state.cause.message, state.cannot_start_again) == (NOT_JOINED, True)
+
+    ended = attempt(plan=trainer_plan())
+    for node_rank in range(2):
+        say(ended, node_rank, Exited(0))
+    assert list(ended.require_island(has_begun=False, now_s=1.0)) == []
+    assert ended.cannot_start_again
+
+    failed = attempt(plan=trainer_plan())
+    say(failed, 0, RankFailed(0, 1, "no module named holmes_runtime", UNIX_S))
+    for node_rank in range(2):
+        say(failed, node_rank, Exited(1))
+    assert list(failed.require_island(has_begun=False, now_s=1.0)) == []
+    assert not failed.cannot_start_again
+
+
+def test_an_island_that_prints_no_step_and_does_not_join_is_named_once() -> None:
+    state = attempt(plan=trainer_plan())
+    named = [list(state.require_island(has_begun=False, now_s=JOIN_S + late)) for late in (0.0, 1.0, 2.0)]
+    assert [len(each) for each in named] == [0, 1, 0]
+    assert list(attempt(plan=trainer_plan()).require_island(has_begun=True, now_s=2 * JOIN_S)) == []
+    assert list(attempt().require_island(has_begun=False, now_s=2 * JOIN_S)) == []  # the bundled trainer always joins
 
 
 def test_of_long_lines_and_reasons_a_failure_keeps_what_can_be_shown() -> None:

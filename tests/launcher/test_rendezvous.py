@@ -114,6 +114,21 @@ def membership(message: object) -> Ask:
     return Ask("membership", values=(text(to_json(message, with_kind=True)),))
 
 
+def test_an_island_has_begun_from_its_start_to_the_end_of_that_attempt() -> None:
+    meeting = RendezvousServer(2, 1)
+    node, begun = Node(meeting, 1), [meeting.has_begun(1)]
+    node.ask(1, membership(Begin(0, "")))
+    meeting.hear(1, is_heard=False)
+    begun.append(meeting.has_begun(1))
+    meeting.lose(1)
+    begun.append(meeting.has_begun(1))
+    node.ask(1, membership(Begin(0, "")))
+    node.ask(1, membership(Leave(True)))
+    begun.append(meeting.has_begun(1))
+    assert begun == [False, True, False, True]
+    assert not meeting.has_begun(0)
+
+
 def standing(node: Node) -> Standing:
     node.ask(1, membership(Look()))
     return parse(Standing, told(node))

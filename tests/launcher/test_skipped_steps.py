@@ -54,6 +54,19 @@ def test_steps_taken_by_others_are_said_where_an_island_comes_back(
     assert view.notices == notices
 
 
+def test_an_island_of_a_trainer_s_own_begins_where_its_checkpoint_is_and_none_has_taken_those_steps(
+    tmp_path: Path,
+) -> None:
+    folder, view = RunFolder(tmp_path / "island-1"), Shown()
+    record = RunRecord(folder, view, Settings(), is_island=True, is_bundled=False)
+    record.take(TOGETHER)
+    for number in (100, 101, 110):  # the last after it had become slow
+        record.take(replace(step(number), loss=2.0))
+    run = record.write(cpu_plan(), 0, "running")
+    folder.close()
+    assert (run.steps_skipped, run.steps_done, view.notices) == (8, 11, [])
+
+
 @pytest.mark.parametrize(("safe_steps", "skipped"), [(None, 40), (10, 30)])
 def test_steps_that_others_took_before_an_island_took_any_are_counted_from_where_it_began(
     tmp_path: Path, safe_steps: int | None, skipped: int

@@ -49,7 +49,7 @@ class Hooked:
 
     def made_by(self, plan: Plan, groups_of_rank: Callable[[], dict[str, Any]]) -> Made:
         """The members of every group of several ranks that the calls make, rank by rank, and one made late."""
-        self._file.write_text(trainer_config_of(plan).to_json(), encoding="utf-8")
+        self._file.write_text(trainer_config_of(plan, None, 1.0).to_json(), encoding="utf-8")
         made: Made = {}
         for rank in range(plan.world_size):
             with self._patch.context() as patch:

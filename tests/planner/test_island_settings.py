@@ -17,6 +17,7 @@ from holmes_core.records.link import Security
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings, OuterCodec
 from launcher.islands.outer_sync import outer_sync_of
+from launcher.prepare.engine_arguments import command_of
 from planner.cost.islands_loss import BY_CODEC, BY_DELAY, BY_INNER_STEPS, loss_penalty
 from planner.islands.cluster_subset import only_clusters
 from planner.islands.setting_choice import open_settings
@@ -124,6 +125,21 @@ def test_settings_are_those_of_an_enumeration(seed: int) -> None:
 
 def slow_job(**section: object) -> Job:
     return bed_job(parallel={}, steps=200, islands=section)
+
+
+@pytest.mark.parametrize("engine", ["torch", "accelerate", "torchtitan"])
+def test_a_command_of_another_trainer_is_planned_as_islands_where_the_wire_is_slow(engine: str) -> None:
+    given = bed_job(steps=64, parallel={"dp": 2, "pp": 1}).model_dump(
+        include={"model", "steps", "global_batch_size", "device", "compute", "parallel"}
+    )
+    trainer = {"engine": engine, "command": ["python", "train.py", "{steps}"]}
+    job = Job.model_validate({**given, "trainer": trainer, "islands": {"inner_steps": 8}})
+    plan = planned_mode(with_uniform_links(cpu_inventory([2, 2]), 2.5e5, 0.02), job)
+    assert isinstance(plan, IslandsPlan)
+    assert [each.job.engine for each in plan.islands] == [engine] * 2
+    assert IslandsPlan.model_validate(plan.model_dump(mode="json")).islands == plan.islands
+    commands = [command_of(each) for each in plan.islands]
+    assert all(str(each.job.steps) in command for each, command in zip(plan.islands, commands, strict=True))
 
 
 def test_open_section_gives_every_island_concrete_settings_and_keeps_what_is_fixed() -> None:

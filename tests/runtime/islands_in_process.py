@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from holmes_runtime.comm.process_groups import RankGroups
+from holmes_runtime.outer.island_weights import BundledWeights, Values
 from holmes_runtime.outer.lanes import Fragments, ShardLayout, fragments_of, lanes_of
-from holmes_runtime.outer.outer_state import OuterState, Values
+from holmes_runtime.outer.outer_state import OuterState
 from holmes_runtime.outer.outer_step import outer_step, outgoing, step_ahead
 from holmes_runtime.outer.sync_steps import Rounds, due_after
 from holmes_runtime.trainer import Trainer
@@ -30,9 +32,8 @@ class IslandsInProcess:
         self._syncs = [sync for sync in syncs if sync is not None]
         assert len(self._syncs) == len(trainers)
         self.trainers, self._sync = trainers, self._syncs[0]
-        self._states = [
-            OuterState(trainer.zero1.shards(), 0, sync) for trainer, sync in zip(trainers, self._syncs, strict=True)
-        ]
+        self._weights = [BundledWeights(trainer.zero1, RankGroups(), 0) for trainer in trainers]
+        self._states = [OuterState(each, sync) for each, sync in zip(self._weights, self._syncs, strict=True)]
         layouts = [ShardLayout((state.pieces(),)) for state in self._states]
         last = Rounds(trainers[0].config.steps, self._sync.inner_steps, self._sync.fragments).last
         by_name = fragments_of(layouts[0], self._sync.fragments)
@@ -90,8 +91,8 @@ class IslandsInProcess:
         self._under_way = _Sent(steps, ahead)
         self._exchange += 1
         if sync.delay_steps:
-            for trainer, values in zip(self.trainers, ahead, strict=True):
-                _change(trainer, values, adds=False)
+            for weights, values in zip(self._weights, ahead, strict=True):
+                _change(weights, values, adds=False)
 
     def _apply_due(self, steps: int, delay: int) -> None:
         """Moves the parameters of what was sent so long ago."""
@@ -99,20 +100,14 @@ class IslandsInProcess:
         if sent is None or steps < sent.steps + delay:
             return
         self._under_way = None
-        for trainer, state, ahead in zip(self.trainers, self._states, sent.ahead, strict=True):
+        for weights, state, ahead in zip(self._weights, self._states, sent.ahead, strict=True):
             if steps == sent.steps:
-                _change(trainer, {name: state.anchor[name] for name in ahead}, adds=False)
+                _change(weights, {name: state.anchor[name] for name in ahead}, adds=False)
             else:
-                _change(trainer, {name: state.anchor[name] - values for name, values in ahead.items()}, adds=True)
+                _change(weights, {name: state.anchor[name] - values for name, values in ahead.items()}, adds=True)
 
 
-def _change(trainer: Trainer, values: Values, adds: bool) -> None:
+def _change(weights: BundledWeights, values: Values, adds: bool) -> None:
     """Puts or adds `values` to the weights."""
-    trainer.zero1.wait()
-    for shard in trainer.zero1.shards():
-        if shard.name in values:
-            if adds:
-                shard.master.add_(values[shard.name])
-            else:
-                shard.master.copy_(values[shard.name])
-    trainer.zero1.publish()
+    weights.change(values, values, adds)
+    weights.publish()

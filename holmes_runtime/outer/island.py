@@ -1,0 +1,142 @@
+"""Islands for a trainer of the user's own: its script registers parameters and calls `step` after each inner step.
+
+    island = Island(model.named_parameters(), steps)
+    step = island.begin(0)
+    while step < steps:
+        ...  # forward, backward, optimizer
+        step = island.step()
+
+A launch of a plan of islands has the settings. Without one nothing is exchanged, and the script trains as it does by
+itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from holmes_runtime.checkpoint.tensor_piece import TensorPiece
+from holmes_runtime.config.islands.island_training import IslandTraining
+from holmes_runtime.config.node_config import TRAINER_VARIABLE
+from holmes_runtime.config.rank_metrics import OUTER_SYNCS_FILE, RankOuterSync
+from holmes_runtime.config.strict_json import parse, to_json
+from holmes_runtime.config.trainer_config import read_trainer_config
+from holmes_runtime.node.checkpoint_files.description import OuterCounters
+from holmes_runtime.outer.local_weights import LocalWeights
+from holmes_runtime.outer.outer_loop import OuterLoop
+
+COUNTERS = "counters"
+
+
+class Island:
+    """Island `number` of `count` that train one model apart; 0 of 1 where no launch has islands.
+
+    All ranks make one, from the same trained `parameters` by name, and call its methods at the same steps of `steps`.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, Tensor]], steps: int) -> None:
+        """Raises RuntimeError where the script is not what the plan counts on, or a parameter cannot be exchanged."""
+        self.number, self.count = 0, 1
+        self._steps = 0
+        self._loop: OuterLoop | None = None
+        training = _training(os.environ)
+        if training is None:
+            return
+        self.number, self.count = training.outer_sync.island, training.outer_sync.num_islands
+        _check_script(steps, training)
+        self._rank, timeout = dist.get_rank(), timedelta(seconds=training.timeout_s)
+        self._group = dist.new_group(timeout=timeout, backend="gloo", group_desc="islands")
+        self._weights = LocalWeights(parameters, self._rank, self._group, timeout)
+        self._called = 0  # the outer sync for which others wait, as rank 0 knows
+        self._counters: OuterCounters | None = None
+        self._loop = OuterLoop(training, self._rank, self._weights, self._call, group=self._group)
+
+    def _call(self, exchange: int) -> None:
+        self._called = exchange
+
+    def begin(self, steps: int) -> int:
+        """Join the other islands with the weights after `steps` steps; return the steps to go on from.
+
+        They are more where the others had gone on meanwhile: weights are theirs then.
+        """
+        self._steps = steps
+        if self._loop is not None:
+            self._weights.check_copies()
+            self._steps = self._loop.begin(steps, self._counters)
+            self._report(self._loop)
+        return self._steps
+
+    def step(self) -> int:
+        """Do all that is due after an inner step; return the steps taken, more where the others had gone on."""
+        self._steps += 1
+        if self._loop is not None:
+            called = torch.tensor(self._called)
+            dist.broadcast(called, 0, self._group)
+            self._steps = self._loop.after_step(self._steps, False, int(called))
+            self._report(self._loop)
+        return self._steps
+
+    def _report(self, loop: OuterLoop) -> None:
+        """Write outer syncs down for the agent, which forwards them to the controller."""
+        path = Path(os.environ["HOLMES_METRICS_DIR"]) / OUTER_SYNCS_FILE.format(rank=self._rank)
+        while (outer := loop.take_said()) is not None:
+            with open(path, "a", encoding="utf-8") as lines:
+                lines.write(to_json(RankOuterSync(self._rank, outer)) + "\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's part of the outer state, to be kept with the weights and the steps; empty without islands.
+
+        Waits for an outer sync under way.
+        """
+        if self._loop is None:
+            return {}
+        self._loop.settle()
+        pieces = _pieces(self._loop).items()
+        return {**{key: each.values for key, each in pieces}, COUNTERS: to_json(self._loop.counters)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned on this rank, before `begin`; an empty one begins with the weights.
+
+        Raises:
+            RuntimeError: it is of other ranks or settings; names the missing tensor.
+        """
+        if self._loop is None or not state:
+            return
+        for key, piece in _pieces(self._loop).items():
+            if key not in state or state[key].shape != piece.values.shape:
+                raise RuntimeError(f"the outer state lacks {key}: it is of another layout of ranks, or other settings")
+            piece.values.copy_(state[key])
+        self._counters = parse(OuterCounters, state[COUNTERS])
+
+
+def _pieces(loop: OuterLoop) -> dict[str, TensorPiece]:
+    """Return the tensors of the outer state, each by a name that no other rank has."""
+    return {f"{name}@{'x'.join(map(str, each.part.offset))}": each for name, each in loop.saved().items()}
+
+
+def _check_script(steps: int, training: IslandTraining) -> None:
+    """Raise RuntimeError unless the script trains as many steps on as many ranks as the plan has."""
+    island = training.outer_sync.island
+    if steps != training.steps:
+        raise RuntimeError(
+            f"the script trains {steps} steps, and the plan has {training.steps} for island {island}: give it "
+            "{steps} in trainer.command"
+        )
+    if not dist.is_initialized() or dist.get_world_size() != training.num_ranks:
+        raise RuntimeError(
+            f"the plan has {training.num_ranks} ranks for island {island}: call torch.distributed.init_process_group "
+            "for all of them before Island"
+        )
+
+
+def _training(environ: Mapping[str, str]) -> IslandTraining | None:
+    """Return the training that the launch of this rank gives its island; None where there is none."""
+    path = environ.get(TRAINER_VARIABLE)
+    return read_trainer_config(Path(path)).island if path else None
