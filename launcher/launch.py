@@ -241,6 +241,8 @@ class Launch:
         self._stop_when_heard(state, now_s)
         if self._island is not None:
             self._island.take_silence(state.unheard_s(now_s))
+            if not state.failures and (failure := self._island.tunnel_failure(now_s)) is not None:
+                state.take(failure, now_s)
         if now_s - self._seen_written_s > SEEN_EVERY_S:
             self._seen_written_s = now_s
             self.folder.write_seen(self._attempt.number, state.seen)
@@ -317,6 +319,8 @@ class Launch:
         self.folder.write_record(PLAN_FILE, self._plan)
         self._record.write(self._plan, self._attempt.number, "running")
         self._nodes = self._running(bundles)
+        if self._island is not None and (faults := self._island.enter_tunnel(self._interrupts)):
+            return Preflight(tuple(faults), forced)
         return start(self._nodes, self._plan, self._attempt, inventory, forced, self._on_state)
 
     def _running(self, bundles: Sequence[NodeBundle]) -> RunningNodes:
