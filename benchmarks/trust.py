@@ -3,7 +3,8 @@
 Two clusters of two hosts on the bed, 2 Gbit/s inside and a NIC of 200 Mbit/s each to the trunk, which they share; the
 job of slow_links.py, compute emulated, as one and as islands that wait for all they exchange. Each is probed, planned
 and launched as a user would, with `security:` in hosts.yaml and without, in turn. Of hosts that train as one the middle
-of all steps but the first two of each run counts, of islands all steps but the first.
+of all steps but the first two of each run counts, of islands the middle of the times from one exchange to the next,
+without the first and the last, which carries all parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ASKED = ("clear", "wireguard")
 ROUNDS = 2
 STEPS, DROPPED = 8, 2
 ISLANDS = {"inner_steps": 10, "codec": "int8", "fragments": 2, "delay_steps": 0}
-ISLAND_STEPS = 30
+ISLAND_STEPS, APART = 30, 5  # in all, and between two exchanges
 
 
 def main() -> None:
@@ -86,8 +87,10 @@ def rates(folder: Path) -> list[float]:
 
 
 def of_islands(folder: Path) -> list[float]:
-    """Tokens/s of all islands of a run together, without the first step, which meets the others."""
-    return [sum(harmonic_mean(rates(island)[1:]) for island in folder.glob("island-*"))]
+    """Tokens/s of all islands of a run together from one exchange to the next."""
+    islands = [rates(island) for island in folder.glob("island-*")]
+    starts = range(APART, ISLAND_STEPS - APART, APART)
+    return [sum(harmonic_mean(each[start : start + APART]) for each in islands) for start in starts]
 
 
 def run(site: Site, *arguments: str) -> None:

@@ -91,9 +91,26 @@ def test_an_island_that_is_killed_comes_back_into_the_tunnel_and_nothing_is_read
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=600) == 130
-    assert heard.frames > 1000
+    assert heard.frames > steps_done(kept)
     assert not heard.tcp_between_hosts
     assert nothing_is_left(bed)
+
+
+def test_a_host_without_the_tools_refuses_all_islands_and_nothing_is_left(
+    site: Site, bed: Bed, plan: Path, tmp_path: Path
+) -> None:
+    tool = shutil.which("wg")
+    assert tool is not None
+    subprocess.run(bed.on_host_command("b2", ["mount", "--bind", "/dev/null", tool]), check=True)
+    try:
+        done = holmes(site, "launch", str(plan), "--runs", str(tmp_path))
+    finally:
+        subprocess.run(bed.on_host_command("b2", ["umount", tool]), check=True)
+    assert done.returncode == 1
+    assert "host b2: preflight check encryption failed: `wg` is not installed" in done.stderr
+    assert "install the package wireguard-tools" in done.stderr
+    assert eventually(lambda: nothing_is_left(bed))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_island_without_a_network_leaves_the_tunnel_and_a_killed_controller_leaves_none(

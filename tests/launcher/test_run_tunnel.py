@@ -217,7 +217,11 @@ def test_a_host_that_reaches_no_other_island_is_a_fault_of_the_network(tunnel: R
     assert "a1 in the tunnel is not reached" in refused.evidence
 
 
-def test_nothing_of_the_tunnel_is_left(tunnel: RunTunnel, tmp_path: Path) -> None:
-    enter_all(tunnel)
+def test_nothing_of_the_tunnel_is_left_by_a_launch_that_ctrl_c_ends(tunnel: RunTunnel, tmp_path: Path) -> None:
+    assert tunnel.enter(0, Interrupts()) == []
+    interrupts = Interrupts()
+    interrupts.tell()
+    with pytest.raises(KeyboardInterrupt):
+        tunnel.enter(1, interrupts)
     assert tunnel.stop() == ()
     assert not list((tmp_path / ".cache/holmes/runs").iterdir())
