@@ -319,9 +319,11 @@ class Launch:
         self.folder.write_record(PLAN_FILE, self._plan)
         self._record.write(self._plan, self._attempt.number, "running")
         self._nodes = self._running(bundles)
-        if self._island is not None and (faults := self._island.enter_tunnel(self._interrupts)):
-            return Preflight(tuple(faults), forced)
-        return start(self._nodes, self._plan, self._attempt, inventory, forced, self._on_state)
+        faults = () if self._island is None else tuple(self._island.enter_tunnel(self._interrupts))
+        if not (entered := Preflight(faults, forced)).passed:
+            return entered
+        preflight = start(self._nodes, self._plan, self._attempt, inventory, forced, self._on_state)
+        return replace(preflight, faults=(*faults, *preflight.faults))
 
     def _running(self, bundles: Sequence[NodeBundle]) -> RunningNodes:
         if self._plan.job.checkpoint is not None:

@@ -19,7 +19,7 @@ from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEn
 from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.node_checks import foreign_address
 from launcher.nodes.node_link import LinkClosed, NodeMessage, Unreadable
-from launcher.nodes.preflight import Fault
+from launcher.nodes.preflight import PROBE_AGAIN, Fault
 from launcher.nodes.reach_checks import ReachCheck
 from launcher.nodes.start import RunningNodes, await_answers, follow, introduce, open_all, try_to_reach
 from launcher.nodes.stop import stop
@@ -103,9 +103,9 @@ class RunTunnel:
             if not faults:
                 self._introduce_to_others(island)
                 faults += introduce(ends.nodes, self._made(), _unseen)
+            ends.lost = (0, faults[0].evidence) if faults else None
             if not faults and self._starts[island] == 1:
                 faults += try_to_reach(ends.nodes, list(self._tries(island)), _unseen)
-            ends.lost = (0, faults[0].evidence) if faults else None
             return faults
 
     def lost(self, island: int) -> tuple[int, str] | None:
@@ -149,7 +149,8 @@ class RunTunnel:
         yield from faults
         for rank, answer in answers.items():
             node = ends.nodes.links[rank].bundle.node
-            yield from (Fault("interfaces", node.host, why) for why in foreign_address(_endpoint(node), answer.facts))
+            for why in foreign_address(_endpoint(node), answer.facts):
+                yield Fault("encryption", node.host, why, PROBE_AGAIN)
             if isinstance(answer.tunnel, TunnelEnd):
                 ends.made[rank] = answer.tunnel
                 ends.listeners.update((rank, each) for each in answer.listeners.values())

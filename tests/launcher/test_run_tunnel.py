@@ -56,7 +56,7 @@ if not sys.argv[-1].endswith("agent"):  # the relay of an agent that is gone, or
     say(AgentEnded())
     sys.exit()
 ready = parse(Ready, (home / "ready.json").read_text())
-address = config.tunnel.endpoints[config.node_rank]
+address = "10.0.9.9" if mine.with_suffix(".moved").exists() else config.tunnel.endpoints[config.node_rank]
 fault = mine.with_suffix(".fault")
 end = TunnelFault(*json.loads(fault.read_text())) if fault.exists() else TunnelEnd(f"KEY{{os.getpid()}}", 51820)
 listeners = {{"holmes-wg": SocketAddress(config.node_addresses[config.node_rank], 4000)}}
@@ -215,6 +215,16 @@ def test_a_host_that_reaches_no_other_island_is_a_fault_of_the_network(tunnel: R
     (refused,) = tunnel.enter(1, Interrupts())
     assert (refused.check, refused.host) == ("network", "b1")
     assert "a1 in the tunnel is not reached" in refused.evidence
+    assert tunnel.lost(1) is None  # `--force network` goes on
+
+
+def test_an_address_of_the_plan_that_the_host_does_not_have_refuses(plan: IslandsPlan, tmp_path: Path) -> None:
+    (tmp_path / "a1.moved").touch()
+    tunnel = RunTunnel(plan, RUN)
+    (refused,) = tunnel.enter(0, Interrupts())
+    tunnel.stop()
+    assert (refused.check, refused.host) == ("encryption", "a1")
+    assert refused.evidence.startswith("10.0.0.1, by which the other nodes are to reach it")
 
 
 def test_nothing_of_the_tunnel_is_left_by_a_launch_that_ctrl_c_ends(tunnel: RunTunnel, tmp_path: Path) -> None:
