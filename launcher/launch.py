@@ -244,6 +244,8 @@ class Launch:
             self._island.take_silence(state.unheard_s(now_s))
             for notice in state.require_island(self._island.has_begun, now_s):
                 self._record.take(notice)
+            if not state.failures and (failure := self._island.tunnel_failure(now_s)) is not None:
+                state.take(failure, now_s)
         if now_s - self._seen_written_s > SEEN_EVERY_S:
             self._seen_written_s = now_s
             self.folder.write_seen(self._attempt.number, state.seen)
@@ -320,7 +322,11 @@ class Launch:
         self.folder.write_record(PLAN_FILE, self._plan)
         self._record.write(self._plan, self._attempt.number, "running")
         self._nodes = self._running(bundles)
-        return start(self._nodes, self._plan, self._attempt, inventory, forced, self._on_state)
+        faults = () if self._island is None else tuple(self._island.enter_tunnel(self._interrupts))
+        if not (entered := Preflight(faults, forced)).passed:
+            return entered
+        preflight = start(self._nodes, self._plan, self._attempt, inventory, forced, self._on_state)
+        return replace(preflight, faults=(*faults, *preflight.faults))
 
     def _running(self, bundles: Sequence[NodeBundle]) -> RunningNodes:
         if self._plan.job.checkpoint is not None:

@@ -21,6 +21,7 @@ from launcher.islands.island_part import IslandPart
 from launcher.islands.island_return import TRIES
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.islands.rendezvous_server import RendezvousServer
+from launcher.islands.run_tunnel import RunTunnel
 from launcher.journal.run_events import NodeState, Notice, RunEvent
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, read_own
 from launcher.journal.run_store import remember, this_process
@@ -83,11 +84,13 @@ class LaunchIslands:
         self._view, self._exports = view, exports
         quorum = outer_sync_of(plan, 0).quorum
         self._meeting, self._lock = RendezvousServer(len(plan.islands), quorum), threading.Lock()
+        self._tunnel = RunTunnel(plan, folder.run_id)
         self._islands: list[_Island] = []
         self._interrupts, self._signals = [Interrupts() for _ in plan.islands], 0
         self._digests: dict[int, tuple[int, str]] = {}  # by outer sync, of the island that reported first
         self._last: dict[int, AppliedOuterSync] = {}  # the latest by island
         self._started_at_s = time.time()
+        self._not_ended: tuple[str, ...] = ()  # of the tunnel
         self._at_end = HookCommand(plan.job.launch.on_end, folder.path)
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
@@ -110,6 +113,7 @@ class LaunchIslands:
         except BaseException:
             for island in self._islands:
                 island.launch.discard()
+            self._tunnel.stop()
             self.folder.close()
             shutil.rmtree(self.folder.path, ignore_errors=True)
             raise
@@ -119,11 +123,13 @@ class LaunchIslands:
         soon."""
         for island in self._islands:
             island.launch.leave()
+        self._tunnel.leave()
         self.folder.close()
 
     def take_over(self, run: Run) -> None:
         """Reconnect to a run just left, before its ranks have met. Raises HolmesError as `Launch`."""
         self._started_at_s = run.started_at_s
+        self._tunnel.take_over(self._interrupts)
         for number in range(len(self._plan.islands)):
             island = self._make(number)
             island.launch.take_over(read_own(Run, self.folder.path / island_name(number), RUN_FILE))
@@ -138,6 +144,7 @@ class LaunchIslands:
         while any(thread.is_alive() for thread in threads):
             time.sleep(POLL_S)
             self._meeting.look()
+            self._tunnel.look(time.monotonic())
             self._end_stragglers()
         return self._end(self._signals > 0)
 
@@ -152,7 +159,7 @@ class LaunchIslands:
         name, interrupts = island_name(number), self._interrupts[number]
         folder = RunFolder(self.folder.path / name, f"{self.folder.run_id}-{name}")
         tries = self._settings.restarts or TRIES
-        part = IslandPart(outer_sync_of(self._plan, number), self._meeting, tries)
+        part = IslandPart(outer_sync_of(self._plan, number), self._meeting, tries, self._tunnel)
         view = _View(lambda event: self._take(number, event))
         plan = self._plan.islands[number]
         back = step_of_island(self._plan, self._settings.resume_step, number)
@@ -216,7 +223,7 @@ class LaunchIslands:
             steps_done=max((run.steps_done for run in runs), default=0),
             missing_islands=self._missing() if state == "done" else (),
             tokens_per_s=sum(speeds) if speeds else None,
-            not_ended=tuple(what for run in runs for what in run.not_ended),
+            not_ended=tuple(dict.fromkeys([*(what for run in runs for what in run.not_ended), *self._not_ended])),
             failures=tuple(failure for run in runs if run.state != "done" for failure in run.failures),
         )
         self.folder.write_run(run)
@@ -234,6 +241,7 @@ class LaunchIslands:
 
         The exit code is 1 if an island does not end with the others' model, unless that is allowed.
         """
+        self._not_ended = self._tunnel.stop()
         runs = [island.run for island in self._islands if island.run is not None]
         if interrupted:
             run = self._write("stopped", 130)

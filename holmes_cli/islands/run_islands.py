@@ -9,7 +9,7 @@ from pathlib import Path
 from holmes_cli.api import launch_islands
 from holmes_cli.islands.islands_view import LinesOfIslands
 from holmes_cli.islands.show_islands import end_as_json, show_islands
-from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles
+from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles, show_tunnel
 from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
@@ -20,6 +20,7 @@ from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import Run, Settings
 from launcher.islands.going_back import step_of_island, steps_back
 from launcher.islands.outer_sync import outer_sync_of
+from launcher.islands.run_tunnel import tunnel_bundles
 from launcher.nodes.interrupts import ctrl_c_ignored
 from launcher.nodes.preflight import PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
@@ -38,8 +39,11 @@ def refuse_settings(plan: IslandsPlan, settings: Settings) -> None:
 
 
 def dry_run_of_islands(plan: IslandsPlan, settings: Settings, job_folder: Path, as_json: bool) -> None:
-    """Print what would be sent and started, island by island."""
+    """Print what would be sent and started: the tunnel if there is one, then island by island."""
     variables = read_user_variables(plan.job, os.environ, job_folder)
+    if plan.encrypts:
+        held = [each for number in range(len(plan.islands)) for each in tunnel_bundles(plan, number, "dry-run")]
+        bundles_as_json(held, plan.islands[0]) if as_json else show_tunnel(held)
     for number, island in enumerate(plan.islands):
         attempt = Attempt(
             f"dry-run-{island_name(number)}",

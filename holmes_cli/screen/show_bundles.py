@@ -9,7 +9,7 @@ from typing import Any
 
 from holmes_cli.screen.plan_tables import count
 from holmes_cli.screen.terminal import out
-from holmes_core.records.plan import EnvironmentVariable, Plan
+from holmes_core.records.plan import TUNNEL_NETDEV, EnvironmentVariable, Plan
 from holmes_core.units import format_bytes, format_names
 from launcher.prepare.bundle import NodeBundle, Parcel, as_bytes
 
@@ -47,6 +47,16 @@ def show_bundles(bundles: Sequence[NodeBundle], plan: Plan) -> None:
         _line(f"started on {_hosts(hosts)} by\n$ {bundle.start_command}")
     _line("`--dry-run --json` prints every file and command of every host")
     _line("as plain files, for other launchers too: holmes emit plan.json --to files -o DIR")
+
+
+def show_tunnel(bundles: Sequence[NodeBundle]) -> None:
+    """Print the commands of the agents that hold a tunnel of islands, and the needs of their hosts."""
+    _line(
+        f"tunnel: {TUNNEL_NETDEV} on {count(len(bundles), 'host')}, for the whole run, held by an agent without ranks"
+    )
+    _line("each needs wg and ip, WireGuard in its kernel or wireguard-go, root or `sudo -n`, and UDP from 51820 open")
+    for hosts, bundle in _ways(bundles):
+        _line(f"started on {_hosts(hosts)} by\n$ {bundle.start_command}")
 
 
 def bundles_as_json(bundles: Sequence[NodeBundle], plan: Plan) -> None:

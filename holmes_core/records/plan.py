@@ -309,6 +309,11 @@ class IslandsPlan(FileRecord):
         return self.islands[0].sketch
 
     @property
+    def encrypts(self) -> bool:
+        """True if a tunnel joins all hosts of all islands."""
+        return self.islands[0].nodes[0].tunnel_endpoint is not None
+
+    @property
     def inner_steps(self) -> tuple[int, ...]:
         """Steps a round, by island."""
         return tuple(plan.job.islands.chosen().inner_steps for plan in self.islands if plan.job.islands is not None)
@@ -337,4 +342,7 @@ class IslandsPlan(FileRecord):
         hosts = [node.host for plan in self.islands for node in plan.nodes]
         if len(set(hosts)) < len(hosts):
             raise ValueError("a host is in two islands")
+        in_tunnel = [node.shared_address for plan in self.islands for node in plan.nodes if node.tunnel_endpoint]
+        if in_tunnel and in_tunnel != [tunnel_address(number) for number in range(len(hosts))]:
+            raise ValueError(f"the hosts' addresses {in_tunnel} are not those of one tunnel")
         return self

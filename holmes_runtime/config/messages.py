@@ -290,9 +290,9 @@ class Destination(NamedTuple):
 
 
 class Meet(NamedTuple):
-    """Take these ends, by node rank, as the only peers of the tunnel."""
+    """Take these ends, by node rank, as the only peers of the tunnel; None for one that is not made yet."""
 
-    ends: tuple[TunnelEnd, ...]
+    ends: tuple[TunnelEnd | None, ...]
 
 
 class Reach(NamedTuple):

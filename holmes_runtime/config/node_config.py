@@ -66,7 +66,8 @@ class NodeConfig(NamedTuple):
     `master_port` on. `inputs` are the files and folders of job.yaml that every host must have. `environment` is for the
     ranks; `secrets` are names of variables whose values lie in files of their own. An attached run ends after
     `silence_limit_s` without a message from the controller; a `detached` one continues. `tunnel`: None where nothing is
-    encrypted. `meets`: the node belongs to an island, and its ranks use the rendezvous of all islands.
+    encrypted, and for the ranks of an island: an agent without ranks has that of all islands. `meets`: the node belongs
+    to an island, and its ranks use the rendezvous of all islands.
     """
 
     run_id: str

@@ -42,8 +42,8 @@ class Listeners:
         return addresses
 
     def open_rendezvous(self) -> int | None:
-        """The rendezvous' port; None if no port is free, or this is not node 0. Only the plan's nodes reach it."""
-        if self._config.node_rank == 0:
+        """The rendezvous' port; None if no port is free, or no ranks are on node 0. Only the plan's nodes reach it."""
+        if self._config.node_rank == 0 and self._config.num_ranks > 0:
             first, nodes = self._config.master_port, self._config.node_addresses
             for port in range(first, min(first + PORTS_TRIED, 65536)):
                 self.rendezvous = _listen(nodes[0], port, nodes)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from holmes_runtime.config.islands.rendezvous_messages import ToMeeting
+from holmes_runtime.config.messages import RankFailed
 from holmes_runtime.config.run_settings import OuterSync
 from launcher.islands.rendezvous_server import RendezvousServer, Reply
+from launcher.islands.run_tunnel import RunTunnel
+from launcher.nodes.interrupts import Interrupts
+from launcher.nodes.node_link import NodeMessage
+from launcher.nodes.preflight import Fault
 
 MIN_SILENCE_S = 5.0  # nodes speak every 2 s
 
@@ -15,12 +21,22 @@ MIN_SILENCE_S = 5.0  # nodes speak every 2 s
 class IslandPart:
     """The place of a launch among the islands. It is lost after `tries` starts without a step.
 
-    `meeting` is shared by all islands. `outer_sync`: what its ranks need to know of the others.
+    `meeting` and `tunnel` are shared by all islands. `outer_sync`: what its ranks need to know of the others.
     """
 
     outer_sync: OuterSync
     meeting: RendezvousServer
     tries: int
+    tunnel: RunTunnel
+
+    def enter_tunnel(self, interrupts: Interrupts) -> list[Fault]:
+        """See that this island's hosts are in the tunnel; return why they cannot be. Raises KeyboardInterrupt."""
+        return self.tunnel.enter(self.outer_sync.island, interrupts)
+
+    def tunnel_failure(self, now_s: float) -> NodeMessage | None:
+        """Return the failure of the node whose end of the tunnel is lost, if one is."""
+        lost = self.tunnel.lost(self.outer_sync.island)
+        return lost and NodeMessage(lost[0], RankFailed(None, 1, lost[1], time.time()), now_s)
 
     def take(self, reply: Reply, message: ToMeeting) -> str | None:
         """Answer a request of a rank of this island; return the reason if it is refused."""

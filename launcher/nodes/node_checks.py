@@ -13,7 +13,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Node, Plan
 from holmes_core.units import format_memory
 from holmes_runtime.config.messages import NodeFacts, Ready
-from holmes_runtime.config.node_config import SHM_BYTES_PER_RANK, TunnelFault
+from holmes_runtime.config.node_config import SHM_BYTES_PER_RANK, TunnelEnd, TunnelFault
 from launcher.nodes.preflight import Fault
 from launcher.prepare.prepare import Attempt, planned_interfaces, planned_rdma_ports
 
@@ -30,11 +30,12 @@ MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 
 @dataclass(frozen=True)
 class CheckedNode:
-    """A node of the plan with its reported facts, and the inventory if it is at hand."""
+    """A node of the plan with its reported facts, its own end of a tunnel, and the inventory if it is at hand."""
 
     plan: Plan
     node: Node
     facts: NodeFacts
+    tunnel: TunnelEnd | TunnelFault | None
     inventory: Inventory | None
 
 
@@ -46,17 +47,23 @@ def check_facts(
     for node in plan.nodes:
         facts, tunnel = answers[node.node_rank].facts, answers[node.node_rank].tunnel
         for name, check in _NODE_CHECKS.items():
-            for evidence in check(CheckedNode(plan, node, facts, inventory)):
+            for evidence in check(CheckedNode(plan, node, facts, tunnel, inventory)):
                 yield Fault(name, node.host, evidence)
         if isinstance(tunnel, TunnelFault):
             yield Fault("encryption", node.host, tunnel.evidence, tunnel.remedy)
-        elif node.tunnel_endpoint is not None and tunnel is None:
-            yield Fault("encryption", node.host, "the plan encrypts, and the node has made no tunnel")
+        elif node.tunnel_endpoint is not None and not _has_its_end(node, facts):
+            evidence = f"the plan encrypts, and the node has no {node.shared_netdev} with {node.shared_address}"
+            yield Fault("encryption", node.host, evidence)
     yield from _checkpoints(plan, attempt, answers)
     if answers[0].master_port is None and not isinstance(answers[0].tunnel, TunnelFault):
         first, port = plan.nodes[0], plan.job.master_port
         evidence = f"no port from {port} to {port + 99} is free at {first.shared_address}"
         yield Fault("rendezvous", first.host, evidence)
+
+
+def _has_its_end(node: Node, facts: NodeFacts) -> bool:
+    found = facts.interfaces.get(node.shared_netdev)
+    return found is not None and found.up and found.address == node.shared_address
 
 
 def _versions(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
@@ -193,8 +200,13 @@ def _interfaces(at: CheckedNode) -> Iterator[str]:
             yield f"no interface {name}; there are {', '.join(at.facts.interfaces)}"
         elif not found.up:
             yield f"interface {name} is down"
-    address = at.node.tunnel_endpoint or at.node.shared_address
-    if address not in at.facts.local_addresses:
+    if at.node.tunnel_endpoint is None or at.tunnel is not None:  # else another agent has the tunnel, and was asked
+        yield from foreign_address(at.node.tunnel_endpoint or at.node.shared_address, at.facts)
+
+
+def foreign_address(address: str, facts: NodeFacts) -> Iterator[str]:
+    """Yield the evidence if the address by which others are to reach a node is not its own."""
+    if address not in facts.local_addresses:
         yield f"{address}, by which the other nodes are to reach it, is no address of this host"
 
 

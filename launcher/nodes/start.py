@@ -33,7 +33,7 @@ from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.node_checks import check_facts
 from launcher.nodes.node_link import LinkClosed, LinkState, NodeLink, NodeMessage, Unreadable
 from launcher.nodes.preflight import Fault, Preflight, host_fault, unreadable_fault
-from launcher.nodes.reach_checks import rounds_of, tries_of
+from launcher.nodes.reach_checks import ReachCheck, rounds_of, tries_of
 from launcher.prepare.bundle import NodeBundle
 from launcher.prepare.prepare import Attempt
 
@@ -133,8 +133,8 @@ def start(
 
     Raises KeyboardInterrupt.
     """
-    faults = _open_all(nodes, on_state)
-    answers, silent = _await(nodes, Ready, on_state)
+    faults = open_all(nodes, on_state)
+    answers, silent = await_answers(nodes, Ready, on_state)
     faults += silent
     if not faults:
         faults = [*check_facts(plan, attempt, inventory, answers), *_introduce(nodes, answers, on_state)]
@@ -146,7 +146,7 @@ def start(
     return Preflight(tuple(faults), forced, frozenset(step for each in folders if each for step in each.steps))
 
 
-def _open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
+def open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
     """Start all agents; return a fault for each host that failed. One failure hides no other."""
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         jobs: list[Future[None]] = [pool.submit(link.start) for link in nodes.links]
@@ -170,7 +170,7 @@ def _show_states(nodes: RunningNodes, on_state: OnState) -> None:
             nodes.heard.put(heard)
 
 
-def _await(nodes: RunningNodes, kind: type[Answer], on_state: OnState) -> tuple[dict[int, Answer], list[Fault]]:
+def await_answers(nodes: RunningNodes, kind: type[Answer], on_state: OnState) -> tuple[dict[int, Answer], list[Fault]]:
     """Return every started node's message of that kind, and a fault for each of them that sends none."""
     opened = {rank for rank, link in enumerate(nodes.links) if link.opened}
     answers: dict[int, Answer] = {}
@@ -206,10 +206,14 @@ def _introduce(nodes: RunningNodes, answers: Mapping[int, Ready], on_state: OnSt
     """Send every node the tunnel ends of the others, if each node has one."""
     ends = tuple(answers[rank].tunnel for rank in range(len(nodes.links)))
     made = tuple(end for end in ends if isinstance(end, TunnelEnd))
-    if not made or len(made) < len(ends):
-        return
-    nodes.send(Meet(made))
-    met, faults = _await(nodes, Met, on_state)
+    if made and len(made) == len(ends):
+        yield from introduce(nodes, made, on_state)
+
+
+def introduce(nodes: RunningNodes, ends: Sequence[TunnelEnd | None], on_state: OnState) -> Iterator[Fault]:
+    """Send every node the ends of its tunnel, and yield the fault of each that cannot take them."""
+    nodes.send(Meet(tuple(ends)))
+    met, faults = await_answers(nodes, Met, on_state)
     yield from faults
     for rank, answer in met.items():
         if answer.fault is not None:
@@ -221,12 +225,17 @@ def _check_network(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Ready]
     if answers[0].master_port is None:
         return
     for tries in rounds_of(plan, tries_of(plan, answers, answers[0].master_port)):
-        for rank in range(len(nodes.links)):
-            nodes.links[rank].send(Reach(tuple(each.destination for each in tries if each.here == rank)))
-        reached, faults = _await(nodes, Reached, on_state)
-        yield from faults
-        for rank, answer in reached.items():
-            yield from (Fault("network", nodes.host(rank), text) for text in answer.faults)
+        yield from try_to_reach(nodes, tries, on_state)
+
+
+def try_to_reach(nodes: RunningNodes, tries: Sequence[ReachCheck], on_state: OnState) -> Iterator[Fault]:
+    """Have all nodes try these connections at once, and yield those that fail."""
+    for rank in range(len(nodes.links)):
+        nodes.links[rank].send(Reach(tuple(each.destination for each in tries if each.here == rank)))
+    reached, faults = await_answers(nodes, Reached, on_state)
+    yield from faults
+    for rank, answer in reached.items():
+        yield from (Fault("network", nodes.host(rank), text) for text in answer.faults)
 
 
 def follow(nodes: RunningNodes, messages_seen: Mapping[int, int]) -> None:

@@ -201,7 +201,7 @@ def _bundle(
         secrets=tuple(sorted(variables.secrets)),
         silence_limit_s=SILENCE_LIMIT_S,
         detached=attempt.detached,
-        tunnel=_tunnel(plan, node),
+        tunnel=_tunnel(plan, node) if attempt.outer_sync is None else None,  # that of islands is there before them
         meets=attempt.outer_sync is not None,
     )
     secrets = secret_files(variables)

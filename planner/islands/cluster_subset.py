@@ -7,7 +7,16 @@ from collections.abc import Collection
 from holmes_core.records.inventory import Inventory
 
 
-def only_clusters(inventory: Inventory, names: Collection[str]) -> Inventory:
+class IslandInventory(Inventory):
+    """The clusters of one island, which may be a single one: the tunnel then leads to the others."""
+
+    @property
+    def encrypts(self) -> bool:
+        """True if traffic between islands goes through a tunnel."""
+        return self.security.between_clusters == "wireguard"
+
+
+def only_clusters(inventory: Inventory, names: Collection[str]) -> IslandInventory:
     """Return the inventory with the clusters of these names, their hosts, and what joins them, alone.
 
     Several clusters keep all links between any two: of those, pairs that were not measured have the worst.
@@ -17,8 +26,9 @@ def only_clusters(inventory: Inventory, names: Collection[str]) -> Inventory:
     shared = inventory.shared
     if shared is not None:
         shared = shared.model_copy(update={"ports": tuple(port for port in shared.ports if port.host in kept)})
-    return inventory.model_copy(
-        update={
+    return IslandInventory.model_construct(
+        **{
+            **dict(inventory),
             "hosts": tuple(host for host in inventory.hosts if host.name in kept),
             "clusters": clusters,
             "shared": shared,

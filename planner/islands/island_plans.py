@@ -128,8 +128,6 @@ def _refusal(inventory: Inventory, job: Job) -> str:
     clusters, quorum = len(inventory.clusters), job.islands.quorum
     if clusters < 2:
         return "the inventory has one cluster"
-    if inventory.encrypts:
-        return "between_clusters is wireguard, and what islands exchange would not be encrypted"
     if quorum > clusters:
         return f"islands.quorum is {quorum}, there are {clusters} clusters"
     return ""

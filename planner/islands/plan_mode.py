@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import get_args
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes, island_name
 from holmes_core.records.job import Job
-from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
+from holmes_core.records.plan import IslandsPlan, Plan, SourceFile, tunnel_address
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
 from planner.cost.counts import outer_bytes
 from planner.islands.cluster_subset import only_clusters
@@ -119,13 +120,24 @@ def _written(
         job_source=sources[1],
         job=job,
         rounds=rounds,
-        islands=tuple(
+        islands=_in_one_tunnel(
             _with_job(inventory, plan, _island_job(job, plan.job, island_name(k), steps, rounds))
             for k, (plan, steps) in enumerate(zip(best.plans, best.inner_steps, strict=True))
         ),
         prediction=best.cost,
         modes=modes,
     )
+
+
+def _in_one_tunnel(islands: Iterable[Plan]) -> tuple[Plan, ...]:
+    """Return the plans with an address for each host in the tunnel of them all, where they encrypt."""
+    addresses, moved = map(tunnel_address, count()), list[Plan]()
+    for plan in islands:
+        if plan.nodes[0].tunnel_endpoint is not None:
+            nodes = tuple(node.model_copy(update={"shared_address": next(addresses)}) for node in plan.nodes)
+            plan = plan.model_copy(update={"nodes": nodes})
+        moved.append(plan)
+    return tuple(moved)
 
 
 def _with_job(inventory: Inventory, plan: Plan, job: Job) -> Plan:

@@ -15,7 +15,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import BestMode, Mode
 from holmes_core.records.link import Security
 from holmes_core.records.plan import IslandsPlan, Plan
-from holmes_core.records.record_file import read_file
+from holmes_core.records.record_file import read_file, write_signed
 from holmes_train.api import HolmesError, plan
 from planner.islands.uniform_links import with_uniform_links
 from tests.cli.conftest import Command
@@ -81,12 +81,28 @@ def test_settings_that_are_left_open_are_chosen_and_shown(command: Command, tmp_
     assert tuple(map(str, settings)) == chosen.groups()
 
 
-def test_encryption_that_rules_out_islands_is_the_first_line(command: Command, tmp_path: Path) -> None:
-    security = Security(between_clusters="wireguard")
-    inventory = SLOW.model_copy(update={"security": security})
-    (tmp_path / "inventory.json").write_text(inventory.to_json(), encoding="utf-8")
+def test_quorum_that_rules_out_islands_is_the_first_line(command: Command, tmp_path: Path) -> None:
+    write_job(tmp_path, {**ISLANDS, "quorum": 3})
     first = command("plan", "job.yaml").stdout.splitlines()[0]
-    assert re.match(r"`between_clusters: wireguard` rules out islands that would read \d+ tokens/s, \d\.\d\dx", first)
+    assert re.match(r"`islands.quorum: 3` rules out islands that would read \d+ tokens/s, \d\.\d\dx", first)
+
+
+def test_dry_run_of_encrypted_islands_has_the_agents_of_their_tunnel(command: Command, tmp_path: Path) -> None:
+    inventory = SLOW.model_copy(update={"security": Security(between_clusters="wireguard")})
+    write_signed(tmp_path / "inventory.json", inventory)
+    assert command("plan", "job.yaml").code == 0
+    done = command("launch", "plan.json", "--dry-run")
+    assert done.code == 0, done.stderr
+    said = done.stdout
+    assert said.startswith("tunnel: holmes-wg on 2 hosts")
+    assert "UDP from 51820 open" in said
+    lines = map(json.loads, command("launch", "plan.json", "--dry-run", "--json").stdout.splitlines())
+    nodes = [line for line in lines if "node" in line]
+    configs = [json.loads(line["files"]["node.json"]) for line in nodes]
+    assert [(line["node"], config["tunnel"] is None) for line, config in zip(nodes, configs, strict=True)] == [
+        *(("a1", False), ("b1", False)),
+        *(("a1", True), ("b1", True)),
+    ]
 
 
 def test_a_longer_round_than_the_fixed_one_is_named_with_its_loss(command: Command, tmp_path: Path) -> None:

@@ -57,7 +57,10 @@ def test_nodes_with_their_ends_of_the_tunnel_have_no_fault() -> None:
 
 @pytest.mark.parametrize(
     ("said", "evidence", "remedy"),
-    [(LACKS, *LACKS), (None, "the plan encrypts, and the node has made no tunnel", "open UDP port 51820")],
+    [
+        (LACKS, *LACKS),
+        (None, "the plan encrypts, and the node has no holmes-wg with 198.18.0.1", "open UDP port 51820"),
+    ],
 )
 def test_a_node_without_its_end_refuses_and_cannot_be_forced(
     said: TunnelFault | None, evidence: str, remedy: str

@@ -13,7 +13,6 @@ import pytest
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.link import Security
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings, OuterCodec
 from launcher.islands.outer_sync import outer_sync_of
@@ -222,22 +221,17 @@ def test_settings_that_fit_no_round_leave_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inventory", "section", "setting"),
+    ("section", "setting"),
     [
-        (
-            SLOW.model_copy(update={"security": Security(between_clusters="wireguard")}),
-            {},
-            "between_clusters: wireguard",
-        ),
-        (SLOW, {"quorum": 3}, "islands.quorum: 3"),
-        (SLOW, {"codec": "none", "max_loss_penalty": "1%"}, "islands.max_loss_penalty: 1%"),
-        (SLOW, {}, None),
+        ({"quorum": 3}, "islands.quorum: 3"),
+        ({"codec": "none", "max_loss_penalty": "1%"}, "islands.max_loss_penalty: 1%"),
+        ({}, None),
     ],
 )
 def test_setting_that_rules_out_faster_islands_is_named_with_their_speed(
-    inventory: Inventory, section: dict[str, object], setting: str | None
+    section: dict[str, object], setting: str | None
 ) -> None:
-    plan = planned_mode(inventory, slow_job(**section))
+    plan = planned_mode(SLOW, slow_job(**section))
     assert plan.modes is not None
     slower_by = plan.modes.slower_by
     assert (slower_by and slower_by.setting) == setting

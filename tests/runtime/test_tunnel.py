@@ -125,6 +125,28 @@ def test_the_tunnel_of_an_agent_that_lives_is_nobody_elses(
     assert take_down(folder)
 
 
+def test_the_tunnel_of_another_that_lives_is_not_left_by_this_one(folder: Path, tmp_path: Path) -> None:
+    """As an agent of an island's ranks ends where the tunnel of all islands stands."""
+    install(tmp_path, "wg", "exit 1")
+    other = folder.parent / "0-1"
+    other.mkdir()
+    living = tunnel(other, "holmes-wg")
+    assert isinstance(living.open(), TunnelFault)  # it goes no further, and holds the record
+    assert take_down(folder)
+    assert not take_down(other)
+    living.let_go()
+
+
+def test_a_peer_with_a_new_key_takes_the_place_of_its_old_one(folder: Path, tmp_path: Path) -> None:
+    end = tunnel(folder)
+    assert end.meet((TunnelEnd("OWN", 51820), None)) is None
+    assert calls(tmp_path) == []
+    for key in ("OLD", "NEW", "NEW"):
+        assert end.meet((TunnelEnd("OWN", 51820), TunnelEnd(key, 51820))) is None
+    said = [each.removeprefix("wg set lo ").split(" endpoint")[0] for each in calls(tmp_path) if each.startswith("wg")]
+    assert said == ["peer OLD", "peer OLD remove peer NEW", "peer NEW"]
+
+
 def test_peers_are_met_by_key_with_their_own_address_alone(folder: Path, tmp_path: Path) -> None:
     assert tunnel(folder).meet((TunnelEnd("OWN", 51820), TunnelEnd("THEIRS", 51821))) is None
     peer = "peer THEIRS endpoint 127.0.0.1:51821 allowed-ips 198.18.0.2/32"

@@ -42,6 +42,7 @@ class Tunnel:
         self._addresses, self._node_rank = config.node_addresses, config.node_rank
         self._folder = folder
         self._record: int | None = None
+        self._keys = frozenset[str]()  # of its peers
 
     def open(self) -> TunnelEnd | TunnelFault:
         """Make the interface, with its own key and port and no peers yet. Return the fault where it cannot be made."""
@@ -74,15 +75,20 @@ class Tunnel:
         prefix = 32 - (len(self._addresses) + 1).bit_length()
         return TunnelEnd(*set_up(self._interface, f"{address}/{prefix}"))
 
-    def meet(self, ends: Sequence[TunnelEnd]) -> TunnelFault | None:
-        """Set `ends`, by node rank, as the peers, each with its own address only. Return the fault if that fails."""
+    def meet(self, ends: Sequence[TunnelEnd | None]) -> TunnelFault | None:
+        """Set `ends`, by node rank, as the only peers, each with its own address only. Return the fault if that fails.
+
+        What passes between this end and peers that it has already is not disturbed.
+        """
         try:
             peers = [
                 Peer(end.public_key, self._endpoints[rank], end.port, self._addresses[rank])
                 for rank, end in enumerate(ends)
-                if rank != self._node_rank
+                if rank != self._node_rank and end is not None
             ]
-            meet(self._interface, peers)
+            keys = frozenset(peer.public_key for peer in peers)
+            meet(self._interface, peers, sorted(self._keys - keys))
+            self._keys = keys
         except TunnelRefused as refused:
             return TunnelFault(refused.evidence, refused.remedy)
         except OSError as error:
@@ -97,13 +103,13 @@ class Tunnel:
 
 
 def take_down(folder: Path) -> bool:
-    """Remove the tunnel that an agent, now ended, has made for `folder`. Return True if none is left."""
+    """Remove the tunnel that an agent, now ended, has made for `folder`. Return True if none of its own is left."""
     file = _record_file(folder)
     if not file.exists():
         return True
     record = _locked(file, 0.0)
-    if record is None:  # its agent lives
-        return False
+    if record is None:  # an agent that lives has a tunnel, its own or that of all islands
+        return not _is_recorded(file, folder)
     try:
         recorded = _read(record)
         if recorded is not None and recorded["folder"] == str(folder):
@@ -149,6 +155,13 @@ def _read(record: int) -> dict[str, object] | None:
         recorded: dict[str, object] = json.loads(text)
         return recorded
     return None
+
+
+def _is_recorded(file: Path, folder: Path) -> bool:
+    """Return True if the record, which another process may hold locked, is of the tunnel made for `folder`."""
+    with open(file, "rb") as record:
+        recorded = _read(record.fileno())
+    return recorded is not None and recorded["folder"] == str(folder)
 
 
 def _remove_recorded(record: int) -> None:

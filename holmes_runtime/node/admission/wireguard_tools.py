@@ -70,11 +70,14 @@ def set_up(name: str, address: str) -> tuple[str, int]:
     return run("wg", "pubkey", given=private_key), _listen(name)
 
 
-def meet(name: str, peers: Sequence[Peer]) -> None:
-    """Accept the peers' packets on the interface, each from its own address only. Raises TunnelRefused, OSError."""
+def meet(name: str, peers: Sequence[Peer], gone: Sequence[str] = ()) -> None:
+    """Accept the peers' packets on the interface, each from its own address only; forget the keys in `gone`.
+
+    Raises TunnelRefused, OSError.
+    """
     if not peers:
         return
-    words = []
+    words = [word for key in gone for word in ("peer", key, "remove")]
     for peer in peers:
         words += ["peer", peer.public_key, "endpoint", f"{peer.endpoint}:{peer.port}"]
         words += ["allowed-ips", f"{peer.address}/32"]

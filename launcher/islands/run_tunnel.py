@@ -1,0 +1,221 @@
+"""The encrypted tunnel of a run of islands: an end on each host, which an agent without ranks holds for the whole run.
+
+Islands come and go inside it. An island that has lost an end gets new ones, with new keys, before it starts again. The
+other islands' ends stay, and take the new peers for the old.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+
+from holmes_core.records.islands import island_name
+from holmes_core.records.plan import TUNNEL_NETDEV, IslandsPlan, Node
+from holmes_runtime.config.messages import Destination, Meet, Met, Ready, Refused, SocketAddress
+from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEnd, TunnelFault
+from launcher.nodes.interrupts import Interrupts
+from launcher.nodes.node_checks import foreign_address
+from launcher.nodes.node_link import LinkClosed, NodeMessage, Unreadable
+from launcher.nodes.preflight import PROBE_AGAIN, Fault
+from launcher.nodes.reach_checks import ReachCheck
+from launcher.nodes.start import RunningNodes, await_answers, follow, introduce, open_all, try_to_reach
+from launcher.nodes.stop import stop
+from launcher.prepare.bundle import NODE_CONFIG_FILE, NodeBundle, Parcel
+from launcher.prepare.prepare import SILENCE_LIMIT_S, runtime_files
+from launcher.supervise.attempt_state import STALLED_S
+from launcher.supervise.silence import SilenceDetector
+
+LOST_S = SILENCE_LIMIT_S + STALLED_S  # a host that is down is noticed before, by the agent of its ranks
+
+
+def tunnel_bundles(plan: IslandsPlan, island: int, run_id: str, start: int = 0) -> tuple[NodeBundle, ...]:
+    """Return the files and commands of the agents that hold the island's ends, for their `start`th start."""
+    everyone, own_id = [node for each in plan.islands for node in each.nodes], f"{run_id}-{island_name(island)}-tunnel"
+    addresses = tuple(node.shared_address for node in everyone)
+    endpoints = tuple(node.tunnel_endpoint for node in everyone if node.tunnel_endpoint is not None)
+    runtime = Parcel(runtime_files())
+
+    def bundle(node: Node) -> NodeBundle:
+        config = NodeConfig(
+            run_id=own_id,
+            host=node.host,
+            node_rank=addresses.index(node.shared_address),
+            num_ranks=0,
+            node_addresses=addresses,
+            master_port=0,
+            addresses={TUNNEL_NETDEV: node.shared_address},
+            gpus=(),
+            checkpoint_path=None,
+            inputs=(),
+            environment={},
+            secrets=(),
+            silence_limit_s=SILENCE_LIMIT_S,
+            detached=False,
+            tunnel=TunnelConfig(TUNNEL_NETDEV, endpoints),
+        )
+        without_ranks = node.model_copy(update={"environment": ()})
+        return NodeBundle(without_ranks, own_id, start, {NODE_CONFIG_FILE: config.to_json()}, frozenset(), (runtime,))
+
+    return tuple(map(bundle, plan.islands[island].nodes))
+
+
+@dataclass
+class _IslandEnds:
+    """The agents that hold the ends of one island, and what they have reported."""
+
+    nodes: RunningNodes
+    silence: SilenceDetector
+    made: dict[int, TunnelEnd] = field(default_factory=dict)
+    listeners: dict[int, SocketAddress] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)  # nodes to which a new connection is being made
+    lost: tuple[int, str] | None = None  # the node, and why
+
+
+class RunTunnel:
+    """The tunnel of all islands, whose threads use it one at a time; none where their plan does not encrypt."""
+
+    def __init__(self, plan: IslandsPlan, run_id: str) -> None:
+        self._plan, self._run_id = plan, run_id
+        self._ends: dict[int, _IslandEnds] = {}
+        self._starts = [0] * len(plan.islands)
+        self._lock = Lock()
+
+    def enter(self, island: int, interrupts: Interrupts) -> list[Fault]:
+        """Make the island's ends unless all of them stand, and introduce them to all others; return the faults.
+
+        The first time the island's hosts try to reach all others. Raises KeyboardInterrupt.
+        """
+        if not self._plan.encrypts:
+            return []
+        with self._lock:
+            if island in self._ends:
+                self._take_messages(self._ends[island], STALLED_S, time.monotonic())
+                if self._ends[island].lost is None:
+                    return []
+                stop(self._ends[island].nodes)
+            bundles = tunnel_bundles(self._plan, island, self._run_id, self._starts[island])
+            self._starts[island] += 1
+            ends = self._ends[island] = _new(bundles, interrupts)
+            faults = [*open_all(ends.nodes, _unseen), *self._take_ends(island)]
+            if not faults:
+                self._introduce_to_others(island)
+                faults += introduce(ends.nodes, self._made(), _unseen)
+            ends.lost = (0, faults[0].evidence) if faults else None
+            if not faults and self._starts[island] == 1:
+                faults += try_to_reach(ends.nodes, list(self._tries(island)), _unseen)
+            return faults
+
+    def lost(self, island: int) -> tuple[int, str] | None:
+        """Return the node of the island whose end is lost, and why; None while all stand."""
+        return self._ends[island].lost if island in self._ends else None
+
+    def look(self, now_s: float) -> None:
+        """Take what the agents have reported, unless an island is entering. Called again and again."""
+        if self._lock.acquire(blocking=False):
+            try:
+                for ends in self._ends.values():
+                    self._take_messages(ends, LOST_S, now_s)
+            finally:
+                self._lock.release()
+
+    def leave(self) -> None:
+        """Drop all connections; the agents hold their ends until `take_over` comes soon."""
+        for ends in self._ends.values():
+            ends.nodes.close()
+
+    def take_over(self, interrupts: Sequence[Interrupts]) -> None:
+        """Reconnect to the agents of a run just left. Raises HolmesError if none of an island's is reached."""
+        for island, each in enumerate(interrupts if self._plan.encrypts else ()):
+            self._ends[island] = _new(tunnel_bundles(self._plan, island, self._run_id), each)
+            self._starts[island] = 1
+            follow(self._ends[island].nodes, {})
+            for fault in self._take_ends(island):
+                self._ends[island].lost = (0, fault.evidence)
+
+    def stop(self) -> tuple[str, ...]:
+        """Take the tunnel down on all hosts; return a line for each that has a process left."""
+        with ThreadPoolExecutor(max(len(self._ends), 1)) as pool:
+            return tuple(
+                line for lines in pool.map(lambda ends: stop(ends.nodes), self._ends.values()) for line in lines
+            )
+
+    def _take_ends(self, island: int) -> Iterator[Fault]:
+        """Wait for the island's ends, and yield why there is none on a host."""
+        ends = self._ends[island]
+        answers, faults = await_answers(ends.nodes, Ready, _unseen)
+        yield from faults
+        for rank, answer in answers.items():
+            node = ends.nodes.links[rank].bundle.node
+            for why in foreign_address(_endpoint(node), answer.facts):
+                yield Fault("encryption", node.host, why, PROBE_AGAIN)
+            if isinstance(answer.tunnel, TunnelEnd):
+                ends.made[rank] = answer.tunnel
+                ends.listeners.update((rank, each) for each in answer.listeners.values())
+            elif isinstance(answer.tunnel, TunnelFault):
+                yield Fault("encryption", node.host, answer.tunnel.evidence, answer.tunnel.remedy)
+
+    def _made(self) -> list[TunnelEnd | None]:
+        """Return the ends of all hosts, in the order of their addresses."""
+        made = {number: ends.made for number, ends in self._ends.items()}
+        islands = enumerate(self._plan.islands)
+        return [made.get(number, {}).get(node.node_rank) for number, plan in islands for node in plan.nodes]
+
+    def _introduce_to_others(self, island: int) -> None:
+        """Send all ends to the hosts of the other islands, whose answers `look` takes."""
+        for number, ends in self._ends.items():
+            if number != island:
+                ends.nodes.send(Meet(tuple(self._made())))
+
+    def _tries(self, island: int) -> Iterator[ReachCheck]:
+        """Yield a connection from each host of the island to each of the others that have entered."""
+        others = [ends for number, ends in self._ends.items() if number != island]
+        for link in self._ends[island].nodes.links:
+            here = link.bundle.node
+            for there, (address, port) in (
+                (ends.nodes.host(rank), at) for ends in others for rank, at in ends.listeners.items()
+            ):
+                destination = Destination(f"{there} in the tunnel", here.shared_address, address, port)
+                yield ReachCheck(here.node_rank, 0, destination)
+
+    def _take_messages(self, ends: _IslandEnds, limit_s: float, now_s: float) -> None:
+        """Take all messages of an island's agents; note an end that is lost, or silent for longer than `limit_s`."""
+        while not ends.nodes.heard.empty():
+            heard = ends.nodes.heard.get()
+            if heard.number is not None:
+                ends.silence.take_word(heard.node_rank, heard.heard_s)
+                ends.dropped.discard(heard.node_rank)
+            if (why := _loss(heard)) is not None:
+                ends.lost = ends.lost or (heard.node_rank, why)
+        for rank, silent_s in ends.silence.silent(now_s, STALLED_S).items():
+            if silent_s > limit_s:
+                ends.lost = ends.lost or (rank, f"no word from its end of the tunnel for {silent_s:.0f} s")
+            elif rank not in ends.dropped:
+                ends.dropped.add(rank)
+                ends.nodes.links[rank].drop()
+
+
+def _new(bundles: Sequence[NodeBundle], interrupts: Interrupts) -> _IslandEnds:
+    return _IslandEnds(RunningNodes(bundles, False, interrupts), SilenceDetector(len(bundles), time.monotonic()))
+
+
+def _endpoint(node: Node) -> str:
+    assert node.tunnel_endpoint is not None  # the plan holds it
+    return node.tunnel_endpoint
+
+
+def _loss(heard: NodeMessage) -> str | None:
+    """Return why a node has lost its end of the tunnel, if that message says so."""
+    if isinstance(heard.message, LinkClosed):
+        return "lost its end of the tunnel: the agent that holds it is gone"
+    if isinstance(heard.message, Unreadable | Refused):
+        return f"lost its end of the tunnel: {heard.message.reason}"
+    if isinstance(heard.message, Met) and heard.message.fault is not None:
+        return f"lost its end of the tunnel: {heard.message.fault.evidence}"
+    return None
+
+
+def _unseen(_host: str, _state: str) -> None:
+    """Show nothing: the agents of the ranks show how their hosts come up."""

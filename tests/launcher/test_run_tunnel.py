@@ -1,0 +1,237 @@
+"""The tunnel that all islands of a run share: its ends are made, introduced, lost and made anew, by played agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holmes_core.records.access import Access
+from holmes_core.records.link import Security
+from holmes_core.records.plan import TUNNEL_NETDEV, IslandsPlan
+from holmes_runtime.config.messages import RankFailed, Ready
+from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.strict_json import encode
+from launcher.islands.island_part import IslandPart
+from launcher.islands.outer_sync import outer_sync_of
+from launcher.islands.rendezvous_server import RendezvousServer
+from launcher.islands.run_tunnel import LOST_S, RunTunnel, tunnel_bundles
+from launcher.nodes.interrupts import Interrupts
+from launcher.nodes.preflight import remedy_of
+from launcher.prepare.bundle import NODE_CONFIG_FILE
+from launcher.prepare.prepare import Attempt, prepare
+from launcher.prepare.user_variables import UserVariables
+from tests.eventually import eventually
+from tests.launcher.plans import healthy_answers, with_access
+from tests.planner.islands_jobs import planned_mode
+from tests.planner.test_island_rounds import SLOW, islands_job
+from tests.test_layers import ROOT
+
+RUN = "20260101-000000-abcd"
+AGENT = f"""#!{sys.executable}
+import json, os, pathlib, sys, threading, time
+sys.path.insert(0, {str(ROOT)!r})
+from holmes_runtime.config.messages import *
+from holmes_runtime.config.node_config import NodeConfig, TunnelEnd, TunnelFault
+from holmes_runtime.config.strict_json import parse
+if sys.argv[-1].endswith("end_agent"):
+    sys.exit()
+config, home = NodeConfig.from_json(open("node.json").read()), pathlib.Path(os.environ["HOME"])
+mine = home / config.host
+def say(message):
+    os.write(1, encode(message))
+def show_life():
+    while not mine.with_suffix(".quiet").exists():
+        time.sleep(0.5)
+        say(Alive())
+if not sys.argv[-1].endswith("agent"):  # the relay of an agent that is gone, or says nothing
+    while mine.with_suffix(".quiet").exists() and not sys.stdin.readline().strip():
+        pass
+    say(AgentEnded())
+    sys.exit()
+ready = parse(Ready, (home / "ready.json").read_text())
+address = "10.0.9.9" if mine.with_suffix(".moved").exists() else config.tunnel.endpoints[config.node_rank]
+fault = mine.with_suffix(".fault")
+end = TunnelFault(*json.loads(fault.read_text())) if fault.exists() else TunnelEnd(f"KEY{{os.getpid()}}", 51820)
+listeners = {{"holmes-wg": SocketAddress(config.node_addresses[config.node_rank], 4000)}}
+threading.Thread(target=show_life, daemon=True).start()
+say(ready._replace(facts=ready.facts._replace(local_addresses=(address,)), tunnel=end, listeners=listeners))
+with mine.with_suffix(".log").open("a") as log:
+    print(f"start {{os.getpid()}}", file=log, flush=True)
+    for line in sys.stdin:
+        command = decode_command(line) if line.strip() else None
+        if isinstance(command, Meet):
+            print("meet", *[each and each.public_key for each in command.ends], file=log, flush=True)
+            say(Met(None))
+        elif isinstance(command, Reach):
+            print("reach", *[each.address for each in command.destinations], file=log, flush=True)
+            refused = mine.with_suffix(".deaf").exists()
+            say(Reached(tuple(f"{{each.what}} is not reached" for each in command.destinations) if refused else ()))
+        elif isinstance(command, Stop):
+            say(AgentEnded())
+            break
+"""
+
+
+@pytest.fixture(scope="module")
+def planned() -> IslandsPlan:
+    plan = planned_mode(SLOW.model_copy(update={"security": Security(between_clusters="wireguard")}), islands_job({}))
+    assert isinstance(plan, IslandsPlan)
+    return plan
+
+
+@pytest.fixture
+def plan(planned: IslandsPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IslandsPlan:
+    """Two islands of one host each, whose Python plays the agent."""
+    python = tmp_path / "python3"
+    python.write_text(AGENT, encoding="utf-8")
+    python.chmod(0o755)
+    ready = encode(Ready, healthy_answers(planned.islands[0])[0])
+    (tmp_path / "ready.json").write_text(json.dumps(ready), encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    access = Access(transport="local", python=str(python))
+    return planned.model_copy(update={"islands": tuple(with_access(each, access) for each in planned.islands)})
+
+
+@pytest.fixture
+def tunnel(plan: IslandsPlan) -> Iterator[RunTunnel]:
+    tunnel = RunTunnel(plan, RUN)
+    yield tunnel
+    tunnel.stop()
+
+
+def log(home: Path, host: str) -> list[str]:
+    return (home / f"{host}.log").read_text(encoding="utf-8").splitlines()
+
+
+def key(home: Path, host: str) -> str:
+    """Of the end that was made last."""
+    return "KEY" + [line for line in log(home, host) if line.startswith("start")][-1].partition(" ")[2]
+
+
+def enter_all(tunnel: RunTunnel) -> None:
+    assert [tunnel.enter(island, Interrupts()) for island in (0, 1)] == [[], []]
+
+
+def test_ranks_of_an_island_make_no_tunnel_and_agents_without_ranks_have_it_for_all(planned: IslandsPlan) -> None:
+    for number, island in enumerate(planned.islands):
+        (held,) = tunnel_bundles(planned, number, RUN)
+        config = NodeConfig.from_json(held.files[NODE_CONFIG_FILE])
+        assert (config.node_rank, config.num_ranks) == (number, 0)
+        assert config.node_addresses == ("198.18.0.1", "198.18.0.2")
+        assert config.tunnel is not None
+        assert config.tunnel.endpoints == ("10.0.0.1", "10.0.1.1")
+        attempt = Attempt("run", outer_sync=outer_sync_of(planned, number))
+        assert attempt.outer_sync is not None
+        assert attempt.outer_sync.interfaces == (TUNNEL_NETDEV,)
+        (bundle,) = prepare(island, attempt, UserVariables({}, {}))
+        own = NodeConfig.from_json(bundle.files[NODE_CONFIG_FILE])
+        assert (own.tunnel, own.node_addresses) == (None, (config.node_addresses[number],))
+        assert bundle.folder != held.folder
+
+
+def test_each_end_is_introduced_to_all_that_are_there_and_reaches_them(tunnel: RunTunnel, tmp_path: Path) -> None:
+    enter_all(tunnel)
+    keys = f"{key(tmp_path, 'a1')} {key(tmp_path, 'b1')}"
+    assert log(tmp_path, "b1")[1:] == [f"meet {keys}", "reach 198.18.0.1"]
+    assert eventually(lambda: log(tmp_path, "a1")[1:] == [f"meet {key(tmp_path, 'a1')} None", "reach", f"meet {keys}"])
+
+
+def test_an_island_that_comes_back_finds_its_ends_as_they_were(tunnel: RunTunnel, tmp_path: Path) -> None:
+    enter_all(tunnel)
+    before = log(tmp_path, "b1")
+    assert tunnel.enter(1, Interrupts()) == []
+    assert log(tmp_path, "b1") == before
+
+
+def test_a_lost_end_fails_its_island_and_is_made_anew_while_the_other_stands(
+    tunnel: RunTunnel, plan: IslandsPlan, tmp_path: Path
+) -> None:
+    enter_all(tunnel)
+    old, kept = key(tmp_path, "b1"), key(tmp_path, "a1")
+    parts = [IslandPart(outer_sync_of(plan, each), RendezvousServer(2, 1), 5, tunnel) for each in (0, 1)]
+    assert [part.tunnel_failure(0.0) for part in parts] == [None, None]
+    os.kill(int(old.removeprefix("KEY")), signal.SIGKILL)
+    assert eventually(looks_until(tunnel, lambda: tunnel.lost(1) is not None))
+    failure = parts[1].tunnel_failure(0.0)
+    assert failure is not None
+    assert isinstance(failure.message, RankFailed)
+    assert "lost its end of the tunnel" in failure.message.message
+    assert parts[0].tunnel_failure(0.0) is None
+    assert parts[1].enter_tunnel(Interrupts()) == []
+    assert (parts[1].tunnel_failure(0.0), key(tmp_path, "a1")) == (None, kept)
+    assert key(tmp_path, "b1") != old
+    assert eventually(lambda: log(tmp_path, "a1")[-1] == f"meet {kept} {key(tmp_path, 'b1')}")
+
+
+def test_an_end_is_made_anew_though_its_loss_was_not_looked_for(tunnel: RunTunnel, tmp_path: Path) -> None:
+    enter_all(tunnel)
+    old = key(tmp_path, "b1")
+    os.kill(int(old.removeprefix("KEY")), signal.SIGKILL)
+    assert eventually(lambda: tunnel.enter(1, Interrupts()) == [] and key(tmp_path, "b1") != old)
+
+
+def looks_until(tunnel: RunTunnel, holds: Callable[[], bool]) -> Callable[[], bool]:
+    def look() -> bool:
+        tunnel.look(time.monotonic())
+        return holds()
+
+    return look
+
+
+def test_an_end_that_says_nothing_for_long_is_lost(tunnel: RunTunnel, tmp_path: Path) -> None:
+    (tmp_path / "a1.quiet").touch()
+    enter_all(tunnel)
+    now_s = time.monotonic()
+    for second in range(0, int(LOST_S) + 3, 2):
+        assert tunnel.lost(0) is None
+        tunnel.look(now_s + second)
+    lost = tunnel.lost(0)
+    assert lost is not None
+    assert "no word from its end of the tunnel" in lost[1]
+
+
+def test_a_host_that_cannot_make_its_end_refuses_and_may_enter_later(tunnel: RunTunnel, tmp_path: Path) -> None:
+    fault = tmp_path / "b1.fault"
+    fault.write_text(json.dumps(["`wg` is not installed", "install the package wireguard-tools"]), encoding="utf-8")
+    assert tunnel.enter(0, Interrupts()) == []
+    (refused,) = tunnel.enter(1, Interrupts())
+    assert (refused.check, refused.host, refused.evidence) == ("encryption", "b1", "`wg` is not installed")
+    assert remedy_of(refused) == "install the package wireguard-tools"
+    assert log(tmp_path, "a1")[-1].startswith("reach")  # nothing of the other was said to it
+    fault.unlink()
+    assert tunnel.enter(1, Interrupts()) == []
+
+
+def test_a_host_that_reaches_no_other_island_is_a_fault_of_the_network(tunnel: RunTunnel, tmp_path: Path) -> None:
+    (tmp_path / "b1.deaf").touch()
+    assert tunnel.enter(0, Interrupts()) == []
+    (refused,) = tunnel.enter(1, Interrupts())
+    assert (refused.check, refused.host) == ("network", "b1")
+    assert "a1 in the tunnel is not reached" in refused.evidence
+    assert tunnel.lost(1) is None  # `--force network` goes on
+
+
+def test_an_address_of_the_plan_that_the_host_does_not_have_refuses(plan: IslandsPlan, tmp_path: Path) -> None:
+    (tmp_path / "a1.moved").touch()
+    tunnel = RunTunnel(plan, RUN)
+    (refused,) = tunnel.enter(0, Interrupts())
+    tunnel.stop()
+    assert (refused.check, refused.host) == ("encryption", "a1")
+    assert refused.evidence.startswith("10.0.0.1, by which the other nodes are to reach it")
+
+
+def test_nothing_of_the_tunnel_is_left_by_a_launch_that_ctrl_c_ends(tunnel: RunTunnel, tmp_path: Path) -> None:
+    assert tunnel.enter(0, Interrupts()) == []
+    interrupts = Interrupts()
+    interrupts.tell()
+    with pytest.raises(KeyboardInterrupt):
+        tunnel.enter(1, interrupts)
+    assert tunnel.stop() == ()
+    assert not list((tmp_path / ".cache/holmes/runs").iterdir())
