@@ -34,10 +34,10 @@ def calibrate_command(
         Path, typer.Option("--inventory", "-i", envvar="HOLMES_INVENTORY", help="The probe's inventory.")
     ] = Path("inventory.json"),
     host: Annotated[
-        str | None, typer.Option("--host", help="Where to measure; the first host that answered if not given.")
+        str | None, typer.Option("--host", help="Where to measure; default: the first host that answered.")
     ] = None,
 ) -> None:
-    """Measure on a host what a step costs there, and print the `compute:` of job.yaml."""
+    """Measure what a step costs on a host, and print the `compute:` section of job.yaml."""
     record = read_user_file(Job, job)
     if record.compute.emulate is not None:
         raise HolmesError(

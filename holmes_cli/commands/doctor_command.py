@@ -49,18 +49,18 @@ def doctor_command(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="hosts.yaml or host names of a run that goes on, or of one that -- COMMAND starts; with --log its "
-            "logs, - is standard input."
+            help="hosts.yaml or host names of a current run, or of the run that -- COMMAND starts; with --log its "
+            "logs, where - is standard input."
         ),
     ] = None,
     log: Annotated[bool, typer.Option("--log", help="The files are NCCL's logs (NCCL_DEBUG=INFO) of the run.")] = False,
     slurm_job: Annotated[
         str | None, typer.Option("--slurm", metavar="JOBID", help="Watch the nodes of this Slurm job.")
     ] = None,
-    seconds: Annotated[int, typer.Option("--seconds", min=2, max=3600, help="Watch the run for so long.")] = 60,
+    seconds: Annotated[int, typer.Option("--seconds", min=2, max=3600, help="Watch the run for this long.")] = 60,
     record: Annotated[Path | None, typer.Option("--record", help="Keep every raw output in this folder.")] = None,
     replay_folder: Annotated[
-        Path | None, typer.Option("--replay", help="Read the recording in this folder; ask no host.")
+        Path | None, typer.Option("--replay", help="Read the recording in this folder; contact no host.")
     ] = None,
     anonymized: Annotated[
         Path | None,
@@ -68,7 +68,7 @@ def doctor_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON instead.")] = False,
 ) -> None:
-    """Say why a run that Holmes did not start is slow or fails: a verdict while it runs, or from NCCL's logs."""
+    """Explain why a run that Holmes did not start is slow or fails, while it runs or from NCCL's logs."""
     ways = {"--slurm": slurm_job, "--record": record, "--replay": replay_folder, "--anonymize": anonymized}
     words: list[str] | None = context.obj
     _refuse_mixed(log, files or [], {name for name, value in ways.items() if value is not None}, words)

@@ -28,10 +28,10 @@ def emit_command(
     folder: Annotated[Path, typer.Option("--output", "-o", help="The folder to write, new or empty.")],
     trust: Annotated[
         list[str] | None,
-        typer.Option("--trust", metavar="DIGEST", help="Take this plan, though it was not made here by you."),
+        typer.Option("--trust", metavar="DIGEST", help="Write this plan although you did not make it here."),
     ] = None,
 ) -> None:
-    """Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, Kubernetes, or plain to read."""
+    """Write a plan as files for another launcher: torchrun, Slurm, MPI, Kubernetes, or plain files to read."""
     record, _ = read_launchable(plan, trust or (), may_be_stale=False)
     if isinstance(record, IslandsPlan):
         raise HolmesError(

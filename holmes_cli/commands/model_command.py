@@ -24,7 +24,7 @@ LONGEST = 8192  # tokens: published models often allow many times the length the
 def model_command(
     folder: Annotated[Path, typer.Argument(help="A model of the transformers library: config.json, .safetensors.")],
 ) -> None:
-    """Print what job.yaml says of a published model: its shape, and that training starts from its weights."""
+    """Print the lines of job.yaml for a published model: its shape, and its weights to start from."""
     try:
         published = read_shape(folder)
     except ValueError as error:

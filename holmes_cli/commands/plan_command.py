@@ -87,12 +87,13 @@ def plan_command(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option("--calibrate", metavar="RUN", help="Learn from a run's folder how fast compute and networks are."),
+        typer.Option("--calibrate", metavar="RUN", help="Use the speeds of compute and networks measured in a run."),
     ] = None,
     compare: Annotated[Path | None, typer.Option("--compare", help="Another plan.json to compare with.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Also write a self-contained page of the plan.")] = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", min=0.0, help="Seconds for all of it; then the best so far, with its gap.")
+        float,
+        typer.Option("--time-limit", min=0.0, help="Seconds for planning; then the best plan so far, with its gap."),
     ] = TIME_LIMIT_S,
     write_lp: Annotated[
         Path | None,

@@ -26,9 +26,9 @@ from launcher.prepare.user_variables import read_user_variables
 
 def attach_command(
     run: Annotated[str, typer.Argument(help="A run's id, the start of it, or its folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one per line.")] = False,
 ) -> None:
-    """Look at a run as it goes on; Ctrl-C stops looking and leaves the run alone."""
+    """Follow a run; Ctrl-C stops following and leaves the run alone."""
     stored = find_run(run)
     if stored.watched == "unwatched":
         _watch_again(stored)
