@@ -75,7 +75,7 @@ def written(path: Path, text: str | Iterable[str], private: bool = False) -> Ite
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file for `open`, a new one readable and writable by this user alone, whatever the umask."""
+    """Open a file for `open`; only this user can read and write a new one, whatever the umask."""
     return os.open(path, flags, 0o600)
 
 
