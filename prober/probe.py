@@ -130,7 +130,7 @@ def ask_all(
 
 
 def _given_up(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:
-    failure = failure_of(entry.name, HolmesError("it had not answered when it was given up", "ask it by itself"))
+    failure = failure_of(entry.name, HolmesError("it did not answer in time", "probe it alone"))
     return HostRecording((), HostNotes(position=position, access=hosts_file.access(entry), failure=failure))
 
 

@@ -106,7 +106,7 @@ def _files(source: Path, pattern: str) -> list[Path]:
         raise HolmesError(str(error), "name text, or leave the file out with --pattern") from None
     for file in files:
         if file.suffix == ".bin":
-            raise HolmesError(f"{file} has tokens, not text", "train on it as it is: `data: {path: ...}` in job.yaml")
+            raise HolmesError(f"{file} has tokens, not text", "train on it directly: `data: {path: ...}` in job.yaml")
     return files
 
 

@@ -94,16 +94,16 @@ def doctor_command(
 def _refuse_mixed(log: bool, files: list[Path], ways: set[str], words: list[str] | None) -> None:
     """Raise HolmesError for options that do not go together: each would be passed over in silence."""
     if log and ways:
-        raise HolmesError(f"--log reads files alone, not with {', '.join(sorted(ways))}", "leave one of them out")
+        raise HolmesError(f"--log only reads files, not with {', '.join(sorted(ways))}", "leave one of them out")
     given = [*map(str, files), *sorted(ways - {"--anonymize", "--replay"})]
     if "--anonymize" in ways and given:
         hint = "record first, then `holmes doctor --replay DIR --anonymize COPY`"
-        raise HolmesError(f"--anonymize copies a recording, and is given with {', '.join(given[:3])}", hint)
+        raise HolmesError(f"--anonymize copies a recording, and cannot be combined with {', '.join(given[:3])}", hint)
     if words is None:
         return
     if mixed := sorted((ways - {"--record"}) | ({"--log"} if log else set())):
         hint = "leave one of them out; a file whose name begins with - is `./-NAME`"
-        raise HolmesError(f"{mixed[0]} starts no command, and one is given after --", hint)
+        raise HolmesError(f"{mixed[0]} starts no command, but one is given after --", hint)
     if not words or len(files) > 1:
         hint = "`holmes doctor hosts.yaml -- torchrun ... train.py`; without hosts.yaml it watches this host"
         raise HolmesError(f"{len(files)} hosts files and {len(words)} words after --", hint)
@@ -115,9 +115,7 @@ def _recorded(
     """Return what hosts answer, or answered."""
     if sum((bool(files), slurm_job is not None, replay_folder is not None)) != 1 or len(files) > 1:
         hint = f"run it with {WHOLE_LOG}, then `holmes doctor --log FILE...`; or watch it: `holmes doctor hosts.yaml`"
-        raise HolmesError(
-            "holmes doctor reads NCCL's logs of a run, or watches its hosts, and one is to be named", hint
-        )
+        raise HolmesError("holmes doctor needs a run's NCCL logs, or its hosts to watch", hint)
     if replay_folder is not None:
         return read_recorded_hosts(replay_folder)
     if slurm_job is None:
@@ -199,11 +197,11 @@ def _of_logs(files: list[Path], as_json: bool) -> str | None:
     """Print the diagnosis of NCCL's logs, and return its cause."""
     if not files:
         hint = f"run it with {WHOLE_LOG}, then `holmes doctor --log FILE...`"
-        raise HolmesError("holmes doctor --log reads NCCL's logs of a run, and none is named", hint)
+        raise HolmesError("holmes doctor --log needs at least one NCCL log", hint)
     facts = LogFacts()
     if len(files) > MAX_FILES:
         raise HolmesError(
-            f"{len(files)} logs are more than {MAX_FILES:,}", "pass the logs of some hosts, or join them by `cat`"
+            f"{len(files)} logs are more than {MAX_FILES:,}", "pass the logs of some hosts, or join them with `cat`"
         )
     for file in files:
         _read(file, facts)

@@ -35,7 +35,7 @@ def emit_command(
     record, _ = read_launchable(plan, trust or (), may_be_stale=False)
     if isinstance(record, IslandsPlan):
         raise HolmesError(
-            f"{plan}: a plan of islands, which meet at the controller of `holmes launch`, is not written for others",
+            f"{plan}: a plan of islands cannot be emitted: islands meet at the controller of `holmes launch`",
             "launch it; or plan without `islands` in job.yaml",
         )
     variables = read_user_variables(record.job, os.environ, source_file(plan, record.job_source).parent)

@@ -116,7 +116,7 @@ def _recognized(command: TrainerCommand) -> TrainerName:
     if command.starter == ACCELERATE:
         return "accelerate"
     what = f"command: {shown(' '.join(command.program))}: not recognized as a trainer that is known"
-    raise HolmesError(what, "name its engine, as in `--engine torch`, and its shape by `--model`")
+    raise HolmesError(what, "name its engine, as in `--engine torch`, and its shape with `--model`")
 
 
 def _imported(command: TrainerCommand, engine: TrainerName | str) -> ImportedJob:

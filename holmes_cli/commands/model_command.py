@@ -77,7 +77,7 @@ def _has_tensors(folder: Path, shape: ModelShape) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:
-        raise HolmesError(str(error), "get the model's files anew, whole and all of one model") from None
+        raise HolmesError(str(error), "get the model's files again, complete and all of one model") from None
     return True
 
 

@@ -183,8 +183,8 @@ def _replay_output(inventory: Inventory, as_json: bool) -> Path | None:
     usual = usual_inventory()
     if usual.exists() and not _holds(usual, inventory):
         raise HolmesError(
-            f"{usual}: holds another inventory, perhaps of a live probe; --replay does not write over it",
-            f"name the file to write: `-o replayed.json`, or `-o {usual}` to write over it",
+            f"{usual}: holds another inventory, perhaps of a live probe; --replay does not overwrite it",
+            f"name the file to write: `-o replayed.json`, or `-o {usual}` to overwrite it",
         )
     return usual
 

@@ -367,7 +367,7 @@ def refuse_sketch(inventory: Inventory, path: Path) -> None:
     if inventory.sketch is not None:
         raise HolmesError(
             f"{path}: a sketch, not an inventory of probed machines ({inventory.sketch})",
-            "name the inventory of a probe; only `holmes plan` takes a sketch",
+            "name the inventory of a probe; only `holmes plan` accepts a sketch",
         )
 
 

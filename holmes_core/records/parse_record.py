@@ -75,7 +75,7 @@ def parse(cls: type[R], data: object, source: str, places: Places | None = None)
     if "schema_version" in cls.model_fields and version != SCHEMA_VERSION:
         raise HolmesError(
             f"{source}: schema_version {version!r}, this Holmes reads {SCHEMA_VERSION}",
-            "use the Holmes that wrote the file, or make the file again",
+            "use the Holmes version that wrote the file, or make the file again",
         )
     try:
         return cls.model_validate(data)

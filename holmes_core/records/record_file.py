@@ -119,7 +119,7 @@ def read_any(classes: Sequence[type[F]], path: Path, inside: Path | None = None)
     if header["digest"] != digest:
         raise HolmesError(
             f"{path}: changed since it was written (digest {header['digest']!r}, content {digest!r})",
-            f"make it again with `{record.RENEW}`; what you may choose is chosen in hosts.yaml and job.yaml",
+            f"make it again with `{record.RENEW}`; set your choices in hosts.yaml and job.yaml",
         )
     return SignedRecord(record, is_own(record.KIND, digest, header["signature"]))
 

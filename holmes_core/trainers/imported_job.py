@@ -58,7 +58,7 @@ class OptionReader:
         """Return the value of the first of these options that is given. Raises HolmesError if it has none."""
         found = next((self._last[name] for name in names if name in self._last), None)
         if found is not None and not found.values:
-            raise HolmesError(f"command: {found.name} has no value", "write one behind it")
+            raise HolmesError(f"command: {found.name} has no value", "add a value after it")
         return None if found is None else found.values[0]
 
     def values(self, name: str) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ def _gather(
     if best and lowest is None and any(each.is_whole for each in found):
         raise HolmesError(
             "--best: no whole checkpoint in these folders has a validation loss",
-            "leave --best out for the newest; a job with `evaluation:` saves losses, where it evaluates what it saves",
+            "leave --best out for the newest; a job with `evaluation:` saves the losses of those it evaluates",
             ANSWER_IS_NO,
         )
     whole = (each for each in found if each.is_whole)
@@ -191,8 +191,8 @@ def _export(folders: Sequence[Path], output: Path, published: Path | None, merge
 
     if len(folders) > 1:
         raise HolmesError(
-            f"export: {len(folders)} folders are named, and one is read",
-            "make one of them: holmes checkpoint gather PATH... -o FOLDER",
+            f"export: reads one folder, but {len(folders)} are named",
+            "join them: holmes checkpoint gather PATH... -o FOLDER",
         )
     try:
         count = export(folders[0], output, published, lambda said: err.print(said, markup=False, soft_wrap=True), merge)

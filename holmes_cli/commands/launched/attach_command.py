@@ -62,7 +62,7 @@ def _watch_again(stored: StoredRun) -> None:
 
 def _refuse_ended(stored: StoredRun) -> NoReturn:
     raise HolmesError(
-        f"run {stored.run.run_id}: its controller was killed, and its ranks have ended by themselves",
+        f"run {stored.run.run_id}: its controller was killed, and its ranks have ended on their own",
         f"`holmes stop {stored.run.run_id}` records that; start it again with `holmes launch`",
         ANSWER_IS_NO,
     )

@@ -48,7 +48,7 @@ def status_command(
 ) -> None:
     """Show a run's progress: nodes, step, loss, speed against the plan, traffic, and what went wrong."""
     if follow and html is None:
-        raise HolmesError("--follow: no page to write anew", "give one by `--html PAGE`, or look on by `holmes attach`")
+        raise HolmesError("--follow: no page to rewrite", "name one with `--html PAGE`, or use `holmes attach`")
     if tensorboard:
         require_tensorboard()
     stored = asked_run(run)
