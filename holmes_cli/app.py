@@ -24,30 +24,30 @@ from typer.core import TyperCommand
 from holmes_cli import VERSION
 from holmes_core.errors import HolmesError
 
-SUMMARY = "Train one large model on GPUs in several clusters whose networks do not match: probe, plan, launch."
+SUMMARY = "Train one large model on GPUs in several clusters with different networks: probe, plan, launch."
 COMMANDS = {
     "demo": "Probe, plan, launch and train a small GPT here; four processes stand in for the hosts of two clusters.",
-    "init": "Write hosts.yaml and job.yaml to start from, never over one that is there.",
+    "init": "Write a first hosts.yaml and job.yaml, never over an existing one.",
     "import": "Write job.yaml from the command of Megatron-LM or another trainer, or from a model's config.json.",
-    "hosts": "Write hosts.yaml from what Slurm, Kubernetes or topograph list; or Slurm's topology.conf.",
+    "hosts": "Write hosts.yaml from the lists of Slurm, Kubernetes or topograph; or Slurm's topology.conf.",
     "probe": "Ask every host for its GPUs and NICs, find the clusters, and report faults.",
-    "sketch": "Write an inventory of machines that are not there, from a line of text, for `holmes plan` to plan for.",
+    "sketch": "Write an inventory of machines you do not have yet from a line of text, for `holmes plan`.",
     "plan": "Place every training tasklet on a GPU by integer programming, and predict the step.",
-    "doctor": "Say why a run that Holmes did not start is slow or fails: a verdict while it runs, or from NCCL's logs.",
-    "calibrate": "Measure on a host what a step costs there, and print the `compute:` of job.yaml.",
-    "launch": "Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere.",
-    "emit": "Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, Kubernetes, or plain to read.",
+    "doctor": "Explain why a run that Holmes did not start is slow or fails, while it runs or from NCCL's logs.",
+    "calibrate": "Measure what a step costs on a host, and print the `compute:` section of job.yaml.",
+    "launch": "Check the hosts, start the plan on them, watch the run, and end it everywhere when it ends anywhere.",
+    "emit": "Write a plan as files for another launcher: torchrun, Slurm, MPI, Kubernetes, or plain files to read.",
     "control": "Watch a detached run to its end; `holmes launch --detach` starts this in the background.",
     "ps": "List the runs that this user started from this machine.",
-    "status": "Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong.",
-    "logs": "Print what the ranks printed.",
-    "attach": "Look at a run as it goes on; Ctrl-C stops looking and leaves the run alone.",
+    "status": "Show a run's progress: nodes, step, loss, speed against the plan, traffic, and what went wrong.",
+    "logs": "Print the output of the ranks.",
+    "attach": "Follow a run; Ctrl-C stops following and leaves the run alone.",
     "stop": "End a run everywhere: its ranks, their agents and their files.",
     "trust": "Show the keys that hosts offer, ask, and add them to the known hosts. A changed key is never replaced.",
-    "model": "Print what job.yaml says of a published model: its shape, and that training starts from its weights.",
+    "model": "Print the lines of job.yaml for a published model: its shape, and its weights to start from.",
     "job": "Print the keys of job.yaml, or explain one: its type, default, meaning and an example.",
-    "data": "Turn text, or examples to fine-tune on, into a token file, which nodes train on without the tokenizer.",
-    "checkpoint": "Show, check, gather or export what a run has saved, on one disk or on several hosts' own.",
+    "data": "Turn text, or examples to fine-tune on, into a token file, so that nodes need no tokenizer.",
+    "checkpoint": "Show, check, gather or export a run's checkpoints, on one disk or on the disks of several hosts.",
 }
 HIDDEN = {"control"}
 TAKES_COMMAND = {"doctor"}

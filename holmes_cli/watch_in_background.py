@@ -34,8 +34,8 @@ def watch_in_background(folder: Path) -> None:
         if process.poll() is not None and not _is_taken(folder, process.pid):
             said = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN_LINES:]
             raise HolmesError(
-                f"run {folder.name}: the process that is to watch it in the background ended: {' | '.join(said)}",
-                f"all that it said is in {folder / LOG_FILE}; `holmes stop {folder.name}` ends the run",
+                f"run {folder.name}: its background watcher ended: {' | '.join(said)}",
+                f"its output is in {folder / LOG_FILE}; `holmes stop {folder.name}` ends the run",
                 ANSWER_IS_NO,
             )
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""The one error users see: the host, file or key at fault, and the remedy."""
+"""The only error users see: the faulty host, file or key, and the remedy."""
 
 from __future__ import annotations
 

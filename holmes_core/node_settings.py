@@ -32,7 +32,7 @@ class Setting:
     reason: str
     source: str
     fixed: bool = False
-    older_name: str | None = None  # an earlier name, which is read too
+    older_name: str | None = None  # an earlier name, also read
     engines: tuple[EngineName, ...] = ("holmes",)  # of constants, the engines that get them
 
 

@@ -45,8 +45,8 @@ def own_key() -> bytes:
         _make_key(file)
     except OSError as error:
         raise HolmesError(
-            f"{file}: the key that signs your files cannot be made: {error.strerror or error}",
-            "set XDG_STATE_HOME to a folder of yours",
+            f"{file}: cannot create the key that signs your files: {error.strerror or error}",
+            "set XDG_STATE_HOME to one of your folders",
         ) from None
     key = _read_key(file)
     assert key is not None

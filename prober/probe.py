@@ -130,12 +130,12 @@ def ask_all(
 
 
 def _given_up(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRecording:
-    failure = failure_of(entry.name, HolmesError("it had not answered when it was given up", "ask it by itself"))
+    failure = failure_of(entry.name, HolmesError("it did not answer in time", "probe it alone"))
     return HostRecording((), HostNotes(position=position, access=hosts_file.access(entry), failure=failure))
 
 
 def script_to_run() -> str:
-    """Return a shell script that asks all that `probe` asks, for hosts that Holmes cannot reach; see `replay`."""
+    """Return a shell script with all questions of `probe`, for hosts that Holmes cannot reach; see `replay`."""
     about = "# Made by `holmes probe --script`. It only reads, and needs no root: `sh probe.sh > HOST.txt`."
     return f"#!/bin/sh\n{about}\n{script(commands(Access()), fresh_token())}"
 
@@ -167,7 +167,7 @@ class ReadHost:
 
 
 def read_recording(name: str, recording: HostRecording) -> ReadHost:
-    """One host with its rails, from its recording alone."""
+    """One host with its rails, from only its recording."""
     notes = recording.notes
     failure = notes.failure
     if failure is None and not recording.outputs:

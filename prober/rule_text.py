@@ -13,7 +13,7 @@ PIN = "pin `cluster:` in hosts.yaml"
 
 @dataclass(frozen=True)
 class EvidenceLine:
-    """A line of evidence with a remedy of its own: the rule's, with the names of the devices filled in."""
+    """A line of evidence with its own remedy: the rule's, with the names of the devices filled in."""
 
     evidence: str
     remedy: str

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 _INTRODUCTION = """\
 # Commands
 
-All that `holmes COMMAND --help` prints, on one page. Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130
+The output of every `holmes COMMAND --help`, on one page. Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130
 interrupted, otherwise the exit code of the rank that failed first. Written from the commands by
 `python -m tests.doc_commands`.
 """

@@ -16,8 +16,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 _JOB = """\
 # job.yaml, key by key
 
-`holmes init` writes a file to start from. Only `model`, `steps` and `global_batch_size` are required, and `data`
-unless `trainer` names a trainer of your own. An unknown key is refused, with the nearest known one. `holmes job
+`holmes init` writes a first file. Only `model`, `steps` and `global_batch_size` are required, and `data`
+unless `trainer` names your own trainer. An unknown key is refused, with the nearest known one. `holmes job
 --explain KEY` prints a key as below, and `holmes plan --set KEY=VALUE` overrides one. More on checkpoints:
 [runtime.md](runtime.md); data: [data.md](data.md); models: [models.md](models.md). Written from the records by
 `python -m tests.doc_keys`.
@@ -25,16 +25,16 @@ unless `trainer` names a trainer of your own. An unknown key is refused, with th
 _HOSTS = """\
 # hosts.yaml, key by key
 
-`holmes init` writes a file to start from, `holmes hosts` one of what a scheduler lists. Only `hosts` is required. What
-a host leaves out is as the top of the file says, and then as the SSH configuration says. How hosts are asked:
+`holmes init` writes a first file, and `holmes hosts` writes one from a scheduler's list. Only `hosts` is required. A
+host's missing keys come from the top of the file, then from the SSH configuration. How the probe works:
 [probe.md](probe.md). Written from the records by `python -m tests.doc_keys`.
 """
 _SKETCH = """\
 # Sketches: plans for machines that are not there yet
 
-`holmes sketch` writes an inventory from a line of text, and `holmes plan` plans for it as for probed machines: to size
-a purchase, to compare offers, to reproduce a paper. The tutorial [Size a purchase](tutorials/purchase.md) goes through
-it, and [ten public clusters](ten-clusters.md) are lines to copy from.
+`holmes sketch` writes an inventory from a line of text, and `holmes plan` plans for it as for probed machines. Use it
+to size a purchase, compare offers or reproduce a paper. The tutorial [Size a purchase](tutorials/purchase.md) shows
+how, and [ten public clusters](ten-clusters.md) has lines to copy.
 
 ```
 holmes sketch 'a: 8 x 8 H100, IB 8x400; b: 8 x 8 A100-80, RoCE 2x200; 25 between'      # writes sketch.json
@@ -47,22 +47,22 @@ holmes plan job.yaml -i sketch.json -o sketch-plan.json
 |---|---|
 | `a: 8 x 8 H100, IB 8x400` | Cluster a: 8 hosts of 8 H100; each host has 8 InfiniBand cards of 400 Gbit/s. |
 | `IB 8x2x200` | 8 cards of two ports of 200 Gbit/s, all in use. Kinds are IB, RoCE, EFA and Ethernet. |
-| `, Ethernet 1x100` after it | Cards of a host that lead out of the cluster; else as fast as the fastest wire. |
-| `25 between` | A host reaches hosts of other clusters at 25 Gbit/s, each host for itself; at most its cards' rate. |
-| `a-b: 10 at 20 ms, b-c: 5` | The same for these pairs alone, with the latency of a message one way. |
+| `, Ethernet 1x100` after it | A host's cards that lead out of the cluster; by default as fast as the fastest wire. |
+| `25 between` | Each host reaches hosts of other clusters at 25 Gbit/s, but at most at its cards' rate. |
+| `a-b: 10 at 20 ms, b-c: 5` | The same for these pairs only, with the one-way latency of a message. |
 
-Parts are separated by `;`. GPUs have their usual names: `A100-40`, `H100`, `H100 PCIe`, `L40S`. A name that is not
-known is refused with the nearest one that is, and all others. Memory is what nvidia-smi shows of that GPU, NVLink as it
-is mostly sold.
+Separate parts by `;`. GPUs have their usual names: `A100-40`, `H100`, `H100 PCIe`, `L40S`. An unknown name is refused
+with the nearest known name and a list of all. Memory is what nvidia-smi shows for that GPU; NVLink follows the usual
+product.
 
-The inventory says in its field `sketch` that it is one, and so does every plan made from it, in its first line and in
-plan.json. `holmes launch` and `holmes emit` refuse such a plan, and `holmes calibrate`, `holmes hosts --to`,
-`holmes probe --diff` and `holmes plan --calibrate` such an inventory, with exit code 2. The table that `holmes sketch`
-prints is what will be planned for; read it. A file is only written over where `-o` names it and it holds a sketch.
+The field `sketch` marks the inventory as a sketch. So does every plan made from it, in its first line and in plan.json.
+`holmes launch` and `holmes emit` refuse such a plan, and `holmes calibrate`, `holmes hosts --to`, `holmes probe --diff`
+and `holmes plan --calibrate` refuse such an inventory, with exit code 2. Check the table that `holmes sketch` prints:
+Holmes plans for exactly that. It overwrites a file only if `-o` names it and it holds a sketch.
 
-Three traps. Ports are not cards: where both ports of a card share its rate, say so by `card_gbps`. Networks of an
-offer for storage or management are no cards of the fabric. A measured bus bandwidth of an all-reduce is no rate of a
-NIC: half of it and more never leaves the host.
+Avoid three traps. Ports are not cards: if both ports of a card share its rate, set `card_gbps`. An offer's storage and
+management networks do not belong to the fabric. The measured bus bandwidth of an all-reduce is not a NIC's rate: at
+least half of it never leaves the host.
 
 ## Keys of the YAML file
 

@@ -12,9 +12,9 @@ PAGE = Path(__file__).parent.parent / "docs" / "rules.md"
 _INTRODUCTION = """\
 # Rules of the audit
 
-What `holmes probe` says of hosts, by rule; `holmes probe --explain RULE` prints the same. F refuses a launch: the run
-would fail or hang, or hardware that all ranks wait for is broken. W warns, I informs. A rule stands more than once
-where circumstances make it graver or lighter. Written from `prober/findings/catalogue.py` by
+These are the findings of `holmes probe`, by rule; `holmes probe --explain RULE` prints the same. F refuses a launch,
+because the run would fail or hang, or because all ranks would wait for broken hardware. W warns, I informs. A rule has
+several entries if its severity depends on circumstances. Written from `prober/findings/catalogue.py` by
 `python -m tests.doc_rules`.
 """
 

@@ -34,14 +34,14 @@ def calibrate_command(
         Path, typer.Option("--inventory", "-i", envvar="HOLMES_INVENTORY", help="The probe's inventory.")
     ] = Path("inventory.json"),
     host: Annotated[
-        str | None, typer.Option("--host", help="Where to measure; the first host that answered if not given.")
+        str | None, typer.Option("--host", help="Where to measure; default: the first host that answered.")
     ] = None,
 ) -> None:
-    """Measure on a host what a step costs there, and print the `compute:` of job.yaml."""
+    """Measure what a step costs on a host, and print the `compute:` section of job.yaml."""
     record = read_user_file(Job, job)
     if record.compute.emulate is not None:
         raise HolmesError(
-            f"{job}: compute.emulate: its layers sleep, there is nothing to measure",
+            f"{job}: compute.emulate: its layers sleep, so there is nothing to measure",
             "leave `emulate` out to plan and train the model itself",
         )
     slots = _here(record) if host is None and not inventory.exists() else _there(record, inventory, host)
@@ -65,7 +65,7 @@ def _there(job: Job, path: Path, name: str | None) -> _Slots:
     signed = read_signed(Inventory, path)
     if not signed.is_own:
         raise HolmesError(
-            f"{path}: was not made here by you, and says how hosts are reached and what runs there",
+            f"{path}: was not made here by you, but decides how hosts are reached and what runs there",
             "`holmes probe hosts.yaml` makes your own",
         )
     refuse_sketch(signed.record, path)
@@ -75,7 +75,7 @@ def _there(job: Job, path: Path, name: str | None) -> _Slots:
         answered = ", ".join(each.name for each in hosts) or "none"
         raise HolmesError(
             f"{path}: host {name or 'to measure on'}: not there, or it did not answer; {answered} did",
-            "name another by `--host`, or `holmes probe hosts.yaml` again",
+            "name another with `--host`, or run `holmes probe hosts.yaml` again",
         )
     return _Slots(found.name, found.access, _slots_of(job, found, hosts))
 

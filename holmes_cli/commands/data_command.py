@@ -39,30 +39,28 @@ def data_command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The token file; its .idx gets the same name.")
     ] = None,
-    pattern: Annotated[str, typer.Option("--pattern", help="Which files of a folder.")] = "*",
+    pattern: Annotated[str, typer.Option("--pattern", help="Files to read in a folder.")] = "*",
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="A JSON file of the `tokenizers` library; else bytes.")
     ] = None,
     seq_length: Annotated[
-        int | None, typer.Option("--seq-length", min=2, help="Of examples, and for a teacher: the model's seq_length.")
+        int | None, typer.Option("--seq-length", min=2, help="The model's seq_length, for examples and a teacher.")
     ] = None,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file for `messages`; else the tokenizer's own.")
     ] = None,
     skip_bad_lines: Annotated[
-        int, typer.Option("--skip-bad-lines", min=0, help="Lines or rows without text that may be left out, in all.")
+        int, typer.Option("--skip-bad-lines", min=0, help="Skip at most this many lines or rows without text.")
     ] = 0,
     teacher: Annotated[
         Path | None, typer.Option("--teacher", help="A published model's folder: write its logits for SOURCE.")
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(
-            "--top", min=1, max=MAX_TOP, help="Of a teacher: its highest logits, kept for each token; else 32."
-        ),
+        typer.Option("--top", min=1, max=MAX_TOP, help="Highest logits of the teacher to keep per token; else 32."),
     ] = None,
 ) -> None:
-    """Turn text, or examples to fine-tune on, into a token file, which nodes train on without the tokenizer."""
+    """Turn text, or examples to fine-tune on, into a token file, so that nodes need no tokenizer."""
     if teacher is not None:
         for_text: dict[str, object] = {"--output": output, "--tokenizer": tokenizer, "--chat-template": chat_template}
         for_text |= {"--pattern": pattern != "*" or None, "--skip-bad-lines": skip_bad_lines or None}
@@ -108,7 +106,7 @@ def _files(source: Path, pattern: str) -> list[Path]:
         raise HolmesError(str(error), "name text, or leave the file out with --pattern") from None
     for file in files:
         if file.suffix == ".bin":
-            raise HolmesError(f"{file} has tokens, not text", "train on it as it is: `data: {path: ...}` in job.yaml")
+            raise HolmesError(f"{file} has tokens, not text", "train on it directly: `data: {path: ...}` in job.yaml")
     return files
 
 

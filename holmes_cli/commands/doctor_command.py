@@ -49,18 +49,18 @@ def doctor_command(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="hosts.yaml or host names of a run that goes on, or of one that -- COMMAND starts; with --log its "
-            "logs, - is standard input."
+            help="hosts.yaml or host names of a current run, or of the run that -- COMMAND starts; with --log its "
+            "logs, where - is standard input."
         ),
     ] = None,
     log: Annotated[bool, typer.Option("--log", help="The files are NCCL's logs (NCCL_DEBUG=INFO) of the run.")] = False,
     slurm_job: Annotated[
         str | None, typer.Option("--slurm", metavar="JOBID", help="Watch the nodes of this Slurm job.")
     ] = None,
-    seconds: Annotated[int, typer.Option("--seconds", min=2, max=3600, help="Watch the run for so long.")] = 60,
+    seconds: Annotated[int, typer.Option("--seconds", min=2, max=3600, help="Watch the run for this long.")] = 60,
     record: Annotated[Path | None, typer.Option("--record", help="Keep every raw output in this folder.")] = None,
     replay_folder: Annotated[
-        Path | None, typer.Option("--replay", help="Read the recording in this folder; ask no host.")
+        Path | None, typer.Option("--replay", help="Read the recording in this folder; contact no host.")
     ] = None,
     anonymized: Annotated[
         Path | None,
@@ -68,7 +68,7 @@ def doctor_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON instead.")] = False,
 ) -> None:
-    """Say why a run that Holmes did not start is slow or fails: a verdict while it runs, or from NCCL's logs."""
+    """Explain why a run that Holmes did not start is slow or fails, while it runs or from NCCL's logs."""
     ways = {"--slurm": slurm_job, "--record": record, "--replay": replay_folder, "--anonymize": anonymized}
     words: list[str] | None = context.obj
     _refuse_mixed(log, files or [], {name for name, value in ways.items() if value is not None}, words)
@@ -94,16 +94,16 @@ def doctor_command(
 def _refuse_mixed(log: bool, files: list[Path], ways: set[str], words: list[str] | None) -> None:
     """Raise HolmesError for options that do not go together: each would be passed over in silence."""
     if log and ways:
-        raise HolmesError(f"--log reads files alone, not with {', '.join(sorted(ways))}", "leave one of them out")
+        raise HolmesError(f"--log only reads files, not with {', '.join(sorted(ways))}", "leave one of them out")
     given = [*map(str, files), *sorted(ways - {"--anonymize", "--replay"})]
     if "--anonymize" in ways and given:
         hint = "record first, then `holmes doctor --replay DIR --anonymize COPY`"
-        raise HolmesError(f"--anonymize copies a recording, and is given with {', '.join(given[:3])}", hint)
+        raise HolmesError(f"--anonymize copies a recording, and cannot be combined with {', '.join(given[:3])}", hint)
     if words is None:
         return
     if mixed := sorted((ways - {"--record"}) | ({"--log"} if log else set())):
         hint = "leave one of them out; a file whose name begins with - is `./-NAME`"
-        raise HolmesError(f"{mixed[0]} starts no command, and one is given after --", hint)
+        raise HolmesError(f"{mixed[0]} starts no command, but one is given after --", hint)
     if not words or len(files) > 1:
         hint = "`holmes doctor hosts.yaml -- torchrun ... train.py`; without hosts.yaml it watches this host"
         raise HolmesError(f"{len(files)} hosts files and {len(words)} words after --", hint)
@@ -115,9 +115,7 @@ def _recorded(
     """Return what hosts answer, or answered."""
     if sum((bool(files), slurm_job is not None, replay_folder is not None)) != 1 or len(files) > 1:
         hint = f"run it with {WHOLE_LOG}, then `holmes doctor --log FILE...`; or watch it: `holmes doctor hosts.yaml`"
-        raise HolmesError(
-            "holmes doctor reads NCCL's logs of a run, or watches its hosts, and one is to be named", hint
-        )
+        raise HolmesError("holmes doctor needs a run's NCCL logs, or its hosts to watch", hint)
     if replay_folder is not None:
         return read_recorded_hosts(replay_folder)
     if slurm_job is None:
@@ -199,11 +197,11 @@ def _of_logs(files: list[Path], as_json: bool) -> str | None:
     """Print the diagnosis of NCCL's logs, and return its cause."""
     if not files:
         hint = f"run it with {WHOLE_LOG}, then `holmes doctor --log FILE...`"
-        raise HolmesError("holmes doctor --log reads NCCL's logs of a run, and none is named", hint)
+        raise HolmesError("holmes doctor --log needs at least one NCCL log", hint)
     facts = LogFacts()
     if len(files) > MAX_FILES:
         raise HolmesError(
-            f"{len(files)} logs are more than {MAX_FILES:,}", "pass the logs of some hosts, or join them by `cat`"
+            f"{len(files)} logs are more than {MAX_FILES:,}", "pass the logs of some hosts, or join them with `cat`"
         )
     for file in files:
         _read(file, facts)

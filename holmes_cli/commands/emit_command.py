@@ -28,14 +28,14 @@ def emit_command(
     folder: Annotated[Path, typer.Option("--output", "-o", help="The folder to write, new or empty.")],
     trust: Annotated[
         list[str] | None,
-        typer.Option("--trust", metavar="DIGEST", help="Take this plan, though it was not made here by you."),
+        typer.Option("--trust", metavar="DIGEST", help="Write this plan although you did not make it here."),
     ] = None,
 ) -> None:
-    """Write a plan as files for what else starts jobs: torchrun, Slurm, MPI, Kubernetes, or plain to read."""
+    """Write a plan as files for another launcher: torchrun, Slurm, MPI, Kubernetes, or plain files to read."""
     record, _ = read_launchable(plan, trust or (), may_be_stale=False)
     if isinstance(record, IslandsPlan):
         raise HolmesError(
-            f"{plan}: a plan of islands, which meet at the controller of `holmes launch`, is not written for others",
+            f"{plan}: a plan of islands cannot be emitted: islands meet at the controller of `holmes launch`",
             "launch it; or plan without `islands` in job.yaml",
         )
     variables = read_user_variables(record.job, os.environ, source_file(plan, record.job_source).parent)

@@ -30,7 +30,7 @@ _TOPOLOGY = "topology"
 
 def hosts_command(
     file: Annotated[
-        Path | None, typer.Argument(help="What --from reads, else standard input; for --to an inventory.json.")
+        Path | None, typer.Argument(help="Input of --from, else standard input; for --to an inventory.json.")
     ] = None,
     source: Annotated[
         str | None,
@@ -46,11 +46,11 @@ def hosts_command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Where to write; never over a file.", show_default="hosts.yaml, or topology.conf"
+            "--output", "-o", help="File to write; never overwrites.", show_default="hosts.yaml, or topology.conf"
         ),
     ] = None,
 ) -> None:
-    """Write hosts.yaml from what Slurm, Kubernetes or topograph list; or Slurm's topology.conf."""
+    """Write hosts.yaml from the lists of Slurm, Kubernetes or topograph; or Slurm's topology.conf."""
     if (source is None) == (target is None):
         raise HolmesError("one of --from and --to is needed", "`scontrol -o show nodes | holmes hosts --from slurm`")
     if source is not None:

@@ -54,9 +54,7 @@ def import_command(
             "--set", metavar="KEY=VALUE", help="A key of job.yaml that the command does not give: steps=1000."
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write; never over a file.")] = Path(
-        "job.yaml"
-    ),
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; never overwrites.")] = Path("job.yaml"),
 ) -> None:
     """Write job.yaml from the command of Megatron-LM or another trainer, or from a model's config.json."""
     if output.exists() or output.is_symlink():
@@ -118,7 +116,7 @@ def _recognized(command: TrainerCommand) -> TrainerName:
     if command.starter == ACCELERATE:
         return "accelerate"
     what = f"command: {shown(' '.join(command.program))}: not recognized as a trainer that is known"
-    raise HolmesError(what, "name its engine, as in `--engine torch`, and its shape by `--model`")
+    raise HolmesError(what, "name its engine, as in `--engine torch`, and its shape with `--model`")
 
 
 def _imported(command: TrainerCommand, engine: TrainerName | str) -> ImportedJob:

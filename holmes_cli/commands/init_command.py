@@ -19,7 +19,7 @@ FILES = ("hosts.yaml", "job.yaml")
 def init_command(
     folder: Annotated[Path, typer.Argument(help="Where to write them.")] = Path(),
 ) -> None:
-    """Write hosts.yaml and job.yaml to start from, never over one that is there."""
+    """Write a first hosts.yaml and job.yaml, never over an existing one."""
     there = [folder / name for name in FILES if (folder / name).exists()]
     if there:
         raise HolmesError(

@@ -41,24 +41,26 @@ def launch_command(
         bool, typer.Option("--dry-run", help="Print what would be sent and started; --json: every word.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the ranks start; the run goes on without this shell.")
+        bool, typer.Option("--detach", "-d", help="Return once the ranks start; the run continues without this shell.")
     ] = False,
     force: Annotated[
         list[str] | None,
-        typer.Option("--force", metavar="CHECK", help="Go on though this preflight check fails; may be given again."),
+        typer.Option("--force", metavar="CHECK", help="Continue although this preflight check fails; may be repeated."),
     ] = None,
     restarts: Annotated[
-        int, typer.Option("--restarts", min=0, help="After a failure start again this often, from the last checkpoint.")
+        int,
+        typer.Option("--restarts", min=0, help="Restart at most this often after a failure, from the last checkpoint."),
     ] = 0,
     on_loss: Annotated[
         str, typer.Option("--on-loss", help="When a host is lost: replan without it, wait for it, or stop.")
     ] = "stop",
     replan_when_slow: Annotated[
-        bool, typer.Option("--replan-when-slow", help="Take the new plan when a host or link is slower than planned.")
+        bool,
+        typer.Option("--replan-when-slow", help="Switch to a new plan when a host or link is slower than planned."),
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="With --resume: begin at step 1 where there is no checkpoint.")
+        bool, typer.Option("--from-scratch", help="With --resume: begin at step 1 if there is no checkpoint.")
     ] = False,
     resume_step: Annotated[
         int | None,
@@ -71,17 +73,17 @@ def launch_command(
     ] = None,
     trust: Annotated[
         list[str] | None,
-        typer.Option("--trust", metavar="DIGEST", help="Launch this plan, though it was not made here by you."),
+        typer.Option("--trust", metavar="DIGEST", help="Launch this plan although you did not make it here."),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="While others use the planned GPUs, wait and check again.")
     ] = False,
     allow_missing_island: Annotated[
-        bool, typer.Option("--allow-missing-island", help="Exit with 0 though an island was cut off at the end.")
+        bool, typer.Option("--allow-missing-island", help="Exit with 0 even if an island was cut off at the end.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one per line.")] = False,
 ) -> None:
-    """Check the hosts, start the plan on them, watch it, and end it everywhere when it ends anywhere."""
+    """Check the hosts, start the plan on them, watch the run, and end it everywhere when it ends anywhere."""
     forced = _forced(force or [])
     record, inventory = read_launchable(plan, trust or (), may_be_stale=PLAN_CURRENT in forced)
     settings = Settings(

@@ -24,7 +24,7 @@ LONGEST = 8192  # tokens: published models often allow many times the length the
 def model_command(
     folder: Annotated[Path, typer.Argument(help="A model of the transformers library: config.json, .safetensors.")],
 ) -> None:
-    """Print what job.yaml says of a published model: its shape, and that training starts from its weights."""
+    """Print the lines of job.yaml for a published model: its shape, and its weights to start from."""
     try:
         published = read_shape(folder)
     except ValueError as error:
@@ -77,7 +77,7 @@ def _has_tensors(folder: Path, shape: ModelShape) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:
-        raise HolmesError(str(error), "get the model's files anew, whole and all of one model") from None
+        raise HolmesError(str(error), "get the model's files again, complete and all of one model") from None
     return True
 
 

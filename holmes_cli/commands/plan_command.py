@@ -87,12 +87,13 @@ def plan_command(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option("--calibrate", metavar="RUN", help="Learn from a run's folder how fast compute and networks are."),
+        typer.Option("--calibrate", metavar="RUN", help="Use the speeds of compute and networks measured in a run."),
     ] = None,
     compare: Annotated[Path | None, typer.Option("--compare", help="Another plan.json to compare with.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Also write a self-contained page of the plan.")] = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", min=0.0, help="Seconds for all of it; then the best so far, with its gap.")
+        float,
+        typer.Option("--time-limit", min=0.0, help="Seconds for planning; then the best plan so far, with its gap."),
     ] = TIME_LIMIT_S,
     write_lp: Annotated[
         Path | None,
@@ -178,8 +179,8 @@ def _trace(path: Path | None, job: Job, output: Path) -> tuple[tuple[Chosen, ...
     written_map = _map_path(output)
     if is_there(written_map) and not _is_map(written_map):
         raise HolmesError(
-            f"{written_map}: --routing writes its map there, and this is no map that it wrote",
-            "move the file, or name the plan otherwise with -o",
+            f"{written_map}: --routing writes its map there, but this file is not one of its maps",
+            "move the file, or name the plan differently with -o",
         )
     return read_trace(path, job.model)
 
@@ -203,8 +204,8 @@ def _check_options(given: Mapping[str, bool]) -> None:
     wrong = [option for option, is_given in given.items() if is_given]
     if wrong:
         raise HolmesError(
-            f"{' and '.join(wrong)}: job.yaml has `islands`, and this compares plans of hosts that train as one",
-            "leave the option out, or take `islands` out of job.yaml to ask this",
+            f"{' and '.join(wrong)}: job.yaml has `islands`, but this option compares plans that train as one",
+            "leave the option out, or remove `islands` from job.yaml",
         )
 
 

@@ -47,7 +47,7 @@ def probe_command(
         ),
     ] = None,
     allocation: Annotated[
-        bool, typer.Option("--allocation", help="Ask the nodes of this Slurm job; the default in one without hosts.")
+        bool, typer.Option("--allocation", help="Probe this Slurm job's nodes; the default inside a job without hosts.")
     ] = False,
     via: Annotated[
         str | None, typer.Option("--via", metavar="slurm", help="Reach all hosts by steps of this Slurm job.")
@@ -65,12 +65,12 @@ def probe_command(
         typer.Option("--anonymize", help="Copy what --replay reads to this folder, without names and addresses."),
     ] = None,
     script: Annotated[
-        bool, typer.Option("--script", help="Print a shell script whose answers --replay reads; ask no host.")
+        bool, typer.Option("--script", help="Print a shell script whose answers --replay reads; contact no host.")
     ] = False,
     diff: Annotated[Path | None, typer.Option("--diff", help="Show what changed since this inventory.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with a picture.")] = None,
     rule: Annotated[
-        str | None, typer.Option("--explain", help="Print what a rule such as NIC-PORT-DOWN checks; ask no host.")
+        str | None, typer.Option("--explain", help="Print what a rule such as NIC-PORT-DOWN checks; contact no host.")
     ] = None,
 ) -> None:
     """Ask every host for its GPUs and NICs, find the clusters, and report faults."""
@@ -183,8 +183,8 @@ def _replay_output(inventory: Inventory, as_json: bool) -> Path | None:
     usual = usual_inventory()
     if usual.exists() and not _holds(usual, inventory):
         raise HolmesError(
-            f"{usual}: holds another inventory, perhaps of a live probe; --replay does not write over it",
-            f"name the file to write: `-o replayed.json`, or `-o {usual}` to write over it",
+            f"{usual}: holds another inventory, perhaps of a live probe; --replay does not overwrite it",
+            f"name the file to write: `-o replayed.json`, or `-o {usual}` to overwrite it",
         )
     return usual
 

@@ -32,13 +32,13 @@ def sketch_command(
     machines: Annotated[str, typer.Argument(help=MACHINES)],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to write; only over a sketch.", show_default=str(USUAL)),
+        typer.Option("--output", "-o", help="File to write; overwrites only a sketch.", show_default=str(USUAL)),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the inventory as JSON instead; write it only with -o.")
     ] = False,
 ) -> None:
-    """Write an inventory of machines that are not there, from a line of text, for `holmes plan` to plan for."""
+    """Write an inventory of machines you do not have yet from a line of text, for `holmes plan`."""
     path = Path(machines)
     sketch = read_user_file(Sketch, path) if path.suffix in (".yaml", ".yml") else parse_sketch(machines)
     inventory = sketched_inventory(sketch)

@@ -16,8 +16,8 @@ from holmes_core.errors import HolmesError
 
 
 def demo_command(
-    folder: Annotated[Path, typer.Argument(help="Made for all that the demo writes.")] = Path("holmes-demo"),
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Of training.")] = STEPS,
+    folder: Annotated[Path, typer.Argument(help="Folder to make for the demo's files.")] = Path("holmes-demo"),
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Number of training steps.")] = STEPS,
 ) -> None:
     """Probe, plan, launch and train a small GPT here; four processes stand in for the hosts of two clusters."""
     if find_spec("torch") is None:

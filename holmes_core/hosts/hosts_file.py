@@ -77,7 +77,7 @@ class StatedTrunk(Record):
     between: tuple[Name, Name] | None = None
     """The two clusters of a trunk. Example: [east, west]"""
     cluster: Name | None = None
-    """The cluster of an uplink, which all that leaves it or enters it shares. Example: east"""
+    """The cluster of an uplink, shared by all traffic that leaves or enters it. Example: east"""
     gbps: Annotated[float, Field(gt=0, le=MAX_TRUNK_GBPS, strict=True)]
     """Gbit/s in each direction. Example: 100"""
 
@@ -144,14 +144,14 @@ class HostsFile(Record):
     ssh_config: str | None = None
     """SSH's configuration file, relative to this file's folder; not set: ~/.ssh/config. Example: ./ssh_config"""
     user: SshUser | None = None
-    """User for SSH; not set: the one in SSH's configuration, else yours. Example: ubuntu"""
+    """User for SSH; not set: from SSH's configuration, else yours. Example: ubuntu"""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port for SSH; not set: the one in SSH's configuration, else 22. Example: 2222"""
+    """Port for SSH; not set: from SSH's configuration, else 22. Example: 2222"""
     identity_file: str | None = None
     """Private key for SSH, relative to this file's folder; not set: the one in SSH's configuration.
     Example: ~/.ssh/id_ed25519"""
     python: Program | None = None
-    """Python with torch on the hosts, found by PATH or named by its whole path; not set: python3, and on this machine
+    """Python with torch on the hosts, found in PATH or given by its full path; not set: python3, and on this machine
     the one that runs Holmes. Example: /opt/conda/bin/python"""
     activate: OneLine | None = None
     """A line of shell that runs before Python. Example: source /opt/conda/bin/activate train"""
@@ -160,12 +160,12 @@ class HostsFile(Record):
     """Line rates in Gbit/s by netdev or RDMA device, for those that tools report wrongly or not at all.
     Example: {eth0: 25}"""
     rails: RailPatterns | None = None
-    """RDMA ports that carry the job, where the probe would choose others. Example: ["mlx5_[0-3]"]"""
+    """RDMA ports that carry the job, if the probe would choose others. Example: ["mlx5_[0-3]"]"""
     gpus: GpuIndices | None = None
-    """GPUs that the job uses, by nvidia-smi's numbers; not set: all but display cards and much smaller ones.
+    """GPUs that the job uses, by nvidia-smi's numbers; not set: all except display cards and much smaller ones.
     Example: [0, 1, 2, 4]"""
     hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)
-    """Machines to ask, each with keys, or its name alone. Example: ["node[01-16]"]"""
+    """Machines to probe, each with keys or only a name. Example: ["node[01-16]"]"""
     trunks: tuple[StatedTrunk, ...] = ()
     security: Security = IN_THE_CLEAR
 

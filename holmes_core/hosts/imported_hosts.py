@@ -61,7 +61,7 @@ def take_machines(machines: Iterable[Machine], source: str) -> Imported:
     for machine in machines:
         _check(machine, source)
         if machine.name in seen:
-            raise HolmesError(f"{source}: {machine.name} is listed twice", "give the output of one command")
+            raise HolmesError(f"{source}: {machine.name} is listed twice", "pass the output of one command")
         seen.add(machine.name)
         reason = machine.unfit or ("no GPUs" if some_have_gpus and machine.has_gpus is False else None)
         if reason:
@@ -71,7 +71,7 @@ def take_machines(machines: Iterable[Machine], source: str) -> Imported:
     left_out = tuple(f"{format_names(names, MAX_NAMES)}: {reason}" for reason, names in unfit.items())
     if not taken:
         shown = "; ".join(left_out[:MAX_REASONS]) + ("; ..." if len(left_out) > MAX_REASONS else "")
-        raise HolmesError(f"{source}: no machine that can be used: {shown or 'it lists none'}", "look at the command")
+        raise HolmesError(f"{source}: no machine that can be used: {shown or 'it lists none'}", "check the command")
     if len(taken) > MAX_HOSTS:
         raise HolmesError(f"{source}: {len(taken)} hosts; hosts.yaml holds {MAX_HOSTS}", "import them in parts")
     return Imported(parse(HostsFile, {"hosts": taken}, source), left_out)

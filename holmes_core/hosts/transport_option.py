@@ -11,7 +11,9 @@ from holmes_core.records.plan import Plan
 def checked_via(via: str) -> TransportName:
     """Return the transport that `--via` names."""
     if via != "slurm":
-        raise HolmesError(f"--via {via}: no such way", "`--via slurm`, or none; hosts.yaml says the rest")
+        raise HolmesError(
+            f"--via {via}: not known", "use `--via slurm`, or leave it out and set `transport:` in hosts.yaml"
+        )
     return "slurm"
 
 

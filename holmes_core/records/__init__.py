@@ -1,1 +1,1 @@
-"""The records that stages hand one another, as frozen models and as files."""
+"""The records that stages pass to one another, as frozen models and as files."""

@@ -40,7 +40,7 @@ class Container(Record):
     image: Annotated[str, Field(min_length=1)]
     """Image, as the engine names it. Example: nvcr.io/nvidia/pytorch:25.06-py3"""
     options: tuple[str, ...] = ()
-    """Words for the engine, as they are. Example: ["--volume", "/data:/data"]"""
+    """Words passed to the engine unchanged. Example: ["--volume", "/data:/data"]"""
 
 
 class Access(Record):
@@ -77,7 +77,7 @@ class LaunchSettings(Record):
     """
 
     environment: dict[VariableName, OneLine | None] = {}
-    """Variables; one without a value takes it from the shell that runs `holmes launch`.
+    """Variables; one without a value gets it from the shell that runs `holmes launch`.
     Example: {NCCL_DEBUG: WARN, WANDB_MODE: null}"""
     secrets: dict[VariableName, RootedPath] = {}
     """Variables whose value is the text of this file on the controller. It goes into a private file on each node,

@@ -28,7 +28,7 @@ Label = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=253)]
 
 
 class Hints(Record):
-    """Labels that a scheduler gives a host. The probe measures by itself, and reports labels that contradict it."""
+    """Labels that a scheduler gives a host. The probe decides by itself, and reports labels that contradict it."""
 
     network: Annotated[tuple[Label, ...], Field(max_length=10)] = ()
     """Switches above the host, nearest first. Example: [leaf-3, spine-1]"""
@@ -99,7 +99,7 @@ class Conflict(Record):
 
 
 class ImpossibleValue(Record):
-    """An impossible value, which was taken for not known."""
+    """An impossible value, which counts as unknown."""
 
     source: str  # the tool that showed it
     subject: str  # `mlx5_0:1`, a netdev, `GPU0`, or the kind of thing that has the name
@@ -163,10 +163,10 @@ class Host(Record):
     round_trip_s: float | None = None
     counter_interval_s: float | None = None  # between the two readings of NIC counters
     user_is_root: bool | None = None
-    capabilities_effective: int | None = None  # bit mask of the probing process; 0 in a user namespace of its own
+    capabilities_effective: int | None = None  # bit mask of the probing process; 0 in its own user namespace
     name_resolves_to: tuple[str, ...] = ()  # addresses of `hostname` on the host itself
     uverbs: int | None = None  # the number of /dev/infiniband/uverbs*
-    uverbs_openable: int | None = None  # the number of them that this user may open
+    uverbs_openable: int | None = None  # how many of them this user may open
     nccl_settings: tuple[NcclSetting, ...] = ()
     nccl_net_plugins: tuple[str, ...] | None = None  # libnccl-net*.so files where a loader would look
     ofi_plugins: tuple[OfiPlugin, ...] | None = None  # the aws-ofi-nccl ones; None where not searched
@@ -181,7 +181,7 @@ class Host(Record):
         return None if self.capabilities_effective is None else bool(self.capabilities_effective >> CAP_IPC_LOCK & 1)
 
     def for_job(self) -> Host:
-        """Return the host with the GPUs that the job uses alone, and without the faults of others."""
+        """Return the host with only the GPUs that the job uses, without the faults of others."""
         used = tuple(gpu for gpu in self.gpus if gpu.left_out is None)
         stated = self.gpus_stated is not None and set(self.gpus_stated) == {gpu.index for gpu in used}
         if len(used) == len(self.gpus) and not stated:
@@ -232,7 +232,7 @@ class Network(Record):
     kind: FabricKind
     subnet: str | None  # its IPv4 prefix
     ports: tuple[NetworkPort, ...]
-    rails_apart: bool | None = None  # each rail is a subnet of its own, and none is routed to another
+    rails_apart: bool | None = None  # each rail is a separate subnet, and none is routed to another
     net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
 
     def port_of(self, host: str) -> NetworkPort | None:
@@ -327,7 +327,7 @@ class Inventory(FileRecord):
         return {finding.hosts[0]: finding for finding in alone}
 
     def for_job(self) -> Inventory:
-        """Return the inventory with the GPUs that the job uses alone."""
+        """Return the inventory with only the GPUs that the job uses."""
         return self.model_copy(update={"hosts": tuple(host.for_job() for host in self.hosts)})
 
     def host(self, name: str) -> Host:
@@ -367,7 +367,7 @@ def refuse_sketch(inventory: Inventory, path: Path) -> None:
     if inventory.sketch is not None:
         raise HolmesError(
             f"{path}: a sketch, not an inventory of probed machines ({inventory.sketch})",
-            "name the inventory of a probe; only `holmes plan` takes a sketch",
+            "name the inventory of a probe; only `holmes plan` accepts a sketch",
         )
 
 

@@ -42,7 +42,7 @@ BUNDLED_ALONE = (
 
 
 class Parallel(Record):
-    """Fixed parts of the plan; a key that is left out is the planner's to choose."""
+    """Fixed parts of the plan; the planner chooses the keys that are left out."""
 
     tp: Positive | None = None
     """Tensor parallel size: ranks, on one host, that share each layer. Example: 2"""
@@ -77,7 +77,7 @@ class Parallel(Record):
 
 
 class Wire(Record):
-    """Permission for the planner to compress what crosses the network, and the measured rates that it counts on."""
+    """Permission for the planner to compress network traffic, and the measured rates that it assumes."""
 
     edges: Codec = "none"
     """Lossiest codec of activations and their gradients between stages: none (values as they are), bf16, int8 or int4
@@ -107,10 +107,10 @@ class Overheads(Record):
     """Costs of a step for a slot in addition to FLOPs and bytes on links, as `holmes calibrate` measures them."""
 
     action_s: NotNegative
-    """Seconds of each forward and backward of a stage in addition to computing it: the schedule and its messages.
+    """Seconds of each forward and backward of a stage beyond its compute: the schedule and its messages.
     Example: 0.0002"""
     update_bytes_per_s: AboveZero
-    """Rate at which memory is read and written where a step updates the slot's parameters. Example: 8.0e+9"""
+    """Rate of reading and writing memory when a step updates the slot's parameters. Example: 8.0e+9"""
     split_factor: Annotated[float, Field(ge=1)] | None = None
     """Seconds of a backward in the two halves of zero-bubble over its seconds in one piece; not set: the planner's own
     constant. Example: 1.1"""
@@ -120,7 +120,7 @@ class Compute(Record):
     """Speed of one training slot: a GPU, or a CPU process that has its threads_per_slot cores to itself."""
 
     flops_per_s: AboveZero | None = None
-    """FLOP/s that a slot achieves, as `holmes calibrate` measures them; not set: the known speed of the GPU, or an
+    """FLOP/s of a slot, as `holmes calibrate` measures them; not set: the known speed of the GPU, or an
     assumed speed of a CPU. Example: 2.0e+10"""
     overheads: Overheads | None = None
     emulate: EmulationSettings | None = None
@@ -144,9 +144,9 @@ class Job(FileRecord):
     steps: Positive
     """Optimizer steps of the whole training. Example: 1000"""
     global_batch_size: Annotated[int, Field(ge=1, le=2**20)]
-    """Sequences a step, over all replicas. Example: 64"""
+    """Sequences per step, over all replicas. Example: 64"""
     seed: int = 0
-    """Seed of the first weights, the order of the samples, and stochastic rounding. Example: 7"""
+    """Seed of the initial weights, the order of the samples, and stochastic rounding. Example: 7"""
     precision: Precision | None = None
     """Precision of weights, activations and messages between stages; not set: bf16 on GPUs and fp32 on CPUs. Masters,
     moments and gradient sums are always fp32. Example: bf16"""

@@ -88,7 +88,7 @@ class Trunk(Record):
 
 
 class Security(Record):
-    """Protection of what travels between clusters; inside a cluster it always travels in the clear."""
+    """Protection of traffic between clusters; traffic inside a cluster is never encrypted."""
 
     between_clusters: Literal["clear", "wireguard"] = "clear"
     """wireguard: encrypted, in a tunnel that each run makes and takes away. Example: wireguard"""

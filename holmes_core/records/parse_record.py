@@ -75,7 +75,7 @@ def parse(cls: type[R], data: object, source: str, places: Places | None = None)
     if "schema_version" in cls.model_fields and version != SCHEMA_VERSION:
         raise HolmesError(
             f"{source}: schema_version {version!r}, this Holmes reads {SCHEMA_VERSION}",
-            "use the Holmes that wrote the file, or make the file again",
+            "use the Holmes version that wrote the file, or make the file again",
         )
     try:
         return cls.model_validate(data)
@@ -89,7 +89,7 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str, places: 
     found = _without_echoes(error.errors())
     for fault in found[:MAX_FAULTS]:
         location, refused = list(fault["loc"]), fault.get("ctx", {}).get("error")
-        if isinstance(refused, WrongValue):  # by settings, whose keys are inside
+        if isinstance(refused, WrongValue):  # by settings with keys inside
             location += [int(part) if part.isdecimal() else part for part in refused.key.split(".")]
             fault["msg"], fault["input"] = refused.rule, refused.value
         path = ".".join(str(part)[:MAX_CHARACTERS] for part in location) or "(whole file)"
@@ -127,7 +127,7 @@ def _plain(value: object) -> object:
 
 
 def _without_echoes(faults: Iterable[ErrorDetails]) -> list[ErrorDetails]:
-    """Drop "too short" faults of lists whose own entries are at fault."""
+    """Drop "too short" faults of lists with faulty entries."""
     faults = list(faults)
     above = {fault["loc"][:end] for fault in faults for end in range(len(fault["loc"]))}
     return [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in above]
@@ -153,7 +153,7 @@ def _is_float(value: object) -> bool:
 
 
 def _record_at(cls: type, location: list[int | str]) -> type:
-    """Return the model whose keys stand at `location` below `cls`."""
+    """Return the model with the keys at `location` below `cls`."""
     for part in location:
         if isinstance(part, str) and part in fields_of(cls):
             found = record_in(fields_of(cls)[part].annotation)

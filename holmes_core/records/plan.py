@@ -202,7 +202,7 @@ class Plan(FileRecord):
 
     schema_version: Literal[1] = 1
     inventory: SourceFile
-    sketch: OneLine | None = None  # the inventory's, whose machines were never probed: such a plan is not launched
+    sketch: OneLine | None = None  # from an inventory of machines that were never probed: such a plan is not launched
     job_source: SourceFile
     job: Job
     free_degrees: tuple[FreeDegree, ...] = ()  # of `job.parallel`, which the planner chose as job.yaml left them out

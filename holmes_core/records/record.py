@@ -76,7 +76,7 @@ class FileRecord(Record):
         return "sha256:" + found.hexdigest()
 
     def model_copy(self: F, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> F:
-        """Return a copy with `update`, which finds its digest and other cached values anew."""
+        """Return a copy with `update`, which computes its digest and other cached values again."""
         copied = super().model_copy(update=update, deep=deep)
         for cached in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[cached]

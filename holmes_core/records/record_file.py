@@ -75,7 +75,7 @@ def written(path: Path, text: str | Iterable[str], private: bool = False) -> Ite
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file for `open`, a new one readable and writable by this user alone, whatever the umask."""
+    """Open a file for `open`; only this user can read and write a new one, whatever the umask."""
     return os.open(path, flags, 0o600)
 
 
@@ -119,7 +119,7 @@ def read_any(classes: Sequence[type[F]], path: Path, inside: Path | None = None)
     if header["digest"] != digest:
         raise HolmesError(
             f"{path}: changed since it was written (digest {header['digest']!r}, content {digest!r})",
-            f"make it again with `{record.RENEW}`; what you may choose is chosen in hosts.yaml and job.yaml",
+            f"make it again with `{record.RENEW}`; set your choices in hosts.yaml and job.yaml",
         )
     return SignedRecord(record, is_own(record.KIND, digest, header["signature"]))
 

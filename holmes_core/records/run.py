@@ -22,7 +22,7 @@ class Failure(Record):
     message: str
     last_lines: tuple[str, ...]  # the last lines of its log
     time_s: float  # since 1970
-    likely: str | None = None  # its usual cause, as a sentence; None where none is known
+    likely: str | None = None  # its usual cause, as a sentence; None if unknown
     host_lost: bool = False  # the node itself is gone
 
 
@@ -60,7 +60,7 @@ class Settings(Record):
 
 
 class SentCode(Record):
-    """The folder of the user's own code, as it was sent."""
+    """The folder of the user's own code, as sent."""
 
     folder: str  # on the controller
     digest: str  # a digest of names and contents
@@ -100,7 +100,7 @@ class Run(FileRecord):
     safe_steps: int | None = None  # after which the newest whole checkpoint was taken
     best_steps: int | None = None  # the same of the checkpoint of the lowest validation loss; None: none has a loss
     best_checkpoint: str | None = None  # the sentence on its path and loss
-    early_stop: str | None = None  # the sentence on why the run ended before its last step, if it did by itself
+    early_stop: str | None = None  # why the run ended by itself before its last step, as a sentence
     # The last step up to which digests of the traffic between hosts were equal at both ends; None: not compared.
     compared_steps: int | None = None
     bad_lines_skipped: int = 0  # lines of the data, in the last attempt

@@ -77,7 +77,7 @@ class TrainerSettings(Record):
         return {name for word in self.command for name in PLACEHOLDER.findall(word)}
 
     def values(self, option: str) -> tuple[str, ...] | None:
-        """Return the values that the command gives an option, wherever it stands; None where the command lacks it."""
+        """Return the command's values for an option, wherever it stands; None if the command lacks it."""
         words = [part for word in self.command for part in (word.split("=", 1) if word.startswith("--") else (word,))]
         places = [at for at, word in enumerate(words) if word == option]
         if not places:

@@ -199,7 +199,7 @@ class _Proof:
         return self._unknown(lines) if bare is None else self.refusal(bare, None)
 
     def _name_without_port(self, name: str) -> str | None:
-        """Return the bare address, which ssh falls back to whatever the port; None for itself and for HostKeyAlias."""
+        """Return the bare address, to which ssh falls back for any port; None for itself and for HostKeyAlias."""
         return self._settings.address if name not in (self._settings.address, self._settings.key_alias) else None
 
     def _changed(self, known: list[KnownLine]) -> _Refusal:

@@ -127,7 +127,7 @@ def _lines_in(file: Path) -> tuple[KnownLine, ...]:
 
 @functools.lru_cache(maxsize=16)
 def _parsed(file: Path, _mtime_ns: int, _size_bytes: int) -> tuple[KnownLine, ...]:
-    """Parse the file. Time and size are arguments so that a changed file is parsed anew."""
+    """Parse the file. Time and size are arguments so that a changed file is parsed again."""
     text = read_regular(file, MAX_BYTES).decode(errors="replace")
     found = (_parsed_line(file, number, line) for number, line in enumerate(text.split("\n"), 1))
     return tuple(line for line in found if line is not None)

@@ -61,7 +61,7 @@ class LocalConnection(Connection):
         """Do nothing: no resource is held open."""
 
     def _spawn(self, command: str) -> subprocess.Popen[bytes]:
-        """Start the command in a session of its own, so that Ctrl-C here reaches it only through this process."""
+        """Start the command in its own session, so that Ctrl-C here reaches it only through this process."""
         pipe, words = subprocess.PIPE, [*self._before, "/bin/sh", "-c", command]
         return subprocess.Popen(words, env=self._environ, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
 
@@ -120,7 +120,7 @@ class _LocalStream(Stream):
             yield from read_lines(self._host, partial(self._stdout.read1, CHUNK_BYTES))  # type: ignore[attr-defined]
         except HostError:
             self.abandon()
-            self._stdout.close()  # the signal of a broken pipe ends a process that goes on writing
+            self._stdout.close()  # SIGPIPE ends a process that continues writing
             raise
 
     def wait(self) -> tuple[int, str]:

@@ -92,7 +92,7 @@ def read_command(text: str) -> TrainerCommand:
         if any(character in word for character in "\n\r\0"):
             raise HolmesError(f"command: {shown(word)} has several lines", "put that value into a file")
         if PLACEHOLDER.search(word):
-            hint = "in job.yaml {NAME} stands for a setting of the plan; give that value in another way"
+            hint = "in job.yaml {NAME} stands for a setting of the plan; pass that value another way"
             raise HolmesError(f"command: {shown(word)} would be a placeholder", hint)
     environment, dropped, words = _outer(words)
     starter, words = _starter(words)
@@ -128,12 +128,12 @@ def _refuse_shell_syntax(text: str) -> None:
         raise HolmesError(f"command: {names}: a shell puts a value there, and none reads this text", hint)
     bare = "".join("_" if piece[0] in "'\"\\" else piece for piece in pieces)
     if found := _OPERATOR.search(bare):
-        hint = "give the trainer's command alone, without pipes, redirections and other commands; quote a value"
+        hint = "give only the trainer's command, without pipes, redirections or other commands; quote a value"
         sign = shown(found[0].strip()) or "line break"
         raise HolmesError(f"command: {sign!r} is for a shell, and none reads this text", hint)
     for word in bare.split():
         if word.startswith("~") or "*" in word or "?" in word or any("," in each for each in _BRACES.findall(word)):
-            hint = "write the value that it stands for, or quote it where the trainer itself reads it"
+            hint = "write the actual value, or quote it if the trainer itself expands it"
             raise HolmesError(f"command: {shown(word)}: a shell replaces that, and none reads this text", hint)
 
 

@@ -133,7 +133,7 @@ def _replicas(micro: int, accumulated: int, batch: int, num_ranks: int | None) -
 
 
 def _zero(settings: Mapping[str, Any]) -> int | None:
-    """Return the stage of ZeRO that is planned for the settings. Raises HolmesError for one that cannot be."""
+    """Return the ZeRO stage to plan for the settings. Raises HolmesError for one that cannot be planned."""
     if not settings:
         return None
     stage = _zero_section(settings).get("stage", 0)

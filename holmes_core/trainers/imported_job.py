@@ -1,4 +1,4 @@
-"""Keys of job.yaml from a trainer's command, and a row for each of its options: none is lost without a word."""
+"""Keys of job.yaml from a trainer's command, and a row for each of its options, so that none is lost silently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OptionFate = Literal["taken", "decided", "not counted", "kept", "not understood"
 """taken: read into job.yaml, and left in the command. decided: taken out of the command; `parallel` fixes it, or Holmes
 does. The others stay in the command: the plan leaves them out of account, or they change no plan, or are not known.
 """
-_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")  # names of variables whose values go into no file
+_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")  # names of variables with values that go into no file
 
 
 class OptionRow(NamedTuple):
@@ -58,7 +58,7 @@ class OptionReader:
         """Return the value of the first of these options that is given. Raises HolmesError if it has none."""
         found = next((self._last[name] for name in names if name in self._last), None)
         if found is not None and not found.values:
-            raise HolmesError(f"command: {found.name} has no value", "write one behind it")
+            raise HolmesError(f"command: {found.name} has no value", "add a value after it")
         return None if found is None else found.values[0]
 
     def values(self, name: str) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class OptionReader:
 
 
 def outer_rows(command: TrainerCommand) -> list[OptionRow]:
-    """Return the rows of what stands before the program: variables, and what starts ranks."""
+    """Return the rows of the words before the program: variables, and the starter of ranks."""
     rows = []
     for name, value in command.environment.items():
         if name in PLACED:

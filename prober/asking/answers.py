@@ -34,9 +34,7 @@ def read_hosts(folder: Path) -> dict[str, HostRecording]:
         answers = _read_answers(file)
         twice = next((name for name in answers if name in found), None)
         if twice is not None:
-            raise HolmesError(
-                f"{file}: host {twice} has an answer in another file, too", "keep one answer of each host"
-            )
+            raise HolmesError(f"{file}: host {twice} also has an answer in another file", "keep one answer per host")
         found.update(answers)
     return found or read_recorded_hosts(folder)
 

@@ -214,7 +214,9 @@ def refuse_used_folder(folder: Path) -> None:
     """Raises HolmesError when `folder` holds a recording already: the two would be mixed."""
     used = next(folder.glob("*/recording.json"), None)
     if used is not None:
-        raise HolmesError(f"{folder}: holds a recording of {used.parent.name}", "name a new folder, or remove this one")
+        raise HolmesError(
+            f"{folder}: holds a recording of {used.parent.name}", "choose a new folder, or remove this one"
+        )
 
 
 def _file_name(output: Recorded) -> str:

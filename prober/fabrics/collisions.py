@@ -35,7 +35,7 @@ def collisions(members: Mapping[str, Fabric]) -> dict[Pair, str]:
 
 
 def addresses_given_twice(members: Mapping[str, Fabric]) -> dict[Pair, str]:
-    """Pairs of hosts with some of their rails' addresses in common, but not all: one of them is set wrong."""
+    """Pairs of hosts that share some of their rails' addresses, but not all: one of them is set wrong."""
     return {
         pair: min(addresses)
         for pair, addresses in _shared_addresses(members).items()
@@ -55,7 +55,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def _shared(of_hosts: Mapping[str, Iterable[T]]) -> Iterable[tuple[T, Pair]]:
-    """Each thing that several hosts have, and every two of them in order of name."""
+    """Each thing that several hosts have, with every pair of these hosts in order of name."""
     owners: dict[T, list[str]] = {}
     for name, things in of_hosts.items():
         for thing in things:

@@ -1,4 +1,4 @@
-"""The fabric that carries one host's job traffic, as the host shows it: by its rails, or by its fastest netdev."""
+"""The fabric that carries one host's job traffic, shown by its rails or its fastest netdev."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fabric:
     routes: tuple[frozenset[str], ...] = ()  # of each rail: prefixes that routes over it lead to
     around: frozenset[str] = frozenset()  # networks of the host's other netdevs
     net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
-    machine: str | None = None  # the same of containers on one machine, whose ports and addresses are one
+    machine: str | None = None  # the same for containers on one machine, which share its ports and addresses
 
     @cached_property
     def transport(self) -> tuple[str, str]:

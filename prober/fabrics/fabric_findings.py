@@ -18,16 +18,16 @@ _ASK = f"`holmes probe --links` tries it by RDMA; or {PIN}"
 PIN_CONTRADICTS = RuleText(
     "CLUSTER-PIN-CONTRADICTS",
     "W",
-    "hosts.yaml pins a host to a cluster whose fabric is another than the host's",
+    "hosts.yaml pins a host to a cluster with another fabric",
     "groups inside this cluster may have no common fabric",
-    "correct `cluster:` in hosts.yaml, or leave it out and let the probe find it",
+    "correct `cluster:` in hosts.yaml, or remove it and let the probe find the cluster",
     _PROOF,
 )
 FITS_SEVERAL = RuleText(
     "CLUSTER-NOT-KNOWN",
     "W",
     "a host's networks fit several clusters",
-    "which hosts share its fabric cannot be told, so it is a cluster of its own",
+    "it is unknown which hosts share its fabric, so it becomes a separate cluster",
     _ASK,
     _PROOF,
 )
@@ -43,7 +43,7 @@ NOTHING_IN_COMMON = RuleText(
     "CLUSTER-NOT-KNOWN",
     "W",
     "no other host's networks meet a host's by a proved route",
-    "it is a cluster of its own, and other hosts are reached by sockets",
+    "it becomes a separate cluster, and reaches other hosts by sockets",
     f"if `ping -I ADDRESS` reaches another host's rail: {_ASK}; otherwise nothing",
     _PROOF,
 )
@@ -51,7 +51,7 @@ ALIKE = RuleText(
     "CLUSTER-LOOKS-ALIKE",
     "I",
     "a LID or all addresses of a host are another's too, and the networks around them tell the fabrics apart",
-    "none: they are clusters of their own",
+    "none: they are separate clusters",
     f"nothing; if it is one fabric all the same, correct what is set twice, or {PIN}",
     f"InfiniBand architecture (a LID is unique in its subnet); {_PROOF}",
 )
@@ -59,7 +59,7 @@ ALIKE_NOT_PLACED = RuleText(
     "CLUSTER-LOOKS-ALIKE",
     "W",
     "a LID or all addresses of a host are another's too, and nothing tells with whom some of the hosts are",
-    "each of those is a cluster of its own, as RDMA between two fabrics fails",
+    "each of them becomes a separate cluster, because RDMA between two fabrics fails",
     f"{_ASK}; correct an address that is set twice by mistake; on InfiniBand the probe asks `sminfo`, "
     "which tells fabrics apart, where the user may write to /dev/infiniband/umad*",
     "InfiniBand architecture (a LID is unique in its subnet); infiniband-diags, sminfo(8)",

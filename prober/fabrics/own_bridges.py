@@ -30,7 +30,7 @@ OWN_BRIDGE = RuleText(
 CUT_OFF = RuleText(
     "NET-NO-SHARED-SUBNET",
     "F",
-    "a host has addresses on bridges inside its machine alone",
+    "a host only has addresses on bridges inside its machine",
     "hosts cannot reach it: the address leads each of them to itself",
     "give the containers the machine's network (`docker run --network host`, `hostNetwork: true`), or an overlay or "
     "private network on which each has an address of its own; on one network correct the address that is set twice",

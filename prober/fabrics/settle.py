@@ -32,7 +32,7 @@ class RdmaVerdict:
 
 
 Part = frozenset[int]
-"""Numbers of clusters, as facts gave them."""
+"""Numbers of clusters, from facts alone."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SettledClusters:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Clusters that trials made one, and the others each alone."""
+        """Clusters that trials joined, and every other cluster alone."""
         contradictory = {number for part in self.contradictory for number in part}
         whole = [part for part in self._linked if part not in self.contradictory]
         return (*whole, *(frozenset([number]) for number in sorted(contradictory)))
@@ -138,7 +138,7 @@ class SettledClusters:
         return len(labels) < 2 and not torn and len({each.transport for each in fabrics}) == 1 and agree(fabrics)
 
     def _has_rails(self, part: Part) -> bool:
-        """It has InfiniBand or RoCE rails, which is what trials can try."""
+        """It has InfiniBand or RoCE rails, so trials can test it."""
         return self.placing.fabrics[self.placing.groups[min(part)][1][0]].kind in ("InfiniBand", "RoCE")
 
     def _looks_like_one(self, one: Part, other: Part) -> bool:
@@ -178,7 +178,7 @@ def _questions(settled: SettledClusters, tried: Collection[frozenset[Part]]) -> 
 
 
 def _speaker(settled: SettledClusters, part: Part) -> str:
-    """The host that is tried for its cluster: one that is known to work, or else the first."""
+    """The host to try for its cluster: one that is known to work, else the first."""
     names = settled.hosts_of(part)
     return next((name for name in names if name in settled.working), names[0])
 

@@ -16,7 +16,7 @@ _SOURCE = "perftest, ib_write_bw; Holmes, docs/probe.md (which hosts are one clu
 ONE = RuleText(
     _RULE,
     "I",
-    "with --links, RDMA works between hosts that facts left apart",
+    "with --links, RDMA works between hosts that the facts kept apart",
     "none: they are one cluster",
     "nothing; `cluster:` in hosts.yaml pins it for later probes without --links",
     _SOURCE,
@@ -25,7 +25,7 @@ TWO = RuleText(
     _RULE,
     "I",
     "with --links, RDMA between two hosts fails both ways, though each works with another host",
-    "none: they are in clusters of their own",
+    "none: they are in separate clusters",
     f"nothing; if it is one fabric all the same, correct what keeps them apart, or {PIN}",
     _SOURCE,
 )
@@ -41,7 +41,7 @@ NOT_TOLD = RuleText(
     _RULE,
     "W",
     "with --links, RDMA between hosts that facts left open could not be tried, or fails where neither works elsewhere",
-    "they are in clusters of their own, and reach one another by sockets",
+    "they are in separate clusters, and reach one another by sockets",
     f"install perftest on both and open their ports to one another, or {PIN}",
     _SOURCE,
 )
@@ -49,7 +49,7 @@ TEXTS = (ONE, TWO, CONTRADICTORY, NOT_TOLD)
 
 
 def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
-    """One finding for clusters that became one, for those that are two, and for what stays open after a trial."""
+    """One finding each for joined clusters, separate clusters, and what a trial leaves open."""
     for part in settled.parts:
         if len(part) > 1:
             yield _one(settled, part)

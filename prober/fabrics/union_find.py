@@ -9,20 +9,20 @@ T = TypeVar("T", bound=Hashable)
 
 
 class UnionFind(Generic[T]):
-    """Each thing in a set of its own, until it is joined with another."""
+    """Things, each in its own set until it is joined with another."""
 
     def __init__(self, things: Iterable[T]) -> None:
         self._above: dict[T, T] = {thing: thing for thing in things}
 
     def root(self, thing: T) -> T:
-        """The thing that stands for the set of this one. Raises KeyError for one that is in none."""
+        """The representative of this thing's set. Raises KeyError for a thing in no set."""
         while self._above[thing] != thing:
             self._above[thing] = self._above[self._above[thing]]
             thing = self._above[thing]
         return thing
 
     def join(self, things: Iterable[T]) -> None:
-        """Make one set of those that hold the things; nothing, if there are none."""
+        """Join the sets of the things; do nothing without things."""
         roots = [self.root(thing) for thing in things]
         for other in roots[1:]:
             self._above[self.root(other)] = self.root(roots[0])

@@ -19,16 +19,16 @@ _SOURCE = "Holmes, docs/integrations.md (hosts from labels)"
 ONE_SWITCH = RuleText(
     _RULE,
     "W",
-    "hints put hosts on one switch, and they were found in several clusters",
-    "none on the plan, which follows what was found; one of these hosts may have lost its way to the fabric",
+    "hints put hosts on one switch, but the probe found them in several clusters",
+    "none on the plan, which follows the probe; one of these hosts may have lost its connection to the fabric",
     _REMEDY,
     _SOURCE,
 )
 OTHER_FABRIC = RuleText(
     _RULE,
     "W",
-    "a hint names another kind of fabric than was found",
-    "none on the plan, which follows what was found; the host may have ports that are down or without a driver",
+    "a hint names another kind of fabric than the probe found",
+    "none on the plan, which follows the probe; the host may have ports that are down or without a driver",
     _REMEDY,
     _SOURCE,
 )
@@ -36,14 +36,14 @@ NO_SWITCH = RuleText(
     _RULE,
     "I",
     "hints of several levels give hosts of one cluster no switch in common",
-    "none on the plan, which follows what was found; RDMA between two fabrics would fail",
+    "none on the plan, which follows the probe; RDMA between two fabrics would fail",
     _REMEDY,
     _SOURCE,
 )
 ONE_NVLINK = RuleText(
     _RULE,
     "W",
-    "hints put hosts into one NVLink domain, and their GPUs say that they are in several",
+    "hints put hosts into one NVLink domain, but their GPUs report several",
     "none on the plan, which counts on NVLink between hosts only where the GPUs say so",
     "compare `nvidia-smi -q` (ClusterUUID) of these hosts, then correct `hints:` in hosts.yaml",
     _SOURCE,

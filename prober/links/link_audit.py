@@ -21,7 +21,7 @@ def audit_links(inventory: Inventory, links: Sequence[Link]) -> tuple[Finding, .
 
 
 def _tcp_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Finding]:
-    """One finding a direction whose best number of streams stays below 70 % of the slower port's rate."""
+    """One finding for each direction that stays below 70 % of the slower port's rate at its best number of streams."""
     for link in best_links(link for link in links if link.method != "ib_write_bw" and not link.tunnel):
         rate = _tcp_rate(inventory, link)
         measured = link.bandwidth_bytes_per_s.median
@@ -30,7 +30,7 @@ def _tcp_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Findi
 
 
 def _rdma_findings(inventory: Inventory, links: Iterable[Link]) -> Iterator[Finding]:
-    """One finding a direction whose HCAs stay below 90 % of the slower one's rate."""
+    """One finding for each direction in which the HCAs stay below 90 % of the slower one's rate."""
     for link in best_links(link for link in links if link.method == "ib_write_bw" and link.memory == "host"):
         rates = [_hca_rate(inventory, host, hca) for host, hca in zip(link.hosts, link.devices, strict=True)]
         known = [rate for rate in rates if rate is not None]

@@ -11,7 +11,7 @@ from prober.links.link_pairs import choose_pairs, into_rounds
 from prober.links.pair_test import PING_S, USUAL_LIMITS, LinkLimits
 from prober.links.trunk_test import MORE_SECONDS
 
-TEST_START_S = 1.0  # to start a test and wait for its end, as on the bed
+TEST_START_S = 1.0  # to start a test and wait for its end, measured on the bed
 
 
 def estimate_s(inventory: Inventory, limits: LinkLimits = USUAL_LIMITS) -> float:

@@ -255,7 +255,7 @@ def run_tool(words: list[str], seconds: float) -> None:
 
 
 def _start(words: list[str], seconds: float) -> subprocess.Popen[str]:
-    """Start the tool below `timeout`, which ends it even if this program is gone."""
+    """Start the tool under `timeout`, which ends it even if this program is gone."""
     pipe = subprocess.PIPE
     child = subprocess.Popen(
         ["timeout", "-k", "1", f"{seconds:g}", *words],

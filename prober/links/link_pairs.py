@@ -101,5 +101,5 @@ def _addressed(network: Network, hosts: Iterable[str]) -> list[NetworkPort]:
 
 
 def _least_used(ports: Sequence[NetworkPort], used: Counter[str]) -> NetworkPort:
-    """The first of those whose hosts are in fewest pairs."""
+    """The first pair whose hosts are in the fewest pairs."""
     return min(ports, key=lambda port: used[port.host])

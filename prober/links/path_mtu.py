@@ -31,7 +31,7 @@ def _mtu(inventory: Inventory, port: NetworkPort) -> int | None:
 
 
 def _answers(test: PairTest, size_bytes: int) -> bool | None:
-    """None where ping did not run: its status is 1 if no answer came, and another for a fault of its own."""
+    """None if ping did not run: its status is 1 without an answer, and another for its own faults."""
     words = ["ping", "-n", "-M", "do", "-c", "3", "-i", "0.3", "-W", "1", "-s", str(size_bytes)]
     words += ["-I", str(test.sender.address), str(test.receiver.address)]
     try:

@@ -25,7 +25,7 @@ from prober.links.pair_test import USUAL_LIMITS, PairTest
 
 MAX_AT_ONCE = 64
 MAX_ROUNDS = 64  # of pairs without a host in common; pairs open after them stay a question
-MAX_RAILS = 2  # of a pair, in case one of them is broken
+MAX_RAILS = 2  # per pair, in case one of them is broken
 LIMITS = replace(USUAL_LIMITS, size_bytes=16 * 10**6)
 
 Entered = LinkSession | str

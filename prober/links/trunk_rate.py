@@ -80,7 +80,7 @@ def behind_trunks(pairs: Sequence[Pair], rates: Sequence[float], trunks: Iterabl
 
 @dataclass(frozen=True)
 class Flow:
-    """One of several transfers at once; `ended_s` is when its last point was, by a clock all of them share."""
+    """One of several simultaneous transfers; `ended_s` is the time of its last point on their common clock."""
 
     points: Points
     ended_s: float

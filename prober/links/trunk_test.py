@@ -1,4 +1,4 @@
-"""The test of a trunk or an uplink: pairs of hosts of clusters send at once, each as it did best alone."""
+"""The test of a trunk or an uplink: pairs of hosts send at once, each with its best settings alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prober.links.link_session import LinkProblem
 from prober.links.pair_test import LinkLimits, PairTest, Sessions, link_finding
 from prober.links.trunk_rate import Alone, Flow, behind_trunks, limiting_rate, rate_together
 
-# A transfer lasts longer than alone, or fast ones would be over before all have begun.
+# A transfer lasts longer than when alone, or fast ones would end before all have begun.
 MORE_SECONDS, MORE_BYTES = 3, 4
 
 

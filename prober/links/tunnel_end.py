@@ -71,7 +71,7 @@ class End:
         return {"met": True}
 
     def take_down(self) -> dict[str, Any]:
-        """Remove what was made, and wait until it is gone. Raises TunnelRefused."""
+        """Remove the interface and its processes, and wait until they are gone. Raises TunnelRefused."""
         if self._keeper:
             os.write(self._told, b".")
             _, status = os.waitpid(self._keeper, 0)
@@ -93,7 +93,7 @@ class End:
 
 
 def _keep(waits: int) -> None:
-    """Take the interface down when told to, or when who could tell is gone; ends this process."""
+    """Take the interface down on request, or once no process is left to request it; ends this process."""
     os.setsid()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

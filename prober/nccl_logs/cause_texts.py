@@ -58,7 +58,7 @@ _NCCL = "NCCL, src of 2.14 to 2.30"
 
 VERSION_MISMATCH = CauseText(
     "version-mismatch",
-    "Ranks load different versions of NCCL, which refuses that or misreads the other side's messages",
+    "Ranks load different versions of NCCL, which refuses to run or misreads the other side's messages",
     "Install the same version of NCCL on all hosts and in all images: compare `pip list | grep nccl` and `find / "
     "-name 'libnccl.so*'`; a library on LD_LIBRARY_PATH goes before the one that PyTorch brings.",
     f"{_NCCL}/init.cc; NVIDIA/nccl issue 1267",
@@ -66,7 +66,7 @@ VERSION_MISMATCH = CauseText(
 )
 WRONG_INTERFACE = CauseText(
     "wrong-interface",
-    "NCCL's sockets use no interface, or one that other hosts cannot reach",
+    "NCCL's sockets have no interface, or one that other hosts cannot reach",
     "Set NCCL_SOCKET_IFNAME on every host to an interface that is there and that all hosts share (`ip -br addr`), "
     "such as `NCCL_SOCKET_IFNAME==eth0`, or leave it unset; exclude others by `^docker,lo,virbr,veth`.",
     f"{_NCCL}/misc/socket.cc; NVIDIA/nccl issues 1837 and 913",
@@ -82,7 +82,7 @@ BOOTSTRAP_BLOCKED = CauseText(
 )
 ENV_MISMATCH = CauseText(
     "env-mismatch",
-    "A variable of NCCL is set on some ranks only, or to different values, and both sides must agree on it",
+    "An NCCL variable is set only on some ranks, or to different values, but both sides must agree on it",
     "Set it to the same value on all ranks, or nowhere: in the launcher's environment, not in a shell's profile; look "
     "in /etc/nccl.conf and ~/.nccl.conf of each host too.",
     f"{_NCCL}/misc/param.cc; NVIDIA/nccl issue 1328",
@@ -98,7 +98,7 @@ GDR_BROKEN = CauseText(
 )
 ROCE_GID = CauseText(
     "roce-gid",
-    "RoCE uses a GID that does not lead to the peer: link-local, of the wrong index, or of another family",
+    "RoCE uses a GID that does not lead to the peer: link-local, with the wrong index, or of another family",
     "Unset NCCL_IB_GID_INDEX with NCCL 2.21 and later, which choose the GID; with older ones set it on each host to "
     "the index of the RoCE v2 GID with the IPv4 address (`show_gids`, often 3).",
     f"{_NCCL}/misc/ibvwrap.cc (hint for EINVAL); NVIDIA/nccl-tests issue 185, NVIDIA/nccl issue 769",
@@ -146,7 +146,7 @@ NVLS_FAILED = CauseText(
 )
 SHARP_UNAVAILABLE = CauseText(
     "sharp-unavailable",
-    "SHARP is asked for and cannot be used: NCCL reduces on the GPUs instead of in the switches",
+    "SHARP is requested but unavailable: NCCL reduces on the GPUs instead of in the switches",
     "Check that the Aggregation Manager (sharp_am) runs and allows jobs of this user, that the switches support SHARP"
     " and HPC-X's plugin is loaded; otherwise unset NCCL_COLLNET_ENABLE.",
     "nccl-rdma-sharp-plugins, src/sharp_plugin.c; NVIDIA/nccl issue 1050",
@@ -154,7 +154,7 @@ SHARP_UNAVAILABLE = CauseText(
 )
 EFA_PLUGIN_FAILED = CauseText(
     "efa-plugin-failed",
-    "The network plugin of EFA (aws-ofi-nccl) is loaded and cannot start, so NCCL goes on without EFA",
+    "EFA's network plugin (aws-ofi-nccl) is loaded but cannot start, so NCCL continues without EFA",
     "Use an image in which aws-ofi-nccl, libfabric and the EFA driver of the host fit one another (one EFA "
     "installer), and give the container the devices (/dev/infiniband/uverbs*, `vpc.amazonaws.com/efa`); `fi_info -p "
     "efa` must list them.",
@@ -187,7 +187,7 @@ NO_VERBS = CauseText(
 )
 NO_DEVICE = CauseText(
     "tcp-no-ib-device",
-    "NCCL has libibverbs and sees no RDMA port that is up, so traffic between hosts is TCP",
+    "NCCL has libibverbs but sees no RDMA port that is up, so traffic between hosts is TCP",
     "If the hosts have RDMA NICs, give the container /dev/infiniband (`--device`, an RDMA device plugin, `--cap-add "
     "IPC_LOCK`), check NCCL_IB_HCA, and that `ibv_devinfo` shows PORT_ACTIVE; EFA and Google's GPU NICs need the "
     "cloud's plugin. Otherwise TCP is all there is.",
@@ -211,7 +211,7 @@ GDR_OFF = CauseText(
 )
 ONE_NIC = CauseText(
     "one-nic-of-many",
-    "Ranks use one NIC where the host has more",
+    "Ranks use one NIC although the host has more",
     "Give the ranks all NICs of the host: name them all in NCCL_IB_HCA or unset it; in pods request every NIC (EFA: "
     "`vpc.amazonaws.com/efa: N`), best one pod with all GPUs of a node, which also uses NVLink.",
     f"{_NCCL}/graph/topo.cc",
@@ -241,7 +241,7 @@ FEW_CHANNELS = CauseText(
 )
 STALE_PLUGIN = CauseText(
     "stale-plugin",
-    "A network plugin is loaded and thrown away; NCCL's own network is used",
+    "A network plugin is loaded but discarded; NCCL uses its own network",
     "Remove the plugin from the image, or set NCCL_NET_PLUGIN=none.",
     f"{_NCCL}/plugin/net.cc",
     is_remark=True,
@@ -277,15 +277,15 @@ FAR_NIC = CauseText(
 )
 PLUGIN_IGNORES_ENV = CauseText(
     "plugin-ignores-env",
-    "NCCL_IB_DISABLE=1 is set and an external plugin carries the traffic, which does not read it",
+    "NCCL_IB_DISABLE=1 is set, but an external plugin that ignores it carries the traffic",
     "Set NCCL_NET_PLUGIN=none, or NCCL_IBEXT_DISABLE=1 for HPC-X's, if RDMA should be off.",
     "nccl-rdma-sharp-plugins, src/ib_plugin.c",
     is_remark=True,
 )
 UNKNOWN_WARNING = CauseText(
     "unknown-warning",
-    "NCCL warns of something that no rule knows",
-    "Read the lines; the run made its communicator all the same.",
+    "NCCL prints a warning that no rule knows",
+    "Read the lines; the run made its communicator anyway.",
     f"{_NCCL}",
     is_remark=True,
 )

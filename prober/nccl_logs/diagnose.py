@@ -46,7 +46,7 @@ def diagnose(facts: LogFacts) -> Diagnosis:
     verdict = verdicts[0] if verdicts else None
     also: dict[str, LogFinding] = {}
     for finding in findings:
-        follows = verdict is not None and set(finding.evidence) <= set(verdict.evidence)  # from its lines alone
+        follows = verdict is not None and set(finding.evidence) <= set(verdict.evidence)  # only from its lines
         if finding.is_remark or not follows:
             also.setdefault(finding.cause, finding)
     if verdict is not None:

@@ -17,5 +17,5 @@ _HARMLESS = re.compile("|".join(_DATA["harmless"]))
 
 
 def is_harmless(message: NcclMessage) -> bool:
-    """Return True for warnings that occur in sound runs, and for those that only follow another."""
+    """Return True for warnings that occur in sound runs, or that only follow another warning."""
     return bool(_HARMLESS.search(f"{message.source} {message.text}"))

@@ -126,7 +126,7 @@ class LogFacts:
     files: dict[str, LogSize] = field(default_factory=dict)
     left_out: int = 0  # messages of processes and communicators beyond the bounds
     kept_bytes: int = 0
-    restarts: dict[str, int] = field(default_factory=dict)  # file -> line from which on it is read
+    restarts: dict[str, int] = field(default_factory=dict)  # file -> first line to read
 
     def has_room(self, *texts: str, size_bytes: int = 0) -> bool:
         """Take room for texts, or count them as left out."""

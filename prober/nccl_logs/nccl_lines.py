@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 MAX_LINE_BYTES = 8_192
 MAX_MESSAGE = 1_024  # characters of a message that are read
 MAX_SHOWN = 300  # characters of a line kept as evidence
-MAX_MESSAGES = 1_000_000  # of a log; of more, warnings alone are read, as many again
+MAX_MESSAGES = 1_000_000  # of a log; after that as many warnings again, and nothing else
 _MAX_MESSAGES_OF_LINE = 8
 _SKIPPED_BYTES = 1 << 20
 _PREFIX_CHARACTERS = 400

@@ -1,4 +1,4 @@
-"""Several runs in one log, one after the other, as launchers write them that restart a job: the last one counts."""
+"""Several runs in one log, as launchers that restart a job write them: the last one counts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def restarted(facts: LogFacts, process: NcclProcess, file: str, line: int) -> Nc
 
 
 def _runs(facts: LogFacts) -> dict[ProcessKey, str]:
-    """Return a name of the run of each process with communicators: those that share some, directly or not, have one."""
+    """Return a run name for each process with communicators; processes that share some, even indirectly, get one."""
     parents: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -104,7 +104,7 @@ def _is_within(line: Evidence, stretches: list[Stretch]) -> bool:
 
 
 def _leave_out(facts: LogFacts, dropped: set[ProcessKey], lines: list[Stretch]) -> None:
-    """Leave out what processes that are gone logged, and lines of no process between them and those that follow."""
+    """Drop the lines of processes that ended, and lines of no process up to the next run."""
 
     def is_kept(each: Sighting) -> bool:
         return (each.host, each.pid, "") not in dropped if each.pid else not _is_within(each.evidence, lines)

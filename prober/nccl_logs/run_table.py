@@ -32,7 +32,7 @@ class LoggedCommunicator(NamedTuple):
 
 
 def host_rows(facts: LogFacts) -> tuple[LoggedHost, ...]:
-    """Return a row for each host; processes whose lines name no host are one row without a name."""
+    """Return a row for each host; processes without a host's name share one row without a name."""
     hosts: dict[str, list[NcclProcess]] = {}
     names = host_names(facts)
     lacking = {names[key] for key in plain_processes(facts, names)}

@@ -183,7 +183,7 @@ def _without_gpu_direct(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
 
 
 def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
-    """Yield a host whose ranks use one of several devices, or to whose ranks NCCL_IB_HCA allows one."""
+    """Yield a host with several devices if its ranks use only one, or if NCCL_IB_HCA allows only one."""
     hosts: dict[str, list[NcclProcess]] = {}
     for process in facts.processes.values():
         hosts.setdefault(process.host, []).append(process)
@@ -225,12 +225,12 @@ def _only_device(value: str) -> str | None:
 
 
 def _as_remark(finding: LogFinding) -> LogFinding:
-    """Return the finding as one that is no verdict: a rank alone on its host uses the NIC nearest to its GPU."""
+    """Return the finding as a remark, not a verdict: a rank alone on its host uses the NIC nearest to its GPU."""
     return replace(finding, is_remark=True)
 
 
 def _crossed_rails(facts: LogFacts) -> Iterator[LogFinding]:
-    """Yield that most channels leave a host by another NIC than the one by which they enter one."""
+    """Yield a finding if most channels leave a host by another NIC than they enter by."""
     both = [ends for ends in facts.pairs.values() if ends.sent_by is not None and ends.received_by is not None]
     both = [ends for ends in both if AMBIGUOUS not in (ends.sent_by, ends.received_by)]
     apart = [ends for ends in both if ends.sent_by != ends.received_by]

@@ -80,7 +80,7 @@ def undecided_ports(host: Host) -> tuple[Nic, ...]:
 
 
 def ports_not_told(host: Host) -> tuple[Nic, ...]:
-    """Ports that may be rails for all that is known, if they outnumber the rails; () where hosts.yaml decides."""
+    """Ports that may be rails by all known facts, if they outnumber the rails; () if hosts.yaml decides."""
     rails = rails_of(host)
     may_be = [nic for nic in host.nics if nic.usable_by_nccl_ib is None and nic.kind in (*RAIL_KINDS, "unknown")]
     decided = bool(rails) and rails[0].rail_why == STATED
@@ -173,7 +173,7 @@ def _classes(nics: Iterable[Nic], nearness: Nearness) -> list[int]:
 
 
 def _why(host: Host, rails: Sequence[Nic], group: PortGroup, others: bool) -> str:
-    """Why these ports are the rails, in words that are the same for all of them."""
+    """Why these ports are the rails, in the same words for all of them."""
     first = rails[0]
     rate = f" of {first.rate_gbps:g} Gbit/s" if first.rate_gbps else ""
     if len(rails) == 1:

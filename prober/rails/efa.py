@@ -1,4 +1,4 @@
-"""AWS's EFA adapters as rails: NCCL reaches them by the aws-ofi-nccl plugin alone, so without it they are none."""
+"""AWS's EFA adapters as rails: NCCL only reaches them through aws-ofi-nccl, so without it they are no rails."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _by_pci(host: Host) -> Nearness:
 
 
 def _by_nearest(host: Host) -> Nearness:
-    """Return the paths of the nearest devices. Devices that are nearest to no GPU count as far."""
+    """Return the paths of the nearest devices. A device that no GPU is nearest to counts as far."""
     listed = {name for gpu in host.gpus for name in gpu.nearest_nics}
     devices = {nic.device for nic in host.nics if nic.kind != "Ethernet"}
     if not listed & devices:

@@ -20,7 +20,7 @@ Fabric = tuple[object, ...]
 
 @dataclass(frozen=True)
 class PortGroup:
-    """Ports of one kind and rate that lead to the same place, or each to a place of its own."""
+    """Ports of one kind and rate that all lead to the same place, or each to a different one."""
 
     ports: tuple[Nic, ...]
     fabrics: frozenset[Fabric]
@@ -43,7 +43,7 @@ class PortGroup:
 
 
 def port_groups(host: Host, ports: Iterable[Nic], nearness: Nearness) -> list[PortGroup]:
-    """The groups of `ports`, those that are one set of rails joined."""
+    """The groups of `ports`, joined if they form one set of rails."""
     apart: dict[tuple[object, ...], list[Nic]] = {}
     for port in ports:
         apart.setdefault((port.kind, port.rate_gbps, fabric_of_port(host, port)), []).append(port)
@@ -109,7 +109,7 @@ def best_group(groups: Sequence[PortGroup]) -> PortGroup:
 
 
 def ties(groups: Sequence[PortGroup], best: PortGroup) -> list[PortGroup]:
-    """Groups of the rails' kind, rate, number and distance: nothing but chance speaks for one of them."""
+    """Groups with the rails' kind, rate, number and distance: choosing among them would be chance."""
     mark = (best.kind, best.distance, best.rate_gbps, len(best.ports))
     return [g for g in groups if g is not best and (g.kind, g.distance, g.rate_gbps, len(g.ports)) == mark]
 

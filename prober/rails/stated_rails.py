@@ -14,7 +14,7 @@ from prober.rule_text import RuleText
 SOME_STATED = RuleText(
     "NIC-RAILS-STATED",
     "W",
-    "`rails:` of hosts.yaml names no port, or one that NCCL does not take, beside others",
+    "a pattern in `rails:` of hosts.yaml matches no port, or one that NCCL does not use; others do",
     "the other ports it names are the rails",
     "correct `rails:` in hosts.yaml, or leave it out and let the probe choose",
     "Holmes, docs/probe.md (which ports are the rails)",

@@ -145,7 +145,7 @@ PEER_RULES = (
         "EFA-PLUGIN-DIFFERS",
         "W",
         "hosts have aws-ofi-nccl in different versions",
-        "unlike versions may not understand each other; those with another name for their network are another cluster",
+        "different versions may be incompatible; hosts with another name for the plugin's network are another cluster",
         "one version of aws-ofi-nccl and libfabric on all hosts",
         "aws/aws-ofi-nccl, RELEASENOTES",
         "job",

@@ -151,7 +151,7 @@ HOST_RULES = (
         "NVSWITCH-SXID",
         "F",
         "the kernel log since boot has a fatal SXid of an NVSwitch, and not all NVLinks are known to be up",
-        "the switch has closed the link or itself; NCCL hangs or fails on this host until a reset",
+        "the switch has shut down the link or itself; NCCL hangs or fails on this host until a reset",
         "end what runs on the host and `nvidia-smi -r` (all GPUs and switches of the board), or reboot; then see that "
         "nvidia-fabricmanager is active; drain the host if it returns",
         _SXID_SOURCE,
@@ -161,7 +161,7 @@ HOST_RULES = (
         "NVSWITCH-SXID",
         "W",
         "the kernel log since boot has an SXid of an NVSwitch that is not fatal, or after which all NVLinks are up",
-        "an error on the way between GPUs; the traffic it hit was lost or sent again",
+        "an error between GPUs; the affected traffic was lost or sent again",
         "look for an Xid of a GPU at the same time, which names the cause; reset the board or drain the host if it "
         "comes back",
         _SXID_SOURCE,
@@ -180,7 +180,7 @@ HOST_RULES = (
     Rule(
         "NIC-MODULE-FAULT",
         "W",
-        "the last event that the kernel log has of a network card's cable or optic is a fault",
+        "the kernel log's last event about a network card's cable or optic is a fault",
         "the port is down or loses packets",
         "reseat the module, clean it, then change the cable or optic for one that the card's maker lists",
         f"{_MLX5_EVENTS} (port module events)",
@@ -209,7 +209,7 @@ HOST_RULES = (
         "PCI-AER",
         "W",
         f"the kernel log has {MANY_CORRECTED} lines or more on corrected PCI Express errors of one device",
-        "each is sent again, so that the link is slow, and it may fail for good",
+        "each packet is sent again, so the link is slow, and it may fail for good",
         "reseat the device and its riser or cable, and look at the firmware of slot and device",
         "Linux, Documentation/PCI/pcieaer-howto.rst; " + FIELD,
         _aer_corrected,

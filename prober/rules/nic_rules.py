@@ -198,7 +198,7 @@ HOST_RULES = (
         "NIC-SOFT-RDMA",
         "W",
         "a port is RDMA in software (rxe, siw)",
-        "NCCL takes rxe and is slow",
+        "NCCL uses rxe and is slow",
         "leave it out of NCCL_IB_HCA; `rdma link delete DEVICE` removes it",
         "rdma-core, rxe(7); iproute2, rdma-link(8)",
         _soft_rdma,
@@ -225,7 +225,7 @@ HOST_RULES = (
     Rule(
         "NIC-EFA-NEEDS-PLUGIN",
         "F",
-        "there are EFA adapters and no network plugin of NCCL where its loader looks",
+        "there are EFA adapters, but NCCL's loader finds no network plugin",
         "NCCL's verbs transport cannot use EFA; it would use TCP sockets, at a fraction of the rate",
         "install aws-ofi-nccl (Amazon's EFA installer brings it), so that libnccl-net.so is on the library path; "
         "`fi_info -p efa` must list the adapters",
@@ -235,7 +235,7 @@ HOST_RULES = (
     Rule(
         "NIC-EFA-NEEDS-PLUGIN",
         "I",
-        "there are EFA adapters, and whether NCCL has a plugin for them is not known",
+        "there are EFA adapters, but it is unknown if NCCL has a plugin for them",
         "without aws-ofi-nccl NCCL uses TCP sockets, at a fraction of the rate",
         "`fi_info -p efa` must list the adapters, and NCCL_DEBUG=INFO name the plugin",
         "aws/aws-ofi-nccl, README",
@@ -262,7 +262,7 @@ HOST_RULES = (
     Rule(
         "NIC-TWO-FABRICS",
         "W",
-        "InfiniBand ports alike stand below different subnet managers, and nothing tells which of them are the rails",
+        "similar InfiniBand ports are under different subnet managers, and nothing shows which are the rails",
         "ports of different fabrics cannot talk to each other, and storage may be among them",
         "name the rails with `rails:` in hosts.yaml",
         "InfiniBand architecture, subnet management: one master subnet manager a subnet; " + FIELD,
@@ -272,7 +272,7 @@ HOST_RULES = (
         "NIC-DUPLICATE-FACE",
         "I",
         "ports of one card (one system image GUID) are faster together than its PCI Express link",
-        "their rates do not add up: both together carry what the slot does",
+        "their rates do not add up: together they carry what the slot does",
         "nothing, unless the slot is slower than the card (PCI-LINK-DEGRADED); by hand, count the card once",
         "NVIDIA/nccl#307; PCI Express base specification (lane rates)",
         _duplicate_faces,
@@ -281,7 +281,7 @@ HOST_RULES = (
         "NIC-BOND-ONE-QP",
         "I",
         "a rail is a bond (LAG)",
-        "each queue pair uses one member of the bond, so that few of them may load one member only",
+        "each queue pair uses one member of the bond, so a few pairs may load only one member",
         "nothing with Holmes, which sets NCCL_IB_QPS_PER_CONNECTION=2 on all hosts of the cluster; where all-reduce "
         "stays at half the bond's rate, a larger one in `launch.environment` of job.yaml",
         "NVIDIA/nccl#1015 and PR 2150",
@@ -291,7 +291,7 @@ HOST_RULES = (
         "NIC-BOND-DEGRADED",
         "W",
         "a member of a bond has no link",
-        "less than the bond's rate",
+        "the bond does not reach its rate",
         "repair the member's link: cable, optic, switch port",
         "Linux, Documentation/networking/bonding.rst (MII Status)",
         _bond_degraded,
@@ -317,7 +317,7 @@ HOST_RULES = (
     Rule(
         "NIC-NO-UVERBS",
         "F",
-        "there are Active RDMA ports and this user can open none of /dev/infiniband/uverbs*",
+        "there are Active RDMA ports, but this user cannot open any /dev/infiniband/uverbs*",
         "no RDMA for this user: NCCL opens no device",
         "in a container `--device=/dev/infiniband/uverbs0` (and so on) or the cluster's RDMA device plugin; "
         "else the files' permissions: the kernel makes them 0666",
@@ -350,7 +350,7 @@ PEER_RULES = (
         "NIC-DRIVER-MISMATCH",
         "W",
         "kernel or OFED differ between hosts of a cluster",
-        "uneven behaviour",
+        "hosts behave differently",
         "align OFED and kernel",
         "scitix/sichek; " + FIELD,
         "cluster",
@@ -360,7 +360,7 @@ PEER_RULES = (
         "NIC-SET-DIFFERS",
         "W",
         "usable ports have different names on hosts of a cluster",
-        "one NCCL_IB_HCA does not fit all hosts",
+        "no single NCCL_IB_HCA fits all hosts",
         "nothing with Holmes, which writes a list for each host; by hand, a list for each host too; "
         "`rails:` in hosts.yaml keeps their number equal",
         "NVIDIA/nccl#1277 and #2428",

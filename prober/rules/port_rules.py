@@ -247,7 +247,7 @@ HOST_RULES = (
     Rule(
         "NIC-NONE-USABLE",
         "I",
-        "there are RDMA ports and NCCL can use none of them",
+        "there are RDMA ports, but NCCL can use none of them",
         "NCCL logs `NET/IB : No device found` and uses sockets",
         "bring a port up if this host is to use RDMA",
         "NCCL, src/transport/net_ib/init.cc",
@@ -256,7 +256,7 @@ HOST_RULES = (
     Rule(
         "NIC-NO-SM",
         "F",
-        "an InfiniBand port that should be a rail has a link and is not Active",
+        "an InfiniBand port that should be a rail has a link but is not Active",
         "the port never becomes Active and NCCL leaves it out",
         f"{_ASK_FIRST}; {NO_RAIL}",
         "NCCL user guide, networking troubleshooting (Subnet Manager); Mellanox/network-operator#249; "
@@ -276,7 +276,7 @@ HOST_RULES = (
         "NIC-PORT-DOWN",
         "F",
         "a port of the rails' kind and model is not Active; not a spare second port, nor a card farther from the GPUs",
-        "a rail is out; NCCL leaves the port out without a word",
+        "a rail is missing; NCCL skips the port without a message",
         "RoCE: `ip link set NETDEV up`; InfiniBand: `mlxlink -d DEVICE -a UP`; then cable, optic and switch port; "
         + NO_RAIL,
         "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
@@ -286,7 +286,7 @@ HOST_RULES = (
         "NIC-PORT-DOWN",
         "W",
         "all ports that look like the compute rails are down, and a few others, of the front end, are left",
-        "the job runs at the front end's rate, a fraction of what the machine was bought for",
+        "the job runs at the front end's rate, a fraction of the compute rails'",
         "bring the ports up: cable, optic, switch port and subnet manager; if the others are the rails, "
         "name them by `rails:` in hosts.yaml",
         "NVIDIA/nccl#1935; " + FIELD,
@@ -304,9 +304,9 @@ HOST_RULES = (
     Rule(
         "NIC-LINK-DOWN",
         "W",
-        "a network card has an address and no link",
-        "what is sent by way of this address goes nowhere, and NCCL hangs if it chooses it",
-        "fix the link, or take the address away; by hand, leave it out of NCCL_SOCKET_IFNAME",
+        "a network card has an address but no link",
+        "traffic through this address goes nowhere, and NCCL hangs if it chooses it",
+        "fix the link or remove the address; by hand, leave it out of NCCL_SOCKET_IFNAME",
         "NCCL user guide, networking troubleshooting (IP network interfaces)",
         _configured_link_down,
     ),
@@ -315,7 +315,7 @@ HOST_RULES = (
         "I",
         "network cards without an address have no link",
         "no socket traffic over them",
-        "nothing, unless one is meant to carry the job: then its cable and switch port",
+        "nothing, unless one should carry the job: then check its cable and switch port",
         FIELD,
         _link_down,
     ),

@@ -138,7 +138,7 @@ HOST_RULES = (
     Rule(
         "NIC-RAILS-NOT-TOLD",
         "W",
-        "more RDMA ports may be rails than are known to be any",
+        "several RDMA ports may be rails, and it is unknown which",
         "the job may use the front end and leave the rails idle",
         "name the rails by `rails:` in hosts.yaml, or record `ibstat` too",
         FIELD,
@@ -214,7 +214,7 @@ PEER_RULES = (
         "NIC-PORT-DOWN",
         "F",
         "all ports of a host are down, and other hosts have rails of the same card model",
-        "its rails are out: all others would wait for one host that is reached by sockets",
+        "its rails are missing: all others would wait for one host that is reached by sockets",
         "bring its ports up: cable, optic, switch port; if others are its rails, name them by `rails:` in hosts.yaml; "
         "or leave the host out",
         "NCCL, src/transport/net_ib/init.cc; " + FIELD,
@@ -225,7 +225,7 @@ PEER_RULES = (
         "NIC-PORT-DOWN",
         "W",
         "the host has no rail, and RDMA ports that are not Active; others have none of this card model either",
-        "the host is reached by sockets: NCCL leaves the ports out without a word",
+        "others reach the host by sockets: NCCL skips the ports without a message",
         "if this host is to use RDMA, bring the ports up; ports that are none of its rails leave out of `rails:` in "
         "hosts.yaml",
         "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
@@ -236,7 +236,7 @@ PEER_RULES = (
         "NIC-COUNT-DIFFERS",
         "W",
         "a host has no RDMA port at all, and most hosts with the same GPUs have rails",
-        "the host is a cluster of its own, and is reached by sockets",
+        "the host becomes a separate cluster that others reach by sockets",
         "`lspci -d 15b3:` (by vendor) and `lsmod | grep ib_core`: the cards or their driver are gone, or a container "
         "was not given the devices",
         "NVIDIA/NVSentinel, NIC health monitor; " + FIELD,
@@ -246,8 +246,8 @@ PEER_RULES = (
     PeerRule(
         "NIC-PKEY",
         "W",
-        "InfiniBand hosts below one subnet manager are in partitions that have nothing in common",
-        "they are clusters of their own, and reach each other by sockets",
+        "InfiniBand hosts under one subnet manager are in disjoint partitions",
+        "they become separate clusters, and reach each other by sockets",
         "if it is to be one cluster, have the fabric's owner put the ports into one partition",
         "opensm, doc/partition-config.txt",
         "job",
@@ -256,7 +256,7 @@ PEER_RULES = (
     PeerRule(
         "TOPO-RAIL-SWAPPED",
         "W",
-        "rails of one number stand in different subnets, and each of these has rails of one number on most hosts",
+        "rails with the same number are in different subnets, while each subnet has one rail number on most hosts",
         "GPU i of this host is on another rail than GPU i of its peers; where rails are apart, Holmes has GPUs of one "
         "network meet, and NCCL may still pair rails by number",
         "swap the cables or the addresses; if the numbers are wrong, name the ports with `rails:` in hosts.yaml",

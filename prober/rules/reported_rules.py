@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from holmes_core.errors import HostErrorKind
 from prober.rule_text import FIELD, RuleText
 
-_LEFT_OUT = "nothing is known of this host; the plan leaves it out"
+_LEFT_OUT = "nothing is known about this host; the plan leaves it out"
 
 UNREACHABLE = RuleText(
     "HOST-UNREACHABLE",
     "F",
-    "no connection to the host's SSH port was made",
+    "the host's SSH port cannot be reached",
     _LEFT_OUT,
     "ping it, see that sshd listens there, and that address, port and jump hosts are right",
     "ssh(1), ssh_config(5)",
@@ -22,13 +22,13 @@ KEY_UNKNOWN = RuleText(
     "F",
     "no known_hosts file proves the host by its key or certificate",
     _LEFT_OUT,
-    "`holmes trust hosts.yaml` shows the keys and adds them when told to",
+    "`holmes trust hosts.yaml` shows the keys and adds them once you agree",
     "sshd(8), SSH_KNOWN_HOSTS FILE FORMAT",
 )
 KEY_CHANGED = RuleText(
     "SSH-HOSTKEY-CHANGED",
     "F",
-    "the host's key is another than known_hosts has, or revoked",
+    "the host's key differs from known_hosts, or is revoked",
     f"somebody may be between; {_LEFT_OUT}",
     "ask who reinstalled the host; then `ssh-keygen -R HOST`, and trust the new key",
     "ssh-keygen(1), ssh(1) (verifying host keys)",
@@ -36,7 +36,7 @@ KEY_CHANGED = RuleText(
 NO_LOGIN = RuleText(
     "SSH-AUTH",
     "F",
-    "the host does not take this user's key",
+    "the host rejects this user's key",
     _LEFT_OUT,
     "`ssh-copy-id` the key there, load it into an agent, or name `user:` and `identity_file:` in hosts.yaml",
     "ssh(1), ssh-copy-id(1), sshd_config(5)",
@@ -44,7 +44,7 @@ NO_LOGIN = RuleText(
 NO_ANSWER = RuleText(
     "HOST-NO-ANSWER",
     "F",
-    "the host let the probe in, and ran nothing that it asks",
+    "the host accepted the login but ran nothing",
     _LEFT_OUT,
     "log in there and run `sh`: look at the account's shell and the files it reads at its start, for a full disk or "
     "quota, and for a container that has ended",
@@ -54,8 +54,8 @@ NO_ANSWER = RuleText(
 TOOL_MISSING = RuleText(
     "PROBE-TOOL-MISSING",
     "I",
-    "the shell did not find a tool that was asked (status 127)",
-    "facts only these tools show are unknown",
+    "the shell did not find a tool (status 127)",
+    "facts that only these tools show are unknown",
     "install rdma-core, infiniband-diags, iproute2, ethtool or the GPU driver where they apply",
     "POSIX, Shell command language (exit status 127)",
 )
@@ -70,8 +70,8 @@ TOOL_UNREAD = RuleText(
 NO_PERMISSION = RuleText(
     "PROBE-NO-PERMISSION",
     "I",
-    "a tool says that only root may see what was asked",
-    "what only root may read there is not known, and the rules that need it are silent",
+    "a tool says that only root may see this",
+    "facts that only root may read are unknown, and the rules that need them are silent",
     "probe as root, or record these tools with sudo",
     "lspci(8) (capabilities need root), dmesg(1) (kernel.dmesg_restrict)",
 )
@@ -79,7 +79,7 @@ TOOL_FAILED = RuleText(
     "PROBE-TOOL-FAILED",
     "W",
     "a tool ended with an error or died half way",
-    "what was read of it is kept; the rest is unknown",
+    "the part that could be read is kept; the rest is unknown",
     "go by its message: an RDMA tool that fails or dies is most often older than the kernel's driver (update rdma-core "
     "and infiniband-diags together with it), nvidia-smi with some GPUs left has one that does not answer "
     "(`dmesg | grep -i xid`)",
@@ -89,23 +89,23 @@ TRUNCATED = RuleText(
     "PROBE-TRUNCATED",
     "W",
     "an answer was cut off, or a tool did not end in time",
-    "what was read of it is kept; the rest is unknown",
-    "run the tool on the host by hand: one that hangs often means a device that does",
+    "the part that could be read is kept; the rest is unknown",
+    "run the tool on the host by hand: if it hangs, a device often hangs",
     "linux-rdma/rdma-core PR 847",
 )
 VALUE_IMPOSSIBLE = RuleText(
     "PROBE-VALUE-IMPOSSIBLE",
     "W",
     "a tool's answer has a value out of bounds, or digits of another script",
-    "these values are taken for not known; others of the same output may be wrong unseen",
+    "these values count as unknown; others in the same output may be wrong too",
     "run the tool again by hand, or correct the recording",
     "Holmes, prober/asking (bounds of what hardware can be)",
 )
 HOSTS_MIXED = RuleText(
     "PROBE-HOSTS-MIXED",
     "W",
-    "an output has lines of several hosts, as parallel shells print them, and none is called like this one",
-    "which of them are this host's cannot be told, so none is read",
+    "an output has lines of several hosts, as parallel shells print them, but none has this host's name",
+    "it is unknown which lines are this host's, so none is read",
     "name the recording's folder as the parallel shell names the host",
     "pdsh(1), clush(1) (the host's name before each line)",
 )
@@ -113,16 +113,16 @@ TRUNK_UNKNOWN = RuleText(
     "NET-TRUNK-UNKNOWN",
     "W",
     "`trunks:` in hosts.yaml names a cluster that was not found",
-    "what is stated of this trunk is left out of the plan",
-    "name clusters as they are found, or pin their hosts with `cluster:` in hosts.yaml",
+    "the plan ignores this trunk",
+    "use the names of the clusters found, or pin their hosts with `cluster:` in hosts.yaml",
     "Holmes, docs/probe.md (trunks)",
 )
 TRUNK_LOW = RuleText(
     "NET-TRUNK-LOW",
     "W",
     "a measured trunk carries less than 80 % of what hosts.yaml states",
-    "the plan goes by what is stated; traffic between these clusters takes longer",
-    "look at what else uses the way; correct `trunks:` in hosts.yaml, or leave it out to go by the measured",
+    "the plan uses the stated rate; traffic between these clusters takes longer",
+    "find other traffic on this path; correct `trunks:` in hosts.yaml, or remove it to use the measured rate",
     "Holmes, docs/probe.md (trunks)",
 )
 TUNNEL_NOT_MEASURED = RuleText(
@@ -138,7 +138,7 @@ TUNNEL_NOT_MEASURED = RuleText(
 TCP_LOW = RuleText(
     "NET-BW-LOW",
     "W",
-    "TCP between two hosts stays below 70 % of the slower interface's rate, and of what the tool can do",
+    "TCP between two hosts stays below 70 % of the slower interface's rate, and of the tool's own limit",
     "traffic over this network, such as activations between clusters, takes longer than their rate says",
     "look at MTU, duplex and drops on both interfaces, and at what else uses the way; "
     "the plan goes by the measured value",

@@ -139,7 +139,7 @@ HOST_RULES = (
     Rule(
         "HOST-NUMA-BALANCING",
         "I",
-        "the kernel moves pages between NUMA nodes by itself on a host with GPUs",
+        "the kernel moves pages between NUMA nodes on a host with GPUs",
         "page faults in ranks and loaders, and on Grace CPUs in GPU memory, too: slower and uneven steps",
         "`sysctl -w kernel.numa_balancing=0`, and in /etc/sysctl.d; Holmes binds each rank to the CPUs near its GPU",
         "NVIDIA Grace performance tuning guide (NUMA balancing); Linux, Documentation/admin-guide/sysctl/kernel.rst",
@@ -148,7 +148,7 @@ HOST_RULES = (
     Rule(
         "NET-CONNTRACK-FULL",
         "W",
-        "the table of tracked connections is more than 80 % full",
+        "the connection tracking table is more than 80 % full",
         "new connections are dropped once it is full: rendezvous and NCCL's bootstrap time out",
         "`sysctl -w net.netfilter.nf_conntrack_max=1048576`, or leave the job's networks out of tracking (NOTRACK)",
         "Linux, Documentation/networking/nf_conntrack-sysctl.rst",
@@ -157,7 +157,7 @@ HOST_RULES = (
     Rule(
         "NET-FIREWALL",
         "I",
-        "a packet filter of the host drops connections that it does not know",
+        "a packet filter on the host drops unknown connections",
         "NCCL, Gloo and rendezvous use free ports of the host and time out behind it; RDMA itself is not filtered",
         "let the job's hosts in: `firewall-cmd --permanent --zone=trusted --add-source=NETWORK`, or `iptables -I INPUT "
         "-s NETWORK -j ACCEPT`; `holmes probe --links` tries the ports",
@@ -168,7 +168,7 @@ HOST_RULES = (
         "NCCL-ADAPTIVE-ROUTING",
         "I",
         "NCCL_IB_ADAPTIVE_ROUTING is set against NCCL's default for the rails' kind",
-        "InfiniBand without it takes one way a flow and collides; RoCE with it needs switches and cards that reorder",
+        "InfiniBand flows without it keep one path and collide; RoCE with it needs switches and cards that reorder",
         "unset it, unless the fabric's owner says otherwise",
         f"{_NCCL_VARIABLES} (NCCL_IB_ADAPTIVE_ROUTING)",
         _no_adaptive_routing,
@@ -185,8 +185,8 @@ HOST_RULES = (
     Rule(
         "NCCL-SHARP",
         "W",
-        "NCCL_COLLNET_ENABLE is 1 and no SHARP plugin lies where NCCL's loader looks",
-        "NCCL goes without SHARP, or waits for it when groups are made",
+        "NCCL_COLLNET_ENABLE is 1, but NCCL's loader finds no SHARP plugin",
+        "NCCL runs without SHARP, or waits for it when it creates groups",
         "install HPC-X's nccl_rdma_sharp_plugin and name it by NCCL_NET_PLUGIN, or unset NCCL_COLLNET_ENABLE",
         f"{_NCCL_VARIABLES} (NCCL_COLLNET_ENABLE); Mellanox/nccl-rdma-sharp-plugins",
         _sharp_without_plugin,

@@ -1,4 +1,4 @@
-"""Causes that slow a run that goes on: GPUs, CPUs, disks, loaders, networks, and the layout of the ranks."""
+"""Causes that slow a current run: GPUs, CPUs, disks, loaders, networks, and the layout of the ranks."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class RunCause:
 STOPPED = RunCause(
     "stopped-process",
     "A rank is stopped and all others wait for it",
-    "SIGCONT lets it go on; a process that a debugger holds goes on when that detaches. See who stopped it: a shell's "
+    "SIGCONT resumes it; a process in a debugger resumes when that detaches. Find out who stopped it: a shell's "
     "Ctrl-Z, a scheduler that suspends jobs, `kill -STOP`.",
     "proc(5), states T and t",
 )
@@ -76,12 +76,12 @@ GPU_SLOWED = RunCause(
 CPU_TAKEN = RunCause(
     "cpu-taken",
     "Processes outside the training keep the CPUs of a host busy, and its ranks wait for a core",
-    "End or move them, or bind the ranks to cores of their own (`numactl`, the scheduler's cgroups).",
+    "End or move them, or bind the ranks to separate cores (`numactl`, the scheduler's cgroups).",
     "proc(5), utime and stime",
 )
 DISK_WAIT = RunCause(
     "disk-wait",
-    "A rank waits for a disk or a file system, and the others for the rank",
+    "A rank waits for a disk or a file system, and the others wait for the rank",
     "If it saves a checkpoint, save less often, from all ranks (torch.distributed.checkpoint), or asynchronously; if "
     "it reads data, put them on a local disk or read ahead. `iostat -x 1` and `nfsiostat` show the device.",
     "proc(5), state D and io",
@@ -108,7 +108,7 @@ SLOW_RANK = RunCause(
 )
 TCP_NOT_RDMA = RunCause(
     "tcp-not-rdma",
-    "Bytes between hosts go by TCP while RDMA ports are active and idle",
+    "Bytes between hosts use TCP while RDMA ports are active but idle",
     "Unset NCCL_IB_DISABLE and NCCL_NET=Socket, see that /dev/infiniband and libibverbs are in the container, and run "
     "with NCCL_DEBUG=INFO: `holmes doctor --log` says why. A run on Gloo alone has no RDMA: use NCCL.",
     "sysfs-class-infiniband; NCCL's guide",
@@ -116,7 +116,7 @@ TCP_NOT_RDMA = RunCause(
 )
 SLOW_INTERFACE = RunCause(
     "slow-interface",
-    "Bytes between hosts go by an interface that is slower than another that both hosts have",
+    "Bytes between hosts use a slower interface although both hosts have a faster one",
     "Name the fast one on every host: NCCL_SOCKET_IFNAME for NCCL, GLOO_SOCKET_IFNAME for Gloo.",
     "NCCL's guide to NCCL_SOCKET_IFNAME; PyTorch, torch.distributed",
     "NET-DOCKER-CANDIDATE",
@@ -131,7 +131,7 @@ ONE_NIC = RunCause(
 TENSOR_ACROSS = RunCause(
     "tensor-parallel-across-hosts",
     "Tensor parallelism crosses hosts: each layer waits for the network",
-    "Keep the degree at most at the ranks of a host, and use pipeline stages or more replicas between hosts.",
+    "Limit the degree to the ranks of one host, and use pipeline stages or more replicas between hosts.",
     "Megatron-LM, README: parallelism",
 )
 RANK_ORDER = RunCause(

@@ -205,7 +205,7 @@ def test_folders_of_different_runs_are_not_put_together(tmp_path: Path, command:
         (("list", "a1", "-o", "one"), "--output is for gather and export"),
         (("list", "a1", "--merge"), "--published and --merge are for export"),
         (("export", "a1"), "--output is for gather and export, which need it"),
-        (("export", "a1", "a1", "-o", "one"), "2 folders are named, and one is read"),
+        (("export", "a1", "a1", "-o", "one"), "reads one folder, but 2 are named"),
         (("export", "a1", "-o", "one"), "export: "),
         (("gather", "a1"), "--output is for gather and export, which need it"),
         (("gather", "a1", "-o", "a1"), "--output a1 exists and is not empty"),

@@ -35,7 +35,7 @@ def test_addresses_for_ssh_are_not_taken_for_slurms_names() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("n[1-2]", "--via", "pdsh"), "--via pdsh: no such way"),
+        (("n[1-2]", "--via", "pdsh"), "--via pdsh: not known"),
         (("n1", "--allocation"), "--allocation: the hosts are those of the job"),
         (("--allocation",), "SLURM_JOB_NODELIST is not set: this is not inside a Slurm job"),
         ((), "no hosts given"),

@@ -95,7 +95,7 @@ def test_blocks_of_dshbak_are_their_hosts(tmp_path: Path) -> None:
 def test_two_answers_of_one_host_are_refused(tmp_path: Path) -> None:
     (tmp_path / "n1.txt").write_text(ANSWER.format(0))
     (tmp_path / "x.txt").write_text("".join(f"n1: {line}\n" for line in ANSWER.format(1).splitlines()))
-    with pytest.raises(HolmesError, match=r"x\.txt: host n1 has an answer in another file"):
+    with pytest.raises(HolmesError, match=r"x\.txt: host n1 also has an answer in another file"):
         replay(tmp_path)
 
 

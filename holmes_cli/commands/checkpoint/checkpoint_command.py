@@ -47,26 +47,26 @@ MAKES_A_FOLDER = CheckpointAction.GATHER, CheckpointAction.EXPORT
 def checkpoint_command(
     action: Annotated[
         CheckpointAction,
-        typer.Argument(help="Show what there is, read and check it all, make one folder, or a model for transformers."),
+        typer.Argument(help="List checkpoints, read and check them, make one folder, or a model for transformers."),
     ],
     folders: Annotated[
-        list[Path], typer.Argument(help="`checkpoint.path` of a run; of hosts' own disks each one's, as copied here.")
+        list[Path], typer.Argument(help="A run's `checkpoint.path`; with hosts' own disks, a copy of each host's.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="For gather and export: the folder to make, or an empty one.")
+        Path | None, typer.Option("--output", "-o", help="For gather and export: the folder to write, new or empty.")
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="For gather: the lowest validation loss, in place of the newest.")
+        bool, typer.Option("--best", help="For gather: the lowest validation loss instead of the newest.")
     ] = False,
     published: Annotated[
         Path | None,
-        typer.Option("--published", help="For export: the model the run began with, where it is not at `weights`."),
+        typer.Option("--published", help="For export: the model the run began with, if not at `weights`."),
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="For export: the model that adapters were trained on, with them in it.")
+        bool, typer.Option("--merge", help="For export: merge adapters into the model they were trained on.")
     ] = False,
 ) -> None:
-    """Show, check, gather or export what a run has saved, on one disk or on several hosts' own."""
+    """Show, check, gather or export a run's checkpoints, on one disk or on the disks of several hosts."""
     _check_paths(action, folders, output)
     if best and action != CheckpointAction.GATHER:
         raise HolmesError(f"{action.value}: --best is for gather", "gather PATH... --output FOLDER --best")
@@ -165,7 +165,7 @@ def _gather(
     if best and lowest is None and any(each.is_whole for each in found):
         raise HolmesError(
             "--best: no whole checkpoint in these folders has a validation loss",
-            "leave --best out for the newest; a job with `evaluation:` saves losses, where it evaluates what it saves",
+            "leave --best out for the newest; a job with `evaluation:` saves the losses of those it evaluates",
             ANSWER_IS_NO,
         )
     whole = (each for each in found if each.is_whole)
@@ -191,8 +191,8 @@ def _export(folders: Sequence[Path], output: Path, published: Path | None, merge
 
     if len(folders) > 1:
         raise HolmesError(
-            f"export: {len(folders)} folders are named, and one is read",
-            "make one of them: holmes checkpoint gather PATH... -o FOLDER",
+            f"export: reads one folder, but {len(folders)} are named",
+            "join them: holmes checkpoint gather PATH... -o FOLDER",
         )
     try:
         count = export(folders[0], output, published, lambda said: err.print(said, markup=False, soft_wrap=True), merge)

@@ -26,9 +26,9 @@ from launcher.prepare.user_variables import read_user_variables
 
 def attach_command(
     run: Annotated[str, typer.Argument(help="A run's id, the start of it, or its folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON, one per line.")] = False,
 ) -> None:
-    """Look at a run as it goes on; Ctrl-C stops looking and leaves the run alone."""
+    """Follow a run; Ctrl-C stops following and leaves the run alone."""
     stored = find_run(run)
     if stored.watched == "unwatched":
         _watch_again(stored)
@@ -62,7 +62,7 @@ def _watch_again(stored: StoredRun) -> None:
 
 def _refuse_ended(stored: StoredRun) -> NoReturn:
     raise HolmesError(
-        f"run {stored.run.run_id}: its controller was killed, and its ranks have ended by themselves",
+        f"run {stored.run.run_id}: its controller was killed, and its ranks have ended on their own",
         f"`holmes stop {stored.run.run_id}` records that; start it again with `holmes launch`",
         ANSWER_IS_NO,
     )

@@ -17,11 +17,11 @@ from launcher.journal.run_store import StoredRun
 
 def logs_command(
     run: AskedRun = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the run ends.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only what this rank printed.")] = None,
-    times: Annotated[bool, typer.Option("--times", "-t", help="Before each line, when it came (UTC).")] = False,
+    times: Annotated[bool, typer.Option("--times", "-t", help="Show when each line came (UTC).")] = False,
 ) -> None:
-    """Print what the ranks printed."""
+    """Print the output of the ranks."""
     stored = asked_run(run)
     parts = stored.islands or (stored,)
     if rank is not None:

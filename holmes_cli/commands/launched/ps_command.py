@@ -21,12 +21,12 @@ from launcher.journal.run_store import StoredRun, all_runs
 
 
 def ps_command(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Show runs that have ended, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Show ended runs too.")] = False,
     hosts: Annotated[
         Path | None,
         typer.Option("--hosts", help="List the held GPUs of this hosts.yaml's hosts, with their runs and users."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON, one a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON, one per line.")] = False,
 ) -> None:
     """List the runs that this user started from this machine."""
     if hosts is not None:

@@ -43,12 +43,12 @@ def status_command(
         typer.Option("--tensorboard", metavar="DIR", help="Write the steps as TensorBoard's event file."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="With --html: write the page anew as the run goes on.")
+        bool, typer.Option("--follow", "-f", help="With --html: rewrite the page as the run continues.")
     ] = False,
 ) -> None:
-    """Say how far a run is: nodes, step, loss, speed against the plan, traffic, and what went wrong."""
+    """Show a run's progress: nodes, step, loss, speed against the plan, traffic, and what went wrong."""
     if follow and html is None:
-        raise HolmesError("--follow: no page to write anew", "give one by `--html PAGE`, or look on by `holmes attach`")
+        raise HolmesError("--follow: no page to rewrite", "name one with `--html PAGE`, or use `holmes attach`")
     if tensorboard:
         require_tensorboard()
     stored = asked_run(run)

@@ -103,7 +103,7 @@ def _wait(run_id: str, folder: Path, plans: Sequence[Plan]) -> None:
         if time.monotonic() > deadline:
             raise HolmesError(
                 f"run {run_id}: its controller did not end it within {limit_s:g} s",
-                f"look into {folder}/controller.log; end that process, then `holmes stop {run_id}` again",
+                f"see {folder}/controller.log; end that process, then run `holmes stop {run_id}` again",
                 ANSWER_IS_NO,
             )
         time.sleep(0.2)

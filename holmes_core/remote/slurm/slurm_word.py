@@ -18,7 +18,7 @@ from holmes_core.remote.local_shell import LocalConnection
 from holmes_core.units import format_names
 
 JOB = "SLURM_JOB_ID"
-ANSWER_S = 5.0  # for slurmctld, which may not answer at all
+ANSWER_S = 5.0  # for slurmctld, which may never answer
 LOOK_AGAIN_S = 0.5
 _COMPLETING = "COMPLETING"  # hides the job's final state until all its processes have ended
 _UNDER_WAY = {"CONFIGURING", "RESIZING", "RUNNING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}

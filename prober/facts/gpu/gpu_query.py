@@ -83,7 +83,7 @@ def _comma_separated(output: Recorded) -> list[str]:
 
 
 def _asked_fields(output: Recorded) -> list[str]:
-    """The fields that the command names; none where it does not say, as in `--query-gpu=<every field>`."""
+    """The fields that the command names; none if it names none, as in `--query-gpu=<every field>`."""
     option = next((word for word in output.words if word.startswith("--query-gpu")), "")
     names = [name.strip() for name in option.partition("=")[2].split(",")]
     return names if all(re.fullmatch(r"[A-Za-z0-9_.]+", name) for name in names) else []

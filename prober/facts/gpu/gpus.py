@@ -49,7 +49,7 @@ _NO_NVLINK = {"nvlinks_up": 0, "nvlinks_total": 0}
 
 @dataclass(frozen=True)
 class GpuReading:
-    """The GPUs of a host, what nvidia-smi said of itself, where its outputs disagree, and what of them cannot be."""
+    """The GPUs of a host, what nvidia-smi said about itself, and their conflicting and impossible values."""
 
     gpus: tuple[PartialGpu, ...]
     driver_version: str | None

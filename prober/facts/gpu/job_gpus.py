@@ -1,4 +1,4 @@
-"""GPUs that are not for the job: those that hosts.yaml does not name, else display cards and much smaller ones."""
+"""GPUs that the job does not use: those that hosts.yaml leaves out, else display cards and much smaller ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accelerators of other makers than NVIDIA: AMD's and Huawei's tools, and lspci where there is none."""
+"""Accelerators not made by NVIDIA, from AMD's and Huawei's tools, or from lspci without these."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ _SERVICE_STATES = r"active|inactive|failed|activating|deactivating|unknown"
 
 
 def _service(outputs: Sequence[Recorded], name: str) -> str | None:
-    """Its state, from `systemctl status` of it, or from `is-active` of it and others, a line each."""
+    """Its state, from its `systemctl status`, or from `is-active` of several units, one line each."""
     for output in outputs:
         asked = [word.removesuffix(".service") for word in output.words[2:] if not word.startswith("-")]
         if output.tool == "systemctl" and name in asked:

@@ -1,4 +1,4 @@
-"""IPv4 addresses of interfaces where there is no `ip`, as a Python of the host gets them from the kernel."""
+"""IPv4 addresses of interfaces on hosts without `ip`, which the host's Python reads from the kernel."""
 
 from __future__ import annotations
 

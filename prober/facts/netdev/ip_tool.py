@@ -125,7 +125,7 @@ def _kind(entry: Mapping[str, Any]) -> NetdevKind | None:
     info = about.get("info_kind") if isinstance(about, Mapping) else None
     if kind := by_type.get(entry.get("link_type")) or _KINDS.get(info, "virtual" if info else None):
         return kind
-    return "virtual" if entry.get("link") or entry.get("link_index") else None  # it stands on another interface
+    return "virtual" if entry.get("link") or entry.get("link_index") else None  # another interface carries it
 
 
 _INTERFACES: dict[str, Callable[[str], object]] = {

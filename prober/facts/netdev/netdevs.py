@@ -1,4 +1,4 @@
-"""Network interfaces: all that is known of each, put together by name."""
+"""Network interfaces: all known facts about each, merged by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPARED = ("mtu", "link_detected", "speed_bytes_per_s", "driver", "firmware")
 
 @dataclass(frozen=True)
 class NetdevReading:
-    """The netdevs of a host, which of them are cards, where its sources disagree, and what of them cannot be."""
+    """The netdevs of a host, which of them are cards, and their conflicting and impossible values."""
 
     netdevs: tuple[Netdev, ...]
     physical: tuple[str, ...]

@@ -43,7 +43,7 @@ def kind_of(netdev: PartialNetdev) -> NetdevKind | None:
 
 
 def looks_physical(netdev: PartialNetdev) -> bool:
-    """A card of its own: so the kernel says, or, where it was not asked, the name and a tool that shows a port."""
+    """True for a separate card, by the kernel, or by the name and a tool that shows a port if it was not asked."""
     kind = kind_of(netdev)
     if kind is not None:
         return kind in ("physical", "virtual function")

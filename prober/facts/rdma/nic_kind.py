@@ -31,7 +31,7 @@ def kind_of(port: PortFacts, netdev: Netdev | None) -> NicKind:
 
 
 def _kind_by_silence(port: PortFacts, netdev: Netdev | None) -> NicKind:
-    """By what the sources do not say, where none of them gives a link layer."""
+    """By missing output, if no source gives a link layer."""
     never_managed = port.state == "Active" and port.sm_lid == 0  # only a subnet manager makes InfiniBand Active
     if port.not_infiniband or never_managed or is_made_of_a_mac(guid_of(port)) or _is_ethernet(netdev):
         return "RoCE"
@@ -82,7 +82,7 @@ def _is_iwarp(port: PortFacts) -> bool:
 
 
 def is_omni_path(port: PortFacts) -> bool:
-    """By the names of its drivers' devices, as it says of itself that it is InfiniBand."""
+    """By the names of its drivers' devices, because it calls itself InfiniBand."""
     return port.device.startswith(("hfi1", "opap"))
 
 

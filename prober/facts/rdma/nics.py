@@ -1,4 +1,4 @@
-"""NICs: all that is known of each RDMA port put together, its kind, and whether NCCL's verbs transport takes it."""
+"""NICs: all known facts about each RDMA port, its kind, and if NCCL's verbs transport uses it."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _is_foreign(port: PortFacts, kind: NicKind, state: str | None, netdevs_known
 
 
 def _state_of_netdev(kind: NicKind, netdev_up: bool | None) -> str | None:
-    """An Ethernet port is as its netdev is; IPoIB is up on an Active port alone, and may be down there too."""
+    """An Ethernet port follows its netdev; IPoIB is up only on an Active port, and may be down there too."""
     if netdev_up:
         return "Active"
     return "Down" if netdev_up is False and kind not in ("InfiniBand", "unknown") else None
@@ -221,7 +221,7 @@ _FASTEST_WITHOUT_RDMA_BYTES_PER_S = 2.5e9 / 8  # no RDMA card was ever made whos
 
 
 def _ethernet(netdev: Netdev, rdma_ruled_out: bool | None, links: Mapping[str, PciLink]) -> Nic:
-    """A card as a NIC of sockets; whether it can do RDMA is not known from Ethernet tools alone."""
+    """A card as a NIC for sockets; Ethernet tools alone do not show if it can do RDMA."""
     top = netdev.max_speed_bytes_per_s
     without = rdma_ruled_out or (top is not None and top <= _FASTEST_WITHOUT_RDMA_BYTES_PER_S)
     up = netdev.link_detected

@@ -58,7 +58,7 @@ def with_bridges_told(
 
 
 def _number_of_signs(nic: Nic, ports: Sequence[Nic], fits_machine: bool) -> int:
-    """Count the signs of a bridge that no other port has two of.
+    """Count the signs of a bridge; no other port has two of them.
 
     `fits_machine`: the GPUs are of such a board, or other ports are faster, as its rails are.
     """

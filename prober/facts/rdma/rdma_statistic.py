@@ -1,4 +1,4 @@
-"""Error counters of RDMA ports as `rdma statistic` shows them: where /sys is not to be seen, as in some containers."""
+"""Error counters of RDMA ports from `rdma statistic`, for containers and others that cannot see /sys."""
 
 from __future__ import annotations
 

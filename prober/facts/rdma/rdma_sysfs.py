@@ -32,7 +32,7 @@ _COUNTER_FILES = [
 ]
 
 COUNTER_NAMES = tuple(file.partition("/")[2] for file in _COUNTER_FILES)
-_PKEY_FILES = "pkeys/[0-9]"  # the first ten: each is asked of the card, which may have 128
+_PKEY_FILES = "pkeys/[0-9]"  # the first ten: each costs the card a query, and there may be 128
 
 _ANY = f"has {_ROOT}/*"
 LIST = Command(f"ls -l {_ROOT}")
