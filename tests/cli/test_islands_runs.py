@@ -70,7 +70,9 @@ def steps_done(island: Path) -> int:
 
 
 def exchanges(island: Path) -> list[dict[str, Any]]:
-    lines = (island / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    """The outer syncs that an island has reported; none before it has any events."""
+    events = island / "events.jsonl"
+    lines = events.read_text(encoding="utf-8").splitlines() if events.exists() else []
     return [event for event in map(json.loads, lines) if event["event"] == "exchange"]
 
 
