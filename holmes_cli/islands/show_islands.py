@@ -55,7 +55,7 @@ def islands_sentences(run: Run, folder: Path) -> tuple[str, ...]:
     if run.missing_islands:
         others = " and ".join(path.name for at, path in enumerate(folders) if at not in run.missing_islands)
         missing = islands_in_words(run.missing_islands)
-        sentences.append(f"{missing}: cut off; the common model is in the checkpoint of {others}")
+        sentences.append(f"{missing}: cut off; the common model is that of {others}")
     if run.state != "running":
         sentences.append(_against_plan(run, folder))
     return tuple(sentences)

@@ -83,6 +83,9 @@ class OuterLoop:
         """Join the other islands after so many steps; return the steps to go on from, more where others had gone on.
 
         `counters` belong to the loaded checkpoint; without one the weights are the anchor.
+
+        Raises:
+            RuntimeError: another island trains another model, or has another tokenizer.
         """
         if counters is None:
             self._state.start_from_masters()
@@ -94,6 +97,8 @@ class OuterLoop:
         started = broadcast_record(started, self._group)
         self._rendezvous.show(started.start, self._state.pieces())
         layout = self._rendezvous.layout(self._sync.island, started.start, self._training.num_ranks)
+        if self._rank == 0:
+            self._rendezvous.compare_model(layout)
         self._fragments = self._fragments._replace(by_name=fragments_of(layout, self._sync.fragments))
         self._exchange = self._exchanges(started.start, self._fragments)
         self._pace = StepPace(steps, time.monotonic(), steps)
@@ -191,11 +196,20 @@ class OuterLoop:
         return min(due, self._training.steps) if number <= self._rounds.last else due
 
     def _send(self, steps: int, is_behind: bool) -> Values:
-        """Start the next outer sync; return the parameters it sends, only those this rank owns."""
+        """Start the next outer sync; return the parameters it sends, only those this rank owns.
+
+        Raises:
+            RuntimeError: one has numbers that are not finite, which would be in all islands' mean; names it.
+        """
         number, lineage, synced_steps, *_ = self.counters
         taken = steps - synced_steps[number % self._sync.fragments]
         tokens = taken * self._training.step_tokens
         sent = self._state.masters(name for name in self._fragments.names(number) if name in self._state.owned)
+        if bad := [] if is_behind else [name for name, each in sent.items() if not each.isfinite().all()]:
+            raise RuntimeError(
+                f"after step {steps} parameter {bad[0]} has numbers that are not finite: no other island is sent them; "
+                "lower the learning rate, or check this island's samples"
+            )
         early_steps = 0 if is_behind else max(0, self._due_steps - steps)
         interval, step_s = self._rounds.interval(number), self._pace.step_s()
         early = early_steps / interval

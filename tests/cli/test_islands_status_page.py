@@ -113,7 +113,7 @@ def test_one_page_has_the_state_weights_checkpoint_and_exchange_of_each_island(
     assert "resumed after step 20 from /data/ck" in second
     assert "came late or anew in 1 exchange" in second
     assert "20 of 59 steps were taken by others" in page
-    assert "the common model is in the checkpoint of island-0" in page
+    assert "the common model is that of island-0" in page
     assert page.count("host b1 is lost") == 1  # the island's notice is in the whole's already
     assert "island 1: the disk of b2 is nearly full" in page
 

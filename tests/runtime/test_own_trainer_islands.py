@@ -86,6 +86,14 @@ def test_an_island_of_tensor_shards_and_one_of_copies_end_with_one_model(runs: d
             "other steps",
             f"the script trains {STEPS + 1} steps, and the plan has {STEPS} for island 0: give it {{steps}}",
         ),
+        ("no parameters", "no rank has a parameter with a gradient: give Island model.named_parameters()"),
+        ("one name", "two parameters are called weight: give each a name of its own"),
+        ("steps first", "`step` was called before `begin`"),
+        ("begins late", f"`begin({STEPS + 1})` is not of the {STEPS} steps"),
+        ("begins twice", "`begin` was called before"),
+        ("loads late", "`load_state_dict` was called after `begin`"),
+        ("steps on", f"all {STEPS} steps are taken"),
+        ("not finite", "parameter 0.weight has numbers that are not finite"),
     ],
 )
 def test_scripts_that_islands_cannot_be_made_of_are_refused(runs: dict[str, Islands], name: str, said: str) -> None:
