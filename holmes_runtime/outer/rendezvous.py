@@ -70,7 +70,7 @@ class Rendezvous:
             )
 
     def compare_model(self, layout: ShardLayout) -> None:
-        """Compare parameters with those of the island that came first. Raises RuntimeError naming one that differs."""
+        """Compare parameters with the first island to come. Raises RuntimeError naming one that differs."""
         held = {piece.name: piece.global_shape for pieces in layout.ranks for piece in pieces}
         shapes = [FlatSlice(name, shape, (0,) * len(shape), shape, 0, 0) for name, shape in sorted(held.items())]
         first = {each.name: each.shape for each in _pieces_in(self._store.compare_set("model", "", _packed(shapes)))}
