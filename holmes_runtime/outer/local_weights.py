@@ -53,7 +53,10 @@ class LocalWeights:
         self, parameters: Iterable[tuple[str, Tensor]], rank: int, group: ProcessGroup, timeout: timedelta
     ) -> None:
         trained: dict[str, Tensor] = {}
-        for name, each in parameters:
+        for item in parameters:
+            if not isinstance(item, tuple):  # a tensor, or the name alone
+                raise RuntimeError("parameters come without their names: give Island model.named_parameters()")
+            name, each = item
             if name in trained:
                 raise RuntimeError(f"two parameters are called {name}: give each a name of its own")
             if each.requires_grad:

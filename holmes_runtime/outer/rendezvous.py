@@ -82,6 +82,15 @@ class Rendezvous:
                     "train one model on all islands"
                 )
 
+    def compare_weights(self, exchange: int, anchor_sum: int) -> None:
+        """Compare the weights where islands begin. Raises RuntimeError if the first one to come has others."""
+        mine = str(anchor_sum)
+        if self._store.compare_set(f"weights/{exchange}", "", mine).decode() != mine:
+            raise RuntimeError(
+                f"islands: island {self._island} begins with other weights than the first one to come: give all the "
+                "same seed, or load the `state_dict` of the island with a checkpoint's weights"
+            )
+
     def begin(self, exchange: int, lineage: str) -> IslandStart:
         """Announce a start of the island in state `lineage`, next due at `exchange`; only rank 0 does so."""
         return (

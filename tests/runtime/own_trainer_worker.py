@@ -42,7 +42,8 @@ STREAMING: dict[str, Any] = {
 }  # fmt: skip
 
 MISTAKES_OF_ONE = (
-    "no parameters", "one name", "steps first", "begins late", "begins twice", "loads late", "steps on", "not finite",
+    "no parameters", "no names", "one name", "steps first", "begins late", "begins twice", "loads late", "steps on",
+    "not finite",
 )  # fmt: skip
 
 
@@ -116,7 +117,7 @@ def run_script(script: Script, folder: Path) -> None:
             local_of(each).copy_(state["weights"][name])
         island.load_state_dict(state["island"])
         step = state["step"]
-    step, losses = island.begin(step), []
+    step, losses = island.begin(STEPS - 3 if script.mistake == "begins with weights" else step), []
     if script.mistake == "begins twice":
         island.begin(step)
     if script.mistake == "loads late":
@@ -142,8 +143,9 @@ def run_script(script: Script, folder: Path) -> None:
 
 
 Named = list[tuple[str, nn.Parameter]]
-MISTAKEN_PARAMETERS: dict[str, Callable[[Named], Named]] = {
+MISTAKEN_PARAMETERS: dict[str, Callable[[Named], Any]] = {
     "no parameters": lambda _named: [],
+    "no names": lambda named: [each for _, each in named],
     "one name": lambda named: [("weight", each) for _, each in named],
 }
 
@@ -238,6 +240,7 @@ def main(folder: Path) -> None:
         "uninterrupted": ([real] * 2, STREAMING),
         "stopped": ([real._replace(stop_at=STOP_AT)] * 2, STREAMING),
         "resumed": ([real._replace(resume=True)] * 2, STREAMING),
+        "weights alone": ([whole._replace(mistake="begins with weights")] * 2, STREAMING),
         "other layouts": ([real._replace(mesh=(1, 2, 2)), real._replace(mesh=(2, 1))], STREAMING),
         "copies differ": ([real._replace(mesh=(1, 1), differs=True)], STREAMING),
         "other steps": ([real._replace(steps=STEPS + 1)], STREAMING),

@@ -133,6 +133,15 @@ def test_islands_of_other_models_end_before_a_step(
         second.compare_model(layout_of(other))
 
 
+def test_islands_that_begin_anew_with_other_weights_end_before_a_step(store: HashStore) -> None:
+    first, second = two_meetings(store)
+    first.compare_weights(0, 17)
+    second.compare_weights(0, 17)
+    second.compare_weights(1, 18)
+    with pytest.raises(RuntimeError, match="island 1 begins with other weights than the first one to come"):
+        second.compare_weights(0, 18)
+
+
 def layout_of(shapes: dict[str, tuple[int, ...]]) -> ShardLayout:
     """One rank holds all."""
     pieces = (FlatSlice(name, of, (0,) * len(of), of, 0, math.prod(of)) for name, of in shapes.items())
