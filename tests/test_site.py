@@ -24,7 +24,7 @@ QUESTIONS = {
     "install without network": "install",
     "Megatron-LM command before and after": "megatron",
     "stop a run": "questions",
-    "resume from a checkpoint": "two-clusters",
+    "resume from a checkpoint": "questions",
     "which file decides the NIC": "questions",
     "host key refused": "questions",
     "logs of a rank": "questions",

@@ -144,7 +144,9 @@ def _check_resuming(plan: Path, settings: Settings, job: Job) -> None:
     if settings.from_scratch and (not settings.resume or settings.resume_step is not None):
         raise HolmesError("--from-scratch: it goes with --resume alone", "without --resume a run begins at step 1")
     if settings.resume and job.checkpoint is None:
-        raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", "add `checkpoint:` to job.yaml")
+        own = "a script of your own resumes by itself: launch without it"
+        hint = "add `checkpoint:` to job.yaml" if job.is_bundled else own
+        raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", hint)
 
 
 def _at_once(start: Callable[[], Run]) -> Run:

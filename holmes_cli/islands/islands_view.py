@@ -6,7 +6,7 @@ import json
 
 from holmes_cli.screen.terminal import err, out
 from holmes_core.records.plan import IslandsPlan
-from holmes_core.units import format_bytes, format_seconds
+from holmes_core.units import format_bytes, format_loss, format_seconds
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics
@@ -54,7 +54,7 @@ class LinesOfIslands:
         evaluated = f"  validation {step.eval_loss:.4f}" if step.eval_loss is not None else ""
         predicted = format_seconds(plan.prediction.step_s)
         return (
-            f"step {step.step + 1}/{plan.job.steps}  loss {step.loss:.4f}{evaluated}  "
+            f"step {step.step + 1}/{plan.job.steps}  loss {format_loss(step.loss)}{evaluated}  "
             f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} (predicted {predicted})"
         )
 

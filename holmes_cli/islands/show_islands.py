@@ -13,7 +13,7 @@ from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.islands import ISLAND
 from holmes_core.records.run import Run
-from holmes_core.units import format_duration, format_names
+from holmes_core.units import format_duration, format_loss, format_names
 from launcher.journal.follow_folder import past_notices, read_islands_plan, read_plan
 from launcher.journal.run_folder import island_folders, read_run
 from launcher.journal.run_store import StoredRun
@@ -55,7 +55,7 @@ def islands_sentences(run: Run, folder: Path) -> tuple[str, ...]:
     if run.missing_islands:
         others = " and ".join(path.name for at, path in enumerate(folders) if at not in run.missing_islands)
         missing = islands_in_words(run.missing_islands)
-        sentences.append(f"{missing}: cut off; the common model is in the checkpoint of {others}")
+        sentences.append(f"{missing}: cut off; the common model is that of {others}")
     if run.state != "running":
         sentences.append(_against_plan(run, folder))
     return tuple(sentences)
@@ -85,7 +85,7 @@ def island_row(folder: Path, whole: Run) -> tuple[str, ...]:
         (run.state if stored.watched != "unwatched" else "unwatched") + (", cut off" if is_missing else ""),
         str(run.attempt + 1),
         f"{stored.steps_done}/{plan.job.steps}",
-        f"{last.loss:.4f}" if last else "",
+        format_loss(last.loss) if last else "",
         f"{last.tokens_per_s:.0f}" if last else "",
     )
 

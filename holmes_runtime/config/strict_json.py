@@ -17,6 +17,7 @@ from holmes_runtime.config.checks import SHOWN_CHARACTERS, shown
 
 KIND = "kind"
 MAX_VALUES = 3_000_000  # in a message: a line of a log has up to 2 MiB of commas; an empty list takes 64 bytes
+MAX_INT = 1 << 100  # sums of such are floats still, which an error or a screen may need
 Record = TypeVar("Record")
 
 
@@ -172,6 +173,8 @@ def _decode_scalar(hint: type, value: object, path: str) -> int | float | str | 
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ValueError(f"{path}: expected {hint.__name__}, got {shown(value)}")
     assert isinstance(value, int | float)
+    if hint is int and abs(value) > MAX_INT:
+        raise ValueError(f"{path}: expected a number of at most 100 bits, got {shown(value)}")
     return _finite(value, path) if hint is float else value
 
 

@@ -44,7 +44,8 @@ class Island:
     def __init__(self, parameters: Iterable[tuple[str, Tensor]], steps: int) -> None:
         """Raises RuntimeError where the script is not what the plan counts on, or a parameter cannot be exchanged."""
         self.number, self.count = 0, 1
-        self._steps = 0
+        self._steps: int | None = None  # taken; None before `begin`
+        self._last = steps
         self._loop: OuterLoop | None = None
         training = _training(os.environ)
         if training is None:
@@ -65,7 +66,14 @@ class Island:
         """Join the other islands with the weights after `steps` steps; return the steps to go on from.
 
         They are more where the others had gone on meanwhile: weights are theirs then.
+
+        Raises:
+            RuntimeError: it was called before; `steps` are no steps of the training; copies of a parameter differ.
         """
+        if self._steps is not None:
+            raise RuntimeError("Island: `begin` was called before: call it once, and make no second Island")
+        if not 0 <= steps <= self._last:
+            raise RuntimeError(f"Island: `begin({steps})` is not of the {self._last} steps that Island was made with")
         self._steps = steps
         if self._loop is not None:
             self._weights.check_copies()
@@ -74,7 +82,15 @@ class Island:
         return self._steps
 
     def step(self) -> int:
-        """Do all that is due after an inner step; return the steps taken, more where the others had gone on."""
+        """Do all that is due after an inner step; return the steps taken, more where the others had gone on.
+
+        Raises:
+            RuntimeError: `begin` was not called, or all steps had been taken.
+        """
+        if self._steps is None:
+            raise RuntimeError("Island: `step` was called before `begin`: call `begin` once, before the first step")
+        if self._steps >= self._last:
+            raise RuntimeError(f"Island: all {self._last} steps are taken: go on while step < {self._last}")
         self._steps += 1
         if self._loop is not None:
             called = torch.tensor(self._called)
@@ -105,8 +121,10 @@ class Island:
         """Take over what `state_dict` returned on this rank, before `begin`; an empty one begins with the weights.
 
         Raises:
-            RuntimeError: it is of other ranks or settings; names the missing tensor.
+            RuntimeError: it is of other ranks or settings; names the missing tensor. Or `begin` was called before.
         """
+        if self._steps is not None:
+            raise RuntimeError("Island: `load_state_dict` was called after `begin`: call it before")
         if self._loop is None or not state:
             return
         for key, piece in _pieces(self._loop).items():

@@ -123,7 +123,9 @@ def _by_name(layout: ShardLayout, names: Iterable[str]) -> dict[str, list[tuple[
 
 
 def _intersection(one: Cell, other: Cell) -> Cell | None:
-    """Return the common part of two cells of one parameter, None if they do not overlap."""
+    """Return the common part of two cells of one parameter, None if they do not overlap, or differ in dimensions."""
+    if len(one.sizes) != len(other.sizes):
+        return None
     offsets, sizes = [], []
     for first, size, other_first, other_size in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
         low, high = max(first, other_first), min(first + size, other_first + other_size)

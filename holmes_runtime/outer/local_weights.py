@@ -52,10 +52,20 @@ class LocalWeights:
     def __init__(
         self, parameters: Iterable[tuple[str, Tensor]], rank: int, group: ProcessGroup, timeout: timedelta
     ) -> None:
-        trained = {name: each for name, each in parameters if each.requires_grad}
+        trained: dict[str, Tensor] = {}
+        for item in parameters:
+            if not isinstance(item, tuple):  # a tensor, or the name alone
+                raise RuntimeError("parameters come without their names: give Island model.named_parameters()")
+            name, each = item
+            if name in trained:
+                raise RuntimeError(f"two parameters are called {name}: give each a name of its own")
+            if each.requires_grad:
+                trained[name] = each
         self._parameters: Mapping[str, Tensor] = {name: each for name, each in trained.items() if _local(each).numel()}
         mine = _HeldParts(tuple(HeldPart(name, _part_of(name, each)) for name, each in self._parameters.items()))
         holders = _holders([each.parts for each in all_gather_records(mine, group)])
+        if not holders:
+            raise RuntimeError("no rank has a parameter with a gradient: give Island model.named_parameters()")
         groups: dict[tuple[int, ...], ProcessGroup] = {}
         for ranks in sorted({tuple(each) for each in holders.values() if len(each) > 1}):
             made = dist.new_group(list(ranks), timeout=timeout, backend="gloo", group_desc="islands")

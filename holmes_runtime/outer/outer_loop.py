@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from threading import Thread
+from typing import NamedTuple
 
 from torch.distributed import ProcessGroup
 
 from holmes_runtime.checkpoint.tensor_piece import TensorPiece
-from holmes_runtime.comm.record_exchange import broadcast_record
+from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.islands.island_training import IslandTraining
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from holmes_runtime.node.checkpoint_files.description import OuterCounters
@@ -35,6 +36,12 @@ from holmes_runtime.outer.rendezvous_store import open_meeting
 from holmes_runtime.outer.sync_steps import Rounds, StepPace, TakenByOthers, is_awaited, next_due, taken_since
 
 OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to find one another
+
+
+class _AnchorSum(NamedTuple):
+    """The sum of the bits of a rank's anchor."""
+
+    bits: int
 
 
 class OuterLoop:
@@ -82,10 +89,16 @@ class OuterLoop:
     def begin(self, steps: int, counters: OuterCounters | None) -> int:
         """Join the other islands after so many steps; return the steps to go on from, more where others had gone on.
 
-        `counters` belong to the loaded checkpoint; without one the weights are the anchor.
+        `counters` belong to the loaded checkpoint; without one the weights are the anchor, and outer syncs before are
+        left out.
+
+        Raises:
+            RuntimeError: another island trains another model, begins with other weights, or has another tokenizer.
         """
         if counters is None:
             self._state.start_from_masters()
+            first = self._rounds.first_open(steps, self._sync.delay_steps)  # more would move weights by momentum alone
+            self.counters = OuterCounters(first, "", (steps,) * self._sync.fragments)
         else:
             self._go_on_from(counters, steps)
         if self._rank == 0 and self._training.tokenizer is not None:
@@ -94,6 +107,11 @@ class OuterLoop:
         started = broadcast_record(started, self._group)
         self._rendezvous.show(started.start, self._state.pieces())
         layout = self._rendezvous.layout(self._sync.island, started.start, self._training.num_ranks)
+        sums = all_gather_records(_AnchorSum(self._state.anchor_sum()), self._group)
+        if self._rank == 0:
+            self._rendezvous.compare_model(layout)
+            if counters is None and not started.is_behind:
+                self._rendezvous.compare_weights(self.counters.exchange, sum(each.bits for each in sums))
         self._fragments = self._fragments._replace(by_name=fragments_of(layout, self._sync.fragments))
         self._exchange = self._exchanges(started.start, self._fragments)
         self._pace = StepPace(steps, time.monotonic(), steps)
@@ -191,11 +209,20 @@ class OuterLoop:
         return min(due, self._training.steps) if number <= self._rounds.last else due
 
     def _send(self, steps: int, is_behind: bool) -> Values:
-        """Start the next outer sync; return the parameters it sends, only those this rank owns."""
+        """Start the next outer sync; return the parameters it sends, only those this rank owns.
+
+        Raises:
+            RuntimeError: one has numbers that are not finite, which would be in all islands' mean; names it.
+        """
         number, lineage, synced_steps, *_ = self.counters
         taken = steps - synced_steps[number % self._sync.fragments]
         tokens = taken * self._training.step_tokens
         sent = self._state.masters(name for name in self._fragments.names(number) if name in self._state.owned)
+        if bad := [] if is_behind else [name for name, each in sent.items() if not each.isfinite().all()]:
+            raise RuntimeError(
+                f"after step {steps} parameter {bad[0]} has numbers that are not finite: no other island is sent them; "
+                "lower the learning rate, or check this island's samples"
+            )
         early_steps = 0 if is_behind else max(0, self._due_steps - steps)
         interval, step_s = self._rounds.interval(number), self._pace.step_s()
         early = early_steps / interval

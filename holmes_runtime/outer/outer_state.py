@@ -42,6 +42,10 @@ class OuterState:
         for name, values in self.anchor.items():
             values.copy_(self._weights.read(name))
 
+    def anchor_sum(self) -> int:
+        """Return the sum of the anchor's bits as numbers: with other ranks' the same however weights are divided."""
+        return sum(int(each.view(torch.int32).sum(dtype=torch.int64)) for each in self.anchor.values())
+
     def take(self, anchor: Values, momentum: Values, error: Values | None) -> None:
         """Take over the state after an outer sync, of some of the parameters."""
         for name in anchor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import zlib
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -68,6 +69,28 @@ class Rendezvous:
                 "another, where tokens are other text: copy one of them to all hosts"
             )
 
+    def compare_model(self, layout: ShardLayout) -> None:
+        """Compare parameters with the first island to come. Raises RuntimeError naming one that differs."""
+        held = {piece.name: piece.global_shape for pieces in layout.ranks for piece in pieces}
+        shapes = [FlatSlice(name, shape, (0,) * len(shape), shape, 0, 0) for name, shape in sorted(held.items())]
+        first = {each.name: each.shape for each in _pieces_in(self._store.compare_set("model", "", _packed(shapes)))}
+        for name in sorted(held.keys() | first.keys()):
+            mine, other = (str(of.get(name, "none")) for of in (held, first))
+            if mine != other:
+                raise RuntimeError(
+                    f"islands: parameter {name} has shape {mine} on island {self._island}, and {other} on another: "
+                    "train one model on all islands"
+                )
+
+    def compare_weights(self, exchange: int, anchor_sum: int) -> None:
+        """Compare the weights where islands begin. Raises RuntimeError if the first one to come has others."""
+        mine = str(anchor_sum)
+        if self._store.compare_set(f"weights/{exchange}", "", mine).decode() != mine:
+            raise RuntimeError(
+                f"islands: island {self._island} begins with other weights than the first one to come: give all the "
+                "same seed, or load the `state_dict` of the island with a checkpoint's weights"
+            )
+
     def begin(self, exchange: int, lineage: str) -> IslandStart:
         """Announce a start of the island in state `lineage`, next due at `exchange`; only rank 0 does so."""
         return (
@@ -88,8 +111,7 @@ class Rendezvous:
 
     def show(self, start: int, pieces: tuple[FlatSlice, ...]) -> None:
         """Publish the pieces this rank owns."""
-        text = to_json(ShardLayout((pieces,))).encode()
-        self._store.set(f"pieces/{self._island}/{start}/{self._rank}", zlib.compress(text))
+        self._store.set(f"pieces/{self._island}/{start}/{self._rank}", _packed(pieces))
 
     def layout(self, island: int, start: int, num_ranks: int) -> ShardLayout:
         """Return the pieces of all ranks of an island since its `start`th start."""
@@ -165,8 +187,12 @@ class Rendezvous:
             self._store.compare_set(turn_keys(round_id, self._island)[0], "", FOLLOW)
 
 
+def _packed(pieces: Iterable[FlatSlice]) -> bytes:
+    return zlib.compress(to_json(ShardLayout((tuple(pieces),))).encode())
+
+
 def _pieces_in(packed: bytes) -> tuple[FlatSlice, ...]:
-    """Return the pieces that `Rendezvous.show` packed. Raises ValueError if they are malformed or too large."""
+    """Return the pieces that were packed so. Raises ValueError if they are malformed or too large."""
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(packed, MAX_LAYOUT_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
 
 from holmes_runtime.config.islands.roster import Arrival
@@ -60,6 +61,10 @@ class Rounds(NamedTuple):
     def planned(self, exchange: int) -> int:
         """Return the steps after which that outer sync is planned."""
         return due_after(exchange, self.inner_steps, self.fragments)
+
+    def first_open(self, steps: int, delay_steps: int) -> int:
+        """Return the first outer sync that may not have been applied after so many steps."""
+        return next(each for each in count() if self.planned(each) + delay_steps >= steps)
 
     def interval(self, exchange: int) -> int:
         """Return the steps from the previous outer sync to that one."""

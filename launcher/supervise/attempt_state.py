@@ -254,7 +254,8 @@ class AttemptState:
         elif isinstance(message, RankFailed):
             lines = message.last_lines or self._lines_of(message.rank)
             if message.message.startswith(_NO_MESSAGE) and lines:
-                message = message._replace(message=_RANK_PREFIX.sub("", lines[-1]))
+                said = [each for each in lines if _RANK_PREFIX.match(each)] or lines  # stdout may come after stderr
+                message = message._replace(message=_RANK_PREFIX.sub("", said[-1]))
             self._fail(node, message._replace(last_lines=lines), now_s)
         else:
             self._take_whereabouts(node, message)

@@ -32,6 +32,7 @@ def open_settings(job: Job) -> tuple[ChosenIslands, ...]:
     delays = DELAY_STEPS if section.delay_steps is None else (section.delay_steps,)
     if section.inner_steps == "all":
         section, fragments, delays = replace(section, inner_steps=job.steps), (1,), (0,)
+        codecs = (section.codec or "int8",)  # no later exchange makes up for what int4 rounds away
     found = dict[ChosenIslands, None]()
     for others in product(codecs, fragments, delays):
         fixed = section.inner_steps

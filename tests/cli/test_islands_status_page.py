@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from holmes_cli.islands.islands_view import LinesOfIslands
 from holmes_core.records.islands import island_name
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.record_file import write_signed
 from holmes_core.records.run import Controller, Failure, Run
 from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
-from launcher.journal.run_events import NodeState, Notice
+from launcher.journal.run_events import NodeState, Notice, to_line
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, read_run
 from launcher.journal.run_store import this_process
+from launcher.journal.step_file import METRICS_FILE
 from planner.islands.uniform_links import with_uniform_links
 from tests.cli.browser import NEEDS_BROWSER, hidden_parts
 from tests.cli.conftest import Command
@@ -94,6 +96,24 @@ def text_of(page: Path) -> str:
 
 
 @pytest.mark.slow
+def test_a_loss_that_is_not_finite_is_said_to_be_so(
+    tmp_path: Path, command: Command, plan: IslandsPlan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script of one's own goes on after it, and its run with it."""
+    folder = write_run(tmp_path, plan)
+    island, diverged = folder / island_name(0), replace(step(98), loss=None, interfaces=())
+    with open(island / METRICS_FILE, "a", encoding="utf-8") as steps:
+        steps.write(to_line(diverged) + "\n")
+
+    done = command("status", str(folder), "--html", "page.html")
+    LinesOfIslands(plan).show(0, diverged)
+
+    assert done.code == 0, done.stderr
+    assert "not finite" in done.stdout
+    assert f"step 99/{plan.islands[0].job.steps}  loss not finite" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_one_page_has_the_state_weights_checkpoint_and_exchange_of_each_island(
     tmp_path: Path, command: Command, plan: IslandsPlan
 ) -> None:
@@ -113,7 +133,7 @@ def test_one_page_has_the_state_weights_checkpoint_and_exchange_of_each_island(
     assert "resumed after step 20 from /data/ck" in second
     assert "came late or anew in 1 exchange" in second
     assert "20 of 59 steps were taken by others" in page
-    assert "the common model is in the checkpoint of island-0" in page
+    assert "the common model is that of island-0" in page
     assert page.count("host b1 is lost") == 1  # the island's notice is in the whole's already
     assert "island 1: the disk of b2 is nearly full" in page
 

@@ -141,3 +141,11 @@ def test_a_script_that_does_not_join_is_ended_and_said_not_to(tmp_path: Path, pr
         assert (run.state, run.attempt) == ("failed", 0)
         assert "has not joined the other islands" in run.failures[0].message
     assert nothing_is_left(tmp_path)
+
+
+def test_a_script_is_not_resumed_by_a_launch(tmp_path: Path) -> None:
+    plan_script(tmp_path, "")
+    done = holmes(tmp_path, "launch", "plan.json", "--resume-step", "8")
+    assert done.returncode == 2
+    assert "a script of your own resumes by itself" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -436,6 +436,15 @@ def test_an_island_that_prints_no_step_and_does_not_join_is_named_once() -> None
     assert list(attempt().require_island(has_begun=False, now_s=2 * JOIN_S)) == []  # the bundled trainer always joins
 
 
+def test_the_word_of_a_rank_that_failed_is_the_end_of_its_traceback_though_older_lines_come_after_it() -> None:
+    state = attempt(plan=trainer_plan())
+    for line in ("step 14 loss nan", "[rank0]: Traceback (most recent call last):", "[rank0]: ValueError: too far"):
+        say(state, 0, RankPrinted(0, line))
+    say(state, 0, RankPrinted(0, "step 15 loss nan"))
+    say(state, 0, RankFailed(0, 1, "To enable traceback see: https://pytorch.org", UNIX_S, ()))
+    assert [each.message for each in state.failures] == ["ValueError: too far"]
+
+
 def test_of_long_lines_and_reasons_a_failure_keeps_what_can_be_shown() -> None:
     state = attempt()
     for _ in range(300):

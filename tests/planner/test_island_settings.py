@@ -169,6 +169,10 @@ def test_islands_that_take_all_steps_meet_once_after_as_many_samples_and_their_l
     assert isinstance(often, IslandsPlan)
     assert once.prediction.exposed_s == pytest.approx(often.prediction.exposed_s)  # one of four exchanges
     assert all(each.loss is None for each in plan.modes.settings)
+    free = planned_mode(SLOW, slow_job(inner_steps="all"))
+    assert isinstance(free, IslandsPlan)
+    assert free.job.islands is not None
+    assert free.job.islands.codec == "int8"
     bounded = planned_mode(SLOW, slow_job(inner_steps="all", max_loss_penalty="9%"))
     assert bounded.modes is not None
     assert "no setting is known to cost max_loss_penalty 9% or less" in [each.why for each in bounded.modes.prices]

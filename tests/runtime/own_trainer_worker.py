@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +41,11 @@ STREAMING: dict[str, Any] = {
     "inner_steps": 4, "fragments": 2, "delay_steps": 1, "codec": "int8", "outer_rate": 0.7, "momentum": 0.9,
 }  # fmt: skip
 
+MISTAKES_OF_ONE = (
+    "no parameters", "no names", "one name", "steps first", "begins late", "begins twice", "loads late", "steps on",
+    "not finite",
+)  # fmt: skip
+
 
 class Script(NamedTuple):
     """The arguments of the script; `mesh` is replicas x shards, and tensor shards if it has a third number."""
@@ -53,6 +59,7 @@ class Script(NamedTuple):
     differs: bool = False  # ranks do not hold the same where they should
     stop_at: int = 0
     resume: bool = False
+    mistake: str = ""
 
 
 def build(script: Script) -> nn.Module:
@@ -98,7 +105,11 @@ def run_script(script: Script, folder: Path) -> None:
         if script.optimizer == "adamw"
         else torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5 if script.exact else 0.0)
     )
-    island = Island(model.named_parameters(), script.steps)
+    trained = list(model.named_parameters())
+    if script.mistake in MISTAKEN_PARAMETERS:
+        trained = MISTAKEN_PARAMETERS[script.mistake](trained)
+    island = Island(trained, script.steps)
+    make_mistake(script.mistake, island, model)
     saved, step = folder / f"saved-{island.number}-{dist.get_rank()}.pt", 0
     if script.resume:
         state = torch.load(saved, weights_only=True)
@@ -106,7 +117,11 @@ def run_script(script: Script, folder: Path) -> None:
             local_of(each).copy_(state["weights"][name])
         island.load_state_dict(state["island"])
         step = state["step"]
-    step, losses = island.begin(step), []
+    step, losses = island.begin(STEPS - 3 if script.mistake == "begins with weights" else step), []
+    if script.mistake == "begins twice":
+        island.begin(step)
+    if script.mistake == "loads late":
+        island.load_state_dict(island.state_dict())
     while step < script.steps:
         inputs, wanted = batch(script, step, island, dist.get_world_size())
         loss = (model(inputs) - wanted).square().sum() / 2
@@ -119,10 +134,30 @@ def run_script(script: Script, folder: Path) -> None:
             weights = {name: local_of(each).clone() for name, each in model.named_parameters()}
             torch.save({"weights": weights, "island": island.state_dict(), "step": step}, saved)
             break
+    if script.mistake == "steps on":
+        island.step()
     whole = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in model.named_parameters()}
     result = {"losses": losses, "weights": {name: each.tolist() for name, each in whole.items()}}
     (folder / f"result-{island.number}-{dist.get_rank()}.json").write_text(json.dumps(result))
     dist.barrier()
+
+
+Named = list[tuple[str, nn.Parameter]]
+MISTAKEN_PARAMETERS: dict[str, Callable[[Named], Any]] = {
+    "no parameters": lambda _named: [],
+    "no names": lambda named: [each for _, each in named],
+    "one name": lambda named: [("weight", each) for _, each in named],
+}
+
+
+def make_mistake(mistake: str, island: Island, model: nn.Module) -> None:
+    """What a script may do between making its island and beginning."""
+    if mistake == "steps first":
+        island.step()
+    elif mistake == "begins late":
+        island.begin(STEPS + 1)
+    elif mistake == "not finite":
+        nn.init.constant_(local_of(next(model.parameters())), float("nan"))
 
 
 @torch.no_grad()
@@ -193,6 +228,7 @@ def _ended(folder: Path, number: int, names: list[str], started: list[Any]) -> d
 
 def main(folder: Path) -> None:
     exact, real = Script(exact=True, steps=4, planned_steps=4), Script()
+    whole = Script(mesh=(1, 1))
     apart = Script(same_samples=True, optimizer="adamw")
     scenarios: dict[str, tuple[list[Script], dict[str, Any] | None]] = {
         "sums as one": ([exact._replace(mesh=(2, 2))], None),
@@ -204,9 +240,11 @@ def main(folder: Path) -> None:
         "uninterrupted": ([real] * 2, STREAMING),
         "stopped": ([real._replace(stop_at=STOP_AT)] * 2, STREAMING),
         "resumed": ([real._replace(resume=True)] * 2, STREAMING),
+        "weights alone": ([whole._replace(mistake="begins with weights")] * 2, STREAMING),
         "other layouts": ([real._replace(mesh=(1, 2, 2)), real._replace(mesh=(2, 1))], STREAMING),
         "copies differ": ([real._replace(mesh=(1, 1), differs=True)], STREAMING),
         "other steps": ([real._replace(steps=STEPS + 1)], STREAMING),
+        **{name: ([whole._replace(mistake=name)], STREAMING) for name in MISTAKES_OF_ONE},
     }
     results = {}
     for name, (scripts, outer) in scenarios.items():

@@ -95,6 +95,15 @@ def test_an_island_without_a_parameter_is_refused_with_its_name() -> None:
         lanes_of([whole, part], 0, 0)
 
 
+def test_a_parameter_of_other_dimensions_is_refused_with_its_name() -> None:
+    matrix, vector = (
+        ShardLayout(((FlatSlice("a", shape, (0,) * len(shape), shape, 0, 4),),)) for shape in ((2, 2), (4,))
+    )
+
+    with pytest.raises(ValueError, match=r"parameter a of shape \(2, 2\) is not in all islands, or is another"):
+        lanes_of([matrix, vector], 0, 0)
+
+
 def test_fragments_are_even_and_the_same_whatever_the_plan() -> None:
     draw = random.Random(5)
     found = [fragments_of(random_layout(draw), 2) for _ in range(4)]

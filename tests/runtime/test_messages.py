@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from holmes_runtime.config.messages import Command, Message, decode_command, decode_message, encode
 from holmes_runtime.config.rank_grid import Axis
 from holmes_runtime.config.rank_metrics import RankMetrics, WaitSeconds
-from holmes_runtime.config.strict_json import parse, to_json
+from holmes_runtime.config.strict_json import MAX_INT, parse, to_json
 from tests.seeds import few_of
 
 MIB = 1 << 20
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
-    int: st.integers(),
+    int: st.integers(-MAX_INT, MAX_INT),
     float: st.floats(allow_nan=False, allow_infinity=False),
     bool: st.booleans(),
     str: TEXT,
@@ -89,6 +89,7 @@ def read_as(record: Message | Command, data: object) -> None:
         ('{"kind": ["Exited"]}', r"kind: expected one of .*, got \['Exited'\]"),
         ('{"kind": "Go", "master_port": 1}', "kind: expected one of .*, got 'Go'"),
         ('{"kind": "Exited", "exit_code": true}', r"Exited\.exit_code: expected int, got True"),
+        ('{"kind": "Exited", "exit_code": -1' + "0" * 400 + "}", r"exit_code: expected a number of at most 100 bits"),
         ('{"kind": "Exited", "exit_code": NaN}', "numbers must be finite, got NaN"),
         ('{"kind": "Stuck", "processes": "1"}', r"Stuck\.processes: expected a list, got '1'"),
         ('{"kind": "RankPrinted", "local_rank": 0, "line": "\\ud800"}', r"RankPrinted\.line: expected text"),

@@ -9,7 +9,7 @@ from torch import Tensor
 from holmes_runtime.config.run_settings import OuterCodec
 from holmes_runtime.node.checkpoint_files.description import OuterCounters
 from holmes_runtime.outer.outer_step import OuterStepResult, arrived, outer_step, outgoing, weighted_mean
-from holmes_runtime.outer.sync_steps import due_after, interval_before, next_due, taken_since
+from holmes_runtime.outer.sync_steps import Rounds, due_after, interval_before, next_due, taken_since
 
 N = 1000
 
@@ -96,3 +96,8 @@ def test_who_joins_counts_the_steps_that_the_others_have_taken_meanwhile(
 
 def test_who_joins_and_does_not_know_how_long_the_others_take_counts_on_no_more_than_the_delay() -> None:
     assert taken_since(1.0, 1.0, interval_s=0.0, interval_steps=5, delay_steps=2) == 2
+
+
+@pytest.mark.parametrize(("steps", "first"), [(0, 0), (10, 0), (12, 0), (13, 1), (22, 1), (23, 2), (30, 2)])
+def test_first_open_exchange_is_the_next_or_one_whose_delay_has_not_passed(steps: int, first: int) -> None:
+    assert Rounds(steps=30, inner_steps=10, fragments=1).first_open(steps, delay_steps=2) == first

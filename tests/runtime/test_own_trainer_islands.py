@@ -72,6 +72,14 @@ def test_a_checkpoint_within_an_exchange_changes_no_bit_of_what_follows(runs: di
     assert common_exchanges(whole) == [0, 1, 2, 3]
 
 
+def test_islands_that_go_on_from_weights_alone_hold_no_exchange_again_that_is_long_past(
+    runs: dict[str, Islands],
+) -> None:
+    """Momentum alone would move the weights in it."""
+    assert 0 not in common_exchanges(runs["weights alone"])
+    assert [len(island["losses"]) for island in runs["weights alone"]] == [3, 3]
+
+
 def test_an_island_of_tensor_shards_and_one_of_copies_end_with_one_model(runs: dict[str, Islands]) -> None:
     first, second = ended_well(runs["other layouts"])
     assert common_exchanges([first, second]) == [0, 1, 2, 3]
@@ -86,6 +94,15 @@ def test_an_island_of_tensor_shards_and_one_of_copies_end_with_one_model(runs: d
             "other steps",
             f"the script trains {STEPS + 1} steps, and the plan has {STEPS} for island 0: give it {{steps}}",
         ),
+        ("no parameters", "no rank has a parameter with a gradient: give Island model.named_parameters()"),
+        ("no names", "parameters come without their names: give Island model.named_parameters()"),
+        ("one name", "two parameters are called weight: give each a name of its own"),
+        ("steps first", "`step` was called before `begin`"),
+        ("begins late", f"`begin({STEPS + 1})` is not of the {STEPS} steps"),
+        ("begins twice", "`begin` was called before"),
+        ("loads late", "`load_state_dict` was called after `begin`"),
+        ("steps on", f"all {STEPS} steps are taken"),
+        ("not finite", "parameter 0.weight has numbers that are not finite"),
     ],
 )
 def test_scripts_that_islands_cannot_be_made_of_are_refused(runs: dict[str, Islands], name: str, said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torch._C._distributed_c10d import HashStore
 from holmes_runtime.config.islands.roster import Arrival, Roster
 from holmes_runtime.node.admission.keyed_frames import FrameAltered
 from holmes_runtime.outer.lane_exchange import LaneMaker, OpenLane
-from holmes_runtime.outer.lanes import Cell, Lane
+from holmes_runtime.outer.lanes import Cell, FlatSlice, Lane, ShardLayout
 from holmes_runtime.outer.outer_step import digest_of
 from holmes_runtime.outer.rendezvous import Rendezvous
 from holmes_runtime.outer.rendezvous_store import RendezvousStore
@@ -106,11 +107,49 @@ def test_another_state_is_no_change_on_the_way(store: HashStore) -> None:
     assert not taker.agree(LANE, 0, digest_of([numbers(3)]), tags)
 
 
-def test_islands_whose_tokenizers_differ_do_not_train_together(store: HashStore, tmp_path: Path) -> None:
-    first, second = (
+def two_meetings(store: HashStore) -> tuple[Rendezvous, ...]:
+    return tuple(
         Rendezvous(cast(RendezvousStore, store), replace(ONE_ISLAND, island=island, num_islands=2), 0, 60.0)
         for island in range(2)
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"a": (4,)}, r"parameter b has shape none on island 1, and \(2, 2\) on another"),
+        ({"a": (4,), "b": (4,)}, r"parameter b has shape \(4,\) on island 1, and \(2, 2\) on another"),
+        ({"a": (4,), "b": (2, 2), "c": ()}, r"parameter c has shape \(\) on island 1, and none on another"),
+    ],
+)
+def test_islands_of_other_models_end_before_a_step(
+    store: HashStore, other: dict[str, tuple[int, ...]], said: str
+) -> None:
+    first, second = two_meetings(store)
+    mine = layout_of({"a": (4,), "b": (2, 2)})
+    first.compare_model(mine)
+    second.compare_model(mine)
+    with pytest.raises(RuntimeError, match=said):
+        second.compare_model(layout_of(other))
+
+
+def test_islands_that_begin_anew_with_other_weights_end_before_a_step(store: HashStore) -> None:
+    first, second = two_meetings(store)
+    first.compare_weights(0, 17)
+    second.compare_weights(0, 17)
+    second.compare_weights(1, 18)
+    with pytest.raises(RuntimeError, match="island 1 begins with other weights than the first one to come"):
+        second.compare_weights(0, 18)
+
+
+def layout_of(shapes: dict[str, tuple[int, ...]]) -> ShardLayout:
+    """One rank holds all."""
+    pieces = (FlatSlice(name, of, (0,) * len(of), of, 0, math.prod(of)) for name, of in shapes.items())
+    return ShardLayout((tuple(pieces),))
+
+
+def test_islands_whose_tokenizers_differ_do_not_train_together(store: HashStore, tmp_path: Path) -> None:
+    first, second = two_meetings(store)
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
     first.compare_tokenizer(str(path))
