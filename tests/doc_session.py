@@ -104,7 +104,7 @@ def play(
 
 def is_shown(command: str, shown: str, printed: str, on_bed: bool = False) -> bool:
     """Return True if `shown` is what the command printed, or begins it."""
-    normal = _measured if on_bed or MEASURED.search(command) else _trimmed
+    normal = _measured if on_bed or MEASURED.search(command) else trimmed
     parts = re.split(r"^\.\.\.\n", shown, flags=re.MULTILINE)
     return re.match(".*".join(re.escape(normal(part)) for part in parts), normal(printed), flags=re.DOTALL) is not None
 
@@ -119,7 +119,7 @@ def check(document: Path, folder: Path, prefix: tuple[str, ...] = ()) -> list[st
     return commands
 
 
-def _trimmed(text: str) -> str:
+def trimmed(text: str) -> str:
     """Return the text without blanks at ends of lines, as under the headings of tables."""
     return re.sub(r" +$", "", text, flags=re.MULTILINE)
 
@@ -138,7 +138,7 @@ def refresh(document: Path, folder: Path, prefix: tuple[str, ...] = ()) -> None:
         if done.returncode and document != DOCTOR:  # 1 says that a cause is shown
             sys.exit(f"{command}: {done.stderr}")
         if shown and not is_shown(command, shown, done.stdout, bool(prefix)):
-            text = text.replace(f"$ {command}\n{shown}", f"$ {command}\n{_trimmed(done.stdout)}")
+            text = text.replace(f"$ {command}\n{shown}", f"$ {command}\n{trimmed(done.stdout)}")
     document.write_text(text, encoding="utf-8")
 
 
