@@ -165,9 +165,10 @@ class RunTunnel:
 
     def _introduce_to_others(self, island: int) -> None:
         """Send all ends to the hosts of the other islands, whose answers `look` takes."""
+        made = Meet(tuple(self._made()))
         for number, ends in self._ends.items():
             if number != island:
-                ends.nodes.send(Meet(tuple(self._made())))
+                ends.nodes.send(made)
 
     def _tries(self, island: int) -> Iterator[ReachCheck]:
         """Yield a connection from each host of the island to each of the others that have entered."""
@@ -207,14 +208,15 @@ def _endpoint(node: Node) -> str:
 
 
 def _loss(heard: NodeMessage) -> str | None:
-    """Return why a node has lost its end of the tunnel, if that message says so."""
-    if isinstance(heard.message, LinkClosed):
-        return "lost its end of the tunnel: the agent that holds it is gone"
-    if isinstance(heard.message, Unreadable | Refused):
-        return f"lost its end of the tunnel: {heard.message.reason}"
-    if isinstance(heard.message, Met) and heard.message.fault is not None:
-        return f"lost its end of the tunnel: {heard.message.fault.evidence}"
-    return None
+    """Return the reason if that message shows that a node has lost its end of the tunnel."""
+    message, reason = heard.message, None
+    if isinstance(message, LinkClosed):
+        reason = "the agent that holds it is gone"
+    elif isinstance(message, Unreadable | Refused):
+        reason = message.reason
+    elif isinstance(message, Met) and message.fault is not None:
+        reason = message.fault.evidence
+    return reason and f"lost its end of the tunnel: {reason}"
 
 
 def _unseen(_host: str, _state: str) -> None:

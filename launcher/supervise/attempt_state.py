@@ -62,9 +62,9 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback,
 # Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
 # where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
+ONLY_PEERS_WINDOW_S = SILENCE_LIMIT_S + CAUSE_WINDOW_S
 NOT_JOINED = "it trains and has not joined the other islands: call `begin` of an `Island` (docs/engines.md, Islands)"
 JOIN_S = 600.0  # a trainer may load for minutes before its first step
-ONLY_PEERS_WINDOW_S = SILENCE_LIMIT_S + CAUSE_WINDOW_S
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ KEY_CHANGED = RuleText(
     "SSH-HOSTKEY-CHANGED",
     "F",
     "the host's key differs from known_hosts, or is revoked",
-    f"somebody may be between; {_LEFT_OUT}",
+    f"someone may intercept the connection; {_LEFT_OUT}",
     "ask who reinstalled the host; then `ssh-keygen -R HOST`, and trust the new key",
     "ssh-keygen(1), ssh(1) (verifying host keys)",
 )

@@ -55,7 +55,7 @@ def keys(bed: Bed) -> list[str]:
 
 
 def joined(island: Path) -> int:
-    """How often the island has come back and received the others' state."""
+    """Count the times the island came back and received the state of the others."""
     return sum(each["has_joined"] for each in exchanges(island))
 
 

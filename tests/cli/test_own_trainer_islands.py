@@ -86,7 +86,7 @@ def plan_script(folder: Path, script: str, **changes: object) -> None:
 
 
 def printed(island: Path, pattern: str) -> list[str]:
-    """What the ranks of an island's attempts have printed that matches."""
+    """Return all matches in the output of an island's ranks, over all attempts."""
     return [
         found for file in sorted((island / "logs").glob("*.log")) for found in re.findall(pattern, file.read_text())
     ]

@@ -111,7 +111,7 @@ def log(home: Path, host: str) -> list[str]:
 
 
 def key(home: Path, host: str) -> str:
-    """Of the end that was made last."""
+    """Return the public key of the newest end on `host`."""
     return "KEY" + [line for line in log(home, host) if line.startswith("start")][-1].partition(" ")[2]
 
 

@@ -162,7 +162,7 @@ class Worker:
         self.note(name, *(self.start(f"{name} {number}", store, config) for number, config in enumerate(configs)))
 
     def apart(self) -> list[RunConfig]:
-        """Islands with a text each, of which the second reads half as many samples, and one round."""
+        """Two islands that train for one round, each on its own text; the second reads half as many samples."""
         more: dict[str, Any] = {"evaluation": EvaluationSettings(STEPS, 1), "validation_fraction": 0.2}
         configs = []
         for island, samples in enumerate((8, 4)):

@@ -55,7 +55,7 @@ def steps_of(island: Island) -> int:
 
 
 def states_by_exchange(islands: list[Island]) -> dict[str, list[str]]:
-    """By exchange and those who made it, the states after it, of several islands all of whose ranks have told of it."""
+    """Return by exchange and its members the states after it, if all ranks of at least two islands reported it."""
     found = defaultdict[str, list[str]](list)
     for island in islands:
         by_rank = [

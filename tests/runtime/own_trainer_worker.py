@@ -151,7 +151,7 @@ MISTAKEN_PARAMETERS: dict[str, Callable[[Named], Any]] = {
 
 
 def make_mistake(mistake: str, island: Island, model: nn.Module) -> None:
-    """What a script may do between making its island and beginning."""
+    """Make a mistake between the creation of the island and `begin`."""
     if mistake == "steps first":
         island.step()
     elif mistake == "begins late":

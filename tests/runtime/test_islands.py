@@ -58,7 +58,7 @@ def ended_well(islands: Islands) -> Islands:
 
 
 def digests(exchanges: dict[str, list[dict[str, Any]]]) -> dict[tuple[int, tuple[int, ...]], int]:
-    """By exchange and those who made it, the digest of the state of one island."""
+    """Return by exchange and its members the digest of one island's state."""
     found: dict[tuple[int, tuple[int, ...]], int] = {}
     for lines in exchanges.values():
         for line in lines:
@@ -68,7 +68,7 @@ def digests(exchanges: dict[str, list[dict[str, Any]]]) -> dict[tuple[int, tuple
 
 
 def together(islands: Islands, members: tuple[int, ...] = (0, 1)) -> list[int]:
-    """The exchanges that both islands made with all `members`, after each of which they have the same state."""
+    """Check that both islands have the same state after each exchange of all `members`; return these exchanges."""
     first, second = (digests(island["outer"]) for island in islands[:2])
     both = [key for key in first if key in second and key[1] == members]
     assert [first[key] for key in both] == [second[key] for key in both]

@@ -32,7 +32,7 @@ def ended_well(islands: Islands) -> Islands:
 
 
 def common_exchanges(islands: Islands) -> list[int]:
-    """The exchanges after each of which both have the same state."""
+    """Check that both islands have the same state after each exchange; return the exchanges of both."""
     first, second = (digests({"all": island["outer"]}) for island in ended_well(islands))
     assert first == second
     return [exchange for exchange, members in first if members == (0, 1)]
@@ -41,7 +41,7 @@ def common_exchanges(islands: Islands) -> list[int]:
 def test_two_islands_that_average_every_step_of_sgd_are_one_run_of_all_samples_to_the_bit(
     runs: dict[str, Islands],
 ) -> None:
-    """Where no sum is rounded, which is in another order in one run."""
+    """This holds only without rounding, because one run adds up in another order."""
     (one,), apart = ended_well(runs["sums as one"]), ended_well(runs["sums apart"])
     assert [island["weights"] for island in apart] == [one["weights"]] * 2
     assert apart[0]["losses"] == one["losses"]

@@ -93,7 +93,8 @@ class Roster:
     @property
     def member_positions(self) -> list[int]:
         """The positions of the members among the participants."""
-        return [self.participants.index(each) for each in self.members]
+        participants = self.participants
+        return [participants.index(each) for each in self.members]
 
     def giver(self, newcomer: Arrival) -> Arrival:
         """Return the member that sends the state to this newcomer; members take turns."""
