@@ -144,7 +144,8 @@ class LaunchIslands:
         while any(thread.is_alive() for thread in threads):
             time.sleep(POLL_S)
             self._meeting.look()
-            self._tunnel.look(time.monotonic())
+            for text in self._tunnel.look(time.monotonic()):
+                self._tell(0, Notice(text))
             self._end_stragglers()
         return self._end(self._signals > 0)
 
@@ -193,11 +194,15 @@ class LaunchIslands:
             notice = Notice(
                 f"exchange {exchange.exchange + 1}: islands {other} and {number} do not have the same state"
             )
-            self.folder.write_event(notice)
-            self._islands[number].launch.folder.write_event(notice)  # `attach` reads it there
-            self._view.show(number, notice)
+            self._tell(number, notice)
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]
+
+    def _tell(self, number: int, notice: Notice) -> None:
+        """Write down a notice of the whole run, for `attach` with that island's, and show it there."""
+        self.folder.write_event(notice)
+        self._islands[number].launch.folder.write_event(notice)
+        self._view.show(number, notice)
 
     def _end_stragglers(self) -> None:
         """Once an island is done, end the others if all of them have failed and not come back."""

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
-from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import (
     Alternative,
     Order,
     Plan,
-    PlanRank,
-    PlanStage,
     Prediction,
     SolveReport,
     SourceFile,
 )
 from planner.background import BackgroundCall
 from planner.cost.fill import fill_of
+from planner.hub_plan import fastest_alone
 from planner.layout.environment import make_nodes
 from planner.layout.in_flight import room_in_flight
-from planner.layout.usual_order import memory_fault, usual_group_slots, usual_placement
+from planner.layout.layout import stages_of
+from planner.layout.usual_order import usual_misfit
 from planner.layout.verify import verify
 from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write_usual
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.free_degrees import chosen_degrees, with_free_degrees
 from planner.problem.group_places import check_placed_groups
+from planner.problem.hub import relayed_pairs
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
@@ -39,7 +41,6 @@ from planner.search.branch_and_bound import Progress, SearchResult, proof, searc
 from planner.search.certificate import Certificate, certify, form_of
 from planner.search.closed_form import price_ranks_s
 from planner.search.early_bounds import EarlyBounds
-from planner.search.placement import Placement
 from planner.search.solve import solver_name
 from planner.single_clusters import with_single_clusters
 from planner.time_left import TimeLeft
@@ -55,6 +56,11 @@ SEARCHING = 0.6  # of a time limit, at least; the rest, where needed, is for sim
 SIMULATING = 0.1  # of a time limit, each cluster alone included
 USUAL_S = 0.5  # beyond the limit, at least, for the usual order of a fleet whose plan is made in no time
 GPUS_WRITTEN_PER_S = 8000  # on a slow core, in all that follows the search
+
+Sources = tuple[SourceFile, SourceFile]
+"""The files of the inventory and the job."""
+Search = Callable[[Job, float], "_Searched"]
+"""The search for the placements of a job, within so many seconds."""
 
 
 def make_plan(
@@ -75,15 +81,27 @@ def make_plan(
     the integer program that certifies it. Where the expert or context parallel degree is free each one is planned, and
     the fastest plan's job fixes its own. Raises HolmesError: what fails and what would make it fit.
     """
-    jobs, sources = with_free_degrees(inventory, job), (inventory_source, job_source)
+    sources = inventory_source, job_source
+    if relayed_pairs(inventory):
+        return fastest_alone(
+            inventory, lambda one, part_s: make_plan(one, job, *sources, order, progress, part_s, lp), time_limit_s
+        )
+    jobs, search_one = with_free_degrees(inventory, job), partial(_search, inventory, progress)
     if jobs == [job]:
-        plan = _plan_searched(_search(inventory, job, progress, time_limit_s), sources, order, lp)
+        plan = _plan_searched(search_one(job, time_limit_s), sources, order, lp)
         assert plan is not None  # as no step was to be beaten
         return plan
-    left, searched, faults = TimeLeft(time_limit_s), list[_Searched](), dict[int, HolmesError]()
+    return _plan_free_degrees(job, jobs, search_one, sources, order, time_limit_s, lp)
+
+
+def _plan_free_degrees(
+    job: Job, jobs: Sequence[Job], search_one: Search, sources: Sources, order: Order, limit_s: float, lp: Path | None
+) -> Plan:
+    """Return the fastest plan of `jobs`, each with its own degrees where `job` leaves them free."""
+    left, searched, faults = TimeLeft(limit_s), list[_Searched](), dict[int, HolmesError]()
     for one in jobs:
         try:
-            searched.append(_search(inventory, one, progress, time_limit_s / len(jobs)))
+            searched.append(search_one(one, limit_s / len(jobs)))
         except HolmesError as error:
             faults[jobs.index(one)] = error
     best: Plan | None = None
@@ -103,7 +121,7 @@ def make_plan(
     if best is None:
         raise faults[min(faults)]  # of the smallest degrees
     if lp is not None:
-        _plan_searched(_search(inventory, best.job, None, time_limit_s), sources, order, lp)
+        _plan_searched(search_one(best.job, limit_s), sources, order, lp)
     return _with_bound_of_all(best.model_copy(update={"free_degrees": chosen_degrees(job, best.job)}), searched, left)
 
 
@@ -128,7 +146,7 @@ class _Searched:
     left_s: float
 
 
-def _search(inventory: Inventory, job: Job, progress: Progress | None, time_limit_s: float) -> _Searched:
+def _search(inventory: Inventory, progress: Progress | None, job: Job, time_limit_s: float) -> _Searched:
     """Raises HolmesError where nothing fits or a rate is not known."""
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
@@ -141,7 +159,7 @@ def _search(inventory: Inventory, job: Job, progress: Progress | None, time_limi
 
 
 def _plan_searched(
-    searched: _Searched, sources: tuple[SourceFile, SourceFile], order: Order, lp: Path | None, within_s: float = inf
+    searched: _Searched, sources: Sources, order: Order, lp: Path | None, within_s: float = inf
 ) -> Plan | None:
     """Return the plan of what was searched, verified; None where its step would not be within `within_s`.
 
@@ -151,7 +169,7 @@ def _plan_searched(
     writing_s = _writing_s(problem, searched.time_limit_s)
     if order == "usual":
         if (usual := write_usual(problem, result)) is None:
-            raise _usual_misfit(problem, result.found[0].placement)
+            raise usual_misfit(problem, result.found[0].placement)
         written, compared = usual, _Comparisons()
     else:
         found = _write_and_compare(problem, result, left.less(writing_s), within_s)
@@ -264,19 +282,6 @@ def _write_and_compare(
     return (written, _Comparisons(alternatives, usual)) if written else None
 
 
-def _usual_misfit(problem: Problem, best: Placement) -> HolmesError:
-    """Return why the usual order does not fit with the degrees of the best placement."""
-    group_slots = usual_group_slots(problem, best.candidate)
-    fault = memory_fault(problem, usual_placement(problem, best.candidate, group_slots), group_slots)
-    if fault is None and problem.job.ep > 1 and len(problem.fleet.cluster_names) > 1:
-        fault = "a stage's ranks would share experts over clusters"
-    return HolmesError(
-        f"the usual order does not fit: {fault or 'memory holds no even cut under its schedule'}",
-        "plan without `--usual-order`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",
-        ANSWER_IS_NO,
-    )
-
-
 def _certify(
     problem: Problem, result: SearchResult, written: WrittenPlan, placement_s: float, left: TimeLeft, lp: Path | None
 ) -> Certificate:
@@ -377,7 +382,7 @@ def _write(
         recompute=candidate.recompute,
         optimizer_offload=candidate.optimizer_offload,
         nodes=make_nodes(problem, ranks),
-        stages=_stages(candidate.pp, mode.layers, ranks),
+        stages=stages_of(candidate.pp, mode.layers, ranks),
         ranks=ranks,
         groups=layout.groups,
         data_parallel=layout.data_parallel,
@@ -385,16 +390,4 @@ def _write(
         prediction=written.prediction,
         solve=solve,
         usual_order=usual,
-    )
-
-
-def _stages(pp: int, layers: Sequence[int], ranks: Sequence[PlanRank]) -> tuple[PlanStage, ...]:
-    """Return the layers of each stage, and its clusters in the order of its replicas."""
-    clusters: list[dict[str, None]] = [{} for _ in range(pp)]
-    for rank in sorted(ranks, key=lambda rank: rank.dp_rank):
-        clusters[rank.pp_rank][rank.cluster] = None
-    starts = [sum(layers[:stage]) for stage in range(len(layers))]
-    return tuple(
-        PlanStage(index=stage, first_layer=start, stop_layer=start + held, clusters=tuple(clusters[stage % pp]))
-        for stage, (start, held) in enumerate(zip(starts, layers, strict=True))
     )

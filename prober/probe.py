@@ -224,7 +224,7 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
         cluster=entry.cluster,
         speeds_gbps={**hosts_file.speeds_gbps, **entry.speeds_gbps},
         rails=entry.rails or hosts_file.rails,
-        gpus=entry.gpus or hosts_file.gpus,
+        gpus=hosts_file.gpus if entry.gpus is None else entry.gpus,
         hints=entry.hints,
     )
     try:

@@ -42,8 +42,9 @@ def dry_run_of_islands(plan: IslandsPlan, settings: Settings, job_folder: Path, 
     """Print what would be sent and started: the tunnel if there is one, then island by island."""
     variables = read_user_variables(plan.job, os.environ, job_folder)
     if plan.encrypts:
-        held = [each for number in range(len(plan.islands)) for each in tunnel_bundles(plan, number, "dry-run")]
-        bundles_as_json(held, plan.islands[0]) if as_json else show_tunnel(held)
+        held = [each for number in range(len(plan.tunnel_nodes)) for each in tunnel_bundles(plan, number, "dry-run")]
+        hub = plan.tunnel_hub.node.host if plan.tunnel_hub is not None else None
+        bundles_as_json(held, plan.islands[0]) if as_json else show_tunnel(held, hub)
     for number, island in enumerate(plan.islands):
         attempt = Attempt(
             f"dry-run-{island_name(number)}",

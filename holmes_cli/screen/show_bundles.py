@@ -49,12 +49,13 @@ def show_bundles(bundles: Sequence[NodeBundle], plan: Plan) -> None:
     _line("as plain files, for other launchers too: holmes emit plan.json --to files -o DIR")
 
 
-def show_tunnel(bundles: Sequence[NodeBundle]) -> None:
-    """Print the commands of the agents that hold a tunnel of islands, and the needs of their hosts."""
+def show_tunnel(bundles: Sequence[NodeBundle], hub: str | None) -> None:
+    """Print the commands of the agents that hold a tunnel of islands, and the needs of their hosts and its hub."""
     _line(
         f"tunnel: {TUNNEL_NETDEV} on {count(len(bundles), 'host')}, for the whole run, held by an agent without ranks"
     )
-    _line("each needs wg and ip, WireGuard in its kernel or wireguard-go, root or `sudo -n`, and UDP from 51820 open")
+    port = f"UDP port 51820 open on its hub, {hub}" if hub else "UDP from 51820 open"
+    _line(f"each needs wg and ip, WireGuard in its kernel or wireguard-go, root or `sudo -n`, and {port}")
     for hosts, bundle in _ways(bundles):
         _line(f"started on {_hosts(hosts)} by\n$ {bundle.start_command}")
 

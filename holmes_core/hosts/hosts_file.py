@@ -36,7 +36,7 @@ def _is_no_networks(name: str) -> str:
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 NotShared = AfterValidator(_is_no_networks)
 RailPatterns = Annotated[tuple[Annotated[str, AfterValidator(checked_rail_pattern)], ...], Field(min_length=1)]
-GpuIndices = Annotated[tuple[Annotated[int, Field(ge=0, lt=1024, strict=True)], ...], Field(min_length=1)]
+GpuIndices = tuple[Annotated[int, Field(ge=0, lt=1024, strict=True)], ...]
 
 
 class HostEntry(Record):
@@ -162,8 +162,8 @@ class HostsFile(Record):
     rails: RailPatterns | None = None
     """RDMA ports that carry the job, if the probe would choose others. Example: ["mlx5_[0-3]"]"""
     gpus: GpuIndices | None = None
-    """GPUs that the job uses, by nvidia-smi's numbers; not set: all except display cards and much smaller ones.
-    Example: [0, 1, 2, 4]"""
+    """GPUs that the job uses, by nvidia-smi's numbers; not set: all except display cards and much smaller ones. An
+    empty list: none, and no slots on CPUs either. Example: [0, 1, 2, 4]"""
     hosts: tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...] = Field(min_length=1)
     """Machines to probe, each with keys or only a name. Example: ["node[01-16]"]"""
     trunks: tuple[StatedTrunk, ...] = ()
@@ -203,6 +203,14 @@ class HostsFile(Record):
             if unknown and pinned and None not in pinned:  # with every host pinned, no other cluster can be found
                 raise ValueError(f"{key}: no host is pinned to cluster {unknown[0]}")
         return trunks
+
+    @field_validator("security")
+    @classmethod
+    def _hub_is_a_host(cls, security: Security, info: ValidationInfo) -> Security:
+        names = [host.name for host in info.data.get("hosts", ())]
+        if names and security.tunnel_hub is not None and security.tunnel_hub not in names:
+            raise ValueError(f"tunnel_hub: {security.tunnel_hub!r} is not among `hosts`")
+        return security
 
     def access(self, entry: HostEntry) -> Access:
         """Return the access to `entry`: its own settings, then the file's."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Address
 from math import inf
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from holmes_core.records.record import Record
 from holmes_core.units import bytes_per_s_from_gbps
@@ -16,6 +17,7 @@ LinkMethod = Literal["ib_write_bw", "iperf3", "tcp", "stated"]
 """Program that measured a link; iperf3: in inventories of before 2026-11-26; stated: none did, the rate is assumed."""
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+IPv4 = Annotated[str, AfterValidator(lambda text: str(IPv4Address(text)))]
 Memory = Literal["host", "gpu"]
 """The memory at both ends of the transfer."""
 
@@ -95,11 +97,28 @@ class Security(Record):
     tunnel_gbps: Annotated[float, Field(gt=0, le=1e6, strict=True)] | None = None
     """Gbit/s that a host encrypts at most, each way, for all its traffic together; not set: as much as its network
     carries. Example: 5.0"""
+    tunnel_hub: str | None = None
+    """Host of this file that relays the tunnel between clusters without a direct path, such as sites behind NAT. Only
+    its UDP port 51820 must be open. With `gpus: []` it trains nothing. Example: gateway"""
+    tunnel_hub_address: IPv4 | None = None
+    """Address at which other clusters reach the hub; not set: its own on the network that all share.
+    Example: 203.0.113.7"""
+
+    @model_serializer(mode="wrap")
+    def _hub_only_where_there_is_one(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        for name in ("tunnel_hub", "tunnel_hub_address") if self.tunnel_hub is None else ():
+            fields.pop(name, None)
+        return fields
 
     @model_validator(mode="after")
-    def _rate_is_of_a_tunnel(self) -> Security:
+    def _has_a_tunnel(self) -> Security:
         if self.tunnel_gbps is not None and self.between_clusters == "clear":
             raise ValueError("tunnel_gbps is what a host encrypts, and between_clusters asks for no encryption")
+        if self.tunnel_hub is not None and self.between_clusters == "clear":
+            raise ValueError("tunnel_hub relays a tunnel, and between_clusters does not ask for one: `wireguard`")
+        if self.tunnel_hub_address is not None and self.tunnel_hub is None:
+            raise ValueError("tunnel_hub_address is that of no host: tunnel_hub is not set")
         return self
 
 

@@ -61,6 +61,23 @@ class Node(Record):
     environment: tuple[EnvironmentVariable, ...]
 
 
+class TunnelHub(Record):
+    """The host that relays the tunnel of islands between clusters without a direct path.
+
+    `node`: that of an island, or one without ranks. `address`: where other clusters reach it. `relayed`: pairs of
+    clusters.
+    """
+
+    node: Node
+    address: str
+    relayed: tuple[tuple[str, str], ...]
+
+    def lies_between(self, one: Node, other: Node) -> bool:
+        """True if the path between two nodes leads through the hub, which is neither of them."""
+        pairs = ((one.cluster, other.cluster), (other.cluster, one.cluster))
+        return self.node.host not in (one.host, other.host) and any(pair in self.relayed for pair in pairs)
+
+
 class PlanStage(Record):
     """Consecutive layers, and the clusters that hold them."""
 
@@ -302,6 +319,14 @@ class IslandsPlan(FileRecord):
     islands: tuple[Plan, ...]
     prediction: Round
     modes: Modes
+    tunnel_hub: TunnelHub | None = None
+
+    @model_serializer(mode="wrap")
+    def _hub_only_where_there_is_one(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        if self.tunnel_hub is None:
+            fields.pop("tunnel_hub", None)
+        return fields
 
     @property
     def sketch(self) -> str | None:
@@ -312,6 +337,15 @@ class IslandsPlan(FileRecord):
     def encrypts(self) -> bool:
         """True if a tunnel joins all hosts of all islands."""
         return self.islands[0].nodes[0].tunnel_endpoint is not None
+
+    @property
+    def tunnel_nodes(self) -> tuple[tuple[Node, ...], ...]:
+        """The nodes of each island, then the hub of their tunnel if it is on none of these."""
+        islands = tuple(plan.nodes for plan in self.islands)
+        on_islands = {node.host for nodes in islands for node in nodes}
+        if self.tunnel_hub is None or self.tunnel_hub.node.host in on_islands:
+            return islands
+        return (*islands, (self.tunnel_hub.node,))
 
     @property
     def inner_steps(self) -> tuple[int, ...]:
@@ -342,7 +376,8 @@ class IslandsPlan(FileRecord):
         hosts = [node.host for plan in self.islands for node in plan.nodes]
         if len(set(hosts)) < len(hosts):
             raise ValueError("a host is in two islands")
-        in_tunnel = [node.shared_address for plan in self.islands for node in plan.nodes if node.tunnel_endpoint]
-        if in_tunnel and in_tunnel != [tunnel_address(number) for number in range(len(hosts))]:
+        nodes = [node for each in self.tunnel_nodes for node in each]
+        in_tunnel = [node.shared_address for node in nodes if node.tunnel_endpoint]
+        if in_tunnel and in_tunnel != [tunnel_address(number) for number in range(len(nodes))]:
             raise ValueError(f"the hosts' addresses {in_tunnel} are not those of one tunnel")
         return self

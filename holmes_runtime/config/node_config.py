@@ -27,11 +27,14 @@ def memory_folder(run_id: str, host: str) -> str:
 class TunnelConfig(NamedTuple):
     """The tunnel between all nodes: `interface` is its end on each, with that node's address of `node_addresses`.
 
-    `endpoints`: by node rank, the addresses between which the encrypted packets travel.
+    `endpoints`: by node rank, the addresses to which this node sends its encrypted packets. `hub`: the node rank of the
+    host that relays, and `relayed` the nodes that this one reaches through it.
     """
 
     interface: str
     endpoints: tuple[str, ...]
+    hub: int | None = None
+    relayed: tuple[int, ...] = ()
 
 
 class GpuClaim(NamedTuple):

@@ -10,7 +10,8 @@ from holmes_core.measured_ago import measured_ago
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_rate
-from planner.problem.connections import as_counted, cluster_pairs, slowest_between
+from planner.cost.measured_link import cluster_pairs
+from planner.problem.connections import as_counted, slowest_between
 
 NAMED = 6  # hosts, clusters or pairs named in a sentence
 NOMINAL = "rates are nominal"

@@ -13,8 +13,8 @@ from holmes_core.records.plan import Plan, SourceFile
 from holmes_core.units import format_memory
 from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import ChosenIslands
+from planner.cluster_subset import only_clusters
 from planner.cost.counts import outer_bytes
-from planner.islands.cluster_subset import only_clusters
 from planner.islands.groupings import Grouping, groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
 from planner.islands.outer_sync_cost import price_exchange
@@ -97,7 +97,7 @@ def plan_islands(
 ) -> IslandPlans:
     """Return an ordinary plan for each island of each grouping, of its part of the batch."""
     refusal = _refusal(inventory, job)
-    names = [cluster.name for cluster in inventory.clusters]
+    names = _training_clusters(inventory)
     ways = [] if refusal else [each for each in groupings(names) if own_data(job) <= {*each}]
     wanted = dict.fromkeys((clusters, len(way)) for way in ways for clusters in way)
     planned, left = Planned(), TimeLeft(time_limit_s)
@@ -117,6 +117,12 @@ def plan_islands(
     return IslandPlans(inventory, job, tuple(found), tuple(dict.fromkeys(refused)))
 
 
+def _training_clusters(inventory: Inventory) -> list[str]:
+    """Return the clusters but those whose hosts are to train nothing, as a tunnel's hub with `gpus: []`."""
+    idle = {host.name for host in inventory.hosts if host.gpus_stated == ()}
+    return [cluster.name for cluster in inventory.clusters if not idle.issuperset(cluster.hosts)]
+
+
 def own_data(job: Job) -> set[tuple[str, ...]]:
     """Return the islands that must be: each cluster that has data of its own is one by itself."""
     return {(name,) for name in job.islands.data} if job.islands is not None else set()
@@ -125,7 +131,7 @@ def own_data(job: Job) -> set[tuple[str, ...]]:
 def _refusal(inventory: Inventory, job: Job) -> str:
     """Return why there cannot be islands at all; empty where there may be."""
     assert job.islands is not None
-    clusters, quorum = len(inventory.clusters), job.islands.quorum
+    clusters, quorum = len(_training_clusters(inventory)), job.islands.quorum
     if clusters < 2:
         return "the inventory has one cluster"
     if quorum > clusters:

@@ -22,6 +22,7 @@ from planner.layout.reprice import layout_of
 from planner.layout.traffic import across_bytes
 from planner.layout.write_out import lay_out_again, lay_out_contender
 from planner.make_plan import contenders_of
+from planner.problem.hub import relayed_pairs
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.search.branch_and_bound import search
 from planner.time_left import TimeLeft
@@ -75,7 +76,7 @@ def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[Mo
         return
     seen = set[Crossing]()
     for each in contenders:
-        if each.crossing not in seen:
+        if each.crossing not in seen and (each.crossing == "nothing" or not relayed_pairs(inventory)):
             seen.add(each.crossing)
             yield ModePlacement(MODE_OF[each.crossing], lay_out_contender(problem, each))
 

@@ -12,10 +12,18 @@ from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes, island_name
 from holmes_core.records.job import Job
-from holmes_core.records.plan import IslandsPlan, Plan, SourceFile, tunnel_address
+from holmes_core.records.plan import (
+    TUNNEL_NETDEV,
+    IslandsPlan,
+    Node,
+    Plan,
+    SourceFile,
+    TunnelHub,
+    tunnel_address,
+)
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
+from planner.cluster_subset import only_clusters
 from planner.cost.counts import outer_bytes
-from planner.islands.cluster_subset import only_clusters
 from planner.islands.island_plans import IslandPlans, own_data, plan_islands
 from planner.islands.island_rounds import IslandRound
 from planner.islands.longer_round import longer_round
@@ -24,6 +32,7 @@ from planner.islands.setting_choice import setting_prices
 from planner.islands.slower_by import find_slower_by
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.reprice import reprice
+from planner.problem.hub import relayed_pairs
 from planner.problem.problem import read_problem
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
@@ -115,18 +124,43 @@ def _written(
     job = job.model_copy(update={"islands": settings.as_settings()})
     samples = sum(n * plan.job.global_batch_size for n, plan in zip(best.inner_steps, best.plans, strict=True))
     rounds = -(-job.steps * job.global_batch_size // samples)
+    islands = _in_one_tunnel(
+        _with_job(inventory, plan, _island_job(job, plan.job, island_name(k), steps, rounds))
+        for k, (plan, steps) in enumerate(zip(best.plans, best.inner_steps, strict=True))
+    )
     return IslandsPlan(
         inventory=sources[0],
         job_source=sources[1],
         job=job,
         rounds=rounds,
-        islands=_in_one_tunnel(
-            _with_job(inventory, plan, _island_job(job, plan.job, island_name(k), steps, rounds))
-            for k, (plan, steps) in enumerate(zip(best.plans, best.inner_steps, strict=True))
-        ),
+        islands=islands,
         prediction=best.cost,
         modes=modes,
+        tunnel_hub=_tunnel_hub(inventory, islands),
     )
+
+
+def _tunnel_hub(inventory: Inventory, islands: Sequence[Plan]) -> TunnelHub | None:
+    """Return the hub of the tunnel, with a node of its own unless it is on an island; None where none is needed."""
+    name, relayed = inventory.security.tunnel_hub, relayed_pairs(inventory)
+    nodes = [node for plan in islands for node in plan.nodes]
+    port = inventory.shared.port_of(name) if inventory.shared is not None and name is not None else None
+    if name is None or port is None or port.address is None or not relayed:
+        return None
+    apart = Node(
+        node_rank=0,
+        host=name,
+        cluster=next(cluster.name for cluster in inventory.clusters if name in cluster.hosts),
+        access=inventory.host(name).access,
+        num_ranks=0,
+        shared_netdev=TUNNEL_NETDEV,
+        shared_address=tunnel_address(len(nodes)),
+        tunnel_endpoint=port.address,
+        environment=(),
+    )
+    node = next((node for node in nodes if node.host == name), apart)
+    pairs = sorted((min(pair), max(pair)) for pair in relayed)
+    return TunnelHub(node=node, address=inventory.security.tunnel_hub_address or port.address, relayed=tuple(pairs))
 
 
 def _in_one_tunnel(islands: Iterable[Plan]) -> tuple[Plan, ...]:

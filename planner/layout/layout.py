@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from holmes_core.records.job import Job
-from holmes_core.records.plan import PlanGroup, PlanRank
+from holmes_core.records.plan import PlanGroup, PlanRank, PlanStage
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.rank_grid import Axis, DataParallel
 from planner.cost.collectives import Peers, expert_exchange_part
@@ -104,3 +104,15 @@ def may_be_hierarchical(ranks: Sequence[PlanRank]) -> bool:
         if rank.tp_rank == 0:
             clusters.setdefault(rank.pp_rank, []).append(rank.cluster)
     return all(map(are_even, clusters.values())) and any(1 < len(set(each)) < len(each) for each in clusters.values())
+
+
+def stages_of(pp: int, layers: Sequence[int], ranks: Sequence[PlanRank]) -> tuple[PlanStage, ...]:
+    """Return the layers of each stage, and its clusters in the order of its replicas."""
+    clusters: list[dict[str, None]] = [{} for _ in range(pp)]
+    for rank in sorted(ranks, key=lambda rank: rank.dp_rank):
+        clusters[rank.pp_rank][rank.cluster] = None
+    starts = [sum(layers[:stage]) for stage in range(len(layers))]
+    return tuple(
+        PlanStage(index=stage, first_layer=start, stop_layer=start + held, clusters=tuple(clusters[stage % pp]))
+        for stage, (start, held) in enumerate(zip(starts, layers, strict=True))
+    )

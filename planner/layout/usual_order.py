@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.plan import PlanRank
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
@@ -101,3 +102,16 @@ def best_usual(problem: Problem, candidates: Iterable[tuple[float, Candidate]]) 
 def _fits(coeffs: Coefficients, placement: Placement) -> bool:
     rows = zip(placement.sites, placement.layers, coeffs.capacity, strict=True)
     return all(held <= capacity[c] for row, held, capacity in rows for c in set(row))
+
+
+def usual_misfit(problem: Problem, best: Placement) -> HolmesError:
+    """Return why the usual order does not fit with the degrees of the best placement."""
+    group_slots = usual_group_slots(problem, best.candidate)
+    fault = memory_fault(problem, usual_placement(problem, best.candidate, group_slots), group_slots)
+    if fault is None and problem.job.ep > 1 and len(problem.fleet.cluster_names) > 1:
+        fault = "a stage's ranks would share experts over clusters"
+    return HolmesError(
+        f"the usual order does not fit: {fault or 'memory holds no even cut under its schedule'}",
+        "plan without `--usual-order`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",
+        ANSWER_IS_NO,
+    )

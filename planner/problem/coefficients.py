@@ -14,6 +14,7 @@ from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import Execution, edge_bytes
 from planner.cost.engines import ENGINES, Engine, engine_of
 from planner.cost.fill import fill_share
+from planner.cost.measured_link import NOT_MEASURED
 from planner.cost.packing import lossiest_codec
 from planner.cost.slot import (
     Slot,
@@ -24,7 +25,6 @@ from planner.cost.slot import (
 )
 from planner.cost.trained import embedding_of, head_of, layers_of
 from planner.problem.candidates import Candidate
-from planner.problem.connections import NOT_MEASURED
 from planner.problem.fleet import Fleet
 from planner.problem.group_places import replicas_together
 from planner.problem.memory_room import dense_on_first_stage, layer_room

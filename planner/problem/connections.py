@@ -11,85 +11,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import replace
 from math import inf, log
 from operator import itemgetter
 from statistics import median_low
-from typing import NamedTuple
 
 from holmes_core.records.inventory import Inventory, Network, NetworkPort
 from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, Spread, Trunk
 from holmes_core.records.plan import TUNNEL_NETDEV
 from holmes_core.units import bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share, tunnel_payload_share
+from planner.cost.measured_link import NOT_MEASURED, PORTS_ALONE, Clusters, HostRate, MeasuredLink, cluster_pairs
 
 NEAR_PORTS = 0.9  # of the slower port's rate and more: the ports are the limit
 ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as with virtual NICs
 ALIKE = 1.25  # times the rate of another: hosts whose rates are nearer than about that count as equally fast
 ENOUGH = 0.95  # of the best rate: more streams than it takes to get this only cost memory and processor
 
-Clusters = frozenset[str]
-"""Two clusters, or one for the hosts inside it."""
-
 Way = Sequence[Link]
 """One pair of hosts and direction, with different numbers of streams."""
 
 
-class HostRate(NamedTuple):
-    """Bytes/s that a host gets over TCP in each direction; None where its ports are the limit.
-
-    `raised`: even if its port reports less.
-    """
-
-    bytes_per_s: float | None
-    raised: bool = False
-
-    def with_port(self, port_bytes_per_s: float | None) -> float | None:
-        """Return the rate of the host with such a port; None when not known."""
-        if self.bytes_per_s is None or port_bytes_per_s == 0:
-            return port_bytes_per_s
-        if self.raised or port_bytes_per_s is None:
-            return self.bytes_per_s
-        return min(self.bytes_per_s, port_bytes_per_s)
-
-
-PORTS_ALONE = HostRate(None)
-
 PortRate = Callable[[Link, int], float | None]
 """Bytes/s of payload of the port at one end of a link; None when not known."""
-
-
-@dataclass(frozen=True)
-class MeasuredLink:
-    """A measurement between two clusters or inside one.
-
-    A host gets its rate of `hosts` over TCP, or `others` if it was in no pair, and over RDMA `rdma_share` of its ports'
-    rate. `median` is that of all pairs. `trunk_bytes_per_s` is for all hosts together, and `uplinks`, by cluster, are
-    in bytes/s for all that leaves or enters it.
-    """
-
-    median: HostRate = PORTS_ALONE
-    hosts: Mapping[str, HostRate] = field(default_factory=dict)
-    others: HostRate = PORTS_ALONE
-    rdma_share: float = 1.0
-    streams: int = 1  # TCP connections side by side that got that rate
-    latency_s: float = 0.0
-    trunk_bytes_per_s: float | None = None
-    uplinks: Mapping[str, float] = field(default_factory=dict)
-
-    def host_bytes_per_s(self, host: str, port_bytes_per_s: float | None) -> float | None:
-        """Return the rate of `host` with such a port over TCP; None when not known."""
-        return self.hosts.get(host, self.others).with_port(port_bytes_per_s)
-
-    @property
-    def fastest_bytes_per_s(self) -> float | None:
-        """The rate that no host exceeds; None where the ports of one are its limit."""
-        rates = [rate.bytes_per_s for rate in (*self.hosts.values(), self.others)]
-        return None if None in rates else max(rate for rate in rates if rate is not None)
-
-
-NOT_MEASURED = MeasuredLink()
 
 
 def as_counted(inventory: Inventory, cautious: bool) -> Inventory:
@@ -102,6 +46,20 @@ def as_counted(inventory: Inventory, cautious: bool) -> Inventory:
         return link.model_copy(update={"bandwidth_bytes_per_s": Spread(min=least, median=least)})
 
     return inventory.model_copy(update={"links": tuple(map(slowest, inventory.links))})
+
+
+def connections_in_tunnel(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, MeasuredLink]:
+    """Return the connections, those between clusters as they are in the tunnel.
+
+    What was measured in a tunnel alone, as nothing reaches a host behind NAT from outside, counts as it was measured.
+    """
+    clear = {frozenset(link.clusters) for link in inventory.links if not link.tunnel}
+    links: defaultdict[Clusters, list[Link]] = defaultdict(list)
+    for link in inventory.links:
+        if frozenset(link.clusters) not in clear:
+            links[frozenset(link.clusters)].append(link)
+    found = through_tunnel(inventory, read_connections(inventory, port_rate, part))
+    return {**found, **{ends: _connection(ways, port_rate, part, None) for ends, ways in links.items()}}
 
 
 def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, MeasuredLink]:
@@ -123,11 +81,6 @@ def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> 
         uplinks = {name: rates[alone] for name in sorted(pair) if (alone := frozenset({name})) in rates}
         found[pair] = replace(found.get(pair, NOT_MEASURED), uplinks=uplinks)
     return found
-
-
-def cluster_pairs(inventory: Inventory) -> Iterator[Clusters]:
-    """Yield every two clusters, in their order."""
-    return (frozenset({one.name, other.name}) for one, other in combinations(inventory.clusters, 2))
 
 
 def slowest_between(inventory: Inventory) -> float | None:
@@ -213,9 +166,10 @@ def limited_by_encryption(inventory: Inventory) -> list[Way]:
 
     def room(way: Way) -> float:
         sizes = [mtus.get(end) for end in zip(way[0].hosts, way[0].devices, strict=True)]
-        return clear.get(_ends(way), inf) * _tunnel_share(min((mtu for mtu in sizes if mtu is not None), default=None))
+        return clear[_ends(way)] * _tunnel_share(min((mtu for mtu in sizes if mtu is not None), default=None))
 
-    return [way for way in _ways(link for link in between if link.tunnel) if _rate(way) < NEAR_PORTS * room(way)]
+    known = (way for way in _ways(link for link in between if link.tunnel) if _ends(way) in clear)
+    return [way for way in known if _rate(way) < NEAR_PORTS * room(way)]
 
 
 def _ends(way: Way) -> tuple[object, ...]:

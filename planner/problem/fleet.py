@@ -125,8 +125,8 @@ def _with_least_host_memory(alike: Sequence[FleetHost]) -> Hardware:
 
 
 def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
-    """Return the slots of `host`: of each its GPU's index, None on CPU."""
-    if job.device == "cpu":
+    """Return the slots of `host`: of each its GPU's index, None on CPU. With `gpus: []` in hosts.yaml it has none."""
+    if job.device == "cpu" and host.gpus_stated != ():
         return (None,) * job.slots_per_host
     return tuple(gpu.index for gpu in host.gpus)
 

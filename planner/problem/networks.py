@@ -16,14 +16,9 @@ from holmes_core.units import bytes_per_s_from_gbps
 from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.trainer_config import SHARED
 from planner.cost.collectives import tcp_payload_share
-from planner.problem.connections import (
-    NOT_MEASURED,
-    MeasuredLink,
-    as_counted,
-    read_connections,
-    through_tunnel,
-    tunnel_network,
-)
+from planner.cost.measured_link import NOT_MEASURED, MeasuredLink
+from planner.problem.connections import as_counted, connections_in_tunnel, read_connections, tunnel_network
+from planner.problem.hub import through_hub
 from planner.problem.nvlink import hosts_without_imex, nvlink_rates
 
 VERBS_KINDS = ("InfiniBand", "RoCE")  # NCCL's own transport takes them
@@ -47,11 +42,11 @@ class NetworkRoute:
 
 
 class SharedWire(NamedTuple):
-    """A wire that many hosts share, in one direction: a trunk between two clusters, or the uplink of the one named."""
+    """A wire that many hosts share, in one direction: a trunk between two clusters, or the uplink of one or the hub."""
 
     sender: str
     receiver: str
-    kind: Literal["trunk", "uplink"]
+    kind: Literal["trunk", "uplink", "hub"]
 
 
 @dataclass(frozen=True)
@@ -88,8 +83,11 @@ class Networks:
         self.without_imex = hosts_without_imex(inventory)
         self._shared = shared_network(inventory)
         self._shared_ports = priced(self._shared.ports)
-        connections = read_connections(inventory, partial(_payload_rate, inventory, mtus), part)
-        self._connections = through_tunnel(inventory, connections) if inventory.encrypts else connections
+        read = connections_in_tunnel if inventory.encrypts else read_connections
+        self._connections = read(inventory, partial(_payload_rate, inventory, mtus), part)
+        if inventory.encrypts and inventory.security.tunnel_hub is not None:
+            hub = self._shared_ports.get(inventory.security.tunnel_hub)
+            self._connections = through_hub(inventory, self._connections, hub.bandwidth_bytes_per_s if hub else None)
 
     def shared_port(self, host: str) -> NetworkPort:
         """Return the port of `host` on the network all share. Raises HolmesError if it has none."""
@@ -122,7 +120,7 @@ class Networks:
         return self._connections.get(frozenset((one, other)), NOT_MEASURED)
 
     def shared_wires(self, sender: str, receiver: str) -> Mapping[SharedWire, float]:
-        """Return, in bytes/s, the trunk and the uplinks that all traffic from one cluster to another uses."""
+        """Return, in bytes/s, what all traffic from one cluster to another shares: trunk, uplinks and hub."""
         if sender == receiver:
             return {}
         connection = self.connection(sender, receiver)
@@ -130,6 +128,7 @@ class Networks:
             SharedWire(sender, receiver, "trunk"): connection.trunk_bytes_per_s,
             SharedWire(sender, "", "uplink"): connection.uplinks.get(sender),
             SharedWire("", receiver, "uplink"): connection.uplinks.get(receiver),
+            SharedWire("", "", "hub"): connection.hub_bytes_per_s,
         }
         return {wire: rate for wire, rate in rates.items() if rate is not None}
 

@@ -44,13 +44,14 @@ def choose_pairs(inventory: Inventory, limit: int) -> tuple[Pair, ...]:
 
     Every host is in a pair of its cluster, unless the limit is too low; in a cluster with rails every host is, for the
     sake of these. Of the pairs of two clusters, as many as the smaller has hosts share none, so that they can run at
-    once. A cluster of one host, or hosts without an address on the network in question, give no pair.
+    once, and that of the tunnel's hub comes first. A cluster of one host, or hosts without an address on the network
+    in question, give no pair.
     """
     used: Counter[str] = Counter()
     pairs = [pair for cluster in inventory.clusters for pair in _inside(cluster, limit, used)]
     if inventory.shared is not None:
         for one, other in itertools.combinations(inventory.clusters, 2):
-            pairs += _between(one, other, inventory.shared, limit, used)
+            pairs += _between(one, other, inventory.shared, limit, used, inventory.security.tunnel_hub)
     return tuple(pairs)
 
 
@@ -83,13 +84,17 @@ def _inside(cluster: Cluster, limit: int, used: Counter[str]) -> Iterable[Pair]:
         yield Pair("inside", cluster.fabric.name, clusters, (first, second), number, rdma_only=number >= limit)
 
 
-def _between(one: Cluster, other: Cluster, shared: Network, limit: int, used: Counter[str]) -> Iterable[Pair]:
+def _between(
+    one: Cluster, other: Cluster, shared: Network, limit: int, used: Counter[str], hub: str | None
+) -> Iterable[Pair]:
     sides = [_addressed(shared, cluster.hosts) for cluster in (one, other)]
     if not all(sides):
         return
     here: Counter[str] = Counter()
     for number in range(min(limit, max(len(ports) for ports in sides))):
-        first, second = (min(ports, key=lambda port: (here[port.host], used[port.host])) for ports in sides)
+        first, second = (
+            min(ports, key=lambda port: (here[port.host], port.host != hub, used[port.host])) for ports in sides
+        )
         here.update((first.host, second.host))
         used.update((first.host, second.host))
         yield Pair("between", shared.name, (one.name, other.name), (first, second), number)

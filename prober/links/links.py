@@ -102,8 +102,11 @@ def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: 
                     result.links.append(link)
             except LinkProblem as problem:
                 result.problems.append(test.problem(problem))
-    if inventory.encrypts and pair.kind == "between" and result.links:
-        for measured in measure_in_tunnel(inventory, pair, sessions, limits):
-            result.links += [measured] if isinstance(measured, Link) else []
-            result.problems += [measured] if isinstance(measured, Finding) else []
+    hub = inventory.security.tunnel_hub
+    if inventory.encrypts and pair.kind == "between" and (result.links or hub is not None):
+        measured = list(measure_in_tunnel(inventory, pair, sessions, limits))
+        needs_no_path = hub is not None and hub not in pair.hosts  # the hub relays between these
+        result.problems = [] if hub is not None and not result.links else result.problems
+        result.links += (each for each in measured if isinstance(each, Link))
+        result.problems += (each for each in measured if isinstance(each, Finding) and not needs_no_path)
     return result

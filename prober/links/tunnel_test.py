@@ -40,9 +40,10 @@ def measure_in_tunnel(
                 stack.callback(session.close)
                 ends.append((session, session.ask("open", address=f"{address}/{PREFIX}")))
             hosts = pair.hosts
-            _join(pair, ends)
+            _join(inventory, pair, ends)
             for direction in DIRECTIONS:
-                for link in PairTest(_inside(pair), direction, sessions, limits).tcp_links():
+                test = PairTest(_inside(pair), direction, sessions, limits)
+                for link in _links(test, tries=1 if inventory.security.tunnel_hub is None else 2):
                     yield link.model_copy(update={"tunnel": True})
     except LinkProblem as problem:
         yield TUNNEL_NOT_MEASURED.finding(hosts, problem.evidence, problem.remedy)
@@ -50,12 +51,28 @@ def measure_in_tunnel(
         yield TUNNEL_NOT_MEASURED.finding(hosts, error.evidence, error.hint)
 
 
-def _join(pair: Pair, ends: Sequence[tuple[TunnelSession, Mapping[str, Any]]]) -> None:
-    """Tell each end of the other's key, and where it takes packets. Raises LinkProblem."""
+def _links(test: PairTest, tries: int) -> list[Link]:
+    """Return the links of the test. The first try may end before ends behind NAT have found each other, 5 s later."""
+    try:
+        return list(test.tcp_links())
+    except LinkProblem:
+        if tries == 1:
+            raise
+        return _links(test, tries - 1)
+
+
+def _join(inventory: Inventory, pair: Pair, ends: Sequence[tuple[TunnelSession, Mapping[str, Any]]]) -> None:
+    """Tell each end of the other's key, and where it takes packets. Raises LinkProblem.
+
+    With a hub in hosts.yaml either end may be behind NAT, and opens the path from there.
+    """
+    security = inventory.security
     for (session, _), (_, other), port, address in zip(
         ends, ends[::-1], pair.ports[::-1], ADDRESSES[::-1], strict=True
     ):
-        session.ask("meet", peer=[other["public_key"], port.address, other["port"], address])
+        at = security.tunnel_hub_address if port.host == security.tunnel_hub else None
+        peer = [other["public_key"], at or port.address, other["port"], address, [], security.tunnel_hub is not None]
+        session.ask("meet", peer=peer)
 
 
 def _inside(pair: Pair) -> Pair:

@@ -23,6 +23,8 @@ def has_module(host: Host, name: str) -> bool:
 
 
 def _gpu_none(host: Host) -> Evidence:
+    if host.gpus_stated == ():
+        return
     if host.access.transport == "local" or host.gpus or (host.other_accelerators and not host.gpu_count_lspci):
         return
     if host.nvidia_smi_failure:

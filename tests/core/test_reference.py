@@ -52,6 +52,11 @@ NEEDS: dict[str, dict[str, Any]] = {
     "trunks[]": {"trunks": [{"between": ["east", "west"], "gbps": 10}]},
     "trunks[].cluster": {"trunks": [{"between": None}]},
     "security.tunnel_gbps": {"security": {"between_clusters": "wireguard"}},
+    "security.tunnel_hub": {"hosts": [{"name": "gateway"}], "security": {"between_clusters": "wireguard"}},
+    "security.tunnel_hub_address": {
+        "hosts": [{"name": "gateway"}],
+        "security": {"between_clusters": "wireguard", "tunnel_hub": "gateway"},
+    },
 }
 FILES: list[tuple[type[BaseModel], dict[str, Any]]] = [(Job, JOB), (HostsFile, HOSTS)]
 KEYS = [(cls, base, key) for cls, base in FILES for key in keys_of(cls)]

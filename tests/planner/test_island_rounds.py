@@ -15,8 +15,8 @@ from holmes_core.records.link import Security
 from holmes_core.records.plan import TUNNEL_NETDEV, IslandsPlan, Plan
 from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import CheckpointSettings, IslandsSettings, OptimizerSettings, ProfileSettings
+from planner.cluster_subset import only_clusters
 from planner.cost.counts import outer_bytes, state_bytes
-from planner.islands.cluster_subset import only_clusters
 from planner.islands.groupings import groupings, island_batch
 from planner.islands.island_plans import plan_islands
 from planner.islands.island_rounds import IslandRound, make_round

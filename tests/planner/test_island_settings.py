@@ -17,8 +17,8 @@ from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings, OuterCodec
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.prepare.engine_arguments import command_of
+from planner.cluster_subset import only_clusters
 from planner.cost.islands_loss import BY_CODEC, BY_DELAY, BY_INNER_STEPS, loss_penalty
-from planner.islands.cluster_subset import only_clusters
 from planner.islands.setting_choice import open_settings
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.verify import verify

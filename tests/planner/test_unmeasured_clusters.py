@@ -13,7 +13,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.link import Link, Trunk
 from planner.advice.changes import LinkRate
 from planner.advice.unmeasured_wire import unmeasured_wire_sentence
-from planner.islands.cluster_subset import only_clusters
+from planner.cluster_subset import only_clusters
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, plan_for
 from tests.planner.fluid_wire import FluidRun

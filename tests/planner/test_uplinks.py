@@ -17,7 +17,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.link import Trunk
 from holmes_runtime.config.verdicts import LinkIsSlow
 from planner.advice.what_if import parse_changes
-from planner.islands.cluster_subset import only_clusters
+from planner.cluster_subset import only_clusters
 from planner.islands.outer_sync_cost import BOTH_WAYS, QUESTION_S, price_exchange
 from planner.islands.uniform_links import with_uniform_links
 from planner.problem.coefficients import Coefficients, Crossing

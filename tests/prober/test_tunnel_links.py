@@ -106,8 +106,8 @@ def test_ends_are_told_of_each_other_and_the_pair_is_tested_at_its_addresses_in_
     }
     addresses = [port.address for port in pair.ports]
     assert ends.asked["a1"]["open"] == {"address": "198.19.255.253/30"}
-    assert ends.asked["a1"]["meet"] == {"peer": ["key of b1", addresses[1], 51821, "198.19.255.254"]}
-    assert ends.asked["b1"]["meet"] == {"peer": ["key of a1", addresses[0], 51820, "198.19.255.253"]}
+    assert ends.asked["a1"]["meet"] == {"peer": ["key of b1", addresses[1], 51821, "198.19.255.254", [], False]}
+    assert ends.asked["b1"]["meet"] == {"peer": ["key of a1", addresses[0], 51820, "198.19.255.253", [], False]}
     assert {address for fake in fakes.values() for _, address in fake.asked} == {
         "198.19.255.253",
         "198.19.255.254",
@@ -216,7 +216,10 @@ def test_an_end_answers_with_its_public_key_and_keeps_the_private_one(start: Sta
     assert (tmp_path / "key").read_text(encoding="utf-8").strip() == "PRIVATE"
     assert "ip link add dev holmes-none type wireguard" in calls(tmp_path)
     assert "ip address add 198.19.255.253/30 dev holmes-none" in calls(tmp_path)
-    assert "wg set holmes-none peer THEIRS endpoint 127.0.0.1:51821 allowed-ips 198.19.255.254/32" in calls(tmp_path)
+    assert (
+        "wg set holmes-none peer THEIRS endpoint 127.0.0.1:51821 persistent-keepalive off allowed-ips 198.19.255.254/32"
+        in calls(tmp_path)
+    )
     assert not any("PRIVATE" in call for call in calls(tmp_path))
 
 

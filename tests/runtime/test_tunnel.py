@@ -98,7 +98,7 @@ def test_an_interface_that_nobody_recorded_is_left_alone_and_refused(folder: Pat
 def test_what_a_dead_agent_left_is_removed_by_its_record(folder: Path, tmp_path: Path) -> None:
     file = record(tmp_path)
     assert take_down(folder)
-    assert calls(tmp_path) == ["ip link delete dev lo"]
+    assert calls(tmp_path) == ["ip rule del iif lo", "ip link delete dev lo"]
     assert file.read_text(encoding="utf-8") == ""
 
 
@@ -143,11 +143,12 @@ def test_a_peer_with_a_new_key_takes_the_place_of_its_old_one(folder: Path, tmp_
     assert calls(tmp_path) == []
     for key in ("OLD", "NEW", "NEW"):
         assert end.meet((TunnelEnd("OWN", 51820), TunnelEnd(key, 51820))) is None
+    assert end.meet((TunnelEnd("OWN", 51820), None)) is None
     said = [each.removeprefix("wg set lo ").split(" endpoint")[0] for each in calls(tmp_path) if each.startswith("wg")]
-    assert said == ["peer OLD", "peer OLD remove peer NEW", "peer NEW"]
+    assert said == ["peer OLD", "peer OLD remove peer NEW", "peer NEW remove"]
 
 
 def test_peers_are_met_by_key_with_their_own_address_alone(folder: Path, tmp_path: Path) -> None:
     assert tunnel(folder).meet((TunnelEnd("OWN", 51820), TunnelEnd("THEIRS", 51821))) is None
-    peer = "peer THEIRS endpoint 127.0.0.1:51821 allowed-ips 198.18.0.2/32"
+    peer = "peer THEIRS endpoint 127.0.0.1:51821 persistent-keepalive off allowed-ips 198.18.0.2/32"
     assert calls(tmp_path) == [f"wg set lo {peer}", f"ip link set dev lo mtu {65535 - 80}"]

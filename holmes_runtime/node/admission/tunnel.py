@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from ipaddress import IPv4Interface
 from pathlib import Path
 
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEnd, TunnelFault
@@ -22,6 +23,7 @@ from holmes_runtime.node.admission.wireguard_tools import (
     Peer,
     TunnelRefused,
     interfaces,
+    let_relay,
     make_interface,
     meet,
     remove_interface,
@@ -39,6 +41,7 @@ class Tunnel:
 
     def __init__(self, config: NodeConfig, tunnel: TunnelConfig, folder: Path) -> None:
         self._interface, self._endpoints = tunnel.interface, tunnel.endpoints
+        self._hub, self._relayed = tunnel.hub, tunnel.relayed
         self._addresses, self._node_rank = config.node_addresses, config.node_rank
         self._folder = folder
         self._record: int | None = None
@@ -72,28 +75,36 @@ class Tunnel:
         if index is None:
             raise TunnelRefused(f"{self._interface} was made, and is not there", "see whether something removes it")
         _write(self._record, json.dumps({**written, "index": index}))
-        prefix = 32 - (len(self._addresses) + 1).bit_length()
-        return TunnelEnd(*set_up(self._interface, f"{address}/{prefix}"))
+        inside = IPv4Interface(f"{address}/{32 - (len(self._addresses) + 1).bit_length()}")
+        if self._hub != self._node_rank:
+            return TunnelEnd(*set_up(self._interface, str(inside)))
+        let_relay(self._interface, str(inside.network))
+        return TunnelEnd(*set_up(self._interface, str(inside), ports=1))  # the one that is open there
 
     def meet(self, ends: Sequence[TunnelEnd | None]) -> TunnelFault | None:
-        """Set `ends`, by node rank, as the only peers, each with its own address only. Return the fault if that fails.
+        """Set `ends`, by node rank, as the only peers, each with its own address only, the hub with those it relays.
 
-        What passes between this end and peers that it has already is not disturbed.
+        Return the fault if that fails. What passes between this end and peers that it has already is not disturbed.
         """
         try:
             peers = [
-                Peer(end.public_key, self._endpoints[rank], end.port, self._addresses[rank])
+                self._peer(rank, end)
                 for rank, end in enumerate(ends)
-                if rank != self._node_rank and end is not None
+                if end is not None and rank != self._node_rank and rank not in self._relayed
             ]
-            keys = frozenset(peer.public_key for peer in peers)
-            meet(self._interface, peers, sorted(self._keys - keys))
-            self._keys = keys
+            meet(self._interface, peers, self._keys)
+            self._keys = frozenset(peer.public_key for peer in peers)
         except TunnelRefused as refused:
             return TunnelFault(refused.evidence, refused.remedy)
         except OSError as error:
             return TunnelFault(f"no way to the other nodes: {error.strerror}", "look at addresses and routes there")
         return None
+
+    def _peer(self, rank: int, end: TunnelEnd) -> Peer:
+        """Return a node as a peer. All ends but the hub's may be behind NAT, and keep their paths open."""
+        relayed = [self._addresses[each] for each in self._relayed] if rank == self._hub else []
+        is_kept = self._hub not in (None, self._node_rank)
+        return Peer(end.public_key, self._endpoints[rank], end.port, self._addresses[rank], relayed, is_kept)
 
     def let_go(self) -> None:
         """Release the lock; the interface is left for the relay, `end_agent` or the next run to remove."""

@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 FIRST_PORT = 51820  # WireGuard's own
@@ -18,7 +18,13 @@ HEADERS_BYTES = 80  # left free in the MTU to the peer, as by `wg-quick`, for IP
 TOOL_TIMEOUT_S = 20.0
 IP_MTU = 14  # linux/in.h
 TOOL_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"  # not in the PATH of users other than root
-PACKAGES = {"wg": "wireguard-tools", "ip": "iproute2 (iproute on RHEL)", "wireguard-go": "wireguard-go"}
+PACKAGES = {
+    "wg": "wireguard-tools",
+    "ip": "iproute2 (iproute on RHEL)",
+    "wireguard-go": "wireguard-go",
+    "sysctl": "procps (procps-ng on RHEL)",
+}
+KEEPALIVE_S = 10  # NAT gateways forget a silent UDP connection after 30 s, some after 20
 
 
 class TunnelRefused(Exception):
@@ -31,12 +37,18 @@ class TunnelRefused(Exception):
 
 
 class Peer(NamedTuple):
-    """Another end: its public key, the address and UDP port where it receives, and its address in the tunnel."""
+    """Another end: its public key, the address and UDP port where it receives, and its address in the tunnel.
+
+    `relayed`: addresses in the tunnel that are reached through it. `is_kept`: a packet now and then keeps the path
+    open, so that NAT gateways let its answers in.
+    """
 
     public_key: str
     endpoint: str
     port: int
     address: str
+    relayed: Sequence[str] = ()
+    is_kept: bool = False
 
 
 def make_interface(name: str) -> None:
@@ -51,14 +63,15 @@ def make_interface(name: str) -> None:
 
 
 def remove_interface(name: str) -> None:
-    """Remove the interface, and with it its wireguard-go if it has one. Raises TunnelRefused."""
+    """Remove the interface and its rule, and with it its wireguard-go if it has one. Raises TunnelRefused."""
+    _try_as_root("ip", "rule", "del", "iif", name)  # fails where it relays nothing
     as_root("ip", "link", "delete", "dev", name)
 
 
-def set_up(name: str, address: str) -> tuple[str, int]:
+def set_up(name: str, address: str, ports: int = PORTS_TRIED) -> tuple[str, int]:
     """Give the interface a new key, `address` with its prefix and a free port; return the public key and the port.
 
-    The private key is piped from one tool to another.
+    The private key is piped from one tool to another. `ports`: how many are tried, from WireGuard's own on.
 
     Raises:
         TunnelRefused: A tool fails or is missing.
@@ -67,23 +80,36 @@ def set_up(name: str, address: str) -> tuple[str, int]:
     as_root("wg", "set", name, "private-key", "/dev/stdin", given=private_key)
     as_root("ip", "address", "add", address, "dev", name)
     as_root("ip", "link", "set", "dev", name, "up")
-    return run("wg", "pubkey", given=private_key), _listen(name)
+    return run("wg", "pubkey", given=private_key), _listen(name, ports)
 
 
-def meet(name: str, peers: Sequence[Peer], gone: Sequence[str] = ()) -> None:
-    """Accept the peers' packets on the interface, each from its own address only; forget the keys in `gone`.
+def let_relay(name: str, network: str) -> None:
+    """Let this host forward what peers of the interface send one another in `network`, and nothing else of theirs.
 
-    Raises TunnelRefused, OSError.
+    Raises:
+        TunnelRefused: A tool fails or is missing.
     """
-    if not peers:
-        return
+    _try_as_root("ip", "rule", "del", "iif", name)  # left where an interface was removed by hand
+    as_root("ip", "rule", "add", "not", "to", network, "iif", name, "prohibit")
+    as_root("sysctl", "-q", "-w", f"net.ipv4.conf.{name}.forwarding=1")
+
+
+def meet(name: str, peers: Sequence[Peer], known: Collection[str] = ()) -> None:
+    """Make `peers` the only ones, each with its own addresses only. Those whose keys are in `known` stay as they are.
+
+    A peer behind NAT is kept at the address from which it last sent. Raises TunnelRefused, OSError.
+    """
+    gone = sorted(set(known) - {peer.public_key for peer in peers})
     words = [word for key in gone for word in ("peer", key, "remove")]
-    for peer in peers:
+    for peer in (each for each in peers if each.public_key not in known):
         words += ["peer", peer.public_key, "endpoint", f"{peer.endpoint}:{peer.port}"]
-        words += ["allowed-ips", f"{peer.address}/32"]
-    mtu = min(_mtu_to(peer.endpoint) for peer in peers) - HEADERS_BYTES
-    as_root("wg", "set", name, *words)
-    as_root("ip", "link", "set", "dev", name, "mtu", str(mtu))
+        words += ["persistent-keepalive", str(KEEPALIVE_S) if peer.is_kept else "off"]
+        words += ["allowed-ips", ",".join(f"{address}/32" for address in (peer.address, *peer.relayed))]
+    if words:
+        as_root("wg", "set", name, *words)
+    if peers:
+        mtu = min(_mtu_to(peer.endpoint) for peer in peers) - HEADERS_BYTES
+        as_root("ip", "link", "set", "dev", name, "mtu", str(mtu))
 
 
 def interfaces() -> dict[str, int]:
@@ -106,13 +132,14 @@ def as_root(*command: str, given: str = "") -> None:
         raise TunnelRefused(refusal, "see that it works there by hand")
 
 
-def _listen(name: str) -> int:
+def _listen(name: str, ports: int) -> int:
     """Set and return the first free UDP port from WireGuard's own on, so that a firewall can be opened for it."""
-    for port in range(FIRST_PORT, FIRST_PORT + PORTS_TRIED):
+    for port in range(FIRST_PORT, FIRST_PORT + ports):
         if _try_as_root("wg", "set", name, "listen-port", str(port)) is None:
             return port
-    what = f"no UDP port from {FIRST_PORT} to {FIRST_PORT + PORTS_TRIED - 1} is free"
-    raise TunnelRefused(what, "end what uses them: `ss -lunp` shows it")
+    last = FIRST_PORT + ports - 1
+    what = f"no UDP port from {FIRST_PORT} to {last} is free" if ports > 1 else f"UDP port {FIRST_PORT} is not free"
+    raise TunnelRefused(what, "end what uses it: `ss -lunp` shows it")
 
 
 def _mtu_to(address: str) -> int:
