@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 
 from holmes_core.errors import HolmesError
+from holmes_core.measured_networks import relayed_pairs
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import (
@@ -31,7 +32,6 @@ from planner.layout.write_out import WrittenPlan, best_step_s, write_best, write
 from planner.problem.candidates import Candidate, enumerate_candidates
 from planner.problem.free_degrees import chosen_degrees, with_free_degrees
 from planner.problem.group_places import check_placed_groups
-from planner.problem.hub import relayed_pairs
 from planner.problem.near_cores import with_cores
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.schedule.any_schedule_bound import AnyScheduleBounds

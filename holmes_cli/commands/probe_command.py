@@ -21,6 +21,7 @@ from holmes_core.hosts.host_lists import read_host_list
 from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
 from holmes_core.hosts.transport_option import hosts_reached_by
+from holmes_core.measured_networks import measured_networks
 from holmes_core.own_key import own_key
 from holmes_core.records.inventory import Inventory, refuse_sketch
 from holmes_core.records.parse_record import parse
@@ -152,8 +153,7 @@ def _with_kept(inventory: Inventory, output: Path, diff: Path | None) -> WithKep
 def unmeasured_sentence(inventory: Inventory) -> str | None:
     """Return a sentence that rates between clusters or hosts are nominal, with the time to measure them; None if
     measured."""
-    known = {frozenset(link.clusters) for link in inventory.links}
-    known |= {frozenset(trunk.clusters) for trunk in inventory.trunks if len(trunk.clusters) > 1}
+    known = measured_networks(inventory)
     wired = [each for each in inventory.clusters if each.fabric.kind != "loopback"]
     across = {frozenset({one.name, other.name}) for one, other in combinations(wired, 2)}
     inside = {frozenset({each.name}) for each in wired if len(each.hosts) > 1}

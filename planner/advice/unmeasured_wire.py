@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, product
 
 from holmes_core.measured_ago import measured_ago
+from holmes_core.measured_networks import measured_networks
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_rate
@@ -28,8 +29,7 @@ def unmeasured_wire_sentence(
     """
     if inventory.sketch is not None:
         return ()
-    known = {frozenset(link.clusters) for link in inventory.links}
-    known |= {frozenset(trunk.clusters) for trunk in inventory.trunks if len(trunk.clusters) > 1}
+    known = measured_networks(inventory)
     unknown = [ends for ends in used_networks(plans, inventory) if ends not in known]
     slowest_bytes_per_s = slowest_between(as_counted(inventory, plans[0].job.wire.cautious))
     if slowest_bytes_per_s is not None:

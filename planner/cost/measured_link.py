@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
+from holmes_core.measured_networks import Clusters
 from holmes_core.records.inventory import Inventory
-
-Clusters = frozenset[str]
-"""Two clusters, or one for the hosts inside it."""
 
 
 class HostRate(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holmes_core.errors import HolmesError
+from holmes_core.measured_networks import relayed_pairs
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import Mode, ModePrice
 from holmes_core.records.job import Job
@@ -22,7 +23,6 @@ from planner.layout.reprice import layout_of
 from planner.layout.traffic import across_bytes
 from planner.layout.write_out import lay_out_again, lay_out_contender
 from planner.make_plan import contenders_of
-from planner.problem.hub import relayed_pairs
 from planner.problem.problem import Problem, read_problem, require_rates
 from planner.search.branch_and_bound import search
 from planner.time_left import TimeLeft

@@ -9,6 +9,7 @@ from itertools import count
 from typing import get_args
 
 from holmes_core.errors import HolmesError
+from holmes_core.measured_networks import relayed_pairs
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes, island_name
 from holmes_core.records.job import Job
@@ -32,7 +33,6 @@ from planner.islands.setting_choice import setting_prices
 from planner.islands.slower_by import find_slower_by
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.reprice import reprice
-from planner.problem.hub import relayed_pairs
 from planner.problem.problem import read_problem
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE

@@ -16,12 +16,13 @@ from math import inf, log
 from operator import itemgetter
 from statistics import median_low
 
+from holmes_core.measured_networks import Clusters
 from holmes_core.records.inventory import Inventory, Network, NetworkPort
 from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, Spread, Trunk
 from holmes_core.records.plan import TUNNEL_NETDEV
 from holmes_core.units import bytes_per_s_from_gbps
 from planner.cost.collectives import tcp_payload_share, tunnel_payload_share
-from planner.cost.measured_link import NOT_MEASURED, PORTS_ALONE, Clusters, HostRate, MeasuredLink, cluster_pairs
+from planner.cost.measured_link import NOT_MEASURED, PORTS_ALONE, HostRate, MeasuredLink, cluster_pairs
 
 NEAR_PORTS = 0.9  # of the slower port's rate and more: the ports are the limit
 ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as with virtual NICs

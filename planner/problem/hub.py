@@ -1,26 +1,13 @@
-"""The tunnel's hub: pairs of clusters without a direct path, and what a path through the hub gives."""
+"""Paths through the tunnel's hub: what they give, and what all of them share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from holmes_core.measured_networks import Clusters, relayed_pairs
 from holmes_core.records.inventory import Inventory
-from planner.cost.measured_link import NOT_MEASURED, Clusters, HostRate, MeasuredLink, cluster_pairs
-
-
-def relayed_pairs(inventory: Inventory) -> frozenset[Clusters]:
-    """Return the pairs of clusters whose hosts reach one another only through the hub; none without one.
-
-    Clusters have a direct path if a tunnel was measured between hosts of theirs other than the hub. A hub that is alone
-    in its cluster has one to everywhere.
-    """
-    hub = inventory.security.tunnel_hub
-    if hub is None:
-        return frozenset()
-    direct = {frozenset(link.clusters) for link in inventory.links if link.tunnel and hub not in link.hosts}
-    alone = {cluster.name for cluster in inventory.clusters if cluster.hosts == (hub,)}
-    return frozenset(pair for pair in cluster_pairs(inventory) if pair not in direct and not pair & alone)
+from planner.cost.measured_link import NOT_MEASURED, HostRate, MeasuredLink
 
 
 def through_hub(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
@@ -31,6 +31,14 @@ class LinkResults:
     links: list[Link] = field(default_factory=list)
     trunks: list[Trunk] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
+
+    def add(self, measured: Iterable[Link | Finding]) -> None:
+        """Add figures and findings."""
+        for each in measured:
+            if isinstance(each, Link):
+                self.links.append(each)
+            else:
+                self.problems.append(each)
 
 
 def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits = USUAL_LIMITS) -> LinkResults:
@@ -89,9 +97,17 @@ def _open_session(host: Host) -> LinkSession | Finding:
 
 
 def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: LinkLimits) -> LinkResults:
-    """Run every test of one pair, one after the other, in both directions; none if a host has no session."""
-    result = LinkResults()
+    """Run every test of one pair, one after the other, in both directions; none if a host has no session.
+
+    Where a tunnel's hub is to help, hosts may be behind NAT, and only the tunnel counts. It need not reach from one to
+    the other of two hosts that are no hub.
+    """
+    result, hub = LinkResults(), inventory.security.tunnel_hub
     if not all(host in sessions for host in pair.hosts):
+        return result
+    if inventory.encrypts and pair.kind == "between" and hub is not None:
+        measured = measure_in_tunnel(inventory, pair, sessions, limits)
+        result.add(each for each in measured if hub in pair.hosts or isinstance(each, Link))
         return result
     for direction in DIRECTIONS:
         test = PairTest(pair, direction, sessions, limits)
@@ -102,11 +118,6 @@ def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: 
                     result.links.append(link)
             except LinkProblem as problem:
                 result.problems.append(test.problem(problem))
-    hub = inventory.security.tunnel_hub
-    if inventory.encrypts and pair.kind == "between" and (result.links or hub is not None):
-        measured = list(measure_in_tunnel(inventory, pair, sessions, limits))
-        needs_no_path = hub is not None and hub not in pair.hosts  # the hub relays between these
-        result.problems = [] if hub is not None and not result.links else result.problems
-        result.links += (each for each in measured if isinstance(each, Link))
-        result.problems += (each for each in measured if isinstance(each, Finding) and not needs_no_path)
+    if inventory.encrypts and pair.kind == "between" and result.links:
+        result.add(measure_in_tunnel(inventory, pair, sessions, limits))
     return result

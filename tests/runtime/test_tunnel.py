@@ -98,7 +98,7 @@ def test_an_interface_that_nobody_recorded_is_left_alone_and_refused(folder: Pat
 def test_what_a_dead_agent_left_is_removed_by_its_record(folder: Path, tmp_path: Path) -> None:
     file = record(tmp_path)
     assert take_down(folder)
-    assert calls(tmp_path) == ["ip rule del iif lo", "ip link delete dev lo"]
+    assert calls(tmp_path) == ["ip rule del iif lo", "ip rule del iif lo", "ip link delete dev lo"]
     assert file.read_text(encoding="utf-8") == ""
 
 

@@ -18,7 +18,7 @@ from types import TracebackType
 
 import yaml
 
-from tests.testbed import bed_layout
+from tests.testbed import bed_gateways, bed_layout
 from tests.testbed.bed_estate import Estate
 from tests.testbed.bed_layout import BedHost
 from tests.testbed.bed_machine import BedMachine
@@ -44,10 +44,12 @@ class Bed:
         trunk_mbps: int | None = None,
         trunk_delay_ms: float = 0,
         with_sshd: bool = True,
+        behind_nat: bool = False,
     ) -> None:
         """Makes nothing yet. `python` is the interpreter hosts.yaml names; by default the one running.
 
-        Without sshd the bed's own SSH server stands in for it.
+        Without sshd the bed's own SSH server stands in for it. `behind_nat`: all hosts but the last are in sites that
+        masquerade.
 
         `trunk_mbps` is what all between the clusters share, each way, and `trunk_delay_ms` what the trunk adds to
         each way; without a trunk only the hosts' own interfaces limit. Raises ValueError for a rate below 1 Mbit/s
@@ -69,7 +71,9 @@ class Bed:
         self.folder = _bed_folder(self.suffix)
         self.hosts_yaml = self.folder / "hosts.yaml"
         self.ssh_config = self.folder / "ssh_config"
-        self.hosts: tuple[BedHost, ...] = bed_layout.bed_hosts(self.suffix, self.folder)
+        self.behind_nat = behind_nat
+        sites = bed_gateways.SITE_NETWORKS if behind_nat else bed_layout.NO_SITES
+        self.hosts: tuple[BedHost, ...] = bed_layout.bed_hosts(self.suffix, self.folder, sites)
         self.controller_namespace = bed_layout.host_namespace(self.suffix, "controller")
         self.switch_namespace = bed_layout.host_namespace(self.suffix, "switch")
         self._estate: Estate | None = None
@@ -178,7 +182,10 @@ class Bed:
         rates = (self.fast_mbps, self.slow_mbps)
         if self.trunk_mbps is None:
             wires = bed_layout.bed_wires(self.hosts, self.controller_namespace, *rates)
+            wires += bed_gateways.gateway_wires(self.suffix) if self.behind_nat else ()
             make_network(estate, self.switch_namespace, wires)
+            if self.behind_nat:
+                bed_gateways.open_gateways(self.suffix, self.controller_namespace, self.hosts)
             return
         wires = bed_layout.bed_wires(self.hosts, self.controller_namespace, *rates, trunk=True)
         ends = bed_layout.trunk_ends()

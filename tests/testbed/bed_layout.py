@@ -1,5 +1,6 @@
 """Who is who in a bed: hosts, names, addresses and wires. Computes only; makes nothing."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ FAST_NETWORKS = {"A": "10.1.0", "B": "10.2.0"}
 SLOW_NETWORK = "10.9.0"
 CONTROLLER_ADDRESS = f"{SLOW_NETWORK}.254"
 CLUSTER_MEMBERS = {"A": ("a1", "a2"), "B": ("b1", "b2")}
+NO_SITES: Mapping[str, str] = {}
 JUMBO_MTU_BYTES = 9000  # of fast wires, as RoCE has, and of trunks: a frame costs this machine the same however large
 
 
@@ -58,9 +60,10 @@ def host_namespace(suffix: str, name: str) -> str:
     return f"holmes-{suffix}-{name}"
 
 
-def bed_hosts(suffix: str, folder: Path) -> tuple[BedHost, ...]:
-    """The four hosts of the bed in `folder`."""
+def bed_hosts(suffix: str, folder: Path, sites: Mapping[str, str] = NO_SITES) -> tuple[BedHost, ...]:
+    """The four hosts of the bed in `folder`. `sites`: by cluster, networks of all hosts but the last."""
     members = [(cluster, name) for cluster, names in CLUSTER_MEMBERS.items() for name in names]
+    is_open, first = (len(members), 10) if sites else (0, 0)  # below 10 are gateways
     return tuple(
         BedHost(
             name=name,
@@ -69,7 +72,7 @@ def bed_hosts(suffix: str, folder: Path) -> tuple[BedHost, ...]:
             fast_interface=FAST_INTERFACES[cluster],
             slow_interface=SLOW_INTERFACES[cluster],
             fast_address=f"{FAST_NETWORKS[cluster]}.{CLUSTER_MEMBERS[cluster].index(name) + 1}",
-            slow_address=f"{SLOW_NETWORK}.{number}",
+            slow_address=f"{SLOW_NETWORK if number == is_open else sites.get(cluster, SLOW_NETWORK)}.{first + number}",
             folder=folder / name,
         )
         for number, (cluster, name) in enumerate(members, start=1)
@@ -107,6 +110,8 @@ def bed_wires(
         fast_bridge, fast_port = f"fast-{host.cluster.lower()}", f"{host.name}-fast"
         fast = (host.namespace, host.fast_interface, host.fast_address, fast_bridge, fast_port)
         wires.append(Wire(*fast, fast_mbps, JUMBO_MTU_BYTES))
-        bridge, port = slow_bridge(host.cluster, trunk), f"{host.name}-slow"
+        is_in_site = not host.slow_address.startswith(f"{SLOW_NETWORK}.")
+        bridge = f"site-{host.cluster.lower()}" if is_in_site else slow_bridge(host.cluster, trunk)
+        port = f"{host.name}-slow"
         wires.append(Wire(host.namespace, host.slow_interface, host.slow_address, bridge, port, slow_mbps, mtu_bytes))
     return wires

@@ -30,9 +30,10 @@ def bed_site(
     trunk_mbps: int | None = None,
     trunk_delay_ms: float = 0,
     with_sshd: bool = True,
+    behind_nat: bool = False,
 ) -> Iterator[Site]:
     """A bed that lives as long as the context."""
-    with Bed(fast_mbps, slow_mbps, None, trunk_mbps, trunk_delay_ms, with_sshd) as bed:
+    with Bed(fast_mbps, slow_mbps, None, trunk_mbps, trunk_delay_ms, with_sshd, behind_nat) as bed:
         yield Site(folder, bed.hosts_yaml, tuple(bed.controller_command([])), bed)
 
 

@@ -63,8 +63,8 @@ def make_interface(name: str) -> None:
 
 
 def remove_interface(name: str) -> None:
-    """Remove the interface and its rule, and with it its wireguard-go if it has one. Raises TunnelRefused."""
-    _try_as_root("ip", "rule", "del", "iif", name)  # fails where it relays nothing
+    """Remove the interface and its rules, and with it its wireguard-go if it has one. Raises TunnelRefused."""
+    _forget_rules(name)
     as_root("ip", "link", "delete", "dev", name)
 
 
@@ -89,9 +89,15 @@ def let_relay(name: str, network: str) -> None:
     Raises:
         TunnelRefused: A tool fails or is missing.
     """
-    _try_as_root("ip", "rule", "del", "iif", name)  # left where an interface was removed by hand
-    as_root("ip", "rule", "add", "not", "to", network, "iif", name, "prohibit")
+    _forget_rules(name)  # of an interface that was removed by hand
+    as_root("ip", "rule", "add", "iif", name, "prohibit")
+    as_root("ip", "rule", "add", "iif", name, "to", network, "lookup", "main")  # each new rule comes before the others
     as_root("sysctl", "-q", "-w", f"net.ipv4.conf.{name}.forwarding=1")
+
+
+def _forget_rules(name: str) -> None:
+    for _ in range(2):
+        _try_as_root("ip", "rule", "del", "iif", name)  # fails where the interface relays nothing
 
 
 def meet(name: str, peers: Sequence[Peer], known: Collection[str] = ()) -> None:
