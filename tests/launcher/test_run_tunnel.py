@@ -14,9 +14,9 @@ import pytest
 
 from holmes_core.records.access import Access
 from holmes_core.records.link import Security
-from holmes_core.records.plan import TUNNEL_NETDEV, IslandsPlan
+from holmes_core.records.plan import TUNNEL_NETDEV, IslandsPlan, TunnelHub
 from holmes_runtime.config.messages import RankFailed, Ready
-from holmes_runtime.config.node_config import NodeConfig
+from holmes_runtime.config.node_config import NodeConfig, TunnelConfig
 from holmes_runtime.config.strict_json import encode
 from launcher.islands.island_part import IslandPart
 from launcher.islands.outer_sync import outer_sync_of
@@ -235,3 +235,81 @@ def test_nothing_of_the_tunnel_is_left_by_a_launch_that_ctrl_c_ends(tunnel: RunT
         tunnel.enter(1, interrupts)
     assert tunnel.stop() == ()
     assert not list((tmp_path / ".cache/holmes/runs").iterdir())
+
+
+@pytest.fixture
+def relayed(plan: IslandsPlan) -> IslandsPlan:
+    """The plan, whose islands reach each other by a third host."""
+    one = plan.islands[0].nodes[0]
+    inside = {"shared_address": "198.18.0.3", "tunnel_endpoint": "10.0.2.1"}
+    node = one.model_copy(update={"host": "c1", "cluster": "c", "num_ranks": 0, "environment": (), **inside})
+    return plan.model_copy(update={"tunnel_hub": TunnelHub(node=node, address="203.0.113.7", relayed=(("a", "b"),))})
+
+
+def test_all_others_reach_the_hub_at_its_address_and_one_another_through_it(relayed: IslandsPlan) -> None:
+    configs = []
+    for number in range(3):
+        (held,) = tunnel_bundles(relayed, number, RUN)
+        config = NodeConfig.from_json(held.files[NODE_CONFIG_FILE])
+        assert config.node_addresses == ("198.18.0.1", "198.18.0.2", "198.18.0.3")
+        configs.append(config.tunnel)
+    at_hub = ("10.0.0.1", "10.0.1.1", "203.0.113.7")
+    assert configs == [
+        TunnelConfig(TUNNEL_NETDEV, at_hub, 2, (1,)),
+        TunnelConfig(TUNNEL_NETDEV, at_hub, 2, (0,)),
+        TunnelConfig(TUNNEL_NETDEV, ("10.0.0.1", "10.0.1.1", "10.0.2.1"), 2, ()),
+    ]
+
+
+def test_a_hub_on_an_island_is_held_by_its_agent_and_near_hosts_reach_it_inside(plan: IslandsPlan) -> None:
+    hub = TunnelHub(node=plan.islands[0].nodes[0], address="203.0.113.7", relayed=(("a", "b"),))
+    relayed = plan.model_copy(update={"tunnel_hub": hub})
+    assert len(relayed.tunnel_nodes) == 2
+    (here,), (there,) = (tunnel_bundles(relayed, number, RUN) for number in (0, 1))
+    assert NodeConfig.from_json(here.files[NODE_CONFIG_FILE]).tunnel == TunnelConfig(
+        TUNNEL_NETDEV, ("10.0.0.1", "10.0.1.1"), 0
+    )
+    assert NodeConfig.from_json(there.files[NODE_CONFIG_FILE]).tunnel == TunnelConfig(
+        TUNNEL_NETDEV, ("203.0.113.7", "10.0.1.1"), 0
+    )
+
+
+def test_a_hub_that_is_lost_is_brought_back_and_introduced_to_all(relayed: IslandsPlan, tmp_path: Path) -> None:
+    tunnel = RunTunnel(relayed, RUN)
+
+    def says(text: str) -> Callable[[], bool]:
+        return lambda: any(text in each for each in tunnel.look(time.monotonic()))
+
+    try:
+        enter_all(tunnel)
+        assert len([line for line in log(tmp_path, "c1") if line.startswith("start")]) == 1
+        old, fault = key(tmp_path, "c1"), tmp_path / "c1.fault"
+        fault.write_text(json.dumps(["UDP port 51820 is not free", "end what uses it"]), encoding="utf-8")
+        os.kill(int(old.removeprefix("KEY")), signal.SIGKILL)
+        assert eventually(says("tunnel hub c1 lost its end of the tunnel"))
+        fault.unlink()
+        assert eventually(says("tunnel hub c1 relays again"))
+        keys = [key(tmp_path, host) for host in ("a1", "b1", "c1")]
+        assert keys[2] != old
+        for host in ("a1", "b1"):
+            assert eventually(lambda: log(tmp_path, host)[-1] == f"meet {' '.join(keys)}")  # noqa: B023
+        assert [tunnel.lost(number) for number in range(3)] == [None] * 3
+    finally:
+        assert tunnel.stop() == ()
+
+
+def test_a_run_that_ends_waits_for_no_lost_hub(relayed: IslandsPlan, tmp_path: Path) -> None:
+    tunnel = RunTunnel(relayed, RUN)
+    enter_all(tunnel)
+    (tmp_path / "c1.fault").write_text(json.dumps(["it is down", "start it"]), encoding="utf-8")
+    os.kill(int(key(tmp_path, "c1").removeprefix("KEY")), signal.SIGKILL)
+    assert eventually(lambda: any("started again" in each for each in tunnel.look(time.monotonic())))
+    assert tunnel.stop() == ()
+
+
+def test_a_hub_that_cannot_relay_refuses_the_run(relayed: IslandsPlan, tmp_path: Path) -> None:
+    (tmp_path / "c1.fault").write_text(json.dumps(["UDP port 51820 is not free", "end what uses it"]), encoding="utf-8")
+    tunnel = RunTunnel(relayed, RUN)
+    (refused,) = tunnel.enter(0, Interrupts())
+    tunnel.stop()
+    assert (refused.check, refused.host, refused.evidence) == ("encryption", "c1", "UDP port 51820 is not free")

@@ -7,12 +7,14 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig, TunnelEnd, TunnelFault
 from holmes_runtime.node.admission import tunnel as tunnel_module
 from holmes_runtime.node.admission.tunnel import Tunnel, take_down
+from holmes_runtime.node.admission.wireguard_tools import TunnelRefused, let_relay, set_up
 
 LOOPBACK = socket.if_nametoindex("lo") if sys.platform == "linux" else 1
 TOOLS = {
@@ -44,12 +46,14 @@ def install(home: Path, name: str, script: str) -> None:
     tool.chmod(0o755)
 
 
-def tunnel(folder: Path, interface: str = "lo") -> Tunnel:
+def tunnel(folder: Path, interface: str = "lo", **changes: Any) -> Tunnel:
     """Of the first of two nodes. The loopback stands in for an interface: tools that do nothing make none."""
     config = NodeConfig(
         *("run", "a1", 0, 1, ("198.18.0.1", "198.18.0.2"), 29500, {}, (), None, (), {}, (), 15.0, False)
     )
-    return Tunnel(config, TunnelConfig(interface, ("127.0.0.1", "127.0.0.1")), folder)
+    if changes:
+        config = config._replace(node_addresses=tuple(f"198.18.0.{number}" for number in (1, 2, 3)))
+    return Tunnel(config, TunnelConfig(interface, ("127.0.0.1",) * 3)._replace(**changes), folder)
 
 
 def calls(home: Path) -> list[str]:
@@ -152,3 +156,39 @@ def test_peers_are_met_by_key_with_their_own_address_alone(folder: Path, tmp_pat
     assert tunnel(folder).meet((TunnelEnd("OWN", 51820), TunnelEnd("THEIRS", 51821))) is None
     peer = "peer THEIRS endpoint 127.0.0.1:51821 persistent-keepalive off allowed-ips 198.18.0.2/32"
     assert calls(tmp_path) == [f"wg set lo {peer}", f"ip link set dev lo mtu {65535 - 80}"]
+
+
+def test_what_the_hub_relays_is_reached_through_it_and_no_peer_of_its_own(folder: Path, tmp_path: Path) -> None:
+    ends = tuple(TunnelEnd(key, 51820) for key in ("OWN", "FAR", "HUB"))
+    assert tunnel(folder, hub=2, relayed=(1,)).meet(ends) is None
+    peer = "peer HUB endpoint 127.0.0.1:51820 persistent-keepalive 10 allowed-ips 198.18.0.3/32,198.18.0.2/32"
+    assert calls(tmp_path)[0] == f"wg set lo {peer}"
+
+
+def test_the_hub_forwards_inside_its_tunnel_alone_and_calls_nobody(folder: Path, tmp_path: Path) -> None:
+    install(tmp_path, "sysctl", f'echo "sysctl $*" >>{tmp_path / "calls"}')
+    let_relay("lo", "198.18.0.0/29")
+    assert calls(tmp_path)[2:] == [
+        "ip rule add iif lo prohibit",
+        "ip rule add iif lo to 198.18.0.0/29 lookup main",
+        "sysctl -q -w net.ipv4.conf.lo.forwarding=1",
+    ]
+    assert tunnel(folder, hub=0).meet((TunnelEnd("OWN", 51820), TunnelEnd("FAR", 51820), None)) is None
+    assert "peer FAR endpoint 127.0.0.1:51820 persistent-keepalive off" in calls(tmp_path)[5]
+
+
+def test_a_peer_that_is_known_stays_where_it_last_sent_from(folder: Path, tmp_path: Path) -> None:
+    end = tunnel(folder, hub=0)
+    far, late = TunnelEnd("FAR", 51820), TunnelEnd("LATE", 51820)
+    assert end.meet((TunnelEnd("OWN", 51820), far, None)) is None
+    assert end.meet((TunnelEnd("OWN", 51820), far, late)) is None
+    (first, second) = (each for each in calls(tmp_path) if each.startswith("wg"))
+    assert "FAR" in first
+    assert "FAR" not in second
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_hub_whose_port_is_taken_is_refused_for_it(tmp_path: Path) -> None:
+    install(tmp_path, "wg", 'case "$*" in *listen-port*) echo "Address in use" >&2; exit 1;; genkey) echo KEY;; esac')
+    with pytest.raises(TunnelRefused, match="UDP port 51820 is not free"):
+        set_up("lo", "198.18.0.1/29", ports=1)
