@@ -51,7 +51,8 @@ def islands_sentences(run: Run, folder: Path) -> tuple[str, ...]:
             sentences.append(f"{path.name}: {skipped}, which had gone on without it")
         if island.state == "failed" and island.failures:
             lines = island.failures[0].message.strip().splitlines()
-            sentences.append(f"{path.name} is lost: {lines[-1] if lines else ''}: logs in {path}")
+            said = ": ".join(part for part in (lines[-1] if lines else "", island.failures[0].likely) if part)
+            sentences.append(f"{path.name} is lost: {said}: logs in {path}")
     if run.missing_islands:
         others = " and ".join(path.name for at, path in enumerate(folders) if at not in run.missing_islands)
         missing = islands_in_words(run.missing_islands)

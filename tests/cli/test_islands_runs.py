@@ -48,8 +48,8 @@ def plan_islands(folder: Path, **changes: Any) -> Path:
 
 
 @contextmanager
-def launched(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    words, nowhere = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"], subprocess.DEVNULL
+def launched(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    words, nowhere = [sys.executable, "-m", "holmes_cli", "launch", "plan.json", *options], subprocess.DEVNULL
     with subprocess.Popen(words, cwd=folder, env=environment(folder), stdout=nowhere, stderr=nowhere) as process:
         try:
             yield process
