@@ -14,14 +14,17 @@ import pytest
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan, Plan
+from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings, OuterCodec
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.prepare.engine_arguments import command_of
+from planner.cost.counts import outer_bytes
 from planner.cost.islands_loss import BY_CODEC, BY_DELAY, BY_INNER_STEPS, loss_penalty
 from planner.islands.cluster_subset import only_clusters
 from planner.islands.setting_choice import open_settings
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.verify import verify
+from planner.problem.memory_room import USABLE_SHARE
 from tests.planner.fleets import bed_job, cpu_inventory
 from tests.planner.islands_jobs import planned_mode
 from tests.planner.test_island_choice import Found, Wires, best_islands_per_s, best_of_each_mode, draw_fleet
@@ -244,3 +247,29 @@ def test_setting_that_rules_out_faster_islands_is_named_with_their_speed(
         assert slower_by.tokens_per_s == pytest.approx(free.prediction.tokens_per_s, rel=1e-6)
         assert slower_by.tokens_per_s > 1.05 * plan.prediction.tokens_per_s
     assert isinstance(plan, Plan) == (setting is not None and "max" not in setting)
+
+
+def test_settings_that_take_too_much_host_memory_are_dropped_and_the_table_says_so() -> None:
+    # Anchor, momentum, error, change, and change and mean of a fragment: 24 bytes at most, 10 at least.
+    def planned(bytes_each: float) -> Plan | IslandsPlan:
+        parameters = stage_parameters(slow_job().model, 10, True, True, 1)
+        room = {"memory_bytes": int(bytes_each * parameters / USABLE_SHARE)}
+        hosts = tuple(host.model_copy(update=room if host.name == "b1" else {}) for host in SLOW.hosts)
+        return planned_mode(SLOW.model_copy(update={"hosts": hosts}), slow_job())
+
+    plan = planned(15.0)
+    assert isinstance(plan, IslandsPlan)
+    assert plan.job.islands is not None
+    assert outer_bytes(plan.job.islands) <= 15
+    dropped = [each for each in plan.modes.settings if "of host memory, too much for b" in each.why]
+    assert dropped
+    for each in plan.modes.settings:
+        kept = 2 + (each.codec != "none") + (each.delay_steps != 0)
+        assert (each in dropped) == (4 * kept + 8 / each.fragments > 15), each
+    for number, island in enumerate(plan.islands):
+        assert verify(island, only_clusters(SLOW, ["ab"[number]])) == []
+
+    none = planned(9.0)
+    assert isinstance(none, Plan)
+    assert none.modes is not None
+    assert "anchor and momentum take" in next(price.why for price in none.modes.prices if price.mode == "islands")
