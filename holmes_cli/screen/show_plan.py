@@ -131,7 +131,8 @@ def _slower_by_sentence(modes: Modes | None) -> tuple[str, ...]:
         return ()
     per_s, now = modes.slower_by.tokens_per_s, modes.prices[0].tokens_per_s or 0.0
     ratio = f", {per_s / now:.2f}x as many as this plan" if now else ""
-    return (f"`{modes.slower_by.setting}` rules out islands that would read {per_s:.0f} tokens/s{ratio}.",)
+    why = f": {modes.slower_by.why}" if modes.slower_by.why else ""
+    return (f"`{modes.slower_by.setting}` rules out islands that would read {per_s:.0f} tokens/s{ratio}{why}.",)
 
 
 def _rate_sentence(plan: IslandsPlan) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ def _plan_island(
         except HolmesError as error:
             return error
 
-    # What is left open counts as what takes most. Where that does not fit, the next that does limits the choice.
+    # Keys left open count as those that take most. Where they do not fit, the next number of bytes limits the choice.
     most, *less = _by_memory(job)
     made = make(most)
     if isinstance(made, Plan) or not less:

@@ -87,6 +87,16 @@ def test_quorum_that_rules_out_islands_is_the_first_line(command: Command, tmp_p
     assert re.match(r"`islands.quorum: 3` rules out islands that would read \d+ tokens/s, \d\.\d\dx", first)
 
 
+def test_fragments_that_no_round_has_are_the_first_line_with_what_they_cost(command: Command, tmp_path: Path) -> None:
+    write_job(tmp_path, {"fragments": 64})
+    first = command("plan", "job.yaml").stdout.replace("\n", " ")
+    assert re.match(
+        r"`islands.fragments: 64` rules out islands that would read \d+ tokens/s, \d\.\d\dx as many as this plan: "
+        r"no round of up to half of the job's 100 steps fits what `islands` fixes\. ",
+        first,
+    )
+
+
 def test_dry_run_of_encrypted_islands_has_the_agents_of_their_tunnel(command: Command, tmp_path: Path) -> None:
     inventory = SLOW.model_copy(update={"security": Security(between_clusters="wireguard")})
     write_signed(tmp_path / "inventory.json", inventory)

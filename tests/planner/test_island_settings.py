@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from math import inf, log
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,13 +219,31 @@ def test_loss_is_not_known_beyond_what_was_measured() -> None:
     assert rising == sorted(rising)
 
 
-def test_settings_that_fit_no_round_leave_none() -> None:
-    job = bed_job(parallel={}, steps=10, islands={"fragments": 8})
-    assert open_settings(job) == ()
+@pytest.mark.parametrize(
+    ("section", "steps", "setting", "why"),
+    [
+        ({"fragments": 8}, 10, "islands.fragments: 8", "half of the job's 10 steps"),
+        ({"fragments": 32, "delay_steps": 6}, 60, "islands.fragments: 32", "half of the job's 60 steps"),
+        ({"fragments": 8, "delay_steps": 6}, 10, "islands.fragments: 8 and islands.delay_steps: 6", "10 steps"),
+        ({"inner_steps": 2, "delay_steps": 2}, 200, "islands.inner_steps: 2", "cluster b is too slow"),
+    ],
+)
+def test_settings_that_fit_no_round_are_named_with_the_speed_of_islands_without_them(
+    section: dict[str, Any], steps: int, setting: str, why: str
+) -> None:
+    slowdown = {"b": 1.5 if "slow" in why else 1.0}
+    emulate = {"forward_s_per_layer": 0.02, "backward_s_per_layer": 0.04, "slowdown": slowdown}
+    job = bed_job(parallel={}, steps=steps, islands=section, compute={"emulate": emulate})
+    assert (open_settings(job) == ()) == ("steps" in why)
     plan = planned_mode(SLOW, job)
+    assert isinstance(plan, Plan)
     assert plan.modes is not None
-    islands = next(price for price in plan.modes.prices if price.mode == "islands")
-    assert "half of the job's 10 steps" in islands.why
+    assert why in next(price.why for price in plan.modes.prices if price.mode == "islands")
+    slower_by = plan.modes.slower_by
+    assert slower_by is not None
+    assert slower_by.setting == setting
+    assert why in slower_by.why
+    assert slower_by.tokens_per_s > 1.05 * plan.prediction.tokens_per_s
 
 
 @pytest.mark.parametrize(
