@@ -162,6 +162,37 @@ def test_page_of_an_ordinary_plan_draws_no_modes(command: Command, tmp_path: Pat
     assert '<svg id="modes"' not in (tmp_path / "plan.html").read_text(encoding="utf-8")
 
 
+def test_islands_are_compared_with_other_islands_and_with_hosts_that_train_as_one(command: Command) -> None:
+    command("plan", "job.yaml", "-o", "short.json")
+    assert command("plan", "job.yaml", "--set", "islands=null", "-o", "one.json").code == 0
+    longer = ("plan", "job.yaml", "--set", "islands.inner_steps=50")
+    figures = compared(command(*longer, "--compare", "short.json").stdout, "short.json")
+    assert [text.splitlines()[0] for text in figures["mode"][:2]] == ["islands: a, b"] * 2
+    assert ["50 inner steps" in figures["mode"][0], "10 inner steps" in figures["mode"][1]] == [True, True]
+    assert float(figures["tokens/s"][2].strip("x")) > 1
+    assert float(figures["all steps"][2].strip("x")) < 1
+    figures = compared(command(*longer, "--compare", "one.json").stdout, "one.json")
+    assert figures["mode"][1] == "as one: a"
+    assert figures["job"][1] == "another one"
+    figures = compared(
+        command("plan", "job.yaml", "--set", "islands=null", "--compare", "short.json").stdout, "short.json"
+    )
+    assert figures["mode"][0] == "as one: a"
+    assert figures["mode"][1].startswith("islands: a, b")
+
+
+def compared(shown: str, name: str) -> dict[str, list[str]]:
+    """The rows of the table that compares with that plan, with lines of one cell joined."""
+    figures, heading = dict[str, list[str]](), ""
+    for line in shown.partition(f"This plan and {name}")[2].splitlines():
+        if line.startswith("│"):
+            first, *cells = (cell.strip() for cell in line.strip("│").split("│"))
+            heading = first or heading
+            before = figures.get(heading, [""] * len(cells))
+            figures[heading] = ["\n".join(filter(None, pair)) for pair in zip(before, cells, strict=True)]
+    return figures
+
+
 @pytest.mark.parametrize("options", [["--usual-order"], ["--what-if", "link:a-b=1Gb/s"]])
 def test_options_about_one_plan_are_refused(command: Command, tmp_path: Path, options: list[str]) -> None:
     done = command("plan", "job.yaml", *options)
