@@ -220,7 +220,7 @@ def _show_mode(
     as_json: bool,
     sheets: Sequence[Sheet],
 ) -> None:
-    """Show the plan of the fastest mode as tables, page or JSON, with `sheets` of what it was compared with."""
+    """Show the plan of the fastest mode as tables, page or JSON, with `sheets` of other modes and plans."""
     if html and isinstance(plan, Plan):
         _write_page(html, plan, inventory, sheets)
     elif html and isinstance(plan, IslandsPlan):
