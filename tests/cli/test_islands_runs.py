@@ -270,6 +270,8 @@ def test_islands_read_the_data_of_their_own_clusters_which_each_of_their_hosts_m
     assert "b1" in refused.stderr
     assert str(own["b"]) in refused.stderr
     assert str(own["a"]) not in refused.stderr
+    assert f"copy or mount {own['b']} on each host of island 1 (b1)" in refused.stderr.replace("\n", " ")
+    assert "every host" not in refused.stderr
 
     (tmp_path / "b.bak").rename(own["b"])
     done = holmes(tmp_path, "launch", "plan.json")
