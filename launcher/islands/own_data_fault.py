@@ -18,6 +18,6 @@ def own_data_fault(plan: IslandsPlan, island: int, fault: Fault) -> Fault:
     hosts = ", ".join(node.host for node in plan.islands[island].nodes)
     return replace(
         fault,
-        remedy=f"copy or mount {absent} on each host of island {island} ({hosts}), in the container if there is one; or "
-        f"correct `islands.data.{cluster}` in job.yaml and plan again",
+        remedy=f"copy or mount {absent} on each host of island {island} ({hosts}), in the container if there is one; "
+        f"or correct `islands.data.{cluster}` in job.yaml and plan again",
     )
