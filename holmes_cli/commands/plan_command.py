@@ -136,8 +136,10 @@ def plan_command(
             best = plan_any_mode(inventory_record, known_job, *sources, left.seconds, write_lp, status.update)
         _write(output, best, signed.is_own)
         sheets = mode_sheets(best.modes) if best.modes is not None else ()
-        sheets = (*sheets, *(comparison_sheets(best, other, str(compare)) if other else ()))
-        _show_mode(best, inventory_record, output, html, as_json, sheets)
+        compared = comparison_sheets(best, other, str(compare)) if other else ()
+        _show_mode(best, inventory_record, output, html, as_json, (*sheets, *compared))
+        for sheet in compared if as_json else ():
+            show_sheet(sheet, err)
         return
     trace = _trace(routing, known_job, output)
     with err.status("planning") as status:
