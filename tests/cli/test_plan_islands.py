@@ -174,6 +174,8 @@ def test_islands_are_compared_with_other_islands_and_with_hosts_that_train_as_on
     figures = compared(command(*longer, "--compare", "one.json").stdout, "one.json")
     assert figures["mode"][1] == "as one: a"
     assert figures["job"][1] == "another one"
+    as_json = command(*longer, "--compare", "one.json", "--json")
+    assert compared(as_json.stderr, "one.json").keys() == figures.keys()
     figures = compared(
         command("plan", "job.yaml", "--set", "islands=null", "--compare", "short.json").stdout, "short.json"
     )
