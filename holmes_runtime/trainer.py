@@ -18,7 +18,7 @@ from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.comm.stopwatch import Stopwatch
 from holmes_runtime.comm.travel_digests import differences, differs, wires_in_words
 from holmes_runtime.comm.travel_digests import in_words as digests_in_words
-from holmes_runtime.config.messages import CHANGED
+from holmes_runtime.config.messages import CHANGED, NOT_FINITE
 from holmes_runtime.config.rank_grid import Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import Corpus
@@ -355,7 +355,7 @@ class Trainer:
         if makers and self.me not in makers:
             HostCopy(self._sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self.device))).wait()
         where = in_words(makers or [self.me], self.config.dp)
-        raise RuntimeError(f"step {step}, {where}: {what}")
+        raise RuntimeError(f"step {step + 1}, {where}: {what}, {NOT_FINITE}")
 
 
 def context_parallel(config: RunConfig, me: Rank, groups: RankGroups, stopwatch: Stopwatch) -> ContextParallel:

@@ -14,7 +14,7 @@ from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, Settings, State
 from holmes_core.remote.slurm.slurm_step import slurm_name
 from holmes_core.remote.slurm.slurm_word import slurm_word
-from holmes_runtime.config.rank_metrics import RankNotice
+from holmes_runtime.config.rank_metrics import AppliedOuterSync, RankNotice
 from launcher.islands.island_part import IslandPart
 from launcher.islands.island_return import IslandReturn
 from launcher.journal.rank_files import FilePart
@@ -206,7 +206,7 @@ class Launch:
             if self._record.steps_skipped > skipped:  # so that `status` shows it at once
                 self._record.write(self._plan, self._attempt.number, "running")
             if event.exchange is not None:
-                self._record.take(event.exchange)
+                self._take(event.exchange)
             self._replanning.take_step()
             self._tell_verdicts(event)
             self._replanning.take_verdicts(event.verdicts, self._record.attempt_steps.median_step_s)
@@ -216,6 +216,8 @@ class Launch:
             self.folder.write_part(event)
         else:
             self._record.take(event)
+            if isinstance(event, AppliedOuterSync):
+                self._replanning.take_outer_sync(event)
             is_stepping = isinstance(event, NodeState) and event.state == "stepping"  # its groups are made
             if isinstance(event, RankNotice) or (is_stepping and not self._plan.job.is_bundled):
                 self._record.write(self._plan, self._attempt.number, "running")

@@ -20,6 +20,7 @@ from launcher.islands.going_back import require_checkpoints, step_of_island
 from launcher.islands.island_part import IslandPart
 from launcher.islands.island_return import TRIES
 from launcher.islands.outer_sync import outer_sync_of
+from launcher.islands.own_data_fault import own_data_fault
 from launcher.islands.rendezvous_server import RendezvousServer
 from launcher.islands.run_tunnel import RunTunnel
 from launcher.journal.run_events import NodeState, Notice, RunEvent
@@ -27,6 +28,7 @@ from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, read_own
 from launcher.journal.run_store import remember, this_process
 from launcher.launch import Launch
 from launcher.nodes.interrupts import Interrupts
+from launcher.nodes.preflight import Preflight, PreflightFailed
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.hook_command import HookCommand
 
@@ -103,7 +105,7 @@ class LaunchIslands:
             for number in range(len(self._plan.islands)):
                 island = self._make(number)
                 self._islands.append(island)
-                saved.append(island.launch.check(inventory, forced).saved_steps)
+                saved.append(self._check(number, inventory, forced).saved_steps)
             if self._settings.resume_step is not None:
                 require_checkpoints(self._plan, self._settings.resume_step, saved)
             self._write("running")
@@ -117,6 +119,14 @@ class LaunchIslands:
             self.folder.close()
             shutil.rmtree(self.folder.path, ignore_errors=True)
             raise
+
+    def _check(self, number: int, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
+        """Check an island's hosts as `Launch.check`; the remedy for absent data of its own names path and hosts."""
+        try:
+            return self._islands[number].launch.check(inventory, forced)
+        except PreflightFailed as failed:
+            faults = tuple(own_data_fault(self._plan, number, fault) for fault in failed.preflight.faults)
+            raise PreflightFailed(replace(failed.preflight, faults=faults)) from None
 
     def leave(self) -> None:
         """Disconnect from a detached run without ending it: its ranks end by themselves unless `take_over` comes

@@ -35,7 +35,7 @@ from holmes_core.records.job import Calibration, Job
 from holmes_core.records.plain_data import MAX_JSON_BYTES
 from holmes_core.records.plan import IslandsPlan, Order, Plan, SourceFile
 from holmes_core.records.record import FileRecord
-from holmes_core.records.record_file import read_file, read_signed, signed_parts, write_atomically, written
+from holmes_core.records.record_file import read_any, read_signed, signed_parts, write_atomically, written
 from holmes_core.records.regular_file import is_there, open_regular
 from planner.advice.ablation import parse_features
 from planner.advice.calibration import calibrate, calibrated
@@ -120,21 +120,26 @@ def plan_command(
         err.print(_FOREIGN.format(inventory), markup=False, soft_wrap=True)
     if run is not None:
         refuse_sketch(inventory_record, inventory)
-    other = read_file(Plan, compare) if compare else None
+    other = read_any((Plan, IslandsPlan), compare).record if compare else None
+    assert other is None or isinstance(other, Plan | IslandsPlan)
     known_job = _calibrated(job_record, calibrate(inventory_record, run)) if run else job_record
     changed = {text: what_if(text, inventory_record, known_job) for text in changes or ()}
     features = parse_features(without) if without is not None else ()
     order: Order = "usual" if usual_order else "holmes"
     sources = _source(inventory, inventory_record, output), _source(job, job_record, output, overrides or ())
     if known_job.islands is not None:
-        given = {"--what-if": bool(changes), "--compare": compare is not None, "--usual-order": usual_order}
+        given = {"--what-if": bool(changes), "--usual-order": usual_order}
         _check_options(
             {**given, "--explain": explain, "--without": without is not None, "--routing": routing is not None}
         )
         with err.status("planning") as status:
             best = plan_any_mode(inventory_record, known_job, *sources, left.seconds, write_lp, status.update)
         _write(output, best, signed.is_own)
-        _show_mode(best, inventory_record, output, html, as_json)
+        sheets = mode_sheets(best.modes) if best.modes is not None else ()
+        compared = comparison_sheets(best, other, str(compare)) if other else ()
+        _show_mode(best, inventory_record, output, html, as_json, (*sheets, *compared))
+        for sheet in compared if as_json else ():
+            show_sheet(sheet, err)
         return
     trace = _trace(routing, known_job, output)
     with err.status("planning") as status:
@@ -204,28 +209,34 @@ def _check_options(given: Mapping[str, bool]) -> None:
     wrong = [option for option, is_given in given.items() if is_given]
     if wrong:
         raise HolmesError(
-            f"{' and '.join(wrong)}: job.yaml has `islands`, but this option compares plans that train as one",
+            f"{' and '.join(wrong)}: job.yaml has `islands`, but this option is about plans that train as one",
             "leave the option out, or remove `islands` from job.yaml",
         )
 
 
-def _show_mode(plan: Plan | IslandsPlan, inventory: Inventory, output: Path, html: Path | None, as_json: bool) -> None:
-    """Show the plan of the fastest mode as tables, page or JSON, with the modes it was compared with."""
-    modes = mode_sheets(plan.modes) if plan.modes is not None else ()
+def _show_mode(
+    plan: Plan | IslandsPlan,
+    inventory: Inventory,
+    output: Path,
+    html: Path | None,
+    as_json: bool,
+    sheets: Sequence[Sheet],
+) -> None:
+    """Show the plan of the fastest mode as tables, page or JSON, with `sheets` of other modes and plans."""
     if html and isinstance(plan, Plan):
-        _write_page(html, plan, inventory, modes)
+        _write_page(html, plan, inventory, sheets)
     elif html and isinstance(plan, IslandsPlan):
         from holmes_cli.pages.plan_page import islands_page  # slow to import: it brings Jinja2
 
-        write_atomically(html, islands_page(plan, islands_headline(plan, inventory), (islands_sheet(plan), *modes)))
+        write_atomically(html, islands_page(plan, islands_headline(plan, inventory), (islands_sheet(plan), *sheets)))
     if as_json:
         with open(output, encoding="utf-8") as written:
             out.file.writelines(written)
         return
     if isinstance(plan, Plan):
-        show_plan(plan, inventory, modes)
+        show_plan(plan, inventory, sheets)
     else:
-        show_islands(plan, inventory, (islands_sheet(plan), *modes))
+        show_islands(plan, inventory, (islands_sheet(plan), *sheets))
     _show_files(output, html, is_launched=plan.sketch is None)
 
 

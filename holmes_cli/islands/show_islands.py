@@ -51,7 +51,8 @@ def islands_sentences(run: Run, folder: Path) -> tuple[str, ...]:
             sentences.append(f"{path.name}: {skipped}, which had gone on without it")
         if island.state == "failed" and island.failures:
             lines = island.failures[0].message.strip().splitlines()
-            sentences.append(f"{path.name} is lost: {lines[-1] if lines else ''}: logs in {path}")
+            said = ": ".join(part for part in (lines[-1] if lines else "", island.failures[0].likely) if part)
+            sentences.append(f"{path.name} is lost: {said}: logs in {path}")
     if run.missing_islands:
         others = " and ".join(path.name for at, path in enumerate(folders) if at not in run.missing_islands)
         missing = islands_in_words(run.missing_islands)
@@ -67,9 +68,8 @@ def _against_plan(run: Run, folder: Path) -> str:
     per_step = [each.job.global_batch_size * each.job.model.seq_length for each in plan.islands]
     read = sum((each.steps_done - each.steps_skipped) * tokens for each, tokens in zip(islands, per_step, strict=False))
     planned = sum(each.job.steps * tokens for each, tokens in zip(plan.islands, per_step, strict=True))
-    planned_s = plan.rounds * plan.prediction.round_s + plan.prediction.end_s
     took_s = (run.ended_at_s or run.started_at_s) - run.started_at_s
-    return f"{read} of {planned} tokens in {format_duration(took_s)} (planned {format_duration(planned_s)})"
+    return f"{read} of {planned} tokens in {format_duration(took_s)} (planned {format_duration(plan.run_s)})"
 
 
 def island_row(folder: Path, whole: Run) -> tuple[str, ...]:

@@ -6,22 +6,68 @@ from collections import Counter
 from itertools import groupby
 
 from holmes_cli.screen.plan_tables import AXES, Sheet, count, describe
-from holmes_core.records.plan import Plan
-from holmes_core.units import format_bytes, format_memory, format_seconds
+from holmes_core.records.plan import IslandsPlan, Plan
+from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.rank_grid import Axis
 from planner.advice.explain import ranges, step_parts, tasklets
 
+AnyPlan = Plan | IslandsPlan
 MAX_MOVED = 12  # hosts named one by one
 
 
-def comparison_sheets(plan: Plan, other: Plan, name: str) -> tuple[Sheet, Sheet]:
-    """Return the figures side by side, then the hosts that hold other tasklets; `name` is the other plan's file."""
-    rows = (*_shape(plan, other), *_speed(plan, other), *_sizes(plan, other), *_networks(plan, other))
-    return Sheet(f"This plan and {name}", ("", "this plan", name, "ratio"), rows), _moved(plan, other, name)
+def comparison_sheets(plan: AnyPlan, other: AnyPlan, name: str) -> tuple[Sheet, ...]:
+    """Return the figures side by side, then the hosts that hold other tasklets; `name` is the other plan's file.
+
+    Of islands, on either side, only what they have in common with hosts that train as one.
+    """
+    title, headings = f"This plan and {name}", ("", "this plan", name, "ratio")
+    if isinstance(plan, Plan) and isinstance(other, Plan):
+        rows = (*_shape(plan, other), *_speed(plan, other), *_sizes(plan, other), *_networks(plan, other))
+        return Sheet(title, headings, rows), _moved(plan, other, name)
+    return (Sheet(title, headings, (*_inputs(plan, other), *_whole_run(plan, other))),)
 
 
-def _shape(plan: Plan, other: Plan) -> tuple[tuple[str, ...], ...]:
-    inputs = [
+def _whole_run(plan: AnyPlan, other: AnyPlan) -> tuple[tuple[str, ...], ...]:
+    sides = (plan, other)
+    speeds, runs = [each.prediction.tokens_per_s for each in sides], [_run_s(each) for each in sides]
+    fullest = [max(max(part.prediction.memory_bytes) for part in _parts(each)) for each in sides]
+    return (
+        ("mode", *map(_mode, sides), ""),
+        ("degrees", *("\n".join(map(describe, _parts(each))) for each in sides), ""),
+        ("tokens/s", *(f"{speed:.0f}" for speed in speeds), _ratio(*speeds)),
+        ("all steps", *map(format_duration, runs), _ratio(*runs)),
+        ("fullest rank", *map(format_memory, fullest), _ratio(*fullest)),
+    )
+
+
+def _mode(plan: AnyPlan) -> str:
+    if isinstance(plan, Plan):
+        return f"as one: {_clusters(plan)}"
+    assert plan.job.islands is not None
+    chosen = plan.job.islands.chosen()
+    return (
+        f"islands: {', '.join(map(_clusters, plan.islands))}\n{chosen.inner_steps} inner steps, codec {chosen.codec}, "
+        f"{count(chosen.fragments, 'fragment')}, {chosen.delay_steps} late"
+    )
+
+
+def _clusters(plan: Plan) -> str:
+    return " and ".join(dict.fromkeys(rank.cluster for rank in plan.ranks))
+
+
+def _parts(plan: AnyPlan) -> tuple[Plan, ...]:
+    return (plan,) if isinstance(plan, Plan) else plan.islands
+
+
+def _run_s(plan: AnyPlan) -> float:
+    """Return the predicted seconds of all steps."""
+    if isinstance(plan, Plan):
+        return plan.job.steps * plan.prediction.step_s
+    return plan.run_s
+
+
+def _inputs(plan: AnyPlan, other: AnyPlan) -> list[tuple[str, ...]]:
+    return [
         (what, "", "another one", "")
         for what, ours, theirs in (
             ("inventory", plan.inventory, other.inventory),
@@ -29,8 +75,11 @@ def _shape(plan: Plan, other: Plan) -> tuple[tuple[str, ...], ...]:
         )
         if ours.digest != theirs.digest
     ]
+
+
+def _shape(plan: Plan, other: Plan) -> tuple[tuple[str, ...], ...]:
     degrees = ("degrees", describe(plan), describe(other), "")
-    return (*inputs, degrees, ("stages", _stages(plan), _stages(other), ""))
+    return (*_inputs(plan, other), degrees, ("stages", _stages(plan), _stages(other), ""))
 
 
 def _stages(plan: Plan) -> str:

@@ -77,7 +77,7 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
     """Return the answer: the clusters of each island, speed, exposed outer sync, and the ratio to the best other
     mode."""
     cost, names = plan.prediction, [" and ".join(_clusters(island)) for island in plan.islands]
-    whole = f"{count(plan.rounds, 'round')} in {format_duration(plan.rounds * cost.round_s + cost.end_s)}"
+    whole = f"{count(plan.rounds, 'round')} in {format_duration(plan.run_s)}"
     as_one = next((price for price in plan.modes.prices if price.mode != "islands" and price.tokens_per_s), None)
     waited = f"{format_seconds(cost.exposed_s)} of a round" if cost.exposed_s else "hidden by inner steps"
     against = "these hosts cannot train as one"
@@ -97,7 +97,7 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         *spread_sentence(plan.islands, inventory),
         *(sentence for island in plan.islands for sentence in unknown_host_sentences(island, inventory)),
         "A token may teach islands less than hosts that train as one: compare losses before a long run.",
-        *unsaved_sentences(plan.job, (plan.rounds * cost.round_s + cost.end_s) / plan.job.steps),
+        *unsaved_sentences(plan.job, plan.run_s / plan.job.steps),
         *_rate_sentence(plan),
         *_overrides_sentence(plan.job_source),
     )
@@ -131,7 +131,8 @@ def _slower_by_sentence(modes: Modes | None) -> tuple[str, ...]:
         return ()
     per_s, now = modes.slower_by.tokens_per_s, modes.prices[0].tokens_per_s or 0.0
     ratio = f", {per_s / now:.2f}x as many as this plan" if now else ""
-    return (f"`{modes.slower_by.setting}` rules out islands that would read {per_s:.0f} tokens/s{ratio}.",)
+    why = f": {modes.slower_by.why}" if modes.slower_by.why else ""
+    return (f"`{modes.slower_by.setting}` rules out islands that would read {per_s:.0f} tokens/s{ratio}{why}.",)
 
 
 def _rate_sentence(plan: IslandsPlan) -> tuple[str, ...]:

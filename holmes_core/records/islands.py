@@ -87,6 +87,7 @@ class SlowerMode(Record):
 
     setting: str  # with its value
     tokens_per_s: float  # of islands without it
+    why: str = ""  # no round fits it
 
 
 class Modes(Record):

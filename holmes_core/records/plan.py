@@ -348,6 +348,11 @@ class IslandsPlan(FileRecord):
         return (*islands, (self.tunnel_hub.node,))
 
     @property
+    def run_s(self) -> float:
+        """The predicted seconds of an undisturbed run."""
+        return self.rounds * self.prediction.round_s + self.prediction.end_s
+
+    @property
     def inner_steps(self) -> tuple[int, ...]:
         """Steps a round, by island."""
         return tuple(plan.job.islands.chosen().inner_steps for plan in self.islands if plan.job.islands is not None)

@@ -24,6 +24,7 @@ ASK_FILE = "asked"  # in a node's folder: touched when the agent asks ranks of a
 ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start; one waits for it, even if others are stuck
 POSITIONS_FILE = "positions-rank{rank}.jsonl"
 CHANGED = "was changed on the way"  # marks the message of a failure that neither end has caused
+NOT_FINITE = "not finite"  # marks the message of a failure by numbers that are not
 NO_FOLDER = 4  # exit code of a relay that does not find its node's folder
 
 

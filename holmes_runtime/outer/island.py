@@ -32,7 +32,7 @@ from holmes_runtime.node.checkpoint_files.description import OuterCounters
 from holmes_runtime.outer.local_weights import LocalWeights
 from holmes_runtime.outer.outer_loop import OuterLoop
 
-COUNTERS = "counters"
+COUNTERS, STEPS = "counters", "steps"
 
 
 class Island:
@@ -57,6 +57,7 @@ class Island:
         self._weights = LocalWeights(parameters, self._rank, self._group, timeout)
         self._called = 0  # the outer sync for which others wait, as rank 0 knows
         self._counters: OuterCounters | None = None
+        self._loaded_steps = 0
         self._loop = OuterLoop(training, self._rank, self._weights, self._call, group=self._group)
 
     def _call(self, exchange: int) -> None:
@@ -68,7 +69,8 @@ class Island:
         They are more where the others had gone on meanwhile: weights are theirs then.
 
         Raises:
-            RuntimeError: it was called before; `steps` are no steps of the training; copies of a parameter differ.
+            RuntimeError: it was called before; `steps` are no steps of the training, or fewer than the loaded outer
+                state has; copies of a parameter differ.
         """
         if self._steps is not None:
             raise RuntimeError("Island: `begin` was called before: call it once, and make no second Island")
@@ -76,6 +78,11 @@ class Island:
             raise RuntimeError(f"Island: `begin({steps})` is not of the {self._last} steps that Island was made with")
         self._steps = steps
         if self._loop is not None:
+            if steps < self._loaded_steps:
+                raise RuntimeError(
+                    f"Island: `begin({steps})`, but the loaded outer state is of {self._loaded_steps} steps: begin "
+                    "with the weights and the steps that were saved with it, or load neither"
+                )
             self._weights.check_copies()
             self._steps = self._loop.begin(steps, self._counters)
             self._report(self._loop)
@@ -114,8 +121,8 @@ class Island:
         if self._loop is None:
             return {}
         self._loop.settle()
-        pieces = _pieces(self._loop).items()
-        return {**{key: each.values for key, each in pieces}, COUNTERS: to_json(self._loop.counters)}
+        values = {key: each.values for key, each in _pieces(self._loop).items()}
+        return {**values, COUNTERS: to_json(self._loop.counters), STEPS: self._steps or 0}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned on this rank, before `begin`; an empty one begins with the weights.
@@ -131,7 +138,7 @@ class Island:
             if key not in state or state[key].shape != piece.values.shape:
                 raise RuntimeError(f"the outer state lacks {key}: it is of another layout of ranks, or other settings")
             piece.values.copy_(state[key])
-        self._counters = parse(OuterCounters, state[COUNTERS])
+        self._counters, self._loaded_steps = parse(OuterCounters, state[COUNTERS]), state.get(STEPS, 0)
 
 
 def _pieces(loop: OuterLoop) -> dict[str, TensorPiece]:

@@ -24,6 +24,7 @@ from torch.distributed import ProcessGroup
 from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records, broadcast_record
 from holmes_runtime.config.islands.island_training import IslandTraining
+from holmes_runtime.config.messages import NOT_FINITE
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from holmes_runtime.node.checkpoint_files.description import OuterCounters
 from holmes_runtime.outer.island_sync import IslandSync
@@ -220,8 +221,7 @@ class OuterLoop:
         sent = self._state.masters(name for name in self._fragments.names(number) if name in self._state.owned)
         if bad := [] if is_behind else [name for name, each in sent.items() if not each.isfinite().all()]:
             raise RuntimeError(
-                f"after step {steps} parameter {bad[0]} has numbers that are not finite: no other island is sent them; "
-                "lower the learning rate, or check this island's samples"
+                f"after step {steps} parameter {bad[0]} has numbers that are {NOT_FINITE}: no other island is sent them"
             )
         early_steps = 0 if is_behind else max(0, self._due_steps - steps)
         interval, step_s = self._rounds.interval(number), self._pace.step_s()

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 from holmes_core.records.plan import Node, Plan
 from holmes_core.records.run import Failure
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from holmes_runtime.config.verdicts import Verdict
 from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.preflight import Fault
+from launcher.supervise.failure import is_not_finite
 from launcher.supervise.lost_hosts import PAUSE_S, answers
 from launcher.supervise.new_verdicts import NewVerdicts
 
@@ -18,6 +20,7 @@ TRIES = 5
 class IslandReturn:
     """Replaces `Replanning` in an island: restart it, unless it has restarted too often without a step between.
 
+    After numbers that were not finite a step is not enough: it has to have had a part in a further outer sync.
     `say` gets a line when the island is lost and when it comes back; `interrupts` ends the waiting.
     """
 
@@ -32,20 +35,23 @@ class IslandReturn:
         pause_s: float = PAUSE_S,
     ) -> None:
         self._most, self._interrupts, self._say, self._answers, self._pause_s = tries, interrupts, say, answers, pause_s
-        self._tries = 0
+        self._tries, self._awaits_sync, self._last_sync = 0, False, -1
+        self.is_living = True  # nothing has failed since the last step
         self._new = NewVerdicts()
-
-    @property
-    def is_living(self) -> bool:
-        """True if nothing has failed since the last step."""
-        return self._tries == 0
 
     def take_next_plan(self) -> None:
         """Return None: an island keeps its plan."""
 
     def take_step(self) -> None:
-        """Reset the count of restarts after a step."""
-        self._tries = 0
+        """Reset the count of restarts after a step, unless an outer sync is awaited."""
+        self.is_living = True
+        if not self._awaits_sync:
+            self._tries = 0
+
+    def take_outer_sync(self, sync: AppliedOuterSync) -> None:
+        """Let the next step reset the count if this island had a part in `sync`, and in none as late before."""
+        if not sync.has_joined and sync.exchange > self._last_sync:
+            self._last_sync, self._awaits_sync = sync.exchange, False
 
     def take_verdicts(self, verdicts: Sequence[Verdict], _step_s: float | None) -> None:
         """Show slow hosts and links."""
@@ -58,17 +64,20 @@ class IslandReturn:
     def after_failure(self, plan: Plan, cause: Failure, _lost_hosts: tuple[str, ...]) -> Plan | None:
         """Return the same plan once all its hosts answer, None after too many tries. Raises KeyboardInterrupt."""
         said = cause.message.strip() or f"exit code {cause.exit_code}"
-        return self._again(plan, f"host {cause.host}: {said.splitlines()[-1]}")
+        self._awaits_sync = self._awaits_sync or is_not_finite(cause)
+        return self._again(plan, f"host {cause.host}: {said.splitlines()[-1]}", cause.likely)
 
     def after_refusal(self, plan: Plan, faults: Sequence[Fault]) -> Plan | None:
         """Return the same after checks that refused the start."""
         self._interrupts.pause(self._pause_s)  # what was there before may end yet
         return self._again(plan, f"host {faults[0].host}: preflight check {faults[0].check} failed")
 
-    def _again(self, plan: Plan, why: str) -> Plan | None:
-        self._tries += 1
+    def _again(self, plan: Plan, why: str, likely: str | None = None) -> Plan | None:
+        self._tries, self.is_living = self._tries + 1, False
         if self._tries > self._most:
-            self._say(f"lost: {why}; not started again after {self._most} starts in a row that came to no step")
+            reached = "exchange" if self._awaits_sync else "step"
+            over = f"not started again after {self._most} starts in a row that came to no {reached}"
+            self._say("; ".join(part for part in (f"lost: {why}", over, likely) if part))
             return None
         self._say(f"lost: {why}; it starts again when its hosts answer, try {self._tries} of {self._most}")
         while not all(self._answers(node) for node in plan.nodes):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.plan import Node
 from holmes_core.records.run import Failure
-from holmes_runtime.config.messages import CHANGED, RankFailed
+from holmes_runtime.config.messages import CHANGED, NOT_FINITE, RankFailed
 
 _LOST_PEER = (
     "Connection closed by peer",
@@ -25,6 +25,7 @@ _WIRE_CHANGES = (
     "saved: look there, or encrypt by `security: {between_clusters: wireguard}` in hosts.yaml"
 )
 _SIGNS = (
+    ((NOT_FINITE,), "training diverges, or this host computes wrong: lower the learning rate, or check its samples"),
     (("CUDA out of memory", "OutOfMemoryError"), _OUT_OF_GPU_MEMORY),
     (("MemoryError", "Cannot allocate memory"), "the host's memory is full"),
     (_FULL_DISK, "a disk is full: the checkpoint folder or the home folder"),
@@ -63,6 +64,11 @@ def is_consequence(failure: Failure) -> bool:
     if CHANGED in failure.message or any(sign in text for sign in _FULL_DISK):
         return False
     return failure.exit_code == _SIGTERM or any(sign in text for sign in _LOST_PEER)
+
+
+def is_not_finite(failure: Failure) -> bool:
+    """Return True if numbers that are not finite ended a rank."""
+    return failure.exit_code > 0 and any(NOT_FINITE in text for text in (failure.message, *failure.last_lines))
 
 
 def likely_reason(exit_code: int, text: str, oom_kills: int) -> str | None:

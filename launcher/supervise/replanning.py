@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Settings
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, SlowPart, Verdict
 from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.preflight import Fault
@@ -83,6 +84,9 @@ class Replanning:
 
     def take_step(self) -> None:
         """Do nothing: restarts are counted over the whole run."""
+
+    def take_outer_sync(self, _sync: AppliedOuterSync) -> None:
+        """Do nothing, as with a step."""
 
     def take_verdicts(self, verdicts: Sequence[Verdict], step_s: float | None) -> None:
         """Show the gain of a plan that accounts for slow parts over steps of `step_s`; continue with it if asked to."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
@@ -12,7 +12,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, SourceFile
 from holmes_core.units import format_memory
 from holmes_runtime.config.model_shape import stage_parameters
-from holmes_runtime.config.run_settings import ChosenIslands
+from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings
 from planner.cluster_subset import only_clusters
 from planner.cost.counts import outer_bytes
 from planner.islands.groupings import Grouping, groupings, island_batch
@@ -49,6 +49,7 @@ class IslandPlans:
         if best is None and rounds and self.job.islands is not None:
             refused = (
                 *refused,
+                *(each.misfit for each in rounds if each.misfit),
                 f"no setting is known to cost max_loss_penalty {self.job.islands.max_loss_penalty} or less",
             )
         return best or "; ".join(dict.fromkeys(refused))
@@ -73,9 +74,18 @@ class IslandPlans:
             fitting = [each for each in made if isinstance(each, IslandRound)]
             refused += [each for each in made[:1] if isinstance(each, str) and not fitting]
             for each in fitting:
-                if each.settings not in best or each.cost.tokens_per_s > best[each.settings].cost.tokens_per_s:
+                each = replace(each, misfit=self._misfit(each.settings, grouping, plans))
+                if each.settings not in best or _rank(each) > _rank(best[each.settings]):
                     best[each.settings] = each
         return tuple(best.values()), tuple(refused)
+
+    def _misfit(self, settings: ChosenIslands, grouping: Grouping, plans: Sequence[Plan]) -> str:
+        """Return the reason why an island has no room for the settings: its plan is one of those that take less."""
+        for clusters, plan in zip(grouping, plans, strict=True):
+            if plan.job.islands is not None and outer_bytes(plan.job.islands) < outer_bytes(settings):
+                needed = format_memory(_outer_memory(self.job, settings))
+                return f"{needed} of host memory, too much for {' and '.join(clusters)}"
+        return ""
 
     @cached_property
     def _settings(self) -> tuple[ChosenIslands, ...]:
@@ -160,20 +170,49 @@ def _plan_island(
     data = job.data and job.islands.data_on(clusters, job.data)
     own = job.model_copy(update={"global_batch_size": batch, "data": data})
     hosts = only_clusters(inventory, clusters)
-    if short := _too_little_host_memory(hosts, own):
-        return short
-    try:
-        return make_plan(hosts, own, *sources, time_limit_s=time_limit_s)
-    except HolmesError as error:
-        return error
+    left = TimeLeft(time_limit_s)
+
+    def make(islands: IslandsSettings) -> Plan | HolmesError:
+        """Return the plan of an island with as much host memory as `islands` take."""
+        if short := _too_little_host_memory(hosts, own, islands):
+            return short
+        try:
+            held = own.model_copy(update={"islands": islands})
+            return make_plan(hosts, held, *sources, time_limit_s=left.seconds)
+        except HolmesError as error:
+            return error
+
+    # Keys left open count as those that take most. Where they do not fit, the next number of bytes limits the choice.
+    most, *less = _by_memory(job)
+    made = make(most)
+    if isinstance(made, Plan) or not less:
+        return made
+    least = make(less[-1])
+    if isinstance(least, HolmesError):
+        return least
+    return next((plan for each in less[:-1] if isinstance(plan := make(each), Plan)), least)
 
 
-def _too_little_host_memory(inventory: Inventory, job: Job) -> HolmesError | None:
-    """Return the error if all hosts together have no room for the bytes that an island keeps."""
+def _by_memory(job: Job) -> list[IslandsSettings]:
+    """Return the job's section and settings that it allows, one for each number of bytes, most first."""
     assert job.islands is not None
+    sections = (*(each.as_settings() for each in open_settings(job)), job.islands)
+    return sorted({outer_bytes(each): each for each in sections}.values(), key=outer_bytes, reverse=True)
+
+
+def _rank(made: IslandRound) -> tuple[bool, float]:
+    return not made.misfit, made.cost.tokens_per_s
+
+
+def _outer_memory(job: Job, islands: IslandsSettings) -> int:
+    """Return the bytes of host memory that an island of these settings takes on all of its hosts."""
+    return outer_bytes(islands) * stage_parameters(job.model, job.model.num_layers, True, True, 1)
+
+
+def _too_little_host_memory(inventory: Inventory, job: Job, islands: IslandsSettings) -> HolmesError | None:
+    """Return the error if all hosts together have no room for the bytes that an island keeps."""
     known = [usable_host_bytes(host) for host in inventory.hosts]
-    model, room = job.model, sum(size for size in known if size is not None)
-    needed = outer_bytes(job.islands) * stage_parameters(model, model.num_layers, True, True, 1)
+    needed, room = _outer_memory(job, islands), sum(size for size in known if size is not None)
     if None in known or needed <= room:
         return None
     return HolmesError(

@@ -20,6 +20,7 @@ class IslandRound:
     """Islands, each with its plan, its inner steps a round, and what a round costs under the settings.
 
     `loss` is None where it was not measured: so is the mean of islands that have not met before the end of the run.
+    `misfit` is the reason why an island's hosts cannot hold what the settings take; empty where they can.
     """
 
     settings: ChosenIslands
@@ -27,6 +28,7 @@ class IslandRound:
     inner_steps: tuple[int, ...]
     cost: Round
     loss: LossPenalty | None
+    misfit: str = ""
 
 
 def make_round(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from holmes_core.records.islands import LongerRound
 from planner.islands.island_plans import IslandPlans
-from planner.islands.setting_choice import choose_round, is_allowed
+from planner.islands.setting_choice import choose_round, is_possible
 
 MIN_GAIN = 1.05
 
@@ -22,11 +22,7 @@ def longer_round(islands: IslandPlans, tokens_per_s: float) -> LongerRound | Non
         return None
     job = islands.job.model_copy(update={"islands": replace(section, inner_steps=None)})
     rounds, _ = replace(islands, job=job).own_rounds
-    longer = [
-        each
-        for each in rounds
-        if each.settings.inner_steps > section.inner_steps and is_allowed(each.settings, each.loss)
-    ]
+    longer = [each for each in rounds if each.settings.inner_steps > section.inner_steps and is_possible(each)]
     best = choose_round(longer)
     if best is None or max(each.cost.tokens_per_s for each in longer) < MIN_GAIN * tokens_per_s:
         return None

@@ -44,10 +44,15 @@ def open_settings(job: Job) -> tuple[ChosenIslands, ...]:
 
 def choose_round(rounds: Sequence[IslandRound]) -> IslandRound | None:
     """Return the round of least loss among those about as fast as the fastest whose loss is allowed, if any is."""
-    allowed = [each for each in rounds if is_allowed(each.settings, each.loss)]
+    allowed = [each for each in rounds if is_possible(each)]
     fastest = max((each.cost.tokens_per_s for each in allowed), default=0.0)
     near = [each for each in allowed if each.cost.tokens_per_s * NEAR >= fastest]
     return min(near, key=_loss_then_time, default=None)
+
+
+def is_possible(made: IslandRound) -> bool:
+    """Return True if the round's settings fit in memory, and their loss is allowed."""
+    return not made.misfit and is_allowed(made.settings, made.loss)
 
 
 def is_allowed(settings: ChosenIslands, loss: LossPenalty | None) -> bool:
@@ -67,7 +72,7 @@ def setting_prices(rounds: Sequence[IslandRound], chosen: IslandRound | None) ->
     if chosen is None or len(rounds) < 2:
         return
     ours = _respects(chosen.settings)
-    fastest = max(made.cost.tokens_per_s for made in rounds if is_allowed(made.settings, made.loss))
+    fastest = max(made.cost.tokens_per_s for made in rounds if is_possible(made))
     for each in sorted(rounds, key=lambda made: _respects(made.settings)):
         differing = sum(a != b for a, b in zip(_respects(each.settings), ours, strict=True))
         is_round = each.settings.inner_steps in (ours[0], *MEASURED_STEPS)
@@ -101,7 +106,9 @@ def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
     speed, bound = made.cost.tokens_per_s, made.settings.max_loss_penalty
     if made.settings == chosen.settings:
         return "chosen: the fastest" if speed >= fastest else "chosen: least loss within 1 % of the fastest"
-    if not is_allowed(made.settings, made.loss):
+    if made.misfit:
+        return f"dropped: {made.misfit}"
+    if not is_possible(made):
         return f"more than max_loss_penalty {bound}" if made.loss else "its loss was not measured"
     if speed * NEAR >= min(fastest, chosen.cost.tokens_per_s):
         return "about as fast, no less loss"

@@ -1,15 +1,19 @@
-"""A setting that rules out faster islands: a quorum of too many, or a bound on their loss."""
+"""A setting that rules out faster islands: a quorum of too many, a bound on their loss, or no round that fits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
 
 from holmes_core.records.islands import SlowerMode
 from holmes_core.records.plan import SourceFile
+from holmes_runtime.config.run_settings import IslandsSettings
 from planner.islands.island_plans import IslandPlans, plan_islands
 from planner.islands.island_rounds import IslandRound
 from planner.islands.longer_round import MIN_GAIN
+
+OF_A_ROUND = ("fragments", "delay_steps", "inner_steps")
 
 
 def find_slower_by(
@@ -20,19 +24,34 @@ def find_slower_by(
     tell: Callable[[str], None],
 ) -> SlowerMode | None:
     """Return the setting without which islands would be much faster than `tokens_per_s`, with their tokens/s."""
-    inventory, job, section = islands.inventory, islands.job, islands.job.islands
+    section, (rounds, refused) = islands.job.islands, islands.own_rounds
     assert section is not None
-    if section.quorum > len(inventory.clusters) > 1:
-        setting = f"islands.quorum: {section.quorum}"
-        job = job.model_copy(update={"islands": replace(section, quorum=1)})
-        islands = plan_islands(inventory, job, sources, time_limit_s, tell)
-    elif section.max_loss_penalty is not None:
-        setting = f"islands.max_loss_penalty: {section.max_loss_penalty}"
-        job = job.model_copy(update={"islands": replace(section, max_loss_penalty=None)})
-        islands = replace(islands, job=job)
+    why = ""
+    clusters = len(islands.inventory.clusters)
+    if section.quorum > clusters > 1:
+        without = [(f"islands.quorum: {section.quorum}", replace(section, quorum=1))]
+    elif islands.found and not rounds:
+        without, why = list(_without_a_round(section)), "; ".join(dict.fromkeys(refused))
+    elif rounds and section.max_loss_penalty is not None:
+        without = [(f"islands.max_loss_penalty: {section.max_loss_penalty}", replace(section, max_loss_penalty=None))]
     else:
         return None
-    best = islands.best_round()
-    if isinstance(best, IslandRound) and best.cost.tokens_per_s >= MIN_GAIN * tokens_per_s:
-        return SlowerMode(setting=setting, tokens_per_s=best.cost.tokens_per_s)
+    for setting, free in without:
+        job = islands.job.model_copy(update={"islands": free})
+        if rounds:
+            other = replace(islands, job=job)
+        else:
+            other = plan_islands(islands.inventory, job, sources, time_limit_s / len(without), tell)
+        best = other.best_round()
+        if isinstance(best, IslandRound) and best.cost.tokens_per_s >= MIN_GAIN * tokens_per_s:
+            return SlowerMode(setting=setting, tokens_per_s=best.cost.tokens_per_s, why=why)
     return None
+
+
+def _without_a_round(section: IslandsSettings) -> Iterator[tuple[str, IslandsSettings]]:
+    """Yield settings that together fit no round, the fewest first, and the section without them."""
+    fixed = [key for key in OF_A_ROUND if getattr(section, key)]
+    for number in range(1, len(fixed) + 1):
+        for keys in combinations(fixed, number):
+            named = " and ".join(f"islands.{key}: {getattr(section, key)}" for key in keys)
+            yield named, IslandsSettings(**(vars(section) | dict.fromkeys(keys)))

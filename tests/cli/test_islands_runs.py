@@ -48,8 +48,8 @@ def plan_islands(folder: Path, **changes: Any) -> Path:
 
 
 @contextmanager
-def launched(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    words, nowhere = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"], subprocess.DEVNULL
+def launched(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    words, nowhere = [sys.executable, "-m", "holmes_cli", "launch", "plan.json", *options], subprocess.DEVNULL
     with subprocess.Popen(words, cwd=folder, env=environment(folder), stdout=nowhere, stderr=nowhere) as process:
         try:
             yield process
@@ -270,6 +270,8 @@ def test_islands_read_the_data_of_their_own_clusters_which_each_of_their_hosts_m
     assert "b1" in refused.stderr
     assert str(own["b"]) in refused.stderr
     assert str(own["a"]) not in refused.stderr
+    assert f"copy or mount {own['b']} on each host of island 1 (b1)" in refused.stderr.replace("\n", " ")
+    assert "every host" not in refused.stderr
 
     (tmp_path / "b.bak").rename(own["b"])
     done = holmes(tmp_path, "launch", "plan.json")

@@ -27,6 +27,15 @@ WAITS = """
     while island.number == 0 and step == 24 and not os.path.exists(sys.argv[0] + ".go"):
         time.sleep(0.1)
 """
+# Island 1 takes steps and has nothing to send. Island 0 is slow until the other is lost.
+DIVERGES = """
+    if island.number == 1:
+        for each in model.parameters():
+            each.data.mul_(float("nan"))
+    elif not os.path.exists(sys.argv[0] + ".go"):
+        import time
+        time.sleep(0.5)
+"""
 DIGEST = """
 import hashlib
 whole = [each.full_tensor() for each in model.parameters()]
@@ -115,6 +124,24 @@ def test_a_killed_island_of_a_script_of_torch_comes_back_and_ends_with_the_other
     last = max(first)
     assert first[last] == second[last]
     assert printed(islands[0], "weights [0-9a-f]{64}") == printed(islands[1], "weights [0-9a-f]{64}") != []
+    assert nothing_is_left(tmp_path)
+
+
+def test_an_island_that_diverges_after_each_return_is_lost_in_the_end(tmp_path: Path) -> None:
+    script = (EXAMPLE / "src" / "train.py").read_text(encoding="utf-8")
+    assert STEP in script
+    plan_script(tmp_path, script.replace(STEP, DIVERGES + STEP), steps=600, timeout_s=600)
+    with launched(tmp_path, "--restarts", "1") as process:
+        assert eventually(lambda: any((tmp_path / "runs").glob("*/island-1/run.json")))
+        islands = [run_folder(tmp_path) / name for name in ("island-0", "island-1")]
+        assert eventually(lambda: read_run(islands[1]).state != "running")
+        for code in (tmp_path / "home" / ".cache" / "holmes" / "runs").glob("*-island-0/*/code/train.py"):
+            code.with_suffix(".py.go").touch()
+        assert process.wait(timeout=600) == 1
+    assert [(read_run(each).state, read_run(each).attempt) for each in islands] == [("done", 0), ("failed", 1)]
+    said = holmes(tmp_path, "status", run_folder(tmp_path).name).stdout
+    assert "not started again after 1 starts in a row that came to no exchange" in said
+    assert re.search("island-1 is lost: .*after step [0-9]+ parameter .*lower the learning rate", said)
     assert nothing_is_left(tmp_path)
 
 

@@ -87,6 +87,16 @@ def test_quorum_that_rules_out_islands_is_the_first_line(command: Command, tmp_p
     assert re.match(r"`islands.quorum: 3` rules out islands that would read \d+ tokens/s, \d\.\d\dx", first)
 
 
+def test_fragments_that_no_round_has_are_the_first_line_with_what_they_cost(command: Command, tmp_path: Path) -> None:
+    write_job(tmp_path, {"fragments": 64})
+    first = command("plan", "job.yaml").stdout.replace("\n", " ")
+    assert re.match(
+        r"`islands.fragments: 64` rules out islands that would read \d+ tokens/s, \d\.\d\dx as many as this plan: "
+        r"no round of up to half of the job's 100 steps fits what `islands` fixes\. ",
+        first,
+    )
+
+
 def test_dry_run_of_encrypted_islands_has_the_agents_of_their_tunnel(command: Command, tmp_path: Path) -> None:
     inventory = SLOW.model_copy(update={"security": Security(between_clusters="wireguard")})
     write_signed(tmp_path / "inventory.json", inventory)
@@ -150,6 +160,39 @@ def test_page_of_an_ordinary_plan_draws_no_modes(command: Command, tmp_path: Pat
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
     command("plan", "job.yaml", "--html", "plan.html", "--json")
     assert '<svg id="modes"' not in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
+def test_islands_are_compared_with_other_islands_and_with_hosts_that_train_as_one(command: Command) -> None:
+    command("plan", "job.yaml", "-o", "short.json")
+    assert command("plan", "job.yaml", "--set", "islands=null", "-o", "one.json").code == 0
+    longer = ("plan", "job.yaml", "--set", "islands.inner_steps=50")
+    figures = compared(command(*longer, "--compare", "short.json").stdout, "short.json")
+    assert [text.splitlines()[0] for text in figures["mode"][:2]] == ["islands: a, b"] * 2
+    assert ["50 inner steps" in figures["mode"][0], "10 inner steps" in figures["mode"][1]] == [True, True]
+    assert float(figures["tokens/s"][2].strip("x")) > 1
+    assert float(figures["all steps"][2].strip("x")) < 1
+    figures = compared(command(*longer, "--compare", "one.json").stdout, "one.json")
+    assert figures["mode"][1] == "as one: a"
+    assert figures["job"][1] == "another one"
+    as_json = command(*longer, "--compare", "one.json", "--json")
+    assert compared(as_json.stderr, "one.json").keys() == figures.keys()
+    figures = compared(
+        command("plan", "job.yaml", "--set", "islands=null", "--compare", "short.json").stdout, "short.json"
+    )
+    assert figures["mode"][0] == "as one: a"
+    assert figures["mode"][1].startswith("islands: a, b")
+
+
+def compared(shown: str, name: str) -> dict[str, list[str]]:
+    """The rows of the table that compares with that plan, with lines of one cell joined."""
+    figures, heading = dict[str, list[str]](), ""
+    for line in shown.partition(f"This plan and {name}")[2].splitlines():
+        if line.startswith("│"):
+            first, *cells = (cell.strip() for cell in line.strip("│").split("│"))
+            heading = first or heading
+            before = figures.get(heading, [""] * len(cells))
+            figures[heading] = ["\n".join(filter(None, pair)) for pair in zip(before, cells, strict=True)]
+    return figures
 
 
 @pytest.mark.parametrize("options", [["--usual-order"], ["--what-if", "link:a-b=1Gb/s"]])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from holmes_core.records.plan import Node
 from holmes_core.records.run import Failure
+from holmes_runtime.config.messages import NOT_FINITE, RankFailed
+from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.islands.island_return import IslandReturn
 from launcher.nodes.interrupts import Interrupts
 from launcher.nodes.preflight import Fault
+from launcher.supervise.failure import failure_of
 from tests.launcher.plans import cpu_plan
 
 PLAN = cpu_plan()
@@ -51,6 +56,38 @@ def test_a_step_forgives_what_was_before() -> None:
         assert island.after_failure(PLAN, LOST, ()) is PLAN
         assert not island.is_living
         island.take_step()
+
+
+@pytest.mark.parametrize(
+    ("then", "starts"),
+    [
+        pytest.param(lambda start: synced(3 * start, has_joined=True), 2, id="it only receives what others have"),
+        pytest.param(lambda _: synced(7), 3, id="alone it holds the same outer sync again"),
+        pytest.param(lambda start: synced(start), 10, id="it has a part in further ones"),
+    ],
+)
+def test_steps_do_not_forgive_numbers_that_are_not_finite_before_a_further_outer_sync(
+    then: Callable[[int], AppliedOuterSync], starts: int
+) -> None:
+    island, said = coming_back([])
+    message = f"step 9, stage 0 of replica 0 (rank 0 on a1): the loss is nan, {NOT_FINITE}"
+    diverged = failure_of(PLAN.nodes[0], RankFailed(0, 1, message, 0.0), host_lost=False)
+    came_back = 0
+    while came_back < 10 and island.after_failure(PLAN, diverged, ()) is PLAN:
+        assert not island.is_living
+        island.take_outer_sync(then(came_back))
+        island.take_step()
+        assert island.is_living
+        came_back += 1
+    assert came_back == starts
+    if starts < 10:
+        assert said[-1].startswith(f"lost: host a1: {message}; not started again after 2 starts in a row that came to")
+        assert "no exchange; " in said[-1]
+        assert "lower the learning rate" in said[-1]
+
+
+def synced(number: int, has_joined: bool = False) -> AppliedOuterSync:
+    return AppliedOuterSync(number, has_joined, (0, 1), 640, 10, 20, 0.5, 0.25, "00")
 
 
 def test_waiting_for_hosts_ends_when_it_is_told() -> None:

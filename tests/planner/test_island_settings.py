@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from math import inf, log
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,17 @@ import pytest
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan, Plan
+from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings, OuterCodec
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.prepare.engine_arguments import command_of
 from planner.cluster_subset import only_clusters
+from planner.cost.counts import outer_bytes
 from planner.cost.islands_loss import BY_CODEC, BY_DELAY, BY_INNER_STEPS, loss_penalty
 from planner.islands.setting_choice import open_settings
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.verify import verify
+from planner.problem.memory_room import USABLE_SHARE
 from tests.planner.fleets import bed_job, cpu_inventory
 from tests.planner.islands_jobs import planned_mode
 from tests.planner.test_island_choice import Found, Wires, best_islands_per_s, best_of_each_mode, draw_fleet
@@ -215,13 +219,31 @@ def test_loss_is_not_known_beyond_what_was_measured() -> None:
     assert rising == sorted(rising)
 
 
-def test_settings_that_fit_no_round_leave_none() -> None:
-    job = bed_job(parallel={}, steps=10, islands={"fragments": 8})
-    assert open_settings(job) == ()
+@pytest.mark.parametrize(
+    ("section", "steps", "setting", "why"),
+    [
+        ({"fragments": 8}, 10, "islands.fragments: 8", "half of the job's 10 steps"),
+        ({"fragments": 32, "delay_steps": 6}, 60, "islands.fragments: 32", "half of the job's 60 steps"),
+        ({"fragments": 8, "delay_steps": 6}, 10, "islands.fragments: 8 and islands.delay_steps: 6", "10 steps"),
+        ({"inner_steps": 2, "delay_steps": 2}, 200, "islands.inner_steps: 2", "cluster b is too slow"),
+    ],
+)
+def test_settings_that_fit_no_round_are_named_with_the_speed_of_islands_without_them(
+    section: dict[str, Any], steps: int, setting: str, why: str
+) -> None:
+    slowdown = {"b": 1.5 if "slow" in why else 1.0}
+    emulate = {"forward_s_per_layer": 0.02, "backward_s_per_layer": 0.04, "slowdown": slowdown}
+    job = bed_job(parallel={}, steps=steps, islands=section, compute={"emulate": emulate})
+    assert (open_settings(job) == ()) == ("steps" in why)
     plan = planned_mode(SLOW, job)
+    assert isinstance(plan, Plan)
     assert plan.modes is not None
-    islands = next(price for price in plan.modes.prices if price.mode == "islands")
-    assert "half of the job's 10 steps" in islands.why
+    assert why in next(price.why for price in plan.modes.prices if price.mode == "islands")
+    slower_by = plan.modes.slower_by
+    assert slower_by is not None
+    assert slower_by.setting == setting
+    assert why in slower_by.why
+    assert slower_by.tokens_per_s > 1.05 * plan.prediction.tokens_per_s
 
 
 @pytest.mark.parametrize(
@@ -244,3 +266,29 @@ def test_setting_that_rules_out_faster_islands_is_named_with_their_speed(
         assert slower_by.tokens_per_s == pytest.approx(free.prediction.tokens_per_s, rel=1e-6)
         assert slower_by.tokens_per_s > 1.05 * plan.prediction.tokens_per_s
     assert isinstance(plan, Plan) == (setting is not None and "max" not in setting)
+
+
+def test_settings_that_take_too_much_host_memory_are_dropped_and_the_table_says_so() -> None:
+    # Anchor, momentum, error, change, and change and mean of a fragment: 24 bytes at most, 10 at least.
+    def planned(bytes_each: float) -> Plan | IslandsPlan:
+        parameters = stage_parameters(slow_job().model, 10, True, True, 1)
+        room = {"memory_bytes": int(bytes_each * parameters / USABLE_SHARE)}
+        hosts = tuple(host.model_copy(update=room if host.name == "b1" else {}) for host in SLOW.hosts)
+        return planned_mode(SLOW.model_copy(update={"hosts": hosts}), slow_job())
+
+    plan = planned(15.0)
+    assert isinstance(plan, IslandsPlan)
+    assert plan.job.islands is not None
+    assert outer_bytes(plan.job.islands) <= 15
+    dropped = [each for each in plan.modes.settings if "of host memory, too much for b" in each.why]
+    assert dropped
+    for each in plan.modes.settings:
+        kept = 2 + (each.codec != "none") + (each.delay_steps != 0)
+        assert (each in dropped) == (4 * kept + 8 / each.fragments > 15), each
+    for number, island in enumerate(plan.islands):
+        assert verify(island, only_clusters(SLOW, ["ab"[number]])) == []
+
+    none = planned(9.0)
+    assert isinstance(none, Plan)
+    assert none.modes is not None
+    assert "anchor and momentum take" in next(price.why for price in none.modes.prices if price.mode == "islands")

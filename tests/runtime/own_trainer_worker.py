@@ -43,7 +43,7 @@ STREAMING: dict[str, Any] = {
 
 MISTAKES_OF_ONE = (
     "no parameters", "no names", "one name", "steps first", "begins late", "begins twice", "loads late", "steps on",
-    "not finite",
+    "not finite", "begins early",
 )  # fmt: skip
 
 
@@ -156,6 +156,8 @@ def make_mistake(mistake: str, island: Island, model: nn.Module) -> None:
         island.step()
     elif mistake == "begins late":
         island.begin(STEPS + 1)
+    elif mistake == "begins early":
+        island.load_state_dict({**island.state_dict(), "steps": STOP_AT})
     elif mistake == "not finite":
         nn.init.constant_(local_of(next(model.parameters())), float("nan"))
 

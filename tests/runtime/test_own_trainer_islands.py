@@ -99,6 +99,7 @@ def test_an_island_of_tensor_shards_and_one_of_copies_end_with_one_model(runs: d
         ("one name", "two parameters are called weight: give each a name of its own"),
         ("steps first", "`step` was called before `begin`"),
         ("begins late", f"`begin({STEPS + 1})` is not of the {STEPS} steps"),
+        ("begins early", f"`begin(0)`, but the loaded outer state is of {STOP_AT} steps"),
         ("begins twice", "`begin` was called before"),
         ("loads late", "`load_state_dict` was called after `begin`"),
         ("steps on", f"all {STEPS} steps are taken"),

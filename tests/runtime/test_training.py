@@ -221,7 +221,7 @@ def test_a_wrong_interface_ends_the_run_with_host_group_and_interface(runs: dict
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_stage(corpus: Path) -> None:
     config = make_config(corpus, learning_rate=1e30, grad_clip=None)
 
-    with pytest.raises(RuntimeError, match=r"step 1, stage 0 of replica 0 \(rank 0 on host0\): the loss is nan"):
+    with pytest.raises(RuntimeError, match=r"step 2, stage 0 of replica 0 \(rank 0 on host0\): the loss is nan"):
         train_here(config)
 
 
