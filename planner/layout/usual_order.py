@@ -14,7 +14,7 @@ from planner.schedule.assign_hosts import GroupSlot, group_slots_of, number_rank
 from planner.search.closed_form import price_hosts_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut
 
-MAX_PRICED = 40  # candidates, the most promising first; and no more group slots of theirs than:
+MAX_PRICED = 40  # candidates, the most promising first, within this limit on all their group slots:
 MAX_GROUP_SLOTS = 50_000
 
 
@@ -29,8 +29,8 @@ def usual_group_slots(
 ) -> dict[tuple[int, int], GroupSlot]:
     """Return the group slot of each (stage, replica): hosts in inventory order, a replica's stages on consecutive ones.
 
-    Other trainers have a stage's replicas on consecutive ones. `in_order`: all group slots of the degree in that order,
-    where they are known.
+    Other trainers put a stage's replicas on consecutive ones. `in_order`: all group slots of the degree in that order,
+    if already known.
     """
     slots = in_order or _in_order(problem, candidate.tp)
     stages, replicas = range(candidate.pp), range(candidate.dp)
@@ -50,7 +50,7 @@ def _in_order(problem: Problem, tp: int) -> list[GroupSlot]:
 def usual_placement(
     problem: Problem, candidate: Candidate, group_slots: Mapping[tuple[int, int], GroupSlot]
 ) -> Placement:
-    """Return the cut that goes with them, fixed or even with the remainder on the first stages, and their classes."""
+    """Return the placement on these slots, with the fixed cut or an even one (the remainder on the first stages)."""
     sites = tuple(
         tuple(problem.fleet.class_of[group_slots[stage, replica].host] for replica in range(candidate.dp))
         for stage in range(candidate.pp)
@@ -62,7 +62,7 @@ def usual_placement(
 def memory_fault(
     problem: Problem, placement: Placement, group_slots: Mapping[tuple[int, int], GroupSlot]
 ) -> str | None:
-    """Return in words a stage that does not fit into the memory of a host; None if all fit or memory is not known."""
+    """Return a sentence about a stage that exceeds a host's memory; None if all fit or memory is not known."""
     needed = stages_memory_bytes(problem.job, placement.candidate, placement.layers)
     for (stage, _), where in sorted(group_slots.items()):
         available = problem.fleet.hosts[where.host].hardware.memory_bytes
