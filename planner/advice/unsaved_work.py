@@ -31,8 +31,8 @@ def unevaluated_sentences(job: Job) -> tuple[str, ...]:
     if evaluation is None or checkpoint is None or checkpoint.every_steps % evaluation.every_steps == 0:
         return ()
     both = lcm(evaluation.every_steps, checkpoint.every_steps)
-    which = f"one checkpoint in {both // checkpoint.every_steps} is" if both <= job.steps else "no checkpoint is"
+    which = f"one in {both // checkpoint.every_steps}" if both <= job.steps else "none"
     return (
-        f"Only checkpoints of evaluated steps can be kept as the best, and {which} of one: set checkpoint.every_steps "
+        f"Only checkpoints of evaluated steps can be kept as the best, here {which}: set checkpoint.every_steps "
         f"({checkpoint.every_steps}) to a multiple of evaluation.every_steps ({evaluation.every_steps}).",
     )

@@ -139,7 +139,7 @@ def make_execution(
 
 def outer_bytes(islands: IslandsSettings) -> int:
     """Return the bytes of host memory in fp32 for each parameter of a rank's 1/dp. An island keeps its anchor and
-    momentum, a codec's error, changes since a step if a fragment is late, and one fragment's change and mean
+    momentum, a codec's error, changes since then if a fragment is late, and one fragment's change and mean
     (holmes_runtime.outer). A setting that is left to the planner counts as its most expensive choice.
     """
     kept = 2 + (islands.codec != "none") + (islands.delay_steps != 0)

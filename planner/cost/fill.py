@@ -4,7 +4,7 @@ Stages are equal and edges free. p ranks run m micro-batches of forward F and ba
 (p - 1) (F + B) during fill and drain. Zero-bubble splits backwards into halves H that together take longer than B,
 except on the first rank, which runs them whole. The first rank waits (p - 1) max(F, H). If m < p, it runs out of weight
 gradients to fill the wait with and waits (p - m) min(F, H) more. The others begin F later and wait for one rank less,
-and also (p - m) min(F, H) unless m is 1. The later end counts. The simulation of equal stages agrees.
+and also (p - max(m, 2)) min(F, H). The later end counts. The simulation of equal stages agrees.
 """
 
 from __future__ import annotations

@@ -191,6 +191,6 @@ def _streams(streams: int) -> tuple[EnvironmentVariable, ...]:
     if streams == 1:
         return ()
     threads = min(streams, MAX_SOCKET_THREADS)
-    reason = f"the rate measured between clusters took {streams} parallel connections"
+    reason = f"the rate measured between clusters took {streams} connections side by side"
     values = {"NCCL_SOCKET_NTHREADS": threads, "NCCL_NSOCKS_PERTHREAD": -(-streams // threads)}
     return tuple(EnvironmentVariable(name=name, value=str(value), reason=reason) for name, value in values.items())

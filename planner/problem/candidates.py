@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """The number of clusters that each hold equally many replicas and all weights or states; 1: no such rule."""
+        """The number of clusters that each hold equally many replicas and all weights or states; 1: anywhere."""
         return self.dp // self.weight_shards if self.weight_shards > 1 else self.instances
 
     @property

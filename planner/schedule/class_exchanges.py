@@ -25,7 +25,7 @@ from planner.search.placement import Placement
 
 
 class ClassExchanges:
-    """The exchanges of one placement. `sites` are the classes of each stage; `is_one_lane`: replicas are alike."""
+    """The exchanges of one placement. `sites`: classes of each stage; `is_one_lane`: all replicas form one lane."""
 
     def __init__(
         self, job: Job, coeffs: Coefficients, placement: Placement, sites: Sequence[Site], is_one_lane: bool

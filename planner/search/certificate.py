@@ -28,7 +28,7 @@ class Certificate:
     """The least closed-form seconds of placements with the plan's degrees, from the last of `programs`.
 
     None if the time limit ended that program, or if no program has these degrees. If it has no solution, a better
-    placement is known: for stages over several clusters, programs price every edge as the slowest one.
+    placement is known: for stages over several clusters, programs price every edge as the slowest, ranks exactly.
     """
 
     least_s: float | None

@@ -321,7 +321,7 @@ def whole_replicas(state: SearchState, branch: Branch) -> None:
 BOUNDS = (early_bound, exchange_bound, full_lower_bound)
 PROGRAMS = frozenset({programs, fixed_cut_program})
 NEED_TIME = PROGRAMS | {open_paces}
-"""Refinements that are needed to close a branch, but not run once the time is over, like `full_lower_bound`."""
+"""Refinements that do not run once the time is over, so that the branch stays open; nor does `full_lower_bound`."""
 
 
 def refinements_of(job: Job, form: Form) -> tuple[Refinement, ...]:

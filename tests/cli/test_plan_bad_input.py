@@ -83,7 +83,7 @@ def refused(command: Command, tmp_path: Path) -> Refused:
         ),
         (
             {"parallel": {"schedule": "zero-bubble"}},
-            "zero-bubble with compile left out, which on GPUs is true",
+            "zero-bubble with compile left out, which means true on GPUs",
         ),
         ({"profile": {"after": 8}}, "profile of 3 steps after 8: the job has only 10"),
         (
@@ -145,7 +145,7 @@ def test_inventory_that_makes_no_sense_is_refused(
         ),
         (("--what-if", "+host:a2=like:a9"), "--what-if +host:a2=like:a9: no reachable host 'a9' in the inventory"),
         (("--what-if", "-host:a9"), "--what-if -host:a9: no reachable host 'a9' in the inventory (a1, b1)"),
-        (("--what-if", "more money"), "--what-if more money: not a change that can be read"),
+        (("--what-if", "more money"), "--what-if more money: this is not a valid change"),
         (("--compare", "other.json"), "other.json: cannot be read: No such file"),
         (("--compare", "inventory.json"), "inventory.json: not of kind plan: its kind is inventory"),
     ],
