@@ -69,7 +69,7 @@ def refused(command: Command, tmp_path: Path) -> Refused:
         ({"parallel": {"tp": 16}}, "parallel.tp 16"),
         (
             {"parallel": {"tp": 2}, "model": {**MODEL, "factory": "own.py:build"}},
-            "parallel.tp is 2 and model.factory is own.py:build: a model of one's own is cut between layers alone",
+            "parallel.tp is 2 and model.factory is own.py:build: a user's own model is cut only between layers",
         ),
         ({"parallel": {"pp": 37}}, "parallel.pp is 37, num_layers is 36"),
         ({"parallel": {"layers": [10, 10]}}, "parallel.layers add up to 20, num_layers is 36"),
@@ -136,7 +136,7 @@ def test_inventory_that_makes_no_sense_is_refused(
         (("--what-if", "fabric:a=0Gb/s"), "--what-if fabric:a=0Gb/s: '0Gb/s' is not a rate above zero"),
         (
             ("--what-if", "link:a-c=1Gb/s"),
-            "--what-if link:a-c=1Gb/s: 'a-c' is not two clusters of the inventory (a, b)",
+            "--what-if link:a-c=1Gb/s: 'a-c' does not name two clusters of the inventory (a, b)",
         ),
         (("--what-if", "fabric:c=1Gb/s"), "--what-if fabric:c=1Gb/s: no cluster 'c' in the inventory (a, b)"),
         (
