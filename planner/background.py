@@ -1,4 +1,4 @@
-"""Work that another core does while this process goes on."""
+"""Work in a child process while this process continues."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-NICENESS = 5  # of a child: many of them must not keep this process from its own work
+NICENESS = 5  # of a child, so that many of them do not slow this process down
 FORKS_SAFELY = sys.platform == "linux"
-PATIENCE_S = 60.0  # for a result: a child of a process with other threads may, very rarely, find a lock held for ever
+PATIENCE_S = 60.0  # for a result: very rarely, a child forked from a process with threads finds a lock held for ever
 
 
 class BackgroundCall(Generic[T]):
-    """`work()` in a child that shares this process's memory as it is now; leaving the context ends it.
+    """`work()` in a child that shares this process's memory as it is now. Leaving the context ends it.
 
-    Where there is no child, since systems other than Linux do not fork safely, or where it failed, for want of memory,
-    by an exception or by saying nothing for `patience_s`, `result` does the work here.
+    `result` does the work here if there is no child, since only Linux forks safely, or if the child failed: for lack of
+    memory, with an exception, or without an answer for `patience_s`.
     """
 
     def __init__(self, work: Callable[[], T], patience_s: float = PATIENCE_S) -> None:
@@ -46,7 +46,7 @@ class BackgroundCall(Generic[T]):
         return received[0] if (received := self._receive(self._patience_s)) else self._work()
 
     def result_within(self, seconds: float) -> T | None:
-        """Return the result of `work`, or None where a child has not sent it within `seconds`."""
+        """Return the result of `work`, or None if a child has not sent it within `seconds`."""
         if self._read is None:
             return self._work()
         return received[0] if (received := self._receive(seconds)) else None
@@ -67,9 +67,9 @@ class BackgroundCall(Generic[T]):
 
 @contextlib.contextmanager
 def _interrupts_put_off() -> Iterator[None]:
-    """Put off `INTERRUPTS` until the end: Python drops an exception raised while it forks."""
+    """Delay `INTERRUPTS` until the end, since Python drops an exception raised while it forks."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # interrupts come to the main thread alone
+        yield  # only the main thread gets interrupts
         return
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in INTERRUPTS}
@@ -83,7 +83,7 @@ def _interrupts_put_off() -> Iterator[None]:
 
 
 def _send(write: Connection, work: Callable[[], T]) -> None:
-    """Do the work in the child, and nothing that the parent would do at its end, such as writing its output twice."""
+    """Do the work in the child, without the parent's exit handlers, which might write its output twice."""
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)
     os.nice(NICENESS)

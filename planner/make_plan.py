@@ -46,15 +46,15 @@ from planner.single_clusters import with_single_clusters
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
-# How much faster a plan under ZeRO-3 must be where others fit: the largest error but two of the 32 published steps that
-# tell how much of its traffic compute hides (docs/cost-model.md).
+# Factor by which a plan under ZeRO-3 must be faster if others fit: the third largest error of the 32 published steps
+# that show how much of its traffic compute hides (docs/cost-model.md).
 WORTH_SHARDING = 1.1
-TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes we test; the plan says when it was not
-FAR = 0.3  # of a step: a start of the local search that is so much slower than a plan with other degrees is left out
-STARTS_OF_A_CHANGE = 2  # starts of the local search after the best one, where only a change is to be priced
-SEARCHING = 0.6  # of a time limit, at least; the rest, where needed, is for simulating, writing out and checking:
-SIMULATING = 0.1  # of a time limit, each cluster alone included
-USUAL_S = 0.5  # beyond the limit, at least, for the usual order of a fleet whose plan is made in no time
+TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes in the tests; the plan states if it was not
+FAR = 0.3  # of a step: local search skips starts slower by this than a plan with other degrees
+STARTS_OF_A_CHANGE = 2  # starts of the local search after the best one, if only a change is priced
+SEARCHING = 0.6  # of a time limit, at least; the rest is for simulating, writing out and checking as needed:
+SIMULATING = 0.1  # of a time limit, including each single cluster
+USUAL_S = 0.5  # beyond the limit, at least, for the usual order of a fleet whose plan is made very quickly
 GPUS_WRITTEN_PER_S = 8000  # on a slow core, in all that follows the search
 
 Sources = tuple[SourceFile, SourceFile]
@@ -75,11 +75,11 @@ def make_plan(
 ) -> Plan:
     """Return the plan of `job` on the reachable hosts of `inventory`, verified.
 
-    The same input gives the same plan, unless the time limit, which is for all of this, ends the search. The usual
-    order with the degrees that suit it best is a contender too, so that no plan is slower than it; with `order` "usual"
-    it is the plan. Where the limit ended the search, so is the best found in each cluster alone. `lp` names a file for
-    the integer program that certifies it. Where the expert or context parallel degree is free each one is planned, and
-    the fastest plan's job fixes its own. Raises HolmesError: what fails and what would make it fit.
+    The same input gives the same plan, unless the time limit, which covers everything, ends the search. The usual
+    order with its best degrees is a contender too, so that no plan is slower than it; with `order` "usual" it is the
+    plan. If the limit ended the search, the best placement in each single cluster is a contender as well. `lp` names a
+    file for the certifying integer program. If the expert or context parallel degree is free, each one is planned, and
+    the fastest plan's job fixes its own. Raises HolmesError with the cause and a remedy.
     """
     sources = inventory_source, job_source
     if relayed_pairs(inventory):
@@ -89,7 +89,7 @@ def make_plan(
     jobs, search_one = with_free_degrees(inventory, job), partial(_search, inventory, progress)
     if jobs == [job]:
         plan = _plan_searched(search_one(job, time_limit_s), sources, order, lp)
-        assert plan is not None  # as no step was to be beaten
+        assert plan is not None  # since no step had to be beaten
         return plan
     return _plan_free_degrees(job, jobs, search_one, sources, order, time_limit_s, lp)
 
@@ -109,7 +109,7 @@ def _plan_free_degrees(
     for each in sorted(searched, key=lambda each: each.result.found[0].objective_s):
         now_s = left.seconds
         if best is not None and (left.is_over or now_s < before_s - now_s):
-            break  # the last one took longer than is left
+            break  # the last one took longer than the time left
         before_s = now_s
         try:
             plan = _plan_searched(each, sources, order, None, best.prediction.step_s if best else inf)
@@ -119,14 +119,14 @@ def _plan_free_degrees(
         if plan is not None and (best is None or plan.prediction.step_s < best.prediction.step_s):
             best = plan
     if best is None:
-        raise faults[min(faults)]  # of the smallest degrees
+        raise faults[min(faults)]  # that of the smallest degrees
     if lp is not None:
         _plan_searched(search_one(best.job, limit_s), sources, order, lp)
     return _with_bound_of_all(best.model_copy(update={"free_degrees": chosen_degrees(job, best.job)}), searched, left)
 
 
 def _with_bound_of_all(best: Plan, searched: Sequence[_Searched], left: TimeLeft) -> Plan:
-    """Return the best plan with the bound on the steps of all that was `searched`."""
+    """Return the best plan with the bound on the steps of everything `searched`."""
     step_s = best.prediction.step_s
     candidates = ((each, each.result.found[0].placement.candidate) for each in searched)
     bounds_s = (_step_bound_s(each.problem, each.result, candidate, left) for each, candidate in candidates)
@@ -137,7 +137,7 @@ def _with_bound_of_all(best: Plan, searched: Sequence[_Searched], left: TimeLeft
 
 @dataclass(frozen=True)
 class _Searched:
-    """A problem, what the search found, and the seconds of its time limit that are left to make a plan of it."""
+    """A problem, the search's result, and the seconds of its time limit that are left to make a plan of it."""
 
     inventory: Inventory
     problem: Problem
@@ -147,7 +147,7 @@ class _Searched:
 
 
 def _search(inventory: Inventory, progress: Progress | None, job: Job, time_limit_s: float) -> _Searched:
-    """Raises HolmesError where nothing fits or a rate is not known."""
+    """Search the placements of `job`. Raises HolmesError if nothing fits or a rate is not known."""
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
@@ -161,7 +161,7 @@ def _search(inventory: Inventory, progress: Progress | None, job: Job, time_limi
 def _plan_searched(
     searched: _Searched, sources: Sources, order: Order, lp: Path | None, within_s: float = inf
 ) -> Plan | None:
-    """Return the plan of what was searched, verified; None where its step would not be within `within_s`.
+    """Return the verified plan of a search result; None if its step would exceed `within_s`.
 
     `sources`: the files of the inventory and the job. Raises HolmesError as `make_plan` does.
     """
@@ -192,8 +192,8 @@ def _plan_searched(
 def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float, within_s: float = inf) -> float:
     """Return the predicted step of the plan of `job`, or a little more, without making the rest of the plan.
 
-    Local search starts from the best few placements only, and from none that takes longer than `within_s` before it.
-    Infinite where none takes less.
+    Local search starts only from the best few placements that take at most `within_s` before it. Infinite if there
+    are none.
 
     Raises:
         HolmesError: nothing fits, or a rate is not known.
@@ -203,7 +203,7 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float, within_s
 
 
 def planned_anew(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, WrittenPlan]:
-    """Return the placement that `planned_step_s` prices, written out, and its problem. Raises HolmesError alike."""
+    """Return the placement that `planned_step_s` prices, written out, and its problem. Raises the same HolmesError."""
     left = TimeLeft(time_limit_s)
     problem, contenders = _few_contenders(inventory, job, time_limit_s)
     return problem, write_best(problem, contenders, left)[0]
@@ -220,7 +220,7 @@ def _few_contenders(
 
 
 def _writing_s(problem: Problem, time_limit_s: float) -> float:
-    """Return the seconds of the limit that are kept for what follows the search."""
+    """Return the seconds of the limit that are reserved for the work after the search."""
     return min(time_limit_s * (1 - SEARCHING - SIMULATING), 1 + problem.fleet.num_group_slots(1) / GPUS_WRITTEN_PER_S)
 
 
@@ -231,9 +231,9 @@ def contenders_of(
     most_starts: int = STARTS,
     within_s: float = inf,
 ) -> list[Contender]:
-    """Return the best placements, improved by local search; before them the best under ZeRO-3, where it is worth it.
+    """Return the best placements, improved by local search; before them the best one under ZeRO-3, if it is worth it.
 
-    None that takes longer than `within_s` before that.
+    Placements that take longer than `within_s` before that are left out.
     """
     candidates, early = [each for _, each in result.ranked], problem.once(EarlyBounds)
     if result.found[0].placement.candidate.weight_shards > 1:
@@ -244,7 +244,7 @@ def contenders_of(
     worth_s = (contenders[0].mode.step_s if contenders else within_s) / WORTH_SHARDING
     bounds, is_over = problem.once(AnyScheduleBounds), left is not None and left.is_over
     near = (each for each in result.misfits if not is_over and bounds.work_s(each) < worth_s)
-    others = [shared for each in near for shared in early.with_shared_weights(each)]  # which makes no step shorter
+    others = [shared for each in near for shared in early.with_shared_weights(each)]  # this makes no step shorter
     try:
         sharded = rank_contenders(problem, result.sharded, left=left, others=others, within_s=worth_s)
     except HolmesError:  # none can run the schedule that job.yaml fixes
@@ -263,9 +263,9 @@ class _Comparisons:
 def _write_and_compare(
     problem: Problem, result: SearchResult, left: TimeLeft, within_s: float
 ) -> tuple[WrittenPlan, _Comparisons] | None:
-    """Return the plan written out, or the usual order where that is faster, and meanwhile compute its comparisons.
+    """Return the plan written out, or the usual order if that is faster, with its comparisons.
 
-    None where neither is within `within_s`, nor any start of the local search near it.
+    None if neither is within `within_s` and no start of the local search is near it.
     """
 
     def work() -> Prediction | None:
@@ -346,7 +346,7 @@ def _report(
 
 
 def _step_bound_s(problem: Problem, result: SearchResult, planned: Candidate, left: TimeLeft) -> float:
-    """Return a lower bound on any simulated step, in seconds; none without ZeRO-3, where the plan is without."""
+    """Return a lower bound on any simulated step, in seconds; without ZeRO-3 if the plan is without it."""
     candidates = [each for _, each in result.ranked]
     if planned.weight_shards > 1:
         candidates += enumerate_candidates(problem.job, problem.fleet)

@@ -1,4 +1,4 @@
-"""Placements in each cluster alone, where a search ended before it could prove that several do better."""
+"""Placements in each single cluster, for a search that ended before it could prove that several do better."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from planner.search.branch_and_bound import SearchResult, search
 from planner.search.placement import PricedPlacement
 from planner.time_left import TimeLeft
 
-NO_TIME_S = 0.0  # a search finds a placement all the same, if any fits
+NO_TIME_S = 0.0  # a search still finds a placement, if any fits
 BEST = 3  # placements of each cluster
-SLOTS_WHEN_LATE = 256  # in clusters that are looked at whatever the time: a few tenths of a second
+SLOTS_WHEN_LATE = 256  # in clusters that are always searched: a few tenths of a second
 MAX_LATE = 8  # placements of the search that there is time to simulate
 
 
 def with_single_clusters(problem: Problem, result: SearchResult, left: TimeLeft) -> SearchResult:
-    """Return the result, with the first placements of a search in each cluster alone; alike clusters are searched once.
+    """Return the result, plus the first placements of a search in each single cluster, equal ones once.
 
-    Where no time is `left`, only the best of the result stay. The largest cluster comes first. Clusters that no time is
+    If no time is `left`, only the best of the result remain. The largest cluster comes first. Clusters that no time is
     left for are skipped, except for the first few slots.
     """
     several = len(problem.fleet.cluster_names) > 1
@@ -44,7 +44,7 @@ def _in_single_clusters(problem: Problem, left: TimeLeft) -> Iterator[PricedPlac
         looked_at += slots[name]
         try:
             best = search(replace(problem, fleet=Fleet(classes)), NO_TIME_S).found[:BEST]
-        except HolmesError:  # too small, which another cluster may not be
+        except HolmesError:  # too small; another cluster may be larger
             continue
         for found in best:
             sites = tuple(tuple(of[c] for c in row) for row in found.placement.sites)

@@ -1,4 +1,4 @@
-"""The time left of a limit that all parts of some work share."""
+"""The time left of a limit that several pieces of work share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float:
-        """The seconds left; never below 0."""
+        """The remaining seconds; never below 0."""
         return max(0.0, self._end_s - time.monotonic())
 
     @property
@@ -22,5 +22,5 @@ class TimeLeft:
         return time.monotonic() >= self._end_s
 
     def less(self, seconds: float) -> TimeLeft:
-        """Return the time left without `seconds` of it, kept for something else."""
+        """Return the time left without `seconds` of it, reserved for something else."""
         return TimeLeft(self.seconds - seconds)

@@ -1,1 +1,1 @@
-"""The meaning of a plan's figures, and changes that would improve them: explanations, what-ifs, calibration, advice."""
+"""Meaning and improvement of a plan's figures: explanations, what-ifs, calibration, advice."""

@@ -1,10 +1,10 @@
-"""The step of a plan without some of its features, as the Holmes paper's ablation has them (arXiv 2312.03549).
+"""The step of a plan without some of its features, as in the Holmes paper's ablation (arXiv 2312.03549).
 
-    pipeline  clusters joined by the pipeline: without, ranks are in the usual order, and gradients go in one ring
-    uneven    the cut by speed: without, each stage has as many layers, the remainder on the first ones
-    overlap   the exchange of gradients and weights under compute: without, it begins after a stage's last backward
+    pipeline  clusters joined by the pipeline; without it, ranks are in the usual order, and gradients use one ring
+    uneven    the cut by speed; without it, each stage has as many layers, with the remainder on the first ones
+    overlap   the exchange of gradients and weights during compute; without it, it follows a stage's last backward
 
-Everything else stays as planned. Together features may gain less than the sum of their gains.
+Everything else stays as planned. Several features together may gain less than the sum of their gains.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def parse_features(text: str) -> tuple[str, ...]:
     named = [each.strip() for each in text.split(",")]
     unknown = [each for each in named if each not in FEATURES]
     if unknown:
-        raise HolmesError(f"--without {text}: {unknown[0]!r} is no feature", f"name any of {', '.join(FEATURES)}")
+        raise HolmesError(f"--without {text}: unknown feature {unknown[0]!r}", f"name any of {', '.join(FEATURES)}")
     return tuple(each for each in FEATURES if each in named)
 
 
 def ablations(inventory: Inventory, plan: Plan, features: Sequence[str]) -> tuple[Ablation, ...]:
-    """Return the step of `plan` without each feature, and without all of them if they are several."""
+    """Return the step of `plan` without each feature and, if there are several, without all of them."""
     if not features:
         return ()
     sets = [(each,) for each in features] + ([tuple(features)] if len(features) > 1 else [])
@@ -71,7 +71,7 @@ def _layout_without(problem: Problem, layout: Layout, ranks: tuple[PlanRank, ...
 
 
 def _memory_fault(problem: Problem, layout: Layout) -> str | None:
-    """Return in words the first rank whose GPU lacks memory; None if all fit or memory is not known."""
+    """Return a sentence about the first rank whose GPU lacks memory; None if all fit or memory is not known."""
     execution = layout.candidate.execution(problem.job)
     pp, microbatches = layout.candidate.pp, max(layout.microbatches)
     needed = tuple(layout.mode.rank_memory_bytes(problem.job.model, execution, pp, microbatches))
@@ -79,7 +79,7 @@ def _memory_fault(problem: Problem, layout: Layout) -> str | None:
         room = problem.fleet.hosts[rank.host].hardware.memory_bytes
         if room is not None and needed[rank.pp_rank] > room:
             asked = f"rank {rank.rank} needs {format_memory(needed[rank.pp_rank])}"
-            return f"{asked}, and a GPU of {rank.host} has room for {format_memory(room)}"
+            return f"{asked}, but a GPU of {rank.host} has room for {format_memory(room)}"
     return None
 
 
@@ -91,7 +91,7 @@ def _step_s(problem: Problem, layout: Layout, overlaps: bool) -> float:
 
 
 def _together(buckets: Sequence[BucketSeconds]) -> BucketSeconds:
-    """Return a stage's buckets as one, whose weights are gathered as soon as its gradients are reduced."""
+    """Return a stage's buckets as one. Its weights are gathered as soon as its gradients are reduced."""
     return BucketSeconds(
         backward_s=sum(each.backward_s for each in buckets),
         reduce_s=sum(each.reduce_s + each.gather_s for each in buckets),

@@ -1,4 +1,4 @@
-"""Groups whose members on other hosts are on other rails, in clusters where no rail reaches another."""
+"""Groups with members on other rails on other hosts, in clusters whose rails do not reach one another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from planner.problem.rails import Rails, read_rails
 
 
 def groups_across_rails(plan: Plan, inventory: Inventory) -> tuple[PlanGroup, ...]:
-    """Return the groups of `plan` over the rails of such a cluster that have different ones on some hosts.
+    """Return the groups of `plan` in such clusters whose hosts do not all use the same rails.
 
     A pipeline edge must have both ends on one rail. Replicas on different hosts must be on the same rails.
     """
@@ -26,7 +26,7 @@ def _is_across(plan: Plan, group: PlanGroup, rails: Rails) -> bool:
 
 
 def rails_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """Return a sentence on the groups that cannot meet on one rail, and the remedy; empty where all can."""
+    """Return a sentence about groups that cannot communicate on one rail, with the remedy; empty if all can."""
     found = groups_across_rails(plan, inventory)
     if not found:
         return ()
@@ -34,6 +34,6 @@ def rails_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     named = ", ".join(group.name for group in found[:3]) + (", ..." if len(found) > 3 else "")
     return (
         f"Rails of cluster {networks} do not reach one another, and {len(found)} of {len(plan.groups)} groups have "
-        f"ranks on different rails ({named}): NCCL passes their data to a GPU on the right rail by NVLink where the "
-        "host has a rank there, and cannot connect them where not.",
+        f"ranks on different rails ({named}). NCCL passes their data by NVLink to a GPU on the right rail if the host "
+        "has a rank there; otherwise it cannot connect them.",
     )

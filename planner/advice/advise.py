@@ -1,9 +1,9 @@
-"""The change that would help most: each network twice as fast and one host more in each cluster, all priced.
+"""The change that would help most: each network twice as fast and one more host in each cluster, all priced.
 
-A faster network is priced on the plan's own placement, which is quick. An added host takes planning anew. So do the
-best networks where there is time left, since another placement may gain more. Planning anew takes time that grows with
-the candidates, so changes are planned anew until they have as many candidates together as a small fleet has. For the
-usual order nothing is planned anew: the gain of another order would be taken for the gain of the change.
+A faster network is priced on the plan's own placement, which is quick. An added host needs a new plan. If time is left,
+so do the best networks, since another placement may gain more. The time for a new plan grows with the number of
+candidates, so replanning stops once all changes together have as many candidates as a small fleet. The usual order is
+never replanned: the gain of another order would be mistaken for the gain of the change.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from planner.problem.networks import Networks
 from planner.problem.problem import read_problem
 from planner.time_left import TimeLeft
 
-MAX_HOSTS = 64  # on more, even pricing all changes would take longer than the plan
-REPLANNED = 2  # faster networks planned anew at most
-WORTH = 1.005  # a gain below half a percent is no advice
+MAX_HOSTS = 64  # with more, even pricing all changes would take longer than the plan
+REPLANNED = 2  # the most faster networks that are replanned
+WORTH = 1.005  # a gain below half a percent is not advised
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits on planning anew: candidates in all, and seconds on a machine however slow.
+    """Limits on replanning: candidates in all, and seconds on a machine of any speed.
 
-    `limit_s` are seconds for each more host, and for all faster networks together; `in_all_s` for all of `advise`.
+    `limit_s` are seconds for each added host, and for all faster networks together; `in_all_s` for all of `advise`.
     """
 
     candidates: int = 4000  # a second or less
@@ -54,7 +54,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Advice:
-    """A change, its meaning in words, and the seconds of the step it would give."""
+    """A change, its description, and the resulting seconds of the step."""
 
     change: Change
     words: str
@@ -70,10 +70,10 @@ class CodecGain(NamedTuple):
 
 @dataclass(frozen=True)
 class Advised:
-    """The changes that would make the job faster, best first, and in words the ones that no time was left for.
+    """The changes that would make the job faster, best first, and the names of those that no time was left for.
 
-    Also codecs that job.yaml does not allow but that would make the step faster, mildest first, and such a batch; and
-    sentences on the price of the engine and the gain of frozen parameters.
+    Also codecs that job.yaml does not allow but that would make the step faster, mildest first, and a faster batch; and
+    sentences about the price of the engine and the gain of frozen parameters.
     """
 
     found: tuple[Advice, ...]
@@ -89,8 +89,8 @@ def trying_more_hosts(
 ) -> Iterator[Mapping[MoreHost, BackgroundCall[float | None]]]:
     """Plan with one more host in each cluster in the background, while the plan is made without. Leaving ends it.
 
-    The calls return the step in seconds, None where it would take too long. No change is tried where the expert or
-    context parallel degree is free: the best one is not known before the plan is.
+    The calls return the step in seconds, or None if it would take too long. Nothing is tried if the expert or context
+    parallel degree is free: the best one is not known before the plan is.
     """
     is_free = (job.model.experts is not None and job.parallel.ep is None) or len(context_degrees(job)) > 1
     tried = order == "holmes" and len(inventory.hosts) <= MAX_HOSTS and not is_free
@@ -103,7 +103,7 @@ def trying_more_hosts(
 
 
 def _one_more_host_s(inventory: Inventory, job: Job, change: MoreHost, number: int, effort: Effort) -> float | None:
-    """Return the seconds of the step with the `number`-th change; None where all so far have too many candidates."""
+    """Return the seconds of the step with the `number`-th change; None if all so far have too many candidates."""
     if number * len(enumerate_candidates(job, read_problem(inventory, job).fleet)) > effort.candidates:
         return None
     return _searched_s(change.applied_to(inventory), job, effort.limit_s)
@@ -139,7 +139,7 @@ def _price_networks(
 ) -> tuple[list[Advice], list[str]]:
     """Return advice for each network twice as fast, and the changes that no time was left for.
 
-    The best are planned anew, where `effort` allows it after `num_hosts` more hosts.
+    The best are replanned if `effort` allows it after `num_hosts` more hosts.
     """
     anew, networks, unpriced = TimeLeft(effort.limit_s), list[Advice](), list[str]()
     for change, words in faster_networks(inventory, plan.job):
@@ -160,9 +160,9 @@ def _price_networks(
 
 
 def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLeft) -> Iterator[CodecGain]:
-    """Yield the gain of allowing each lossier codec, if any: planned anew within the limits of `effort`.
+    """Yield the gain of allowing each lossier codec, if any, replanned within the limits of `effort`.
 
-    The plan's own messages are packed only where all that they add to its step, and exchanges, would be worth it.
+    The plan's own messages are packed only if removing all that they and exchanges add to its step would be worth it.
     """
     if plan.order == "usual" or len(inventory.hosts) == 1 or not plan.job.is_bundled:
         return
@@ -185,7 +185,7 @@ def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLe
 def _searched_s(inventory: Inventory, job: Job, limit_s: float, within_s: float = inf) -> float:
     """Return the step of a new plan, in seconds.
 
-    Infinite where none was found in time, or none takes less than `within_s`: then the old placement still stands.
+    Infinite if none was found in time, or none takes less than `within_s`: then the old placement still stands.
     """
     try:
         return planned_step_s(inventory, job, limit_s, within_s)
@@ -215,7 +215,7 @@ def faster_networks(inventory: Inventory, job: Job) -> Iterator[tuple[LinkRate |
         ports = cluster.fabric.ports
         rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in ports)
         if rdma and job.device == "cpu":
-            continue  # Gloo uses the netdevs next to it
+            continue  # Gloo uses the netdevs instead
         twice = _twice([port.rdma_bandwidth_bytes_per_s if rdma else port.bandwidth_bytes_per_s for port in ports])
         if twice is not None and len(cluster.hosts) > 1:
             yield FabricRate(cluster.name, twice), f"twice the bandwidth inside {cluster.name}"
@@ -227,7 +227,7 @@ def _twice(rates: Sequence[float | None]) -> float | None:
 
 
 def _more_hosts(inventory: Inventory) -> Iterator[tuple[MoreHost, str]]:
-    """Yield one more host like the last of each cluster."""
+    """Yield, for each cluster, one more host like its last one."""
     taken = {host.name for host in inventory.hosts}
     for cluster in inventory.clusters:
         like = cluster.hosts[-1]

@@ -1,4 +1,4 @@
-"""Speeds of a plan's slots that were not measured: a sentence on what no published run shows, and the step's spread."""
+"""Speeds of a plan's slots that were not measured: a sentence about unpublished ones, and the step's spread."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from planner.cost.gpu_speeds import PUBLISHED_SPREAD, SPREAD, is_published
 from planner.cost.slot import prices_all_cuts
 
 MAX_NAMED = 8  # hosts in the sentence
-CPU_SENTENCE = (  # what `holmes calibrate` prints for CPUs has overheads
-    "How fast the CPUs compute is `compute.flops_per_s` of job.yaml, and what actions and the update cost is assumed: "
-    "`holmes calibrate` measures all of it."
+CPU_SENTENCE = (  # the output of `holmes calibrate` for CPUs includes overheads
+    "The speed of the CPUs is `compute.flops_per_s` of job.yaml, and the cost of actions and of the update is assumed: "
+    "`holmes calibrate` measures all of them."
 )
 
 
 def step_spread_s(plan: Plan, inventory: Inventory) -> tuple[float, float] | None:
-    """Return the least and the most seconds of a step on GPUs that nothing was measured on; None elsewhere.
+    """Return the least and the most seconds of a step on GPUs without any measurement; None elsewhere.
 
-    What waits for networks is the same in both: compute alone has the spread.
+    Only compute has the spread. The time that waits for networks is the same in both.
     """
     job, step = plan.job, plan.prediction
     compute = job.compute
@@ -35,14 +35,14 @@ def dense_layers_sentence(plan: Plan) -> tuple[str, ...]:
     if prices_all_cuts(plan.job, plan.pp):
         return ()
     return (
-        f"The first {plan.job.model.first_dense_layers} layers have no experts. The step is priced stage by stage, but "
-        "the search took all of them to be on the first stage or, without room there, every layer to be of the faster "
-        "kind. Other cuts were tried near the best alone.",
+        f"The first {plan.job.model.first_dense_layers} layers have no experts. The step is priced stage by stage. The "
+        "search, however, assumed all of them on the first stage or, if they do not fit there, that every layer is of "
+        "the faster kind. Other cuts were tried only near the best one.",
     )
 
 
 def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """Return the sentence; empty where all speeds are published, measured or given."""
+    """Return the sentence; empty if all speeds are published, measured or given."""
     job, compute = plan.job, plan.job.compute
     if compute.emulate is not None or compute.calibration is not None:
         return ()
@@ -60,12 +60,12 @@ def assumed_speed_sentence(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     if not names:
         return ()
     remedy = (
-        f"measure it: `holmes calibrate --host {hosts[0]}` gives compute.flops_per_s for job.yaml, and "
-        "`--calibrate RUN` fits it to a run"
+        f"to measure it, run `holmes calibrate --host {hosts[0]}`, which prints compute.flops_per_s for job.yaml, or "
+        "fit it to a run with `--calibrate RUN`"
         if inventory.sketch is None
-        else "compute.flops_per_s of job.yaml takes one that was measured"
+        else "set compute.flops_per_s in job.yaml to a measured value"
     )
     return (
-        f"How fast {', '.join(names)} on {format_names(hosts, MAX_NAMED)} computes is read from data sheets, and may "
-        f"be {SPREAD:.0%} off either way; {remedy}.",
+        f"The speed of {', '.join(names)} on {format_names(hosts, MAX_NAMED)} comes from data sheets and may be off by "
+        f"{SPREAD:.0%} either way; {remedy}.",
     )

@@ -1,4 +1,4 @@
-"""From a run to constants: its compute time over the cost model's, and the share of its networks that it got."""
+"""Constants from a run: its compute time over the cost model's, and the share of its networks that it reached."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from planner.problem.candidates import candidate_of
 
 MAX_BYTES = 1 << 27  # of metrics.jsonl: 50,000 steps of 4 hosts
 MIN_S, MAX_S = 1e-9, 1e6
-MIN_EFFICIENCY = 0.05  # below, something else than bandwidth is slow
-MIN_COMPUTE = 0.05  # of a step: below, the plan's waits are wrong, not its compute
+MIN_EFFICIENCY = 0.05  # below this, the cause is not bandwidth
+MIN_COMPUTE = 0.05  # of a step: below this, the plan's waits are wrong, not its compute
 BETWEEN_RUNS = 0.01  # of a GPU's memory, by which two runs of one plan may differ: assumption
 HALVINGS = 12  # of the range of efficiencies: to 0.0003
 
@@ -32,19 +32,19 @@ class StepMedians:
     """Medians over all steps of a run except the first, which sets up connections and caches."""
 
     step_s: float
-    compute_s: float | None  # None of a trainer's own command
+    compute_s: float | None  # None for a trainer's own command
     memory_bytes: int  # the most that a rank held in any step
 
 
 def calibrate(inventory: Inventory, run: Path) -> Calibration:
     """Return the constants of the run in that folder, whose plan is predicted again on `inventory`.
 
-    compute_factor is the busiest rank's seconds of forward and backward over the model's; network_efficiency then the
-    part of all bandwidths at which the model takes as long as the run. Of a trainer's own command only steps are known:
-    all that they take longer or shorter is then laid to compute. memory_margin is the excess of the fullest GPU's
-    memory over the predicted bytes, and a percent for differences from run to run. Of islands, together or one alone,
+    compute_factor is the busiest rank's seconds of forward and backward over the model's. network_efficiency is then
+    the part of all bandwidths at which the model takes as long as the run. For a trainer's own command, only the step
+    is known, and any difference is attributed to compute. memory_margin is the excess of the fullest GPU's memory over
+    the predicted bytes, plus a percent for differences from run to run. For islands, together or one alone,
     compute_factor is the busiest island's seconds of a round over the model's; networks stay as they are, since no step
-    crosses those between islands. Raises HolmesError (wrong usage) where the folder holds no run with two steps, or one
+    crosses those between islands. Raises HolmesError (wrong usage) if the folder holds no run with two steps, or one
     on other hosts.
     """
     plan = read_any((Plan, IslandsPlan), run / "plan.json", inside=run).record
@@ -74,7 +74,7 @@ def calibrate(inventory: Inventory, run: Path) -> Calibration:
 
 
 def _of_islands(inventory: Inventory, islands: Sequence[Plan], run: Path, folders: Sequence[Path]) -> Calibration:
-    """Return the constants of islands whose runs are in `folders`, inside `run` or `run` itself."""
+    """Return the constants of islands with runs in `folders`, which are inside `run` or `run` itself."""
     found = [_measured_and_plain(inventory, plan, each) for plan, each in zip(islands, folders, strict=True)]
     steps = [plan.job.islands.chosen().inner_steps for plan in islands if plan.job.islands is not None]
     measured_s = max(n * _compute_s(*each) for n, each in zip(steps, found, strict=True))
@@ -89,7 +89,7 @@ def _of_islands(inventory: Inventory, islands: Sequence[Plan], run: Path, folder
 
 
 def _measured_and_plain(inventory: Inventory, plan: Plan, folder: Path) -> tuple[StepMedians, Prediction]:
-    """Return what the run in `folder` measured, and what the model predicts without any calibration."""
+    """Return the measurements of the run in `folder`, and the model's prediction without any calibration."""
     measured = read_medians(folder / "metrics.jsonl")
     _require_hosts(inventory, plan, folder)
     nothing = Calibration(run=str(folder), compute_factor=1, network_efficiency=1, memory_margin=0)
@@ -101,14 +101,14 @@ def _planned_s(plain: Prediction) -> float:
 
 
 def _compute_s(measured: StepMedians, plain: Prediction) -> float:
-    """Return the compute of a step; where only steps are known, all that is not planned to be waiting."""
+    """Return the compute of a step; if only the step is known, all of it that is not planned as waiting."""
     if measured.compute_s is not None:
         return measured.compute_s
     return max(measured.step_s - (plain.step_s - _planned_s(plain)), MIN_COMPUTE * measured.step_s)
 
 
 def calibrated(job: Job, calibration: Calibration) -> Job:
-    """Return the job with those constants, which its plan records."""
+    """Return the job with these constants, which its plan records."""
     compute = job.compute.model_copy(update={"calibration": calibration})
     return job.model_copy(update={"compute": compute})
 
@@ -121,7 +121,7 @@ def read_medians(path: Path) -> StepMedians:
     except OSError as error:
         raise _no_steps(path, error.strerror or "cannot be read") from None
     except ValueError as error:
-        raise _no_steps(path, f"not one JSON object a line: {error}") from None
+        raise _no_steps(path, f"a line is not one JSON object: {error}") from None
     if not steps:
         raise _no_steps(path, "it has no step after the first")
     compute_s = [step[1] for step in steps if step[1] is not None]
@@ -140,7 +140,7 @@ def _step(line: str) -> tuple[float, float | None, int]:
         has_compute = "compute_s" in step and (compute_s is None or _is_seconds(compute_s))
         if _is_seconds(step_s) and has_compute and isinstance(memory_bytes, int):
             return float(step_s), compute_s, max(0, memory_bytes)
-    raise ValueError(f"a step has step_s and compute_s, from {MIN_S:g} to {MAX_S:g}: {line[:60]!r}")
+    raise ValueError(f"a step needs step_s and compute_s, from {MIN_S:g} to {MAX_S:g}: {line[:60]!r}")
 
 
 def _is_seconds(value: object) -> TypeGuard[float]:
@@ -148,7 +148,7 @@ def _is_seconds(value: object) -> TypeGuard[float]:
 
 
 def _memory_margin(plan: Plan, plain: Prediction, measured_bytes: int) -> float | None:
-    """None where no GPU's memory was measured."""
+    """Return the memory margin; None if no GPU's memory was measured."""
     if plan.job.device == "cpu" or not measured_bytes:
         return None
     counted = max(plain.memory_bytes) - candidate_of(plan).execution(plan.job).reserve_bytes
@@ -160,7 +160,7 @@ def _require_hosts(inventory: Inventory, plan: Plan, run: Path) -> None:
     other = [node.host for node in plan.nodes if node.host not in known]
     if other:
         raise HolmesError(
-            f"{run}: nothing to calibrate with: it ran on {other[0]}, which is no reachable host of the inventory",
+            f"{run}: nothing to calibrate with: it ran on {other[0]}, which is not a reachable host of the inventory",
             "give `--calibrate` a run on hosts of this inventory",
             WRONG_USAGE,
         )
@@ -173,7 +173,7 @@ def _predict(inventory: Inventory, plan: Plan, calibration: Calibration) -> Pred
 def _no_steps(path: Path, why: str) -> HolmesError:
     return HolmesError(
         f"{path}: nothing to calibrate with: {why}",
-        "give `--calibrate` the folder of a run of at least two steps, as `holmes launch` makes it, or of one island "
-        "with so many",
+        "give `--calibrate` the folder that `holmes launch` made for a run of at least two steps, or for one island "
+        "with as many",
         WRONG_USAGE,
     )

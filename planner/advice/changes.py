@@ -1,9 +1,9 @@
-"""Changes of an inventory, and the inventory as it would be with them. Pure; nothing is probed or written.
+"""Changes of an inventory, and the resulting inventory. Pure; nothing is probed or written.
 
-A network is made faster by raising the slower ports of those hosts to the rate, slower by lowering the faster ones,
-unless a measured bandwidth becomes the new rate. A rate between two clusters counts as measured where others were. A
-measured latency stays, also when a host it was measured with goes, and so does what encryption limits. As text a change
-is what `--what-if` takes, its rate rounded to six digits.
+To make a network faster, the slower ports of its hosts are raised to the rate; to make it slower, the faster ones are
+lowered, unless a measured bandwidth becomes the new rate. A rate between two clusters counts as measured if others were
+measured. A measured latency stays, even if a host of that measurement is removed, and so does a limit from encryption.
+As text, a change has the form that `--what-if` takes, with its rate rounded to six digits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORMS = (
 
 @dataclass(frozen=True)
 class LinkRate:
-    """Two clusters reach each other at this rate a host on the network all clusters share."""
+    """The rate per host between two clusters on the network that all clusters share."""
 
     clusters: tuple[str, str]
     bandwidth_bytes_per_s: float
@@ -48,13 +48,13 @@ class LinkRate:
         return f"link:{'-'.join(self.clusters)}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with that rate. Raises HolmesError where it has no such cluster or no shared network."""
+        """Return the inventory with that rate. Raises HolmesError if a cluster or the shared network is missing."""
         one, other = (_known_cluster(inventory, self, name) for name in self.clusters)
         if inventory.shared is None:
-            raise refused(self, "the clusters have no network in common, so no rate between them can change")
+            raise refused(self, "the clusters have no network in common, so there is no rate to change")
         rate, between = self.bandwidth_bytes_per_s, [link for link in inventory.links if link.kind == "between"]
         links = _links_at_rate(inventory, rate, lambda link: set(link.clusters) == set(self.clusters))
-        if between:  # pairs that no test measured keep the rate at which they count, but for this one
+        if between:  # pairs without a test keep the rate at which they count, except for this one
             late_s = max((link.latency_s.median for link in between if link.latency_s is not None), default=None)
             known = {frozenset(link.clusters) for link in between}
             for pair in combinations(inventory.clusters, 2):
@@ -70,7 +70,7 @@ class LinkRate:
 
 @dataclass(frozen=True)
 class TrunkRate:
-    """All traffic between two clusters together, or between one and all others, has this rate each way."""
+    """The rate each way of all traffic between two clusters together, or between one and all others."""
 
     clusters: tuple[str, ...]
     bandwidth_bytes_per_s: float
@@ -79,7 +79,7 @@ class TrunkRate:
         return f"trunk:{'-'.join(self.clusters)}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with that trunk. Raises HolmesError where it has no such cluster."""
+        """Return the inventory with that trunk. Raises HolmesError if a cluster is missing."""
         for name in self.clusters:
             _known_cluster(inventory, self, name)
         others = tuple(trunk for trunk in inventory.trunks if set(trunk.clusters) != set(self.clusters))
@@ -90,9 +90,9 @@ class TrunkRate:
 
 @dataclass(frozen=True)
 class FabricRate:
-    """Hosts of a cluster reach each other at this rate a host on the cluster's fabric.
+    """The rate per host between hosts of a cluster on the cluster's fabric.
 
-    That is the rate of RDMA where the fabric has it. Its netdev, which only sockets use, then stays as it is.
+    It is the rate of RDMA if the fabric has it. The netdev, which only sockets use, then stays as it is.
     """
 
     cluster: str
@@ -102,7 +102,7 @@ class FabricRate:
         return f"fabric:{self.cluster}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with that rate. Raises HolmesError where it has no such cluster."""
+        """Return the inventory with that rate. Raises HolmesError if the cluster is missing."""
         cluster, rate = _known_cluster(inventory, self, self.cluster), self.bandwidth_bytes_per_s
         rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in cluster.fabric.ports)
         rate_of = "rdma_bandwidth_bytes_per_s" if rdma else "bandwidth_bytes_per_s"
@@ -117,7 +117,7 @@ class FabricRate:
 
 @dataclass(frozen=True)
 class NicRate:
-    """One interface of a host, a netdev or an RDMA device such as mlx5_0, runs at this rate."""
+    """The rate of one interface of a host: a netdev, or an RDMA device such as mlx5_0."""
 
     host: str
     interface: str
@@ -127,9 +127,9 @@ class NicRate:
         return f"nic:{self.host}/{self.interface}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with that interface, and with the host's ports on the networks the interface is on.
+        """Return the inventory with that interface changed, and the host's ports on the interface's networks.
 
-        Raises HolmesError where there is no such host or interface.
+        Raises HolmesError if the host or the interface is missing.
         """
         host, cluster = _known_host(inventory, self, self.host)
         changed = self._changed_host(host)
@@ -174,7 +174,7 @@ class NicRate:
 
 @dataclass(frozen=True)
 class MoreHost:
-    """One more host like another, in its cluster, with the same addresses: only plans use it."""
+    """One more host like another, in its cluster, with the same addresses. Only plans use it."""
 
     name: str
     like: str
@@ -183,13 +183,13 @@ class MoreHost:
         return f"+host:{self.name}=like:{self.like}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with the new host right after the one it is like.
+        """Return the inventory with the new host right after the one it copies.
 
-        Raises HolmesError where there is no such host, or one of the new name.
+        Raises HolmesError if that host is missing, or if the new name is taken.
         """
         model, cluster = _known_host(inventory, self, self.like)
         if any(host.name == self.name for host in inventory.hosts):
-            raise refused(self, f"host {self.name!r} is in the inventory already")
+            raise refused(self, f"host {self.name!r} is already in the inventory")
 
         def joined(network: Network) -> Network:
             port = network.port_of(self.like)
@@ -206,7 +206,7 @@ class MoreHost:
 
 @dataclass(frozen=True)
 class WithoutHost:
-    """One host less."""
+    """The removal of a host."""
 
     name: str
 
@@ -232,7 +232,7 @@ class WithoutHost:
 
 @dataclass(frozen=True)
 class GpuType:
-    """All GPUs of a cluster are of another product; as many, and what joins them to one another as the product has."""
+    """Another product in place of all GPUs of a cluster: equally many, with the product's own links between them."""
 
     cluster: str
     gpu: str
@@ -241,11 +241,11 @@ class GpuType:
         return f"gpu:{self.cluster}={self.gpu}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with such GPUs. Raises HolmesError where the cluster or the product is not known."""
+        """Return the inventory with such GPUs. Raises HolmesError if the cluster or the product is not known."""
         names = _known_cluster(inventory, self, self.cluster).hosts
         product = product_of(self.gpu)
         if product is None:
-            raise refused(self, f"no speed is known of {self.gpu!r} (known: {', '.join(MEMORY_MIB)})")
+            raise refused(self, f"the speed of {self.gpu!r} is not known (known: {', '.join(MEMORY_MIB)})")
         memory = {"name": named_board(product), "memory_bytes": MEMORY_MIB[product] * MIB}
         links = dict.fromkeys(("nvlinks_up", "nvlinks_total"), usual_nvlinks(product))
         new = {**memory, **links, "nvlink_cluster": None, "nvlink_clique": None}
@@ -263,9 +263,9 @@ Change = GpuType | LinkRate | TrunkRate | FabricRate | NicRate | MoreHost | With
 
 
 def apply_changes(inventory: Inventory, changes: Iterable[Change]) -> Inventory:
-    """`inventory` with the changes, one after another.
+    """Return `inventory` with the changes, one after another.
 
-    Raises HolmesError (wrong usage) naming the change and the host, cluster or interface in it that is not there.
+    Raises HolmesError (wrong usage) with the change and the missing host, cluster or interface.
     """
     for change in changes:
         inventory = change.applied_to(inventory)
@@ -291,7 +291,7 @@ def _known_cluster(inventory: Inventory, change: Change, name: str) -> Cluster:
 
 
 def _known_host(inventory: Inventory, change: Change, name: str) -> tuple[Host, Cluster]:
-    """Return the host of that name and its cluster, which only a reachable host has."""
+    """Return the host of that name and its cluster; only a reachable host has one."""
     for cluster in inventory.clusters:
         if name in cluster.hosts:
             return inventory.host(name), cluster
@@ -302,9 +302,9 @@ def _known_host(inventory: Inventory, change: Change, name: str) -> tuple[Host, 
 def _links_at_rate(
     inventory: Inventory, bandwidth_bytes_per_s: float, changes: Callable[[Link], bool]
 ) -> tuple[Link, ...]:
-    """Return the inventory's links, those that `changes` as if the test had found the new rate's payload.
+    """Return the inventory's links, with those that `changes` selects as if a test had measured the new rate's payload.
 
-    A tunnel's rate stays where encryption limits it. One that the old rate limited shows nothing of the new, and goes.
+    A tunnel's rate stays if encryption limits it. If the old rate limited it, it is dropped: it does not show the new.
     """
     by_encryption = {way[0].way for way in limited_by_encryption(inventory)}
 
@@ -321,7 +321,7 @@ def _links_at_rate(
 def _at_rate(
     network: Network, hosts: Collection[str], rate_of: str, bandwidth_bytes_per_s: float, may_lower: bool = True
 ) -> Network:
-    """Return the network with that rate at the slowest port of `hosts`; `rate_of` names the field that counts.
+    """Return the network with that rate at the slowest port of `hosts`; `rate_of` names the field to change.
 
     Unless it `may_lower`, no port becomes slower.
     """
@@ -342,6 +342,6 @@ def _each_port(network: Network, host: str, change: Callable[[NetworkPort], Netw
 
 
 def _cluster_changed(inventory: Inventory, cluster: Cluster, update: Mapping[str, object]) -> Inventory:
-    """`inventory` with `cluster` in place of the one of that name, and with `update`."""
+    """Return `inventory` with `cluster` in place of the one of that name, and with `update`."""
     clusters = tuple(cluster if seen.name == cluster.name else seen for seen in inventory.clusters)
     return inventory.model_copy(update={"clusters": clusters, **update})

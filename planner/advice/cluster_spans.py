@@ -1,4 +1,4 @@
-"""Why stages span clusters, in sentences: read from the plan and from the tensor groups its hosts have room for."""
+"""Reasons for stages that span clusters, in sentences, from the plan and the tensor groups that fit on its hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.problem.problem import read_problem
 
 
 def cluster_spans(inventory: Inventory, plan: Plan) -> tuple[str, ...]:
-    """Return a sentence for each way that pipeline ranks span clusters; none where every stage is in one."""
+    """Return a sentence for each way that pipeline ranks span clusters; none if every stage is in one."""
     held = _replicas_held(plan)
     spanning = [pp_rank for pp_rank, counts in enumerate(held) if len(counts) > 1]
     if not spanning:
@@ -26,7 +26,7 @@ def cluster_spans(inventory: Inventory, plan: Plan) -> tuple[str, ...]:
 
 
 def _replicas_held(plan: Plan) -> list[Counter[str]]:
-    """Return, by pipeline rank, how many of its replicas each cluster holds."""
+    """Return, by pipeline rank, the number of its replicas in each cluster."""
     held: list[Counter[str]] = [Counter() for _ in range(plan.pp)]
     for rank in plan.ranks:
         held[rank.pp_rank][rank.cluster] += rank.tp_rank == 0
@@ -34,7 +34,7 @@ def _replicas_held(plan: Plan) -> list[Counter[str]]:
 
 
 def _group_slots(inventory: Inventory, plan: Plan) -> Counter[str]:
-    """Return, by cluster, how many replicas of a stage all its hosts have room for."""
+    """Return, by cluster, the number of replicas of a stage that fit on all its hosts."""
     group_slots: Counter[str] = Counter()
     for each in read_problem(inventory, plan.job).fleet.classes:
         group_slots[each.cluster] += each.num_group_slots(plan.tp)
@@ -42,7 +42,7 @@ def _group_slots(inventory: Inventory, plan: Plan) -> Counter[str]:
 
 
 def _room(group_slots: Mapping[str, int], held: Sequence[Mapping[str, int]], pp_rank: int) -> dict[str, int]:
-    """Return, by cluster, the replicas of the pipeline rank that fit next to the other pipeline ranks."""
+    """Return, by cluster, the number of replicas of the pipeline rank that fit next to the other pipeline ranks."""
     others = [counts for each, counts in enumerate(held) if each != pp_rank]
     return {name: count - sum(counts.get(name, 0) for counts in others) for name, count in group_slots.items()}
 
@@ -51,12 +51,12 @@ def _reason(plan: Plan, held: Mapping[str, int], room: Mapping[str, int]) -> str
     if plan.order == "usual":
         return "the usual order numbers hosts without regard to clusters"
     if plan.solve.crossing == "data" and plan.pp > 1:
-        return "each replica lies whole in one cluster, so that no activations cross"
+        return "each replica is entirely in one cluster, so no activations cross"
     roomiest = max(room, key=room.__getitem__)
     if room[roomiest] >= plan.dp:
         return f"{roomiest} alone has room, but the search found no faster step that way"
     counts = [f"{name} {'' if index else 'has room '}for {room[name]}" for index, name in enumerate(sorted(held))]
-    beside = " beside the other stages" if plan.pp > 1 else ""
+    beside = " next to the other stages" if plan.pp > 1 else ""
     return f"{_joined(counts)} of {plan.dp} replicas{beside}"
 
 
@@ -67,5 +67,5 @@ def _sentence(plan: Plan, pp_ranks: Sequence[int], clusters: str, reason: str) -
 
 
 def _joined(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join words as `a`, `a and b`, `a, b and c`."""
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)

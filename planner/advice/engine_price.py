@@ -15,13 +15,13 @@ from planner.make_plan import planned_anew, planned_step_s
 from planner.problem.context_groups import LONG_TOKENS, context_degrees
 from planner.time_left import TimeLeft
 
-WORTH = 1.005  # a price below half a percent is none
+WORTH = 1.005  # a price below half a percent is ignored
 
 
 def engine_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[str, ...]:
-    """Return a sentence on what the engine of `plan` lacks, and what that costs; none for the bundled runtime.
+    """Return a sentence about features that the engine of `plan` lacks, and their price.
 
-    None either where `limit_s` seconds find no plan of the free choice.
+    Empty for the bundled runtime, or if `limit_s` seconds are too few for a plan with free choice.
     """
     trainer = plan.job.trainer
     if trainer is None or plan.order == "usual" or limit_s <= 0:
@@ -36,19 +36,19 @@ def engine_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[s
         return (f"Planned for {trainer.engine}: no choice that it lacks would make the step shorter.",)
     what = ", ".join(_differences(plan, free)) or "its own choices"
     return (
-        f"Planned for {trainer.engine}: {what}, {step_s / free_s - 1:+.0%} a step ({format_seconds(step_s)}, not "
-        f"{format_seconds(free_s)}) against the free choice at the same speed.",
+        f"Planned for {trainer.engine}: {what}, {step_s / free_s - 1:+.0%} per step ({format_seconds(step_s)}, not "
+        f"{format_seconds(free_s)}) compared with a free choice at the same speed.",
     )
 
 
 def long_context_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[str, ...]:
-    """Return a sentence on long sequences that the engine of `plan` does not share among ranks, and what that costs."""
+    """Return a sentence about long sequences that the engine of `plan` cannot split over ranks, with the price."""
     trainer, tokens, left = plan.job.trainer, plan.job.model.seq_length, TimeLeft(limit_s)
     if trainer is None or tokens < LONG_TOKENS or engine_of(plan.job).context is not None:
         return ()
     name = trainer.engine
     sharing = plan.job.model_copy(update={"trainer": LongContextTrainer(engine=name)})
-    said = f"Sequences of {tokens:,} tokens: {name} has no context parallelism, and a rank computes whole ones"
+    said = f"Sequences of {tokens:,} tokens: {name} has no context parallelism, so each rank computes whole sequences"
     best_s, best = plan.prediction.step_s / WORTH, 1
     for cp in context_degrees(sharing)[1:]:
         try:
@@ -60,13 +60,13 @@ def long_context_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> t
     if best == 1:
         return (f"{said}.",)
     more = plan.prediction.step_s / best_s - 1
-    return (f"{said}, {more:+.0%} a step against cp {best} at the same speed ({format_seconds(best_s)}).",)
+    return (f"{said}, {more:+.0%} per step compared with cp {best} at the same speed ({format_seconds(best_s)}).",)
 
 
 def trained_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[str, ...]:
-    """Return a sentence on the part of the parameters that trains, and the plan that training all of them would have.
+    """Return a sentence about the share of parameters that trains, and the plan for training all of them.
 
-    The latter is left out where there is no such plan, or none within `limit_s` seconds.
+    The latter is left out if there is no such plan, or none within `limit_s` seconds.
     """
     job = plan.job
     if job.trainable is None:
@@ -83,11 +83,11 @@ def trained_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[
     mine, theirs = (plan.tp, plan.pp, plan.engine_dp), (candidate.tp, candidate.pp, candidate.dp // job.cp)
     at, instead = ("" if mine == theirs else " at tp {}, pp {}, dp {}".format(*each) for each in (theirs, mine))
     my_s = format_seconds(plan.prediction.step_s)
-    return (f"{said}; training all would take {step_s} a step{at} instead of {my_s}{instead}.",)
+    return (f"{said}; training all would take {step_s} per step{at} instead of {my_s}{instead}.",)
 
 
 def _differences(plan: Plan, free: WrittenPlan) -> Iterator[str]:
-    """Yield what the plan does otherwise, in words."""
+    """Yield descriptions of the plan's differences from `free`."""
     candidate, mode = free.layout.candidate, free.layout.mode
     degrees = (plan.tp, plan.pp, plan.engine_dp), (candidate.tp, candidate.pp, candidate.dp // plan.job.cp)
     if mode.schedule != plan.schedule and plan.pp > 1:

@@ -1,6 +1,6 @@
-"""A plan's meaning in figures that a screen or a page can show: hosts alike, memory, load of NICs, the bottleneck.
+"""A plan's meaning in figures for a screen or a page: equal hosts, memory, load of NICs, the bottleneck.
 
-Everything here is read from the plan and the inventory; nothing is solved or simulated.
+Everything here is read from the plan and the inventory. Nothing is solved or simulated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holmes_core.units import format_rate, format_seconds
 from holmes_runtime.config.rank_grid import EDGE_AXES
 from planner.problem.networks import Networks, shared_network
 
-NAMED_HOSTS = 16  # up to here every host has a line of its own
+NAMED_HOSTS = 16  # up to this number, every host has a line of its own
 PartKind = Literal["compute", "tp", "experts", "sequences", "bubble", "edges", "gradients", "optimizer"]
 PART_NAMES: dict[PartKind, str] = {
     "compute": "compute",
@@ -33,7 +33,7 @@ PART_NAMES: dict[PartKind, str] = {
 
 @dataclass(frozen=True)
 class HostBlock:
-    """Neighbouring hosts of a cluster whose slots hold the same stages and shards, each for replicas of its own."""
+    """Neighbouring hosts of a cluster whose slots hold the same stages and shards, each for its own replicas."""
 
     cluster: str
     hosts: tuple[str, ...]
@@ -42,7 +42,7 @@ class HostBlock:
 
 @dataclass(frozen=True)
 class StepShare:
-    """Seconds of the step that go to one thing, along the critical path."""
+    """The seconds that one part of the step takes on the critical path."""
 
     kind: PartKind
     seconds: float
@@ -55,7 +55,7 @@ class StepShare:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes that a pipeline rank needs, and that the smallest GPU among its ranks has (None: not known)."""
+    """The bytes that a pipeline rank needs, and the memory of the smallest GPU among its ranks (None: not known)."""
 
     pp_rank: int
     needed_bytes: int
@@ -63,7 +63,7 @@ class StageMemory:
 
     @property
     def fullness(self) -> float:
-        """The needed part of the memory; without known memory, of 1 byte, so that the larger need is fuller."""
+        """The needed part of the memory; if that is not known, the needed bytes, so that larger needs are fuller."""
         return self.needed_bytes / (self.available_bytes or 1)
 
 
@@ -81,14 +81,14 @@ class NicLoad:
 
     @property
     def busy_s(self) -> float | None:
-        """Seconds of the longer direction."""
+        """Seconds of the busier direction."""
         if self.bandwidth_bytes_per_s is None:
             return None
         return max(self.sent_bytes, self.received_bytes) / self.bandwidth_bytes_per_s
 
 
 def step_parts(prediction: Prediction, job: Job | None = None) -> tuple[StepShare, ...]:
-    """Return the parts of a step in the order in which they are shown; they add up to `step_s`."""
+    """Return the parts of a step in display order; they add up to `step_s`."""
     inside: PartKind = "tp"
     if job is not None and job.ep > 1:
         inside = "experts"
@@ -105,7 +105,7 @@ def step_parts(prediction: Prediction, job: Job | None = None) -> tuple[StepShar
 
 
 def host_blocks(plan: Plan, named_hosts: int = NAMED_HOSTS) -> tuple[HostBlock, ...]:
-    """Return the hosts cluster by cluster, folded where the plan has more than `named_hosts` of them."""
+    """Return the hosts cluster by cluster, folded if the plan has more than `named_hosts` of them."""
     ranks_of: dict[str, list[PlanRank]] = {node.host: [] for node in plan.nodes}
     for rank in plan.ranks:
         ranks_of[rank.host].append(rank)
@@ -125,7 +125,7 @@ def _slots(ranks: Sequence[PlanRank]) -> tuple[tuple[int, int], ...]:
 
 
 def tasklets(plan: Plan, ranks: Sequence[PlanRank]) -> str:
-    """Return the tasklets of `ranks` in words: `stage 0, replicas 0-7, shards 0-3`."""
+    """Return a description of the tasklets of `ranks`: `stage 0, replicas 0-7, shards 0-3`."""
     held: dict[int, tuple[set[int], set[int]]] = {}
     for rank in ranks:
         replicas, shards = held.setdefault(rank.pp_rank, (set(), set()))
@@ -146,7 +146,7 @@ def counted(noun: str, numbers: Iterable[int]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending whole numbers in few characters: `0-3, 8`."""
+    """Return ascending whole numbers in short form: `0-3, 8`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -157,7 +157,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def stage_memories(inventory: Inventory, plan: Plan) -> tuple[StageMemory, ...]:
-    """Need and room of each pipeline rank."""
+    """Return the needed and available memory of each pipeline rank."""
     sizes = {(host.name, gpu.index): gpu.memory_bytes for host in inventory.hosts for gpu in host.gpus}
     room: dict[int, int] = {}
     for rank in plan.ranks:
@@ -204,7 +204,7 @@ def bottleneck(plan: Plan) -> str:
     compute, largest = parts[0], max(parts[1:], key=lambda part: part.seconds)
     share = f"{compute.seconds / guess.step_s:.0%}"
     if largest.seconds < 0.01 * guess.step_s:
-        return f"Compute is the bottleneck: it takes {share} of the step, and nothing else takes as much as 1 %."
+        return f"Compute is the bottleneck: it takes {share} of the step, and everything else takes less than 1 % each."
     why = _reason(plan, largest.kind)
     lost = f"{largest.name}, {format_seconds(largest.seconds)} ({largest.seconds / guess.step_s:.0%})"
     if largest.seconds > compute.seconds:
@@ -213,7 +213,7 @@ def bottleneck(plan: Plan) -> str:
 
 
 def _reason(plan: Plan, kind: PartKind) -> str:
-    """Return the reason for the seconds of a part that is not compute."""
+    """Return the reason for the seconds of a part other than compute."""
     if kind == "edges":
         return _slowest(plan, EDGE_AXES, "activations and their gradients pass")
     if kind == "gradients":
@@ -235,7 +235,7 @@ def _reason(plan: Plan, kind: PartKind) -> str:
 
 
 def _slowest(plan: Plan, axes: tuple[str, ...], what: str) -> str:
-    """Return the group of `axes` between hosts with the least bandwidth, in words."""
+    """Return a description of the group of `axes` between hosts with the least bandwidth."""
     crossing = [
         group for group, leaves in zip(plan.groups, leave_hosts(plan), strict=True) if leaves and group.axis in axes
     ]
@@ -244,18 +244,18 @@ def _slowest(plan: Plan, axes: tuple[str, ...], what: str) -> str:
     group = min(crossing, key=lambda group: (group.rate_bytes_per_s or 0.0, group.name))
     first = plan.ranks[group.ranks[0]]
     rate = format_rate(group.rate_bytes_per_s)
-    return f"{what} through {group.interfaces[0]} of {first.host} (network {group.network}) at {rate} a group"
+    return f"{what} through {group.interfaces[0]} of {first.host} (network {group.network}) at {rate} per group"
 
 
 def shares_sentence(plan: Plan) -> tuple[str, ...]:
-    """Return a sentence on the micro-batches of each replica, where they do not all run equally many."""
+    """Return a sentence about the micro-batches of each replica, if they differ."""
     held: dict[int, list[int]] = {}
     for replica, number in enumerate(plan.microbatches):
         held.setdefault(number, []).append(replica)
     if len(held) == 1:
         return ()
     parts = [f"{counted('replica', held[number])} {_runs(held[number])} {number}" for number in sorted(held)[::-1]]
-    said = f"{', '.join(parts[:-1])} and {parts[-1]} micro-batches a step"
+    said = f"{', '.join(parts[:-1])} and {parts[-1]} micro-batches per step"
     return (f"{said[0].upper()}{said[1:]}; the gradient is the mean over all of them.",)
 
 

@@ -1,4 +1,4 @@
-"""Hosts and GPUs that a plan does not use, and why, in sentences."""
+"""Hosts and GPUs that a plan does not use, and the reasons, in sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_NAMED = 8  # hosts in a sentence
 
 
 def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
-    """Return one for each reason: no answer to the probe, refused by it, no GPU, not needed by the fastest plan."""
+    """Return a sentence for each reason: no answer to the probe, refused by it, no GPU, no use to the fastest plan."""
     silent = [host.name for host in inventory.hosts if not host.reachable]
     refused = {name: finding for name, finding in inventory.refusals.items() if name not in silent}
     slots = {
@@ -29,7 +29,7 @@ def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
             for rule in dict.fromkeys(finding.rule for finding in refused.values())
             for sentence in _sentence(
                 [name for name, finding in refused.items() if finding.rule == rule],
-                f"the probe refuses to launch there ({rule}); mend it and probe again",
+                f"the probe refuses to launch there ({rule}); fix it and probe again",
             )
         ),
         *_sentence([name for name, count in slots.items() if not count], "no GPU was found"),
@@ -38,7 +38,7 @@ def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
 
 
 def _unused(plan: Plan, slots: Mapping[str, int]) -> tuple[str, ...]:
-    """Return sentences on hosts that hold none of the plan's ranks, or fewer than they could."""
+    """Return sentences about hosts with none of the plan's ranks, or with fewer than would fit."""
     used = Counter(rank.host for rank in plan.ranks)
     free = {name: count - used[name] for name, count in slots.items() if count > used[name]}
     if not free:
@@ -49,7 +49,7 @@ def _unused(plan: Plan, slots: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _reason(plan: Plan, group_slots: int) -> str:
-    """Return the reason why more would not help, where the plan's degrees show it."""
+    """Return the reason why more would not help, if the plan's degrees show it."""
     fixed = plan.job.parallel
     if fixed.pp and fixed.dp:
         return f"job.yaml fixes pp {fixed.pp} and dp {fixed.dp}"
@@ -59,11 +59,11 @@ def _reason(plan: Plan, group_slots: int) -> str:
     if most > now and -(-total // (most * plan.job.cp)) == busiest:
         replicas = f"{most} replicas" if most == now + 1 else f"{now + 1} to {most} replicas"
         return (
-            f"of {replicas} the busiest would run {busiest} micro-batches of a step's {total} as well, and no other "
+            f"with {replicas}, the busiest would also run {busiest} of a step's {total} micro-batches, and no other "
             "degrees were found to be faster"
         )
     if group_slots < (plan.dp + plan.job.cp) * plan.pp:
-        return f"they are too few for another replica of {plan.pp} pipeline ranks, and no other degrees were faster"
+        return f"too few for another replica of {plan.pp} pipeline ranks, and no other degrees were faster"
     return "the search found no faster step with them"
 
 

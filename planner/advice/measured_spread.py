@@ -1,4 +1,4 @@
-"""A warning of measured wires whose rate varies: a plan counts the middle of the samples, or the least if asked."""
+"""A warning about measured links with varying rates: a plan counts the median of the samples, or the least if asked."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from holmes_core.records.plan import Plan
 from holmes_core.units import format_rate
 from planner.advice.unmeasured_wire import network_names, used_networks
 
-WIDE = 1.5  # median over minimum; an assumption: two tests of a steady link differ by a fifth at most
+WIDE = 1.5  # median over minimum; assumption: two tests of a steady link differ by a fifth at most
 
 
 def spread_sentence(plans: Sequence[Plan], inventory: Inventory) -> tuple[str, ...]:
-    """Name the samples of the link that varies most, and the number of networks of `plans` with a link that varies.
+    """Return a sentence with the samples of the link that varies most, and the number of networks with such a link.
 
-    Where the job is cautious, networks that no plan uses are named, too: that they count as slow may be why.
+    Only networks that `plans` use count. For a cautious job all do: that they count as slow may be why none is used.
     """
     cautious = plans[0].job.wire.cautious
     clear = best_links(link for link in inventory.links if not link.tunnel)
@@ -30,7 +30,7 @@ def spread_sentence(plans: Sequence[Plan], inventory: Inventory) -> tuple[str, .
     more = f"; and {len(networks) - 1} more" if len(networks) > 1 else ""
     counted = "the median counts; `--set wire.cautious=true` plans on the minimum"
     if cautious:
-        counted = "the minimum counts, as `wire.cautious` in job.yaml asks"
+        counted = "the minimum counts, as set by `wire.cautious` in job.yaml"
     return (f"Wire varies ({where}{more}): {counted}.",)
 
 

@@ -1,4 +1,4 @@
-"""A batch near the wanted one that costs less a sample: one that all replicas there is room for share evenly."""
+"""A batch near the requested one with less time per sample, which all replicas that fit share evenly."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from holmes_core.records.plan import Plan
 from planner.make_plan import planned_step_s
 from planner.problem.problem import read_problem
 
-MAX_HOSTS = 16  # on more, each of the four searches may take seconds
-NEAR = 0.25  # of the batch: a batch further away trains another model
-WORTH = 1.02  # any larger batch saves a little a sample
+MAX_HOSTS = 16  # with more, each of the four searches may take seconds
+NEAR = 0.25  # of the batch: a larger change would train another model
+WORTH = 1.02  # any larger batch saves a little per sample
 
 
 class BatchGain(NamedTuple):
@@ -26,9 +26,9 @@ class BatchGain(NamedTuple):
 
 
 def faster_batch(inventory: Inventory, plan: Plan, limit_s: float) -> BatchGain | None:
-    """Return the batch near the plan's with the least seconds a sample at the plan's degrees, if it gains much.
+    """Return the batch near the plan's with the least seconds per sample at the plan's degrees, if it gains much.
 
-    Batches beyond `limit_s` are not tried. In the usual order, and on more than MAX_HOSTS, none is.
+    Batches are tried for at most `limit_s`. None is tried in the usual order, or on more than MAX_HOSTS hosts.
     """
     deadline_s, batch = time.monotonic() + limit_s, plan.job.global_batch_size
     best, best_s = None, plan.prediction.step_s / batch / WORTH
@@ -47,8 +47,8 @@ def faster_batch(inventory: Inventory, plan: Plan, limit_s: float) -> BatchGain 
 
 
 def _even_batches(inventory: Inventory, plan: Plan) -> Iterator[tuple[int, int]]:
-    """(replicas, batch) for the plan's replicas and all there is room for, a micro-batch each more or less, nearest
-    first."""
+    """Yield (replicas, batch) for the plan's replicas and for all that fit, with a micro-batch each more or less,
+    nearest first."""
     fleet, batch, size = read_problem(inventory, plan.job).fleet, plan.job.global_batch_size, plan.micro_batch_size
     most = plan.job.parallel.dp or fleet.num_group_slots(plan.tp) // (plan.pp * plan.job.cp)
     found = {
@@ -61,6 +61,6 @@ def _even_batches(inventory: Inventory, plan: Plan) -> Iterator[tuple[int, int]]
 
 
 def _at_degrees(plan: Plan, dp: int, batch: int) -> Job:
-    """Return the plan's job with that batch, its degrees fixed to the plan's, and `dp`."""
+    """Return the plan's job with that batch and `dp`, and its other degrees fixed to the plan's."""
     degrees = {"tp": plan.tp, "pp": plan.pp, "dp": dp, "micro_batch_size": plan.micro_batch_size}
     return plan.job.with_parallel(**degrees).model_copy(update={"global_batch_size": batch})

@@ -1,4 +1,4 @@
-"""All that `holmes plan` is asked at once: the plan, plans for changed inventories, and what would help most."""
+"""The whole answer to `holmes plan`: the plan, plans for changed inventories, and the changes that help most."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ EFFORT = Effort()
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The inventory and job to plan, the function that does so, and by the words of changes both as changed.
+    """The inventory and job to plan, the function that plans them, and changed inventories and jobs by description.
 
-    `make` is given the seconds it may take; `time_limit_s` is for all plans together. `explains`: the usual questions
-    are asked as well. `without` names features to price the plan without. `trace` has, by layer, the experts of tokens.
+    `make` takes the seconds it may use; `time_limit_s` is for all plans together. `explains`: answer the usual
+    questions as well. `without` names features to price the plan without. `trace` has the experts of tokens by layer.
     """
 
     inventory: Inventory
@@ -42,7 +42,7 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlanAndAdvice:
-    """The plan; for each change its plan, or why there is none; the advice; and what else was asked."""
+    """The plan; for each change its plan or error; the advice; and the answers to other requests."""
 
     plan: Plan
     what_ifs: Mapping[str, Plan | HolmesError]
@@ -53,9 +53,9 @@ class PlanAndAdvice:
 
 
 def plan_with_advice(request: PlanRequest, tell: Callable[[str], None]) -> PlanAndAdvice:
-    """Return the answer to `request`; `tell` is given a line for each thing begun after the plan itself.
+    """Return the answer to `request`; `tell` gets a line for each step that begins after the plan itself.
 
-    Other processes try one more host in each cluster meanwhile; none outlives the call.
+    Meanwhile, other processes try one more host in each cluster; none outlives the call.
 
     Raises:
         HolmesError: there is no plan.
@@ -64,7 +64,7 @@ def plan_with_advice(request: PlanRequest, tell: Callable[[str], None]) -> PlanA
     with trying_more_hosts(request.inventory, request.job, request.order, EFFORT) as more_hosts:
         plan, what_ifs = _plans(request, left, tell)
         experts = _experts(request, plan, left, tell)
-        tell("trying what would help most")
+        tell("trying changes that would help most")
         with_more_hosts_s = {change: call.result_within(left.seconds) for change, call in more_hosts.items()}
     effort = replace(EFFORT, in_all_s=left.seconds)
     advised = advise(request.inventory, plan, with_more_hosts_s, effort)
@@ -76,7 +76,7 @@ def plan_with_advice(request: PlanRequest, tell: Callable[[str], None]) -> PlanA
 
 
 def _experts(request: PlanRequest, plan: Plan, left: TimeLeft, tell: Callable[[str], None]) -> tuple[LayerExperts, ...]:
-    """Return the experts of each layer by rank, in half of the time left; none without a trace."""
+    """Return the experts of each layer by rank, in half of the remaining time; none without a trace."""
     if not request.trace:
         return ()
     tell("placing experts")
@@ -96,7 +96,7 @@ def _plans(
 
 
 def _plan_or_error(plan: Plan, inventory: Inventory, job: Job, time_limit_s: float) -> Plan | HolmesError:
-    """Return the plan after a change; that nothing fits is an answer too."""
+    """Return the plan after a change, or its error, since that nothing fits is an answer too."""
     sources = plan.inventory, plan.job_source
     try:
         return make_plan(inventory, job, *sources, plan.order, time_limit_s=time_limit_s)

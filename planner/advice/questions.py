@@ -1,6 +1,6 @@
 """Answers to the usual questions about a plan: other degrees, idle hosts, the cut, the wire, and the end of training.
 
-Most answers are plans made anew under one more condition, each in the time that is left; none is made once it is over.
+Most answers are new plans under one more condition, each made in the remaining time; none is made after that.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
 WEEK_S = 7 * 86400.0
-MAX_HOSTS = 64  # as many as a week's answer may need
+MAX_HOSTS = 64  # that the answer about a week may use
 MAX_LINKS = 3  # whose rate is varied
-FARTHEST = 5  # powers of two by which a rate is varied, to either side
+FARTHEST = 5  # powers of two by which a rate is varied in each direction
 CROSSES = {"pipeline": "pipeline", "data": "gradients", "both": "pipeline and gradients"}
-TRIES = 3  # numbers of hosts that a week is tried with
+TRIES = 3  # numbers of hosts that are tried for a week
 
 
 def answers(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnswer]:
-    """Yield the answers, until no time is left."""
+    """Yield the answers until no time is left."""
     yield from _other_degrees(inventory, plan, left)
     yield from _idle(inventory, plan, left)
     yield from _cut(inventory, plan)
@@ -43,7 +43,7 @@ def answers(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAn
 
 
 def _in_short(problem: Problem, written: WrittenPlan, plan: Plan) -> PlannedStep:
-    """Return a plan made anew in short, its speed relative to `plan`, whose step has as many tokens."""
+    """Return a summary of a new plan, with its speed relative to `plan`, whose step has as many tokens."""
     candidate, step_s = written.placement.candidate, written.prediction.step_s
     return PlannedStep(
         tp=candidate.tp,
@@ -58,7 +58,7 @@ def _in_short(problem: Problem, written: WrittenPlan, plan: Plan) -> PlannedStep
 
 
 def _under(inventory: Inventory, plan: Plan, job: Job, question: str, left: TimeLeft) -> PlanAnswer:
-    """Return the answer that the plan of `job` gives: it does not fit, or is slower, and why."""
+    """Return the answer from the plan of `job`: that it does not fit, or is slower, and why."""
     try:
         problem, written = planned_anew(inventory, job, left.seconds)
     except HolmesError as error:
@@ -67,7 +67,7 @@ def _under(inventory: Inventory, plan: Plan, job: Job, question: str, left: Time
     more = short.step_s / plan.prediction.step_s - 1 if plan.prediction.step_s else 0.0
     why = f"{more:.1%} slower: {why_slower(step_parts_of(plan.prediction), step_parts_of(written.prediction))}"
     if more <= RELATIVE_TOLERANCE:
-        why = f"{-more:.1%} faster" if more < -RELATIVE_TOLERANCE else "as fast; the plan takes the simpler of equals"
+        why = f"{-more:.1%} faster" if more < -RELATIVE_TOLERANCE else "equally fast; the plan takes the simpler one"
     return PlanAnswer(question=question, answer=f"{_degrees(short)}: {why}", plan=short)
 
 
@@ -78,7 +78,7 @@ def _degrees(short: PlannedStep) -> str:
 
 
 def _other_degrees(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnswer]:
-    """Another tensor degree, fewer or more pipeline ranks, and a micro-batch of half or twice the size."""
+    """Yield answers for other tensor degrees, fewer or more pipeline ranks, and half or double micro-batches."""
     fixed, fleet = plan.job.parallel, read_problem(inventory, plan.job).fleet
     most = max(len(host.gpus) for host in fleet.hosts.values())
     sizes = [size for exponent in range(most.bit_length()) if (size := 2**exponent) <= most]
@@ -92,7 +92,7 @@ def _other_degrees(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator
         now = getattr(plan, key)
         if getattr(fixed, key) is not None:
             yield PlanAnswer(
-                question=f"why {key} {now}?", answer=f"job.yaml fixes it: --what-if {key}=... tries another"
+                question=f"why {key} {now}?", answer=f"job.yaml fixes it; --what-if {key}=... tries another"
             )
             continue
         for value in sorted({each for each in values if each and each != now}):
@@ -103,14 +103,14 @@ def _other_degrees(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator
             needed = prod(getattr(job.parallel, degree) or 1 for degree in ("tp", "pp", "dp"))
             if needed > (room := fleet.num_group_slots(1)):
                 yield PlanAnswer(
-                    question=question, answer=f"it takes {needed} ranks, and the hosts have room for {room}"
+                    question=question, answer=f"it takes {needed} ranks, but the hosts have room for {room}"
                 )
             else:
                 yield _under(inventory, plan, job, question, left)
 
 
 def _idle(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnswer]:
-    """Hosts or GPUs that are idle, and the plan with the same tensor degree that uses as many of them as it can."""
+    """Yield answers for idle hosts or GPUs, and for the same tensor degree with as many of them as possible."""
     for sentence in left_out_sentences(plan, inventory):
         hosts, _, reason = sentence.removeprefix("Left out: ").partition(": ")
         yield PlanAnswer(question=f"why idle: {hosts}?", answer=reason.removesuffix("."))
@@ -124,7 +124,7 @@ def _idle(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnsw
 
 
 def _cut(inventory: Inventory, plan: Plan) -> Iterator[PlanAnswer]:
-    """The seconds of the stages, and the step with an even cut on the same hosts."""
+    """Yield the seconds of the stages, and the step with an even cut on the same hosts."""
     if plan.pp == 1:
         return
     layers = [stage.num_layers for stage in plan.stages]
@@ -144,7 +144,7 @@ def _cut(inventory: Inventory, plan: Plan) -> Iterator[PlanAnswer]:
 
 
 def _wires(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnswer]:
-    """The rates of the links between clusters, or inside the only one, at which the plan changes."""
+    """Yield the rates of the links between clusters, or inside the only one, at which the plan changes."""
     twice = [change for change, _ in faster_networks(inventory, plan.job) if not isinstance(change, TrunkRate)]
     between = [change for change in twice if isinstance(change, LinkRate)]
     for change in (between or twice)[:MAX_LINKS]:
@@ -156,7 +156,7 @@ def _wires(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAns
 
 
 def _where_it_changes(inventory: Inventory, plan: Plan, twice: LinkRate | FabricRate, sign: int, left: TimeLeft) -> str:
-    """Return in words the first power of two below (`sign` -1) or above the present rate that gives another plan."""
+    """Describe the first power of two below (`sign` -1) or above the present rate that changes the plan."""
     same, other = 0, FARTHEST + 1
     words, step = "", FARTHEST
     while other - same > 1 and not left.is_over:
@@ -184,7 +184,7 @@ def _scaled(change: LinkRate | FabricRate, factor: float) -> LinkRate | FabricRa
 
 
 def _another(inventory: Inventory, plan: Plan, left: TimeLeft) -> str | None:
-    """Return the plan on the changed inventory in words; None where it has the degrees and hosts of `plan`."""
+    """Return a description of the plan on the changed inventory; None if it has the degrees and hosts of `plan`."""
     try:
         short = _in_short(*planned_anew(inventory, plan.job, left.seconds), plan)
     except HolmesError as error:
@@ -194,7 +194,7 @@ def _another(inventory: Inventory, plan: Plan, left: TimeLeft) -> str | None:
 
 
 def _week(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnswer]:
-    """Steps and tokens of a week; and where the job takes longer, as many more hosts as it needs."""
+    """Yield the steps and tokens of a week and, if the job takes longer, the number of additional hosts it needs."""
     job, step_s = plan.job, plan.prediction.step_s
     if not step_s:
         return

@@ -1,4 +1,4 @@
-"""Sentences on facts of hosts that a plan assumes, since the inventory does not hold them."""
+"""Sentences about facts of hosts that a plan assumes because the inventory lacks them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holmes_core.units import format_memory, format_names
 from planner.cost.slot import assumed_links
 
 MAX_NAMED = 8  # hosts in a sentence
-MIN_NAMED_BYTES = 2**30  # less than any host that trains is taken to have
+MIN_NAMED_BYTES = 2**30  # any host that trains is assumed to have more
 
 
 def unknown_host_sentences(plan: Plan, inventory: Inventory) -> Iterator[str]:
-    """Name the hosts whose memory the plan needs and the inventory does not know, and GPUs with links assumed."""
+    """Yield sentences about hosts whose memory the plan needs but the inventory lacks, and GPUs with assumed links."""
     hosts = [inventory.host(node.host) for node in plan.nodes]
-    remedy = "`holmes probe` again, or look there" if plan.sketch is None else "`memory_gib` in a sketch's YAML says it"
+    remedy = "`holmes probe` again, or look there" if plan.sketch is None else "set `memory_gib` in the sketch's YAML"
     yield from _memory_sentence(plan, hosts, remedy)
     if plan.job.device == "cuda":
         yield from _link_sentence(plan, hosts)
@@ -49,6 +49,6 @@ def _link_sentence(plan: Plan, hosts: Iterable[Host]) -> Iterator[str]:
                 assumed.setdefault((name, links), []).append(host.name)
     for (name, links), names in assumed.items():
         yield (
-            f"The links between GPUs of {format_names(names, MAX_NAMED)} are not known, nor does the name {name} say: "
-            f"{links} is assumed. `nvidia-smi nvlink --status` shows them there; then `holmes probe` again."
+            f"The links between GPUs of {format_names(names, MAX_NAMED)} are not known, and the name {name} does not "
+            f"show them: {links} is assumed. Run `nvidia-smi nvlink --status` there, then `holmes probe` again."
         )

@@ -1,4 +1,4 @@
-"""A warning of networks that no test measured: seconds rest on rates that ports report, or on the worst measured."""
+"""A warning about networks that no test measured: their seconds rest on port rates or on the worst measurement."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NOMINAL = "rates are nominal"
 def unmeasured_wire_sentence(
     plans: Sequence[Plan], inventory: Inventory, now_s: float | None = None
 ) -> tuple[str, ...]:
-    """Name the networks that `plans` use and no test measured; else say how long ago they were measured, if known.
+    """Name the networks that `plans` use and no test measured; if there are none, the age of the measurements.
 
     A sketch's rates are its own. Several plans are islands, whose clusters exchange weights. A trunk stated in
-    hosts.yaml counts as known. Where some clusters were measured, all pairs that were not are named: that they count as
+    hosts.yaml counts as known. If some clusters were measured, all unmeasured pairs are named: that they count as
     slow may be why no plan uses them.
     """
     if inventory.sketch is not None:
@@ -40,7 +40,7 @@ def unmeasured_wire_sentence(
     else:
         parts = [(unknown, NOMINAL)]
     named = [(network_names(ends), rate) for ends, rate in parts if ends]
-    said = [f"Wire not measured ({names}): {rate}; `holmes probe --links` measures." for names, rate in named]
+    said = [f"Wire not measured ({names}): {rate}; `holmes probe --links` measures it." for names, rate in named]
     age = None if said else measured_ago([link.measured_at_s for link in inventory.links], now_s)
     return (*said, *((f"Wire measured {age}.",) if age else ()), *_untested_hosts(plans, inventory))
 
@@ -57,7 +57,7 @@ def _few(names: Sequence[str]) -> list[str]:
 
 
 def _untested_hosts(plans: Sequence[Plan], inventory: Inventory) -> Iterator[str]:
-    """Name the hosts that send to another cluster and were in none of the pairs measured between the two."""
+    """Yield a sentence about hosts that send to another cluster but were in no measured pair of the two clusters."""
     tested: dict[frozenset[str], set[str]] = {}
     for link in inventory.links:
         tested.setdefault(frozenset(link.clusters), set()).update(link.hosts)
@@ -71,17 +71,17 @@ def _untested_hosts(plans: Sequence[Plan], inventory: Inventory) -> Iterator[str
                     untested[host] = None
     if untested:
         names = ", ".join(_few(list(untested)))
-        yield f"In no measured pair: {names}; each counts as slow as the slowest host that was measured."
+        yield f"In no measured pair: {names}; each counts as slow as the slowest measured host."
 
 
 def used_networks(plans: Sequence[Plan], inventory: Inventory) -> list[frozenset[str]]:
-    """Return pairs of clusters that exchange data, then clusters whose hosts do; a loopback is no wire."""
+    """Return pairs of clusters that exchange data, then clusters whose hosts do; a loopback does not count."""
     across: set[frozenset[str]] = set()
     inside: set[frozenset[str]] = set()
     for plan in plans:
         cluster_of, host_of = {rank.host: rank.cluster for rank in plan.ranks}, [rank.host for rank in plan.ranks]
         hosts = (dict.fromkeys(host_of[rank] for rank in group.ranks) for group in plan.groups)
-        for names in {tuple(cluster_of[host] for host in each) for each in hosts}:  # of many groups most are alike
+        for names in {tuple(cluster_of[host] for host in each) for each in hosts}:  # most of many groups are alike
             across |= _pairs(names)
             inside |= {frozenset({name}) for name, times in Counter(names).items() if times > 1}
     islands = [{rank.cluster for rank in plan.ranks} for plan in plans]

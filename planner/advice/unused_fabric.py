@@ -1,4 +1,4 @@
-"""Networks inside clusters that a run on GPUs leaves unused, as NCCL takes its socket interfaces once a process."""
+"""Networks inside clusters that a run on GPUs leaves unused, as NCCL reads its socket interfaces once per process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.problem.networks import Networks
 def unused_fabric_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     """Return a sentence for each cluster whose groups need another socket interface than groups between clusters.
 
-    Source: NCCL, src/misc/socket.cc (a process reads NCCL_SOCKET_IFNAME once); a communicator names a transport alone.
+    Source: NCCL, src/misc/socket.cc (a process reads NCCL_SOCKET_IFNAME once); a communicator sets only the transport.
     """
     networks = Networks(inventory, plan.job)
     inside: dict[str, list[PlanGroup]] = {}
@@ -34,6 +34,6 @@ def _sentence(networks: Networks, cluster: str, host: str, num_groups: int) -> t
     return (
         f"Cluster {cluster}'s own network, {own.netdev} of {host} ({format_rate(own.bandwidth_bytes_per_s)}), stays "
         f"unused: NCCL takes one list of socket interfaces for all groups of a process, and those between clusters "
-        f"need {shared.netdev}. So {num_groups} of the groups inside {cluster} use {shared.netdev} as well "
-        f"({format_rate(shared.bandwidth_bytes_per_s)}), and are priced so. RDMA on that network would use it.",
+        f"need {shared.netdev}. So {num_groups} of the groups inside {cluster} also use {shared.netdev} "
+        f"({format_rate(shared.bandwidth_bytes_per_s)}), and are priced for it. RDMA would use the cluster's network.",
     )

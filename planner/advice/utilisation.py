@@ -1,4 +1,4 @@
-"""A plan's use of its GPUs: model FLOP/s of the predicted step against the most they can do."""
+"""A plan's use of its GPUs: model FLOP/s of the predicted step over the peak of the GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holmes_runtime.config.trainable import trained_step_flops
 
 
 def predicted_mfu(plan: Plan, inventory: Inventory) -> float | None:
-    """Return the plan's model FLOPs utilisation; None for a rehearsal, and where a GPU's peak is not known."""
+    """Return the plan's model FLOPs utilisation; None for a rehearsal, and if a GPU's peak is not known."""
     job, step_s = plan.job, plan.prediction.step_s
     if not step_s or job.compute.emulate is not None:
         return None

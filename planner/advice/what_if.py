@@ -1,16 +1,16 @@
-"""The words of `--what-if`: changes of an inventory, and keys of a job, as a user types them.
+"""The language of `--what-if`: changes of an inventory, and keys of a job, as a user types them.
 
-    link:A-B=10Gb/s          clusters A and B reach each other at 10 Gbit/s a host on the network all clusters share
+    link:A-B=10Gb/s          clusters A and B have 10 Gbit/s per host between them on the network all clusters share
     trunk:A-B=10Gb/s         all traffic between clusters A and B together has 10 Gbit/s each way
     trunk:A=10Gb/s           all traffic between cluster A and others together has 10 Gbit/s each way
-    fabric:A=400Gb/s         hosts of cluster A reach each other at 400 Gbit/s a host on the cluster's fabric
+    fabric:A=400Gb/s         hosts of cluster A have 400 Gbit/s per host between them on the cluster's fabric
     nic:HOST/NETDEV=25Gb/s   one interface (a netdev, or an RDMA device such as mlx5_0) runs at 25 Gbit/s
     +host:NAME=like:OTHER    one more host like OTHER, in its cluster
     -host:NAME               one host less
     gpu:A=H100               all GPUs of cluster A are H100
-    tp=4                     a key of job.yaml's `parallel` is fixed, such as pp, dp, micro_batch_size or schedule
+    tp=4                     fixes a key of job.yaml's `parallel`, such as pp, dp, micro_batch_size or schedule
 
-Several changes at once are joined by commas.
+Several changes at once are separated by commas.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from planner.advice.changes import (
 )
 
 _GBPS = {"G": 1.0, "M": 1e-3}
-PARALLEL_KEYS = frozenset(Parallel.model_fields) - {"layers"}  # whose value has commas
+PARALLEL_KEYS = frozenset(Parallel.model_fields) - {"layers"}  # whose value contains commas
 
 
 def what_if(text: str, inventory: Inventory, job: Job) -> tuple[Inventory, Job]:
     """Return the inventory and the job with the changes in `text`.
 
     Raises:
-        HolmesError: a change cannot be read or made, or the job does not allow the value (wrong usage).
+        HolmesError: a change cannot be parsed or made, or the job does not allow the value (wrong usage).
     """
     changes, fixed = list[str](), dict[str, object]()
     for each in text.split(","):
         key, equals, value = each.strip().partition("=")
         if equals and key in PARALLEL_KEYS:
             if key in fixed:
-                raise refused(text, f"{key} is given twice; a `--what-if` of its own tries another value")
+                raise refused(text, f"{key} is given twice; use a second `--what-if` for another value")
             fixed[key] = parse_yaml(value, f"--what-if {text}")
         else:
             changes.append(each)
@@ -67,7 +67,7 @@ def parse_changes(text: str, inventory: Inventory) -> tuple[Change, ...]:
     """Return the changes in `text`; the clusters in `inventory` show which dash of a link separates two names.
 
     Raises:
-        HolmesError: a change cannot be read, or can be read in two ways (wrong usage).
+        HolmesError: a change cannot be parsed, or is ambiguous (wrong usage).
     """
     return tuple(_parse(change.strip(), inventory) for change in text.split(","))
 
@@ -89,27 +89,27 @@ def _parse(text: str, inventory: Inventory) -> Change:
         return GpuType(found[1], found[2])
     if found := re.fullmatch(r"-host:([^=]+)", text):
         return WithoutHost(found[1])
-    raise refused(text, "not a change that can be read")
+    raise refused(text, "this is not a valid change")
 
 
 def _two_clusters(text: str, pair: str, inventory: Inventory) -> tuple[str, str]:
-    """Cluster names may hold dashes, so every dash is tried as the one between them."""
+    """Return the clusters of a pair. Their names may contain dashes, so every dash is tried as the separator."""
     names = {cluster.name for cluster in inventory.clusters}
     cuts = [(pair[:at], pair[at + 1 :]) for at, sign in enumerate(pair) if sign == "-"]
     readings = {frozenset(cut): cut for cut in cuts if names.issuperset(cut) and cut[0] != cut[1]}
     if not readings:
-        raise refused(text, f"{pair!r} is not two clusters of the inventory ({', '.join(sorted(names))})")
+        raise refused(text, f"{pair!r} does not name two clusters of the inventory ({', '.join(sorted(names))})")
     if len(readings) > 1:
-        both = " as well as ".join(f"{a!r} and {b!r}" for a, b in readings.values())
+        both = " or ".join(f"{a!r} and {b!r}" for a, b in readings.values())
         raise HolmesError(
-            f"--what-if {text}: {pair!r} is clusters {both}",
+            f"--what-if {text}: {pair!r} is ambiguous: clusters {both}",
             "name interfaces instead (`nic:HOST/NETDEV=10Gb/s`), or rename a cluster: `cluster:` in hosts.yaml",
         )
     return next(iter(readings.values()))
 
 
 def _bandwidth_bytes_per_s(text: str, rate: str) -> float:
-    """Return the bytes per second of `10Gb/s`, `100Mb/s`, or with `bit` spelt out."""
+    """Return the bytes per second of `10Gb/s`, `100Mb/s`, or the same with `bit`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([GM])b(?:it)?/s", rate)
     if found is None or float(found[1]) <= 0:
         raise refused(text, f"{rate!r} is not a rate above zero such as 10Gb/s or 100Mb/s")

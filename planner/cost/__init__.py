@@ -1,1 +1,1 @@
-"""The cost of work: parameters, bytes and FLOPs, seconds of compute and of collectives, one formula a function."""
+"""The cost of work: parameters, bytes, FLOPs, and the seconds of compute and collectives. One formula per function."""

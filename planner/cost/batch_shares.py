@@ -1,7 +1,7 @@
-"""The ways to share out a batch: numbers of replicas, and sizes of the micro-batches they run.
+"""Ways to divide a batch among replicas: the number of replicas and the size of their micro-batches.
 
-A micro-batch divides the batch. The number of replicas need not: they run the ceiling or the floor of micro-batches
-each. Where a number leaves the busiest replica as many as a smaller one would, the smaller one does as well.
+The micro-batch size divides the batch. The number of replicas need not: each runs the ceiling or the floor of the mean
+number of micro-batches. If fewer replicas give the busiest one no more micro-batches, the smaller number is as good.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from holmes_core.records.job import Job
 from planner.cost.engines import engine_of
 
 MAX_SAMPLES = 64  # of a micro-batch, unless fixed: no published run gains from more
-MAX_REPLICAS = 64  # where there can be more, not any number is looked at: as many as have room
-MAX_KINDS = 3  # of slots, for replicas on any set of them
+MAX_REPLICAS = 64  # above this, only the numbers that fill clusters are tried, not all of them
+MAX_KINDS = 3  # kinds of slots; up to this number, replicas are tried on every subset of the kinds
 
 
 class ClassRoom(NamedTuple):
-    """Slots for tensor groups on the hosts of one class, in their cluster; slots of one `kind` are equally fast."""
+    """Room for tensor groups on the hosts of one class in one cluster. Slots of one `kind` are equally fast."""
 
     cluster: str
     kind: object
@@ -29,7 +29,7 @@ class ClassRoom(NamedTuple):
 
 
 class BatchShares:
-    """Numbers of replicas, and sizes of their micro-batches, that share the batch of a job out over `num_slots`."""
+    """Numbers of replicas and micro-batch sizes that divide a job's batch among `num_slots` slots."""
 
     def __init__(self, job: Job, num_slots: int) -> None:
         fixed, self._batch, self._num_slots = job.parallel, job.batch_parts, num_slots
@@ -37,16 +37,16 @@ class BatchShares:
         sizes = (fixed.micro_batch_size,) if fixed.micro_batch_size else free
         self._sizes = [size for size in sizes if job.global_batch_size % size == 0]
         self._fixed_dp = job.fixed_dp
-        # Replicas that hold weights together run equally many, and interleaving takes rounds of pp.
+        # Replicas that share weights run equally many micro-batches; interleaving runs rounds of pp micro-batches.
         self._in_rounds = (fixed.chunks or 1) > 1 or fixed.schedule == "interleaved"
         self._must_divide = not engine_of(job).unequal_replicas or job.zero == 3 or self._in_rounds
         self._even = {size: list(_divisors(self._batch // size, num_slots)) for size in self._sizes}
 
     def of(self, classes: Sequence[ClassRoom], pp: int) -> list[tuple[int, int]]:
-        """(dp, samples of a micro-batch) of pipelines of `pp` tensor groups that have slots, ascending.
+        """Return the (dp, micro-batch size) pairs for which pipelines of `pp` tensor groups have slots, ascending.
 
-        On large fleets with large batches, a dp that does not divide the batch is the most that some clusters have room
-        for. On all fleets it is the least that does as well.
+        For large fleets with large batches, a dp that does not divide the batch is taken only if it fills some of the
+        clusters. On all fleets, the smallest dp that is as good is taken.
         """
         most = sum(each.group_slots for each in classes) // pp
         if self._fixed_dp is not None:
@@ -65,13 +65,13 @@ class BatchShares:
         return sorted(found)
 
     def _may_run(self, dp: int, size: int, pp: int) -> bool:
-        """Return True if replicas can run as many micro-batches each as they have to."""
+        """Return True if every replica can run the number of micro-batches that falls to it."""
         count, rest = divmod(self._batch, dp * size)
         return not (self._must_divide and rest) and not (self._in_rounds and count % pp)
 
 
 def least_as_good(total: int, dp: int) -> int:
-    """Return the least number of replicas whose busiest runs no more of `total` micro-batches than with `dp`."""
+    """Return the fewest replicas whose busiest one runs no more of `total` micro-batches than with `dp` replicas."""
     return -(-total // -(-total // dp))
 
 
@@ -80,8 +80,8 @@ def _divisors(number: int, most: int) -> Iterator[int]:
 
 
 def _rooms(classes: Sequence[ClassRoom], pp: int) -> set[int]:
-    """The most replicas of `pp` stages that have room: each stage in one of the largest, the two largest clusters ...,
-    or each replica in one of all."""
+    """Return the largest numbers of replicas of `pp` stages that fit: with each stage inside one of the n largest
+    clusters, for every n, and with each replica inside one cluster of any size."""
     slots: Counter[str] = Counter()
     for each in classes:
         slots[each.cluster] += each.group_slots
@@ -91,14 +91,14 @@ def _rooms(classes: Sequence[ClassRoom], pp: int) -> set[int]:
 
 
 def _most_inside(slots: Sequence[int], pp: int) -> int:
-    """Return the most replicas of `pp` stages that each are inside one of the clusters of so many slots; 0 for none."""
+    """Return the largest number of replicas such that each of their `pp` stages fits in one cluster; 0 for none."""
     return bisect_left(range(1, sum(slots) // pp + 1), True, key=lambda dp: sum(each // dp for each in slots) < pp)
 
 
 def _replicas_of_kinds(classes: Sequence[ClassRoom], pp: int) -> set[int]:
-    """Return the numbers of replicas that the hosts of some kinds of slots hold, each in one class; empty for one kind.
+    """Return the numbers of replicas that fit on subsets of the kinds of slots, each replica in one class.
 
-    Where slots differ in speed, fast replicas run more micro-batches, so that each replica more may help.
+    Empty for one kind. If speeds differ, fast replicas run more micro-batches, so every additional replica may help.
     """
     rooms: Counter[object] = Counter()
     for each in classes:

@@ -1,7 +1,7 @@
-"""Measured validation loss from codecs on pipeline edges, by the number of cuts they are on.
+"""Measured validation loss that codecs on pipeline edges cost, by the number of edges that have one.
 
 Source: `python -m benchmarks.codec_loss`: a Llama of five layers and width 128 on text as bytes, the mean of three
-seeds after 300 steps; docs/slow-links.md has each seed. Wider and published models were not measured.
+seeds after 300 steps. docs/slow-links.md lists each seed. Wider and published models were not measured.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ LOSS_PERCENT: Mapping[Codec, Mapping[int, float]] = {
 
 
 def loss_words(codec: Codec) -> str:
-    """Return the codec's cost in loss by cuts, and the source; for another codec, that it was not measured."""
+    """Return the codec's loss by number of cuts, with the source, or that it was not measured."""
     by_cuts = LOSS_PERCENT.get(codec, {})
     parts = [
-        f"{round(percent, 1) + 0.0:+.1f} % at {cuts} cut{'s' * (cuts > 1)}"  # + 0.0: no minus before a zero
+        f"{round(percent, 1) + 0.0:+.1f} % at {cuts} cut{'s' * (cuts > 1)}"  # + 0.0 avoids "-0.0"
         for cuts, percent in by_cuts.items()
     ]
     measured = ", ".join(parts)

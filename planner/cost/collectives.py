@@ -1,8 +1,7 @@
 """Seconds of messages and collectives on links. Pure functions, each with its source.
 
-A `Path` is the share of the network that one group's traffic has between its members: bytes/s in one direction, and
-the seconds of one hop. Sizes are bytes of the whole value on one member before a reduce-scatter, or after an
-all-gather.
+A `Path` is one group's share of the network between its members: bytes/s in one direction, and the seconds of one hop.
+Sizes are the bytes of the whole value on one member, before a reduce-scatter or after an all-gather.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from planner.cost.counts import Execution, key_value_bytes
 from planner.cost.trained import backward_share
 
 ETHERNET_MTU_BYTES = 1500
-# An exchange's share of a link among more than two ranks, since several send to one at the same time: 0.8 to 0.95 on
-# Gloo's sockets between network namespaces at 50 to 200 Mbit/s, 2026-11-22. NCCL's rings have one sender each.
+# The share of a link that an exchange of more than two ranks gets, since several ranks send to one at the same time.
+# 0.8 to 0.95 on Gloo's sockets between network namespaces at 50 to 200 Mbit/s, 2026-11-22. NCCL's rings: one sender.
 INCAST_SHARE = 0.9
-ALL_TO_ALL_SHARE = 0.7  # of the rate between hosts, of an exchange of all with all by NCCL. GUESS
-# The same of DeepEP, which sends a token once to a host: its README has 58 and 51 GB/s on NICs of 50 in groups of 32
-# and 64, for 3.6 hosts a token, 2.7 and 3.15 of them other ones.
+ALL_TO_ALL_SHARE = 0.7  # of the rate between hosts, for an all-to-all by NCCL. GUESS
+# The same share for DeepEP, which sends a token only once to each host. Its README lists 58 and 51 GB/s on NICs of
+# 50 GB/s in groups of 32 and 64, with 3.6 hosts per token, 2.7 and 3.15 of them remote.
 SENT_ONCE_SHARE = 0.88
 SMALLEST_MTU_BYTES = 68  # of IPv4
 TCP_HEADERS_BYTES = 20 + 20 + 12
@@ -36,7 +35,7 @@ SMALLEST_TUNNELLED_MTU_BYTES = SMALLEST_MTU_BYTES + TUNNEL_MTU_BYTES
 
 @dataclass(frozen=True)
 class Path:
-    """A link as one group sees it. `latency_s` 0 where it was not measured."""
+    """A link as one group sees it. `latency_s` is 0 if it was not measured."""
 
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
@@ -44,7 +43,7 @@ class Path:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds that belong to a forward, and to a backward."""
+    """Seconds of a forward and of a backward."""
 
     forward_s: float
     backward_s: float
@@ -55,11 +54,11 @@ class PassTimes:
         return self.forward_s + self.backward_s
 
     def no_less_than(self, least: PassTimes) -> PassTimes:
-        """Return the longer of both, each pass by itself."""
+        """Return the longer of the two times for each pass."""
         return PassTimes(max(self.forward_s, least.forward_s), max(self.backward_s, least.backward_s))
 
     def with_backwards(self, share: float) -> PassTimes:
-        """Return the mean where only that share of layers has a backward."""
+        """Return the mean times if only that share of the layers has a backward."""
         return PassTimes(self.forward_s, share * self.backward_s)
 
     def __add__(self, other: PassTimes) -> PassTimes:
@@ -67,21 +66,21 @@ class PassTimes:
 
 
 def tcp_payload_share(mtu: int | None) -> float:
-    """The share of an Ethernet link's rate that TCP's payload gets: (mtu - 52) / (mtu + 38); 0.941 at 1500 bytes.
+    """Return the part of an Ethernet link's rate that TCP's payload gets: (mtu - 52) / (mtu + 38); 0.941 at 1500 bytes.
 
-    A frame of `mtu` bytes, 1500 where it is not known, holds an IPv4 header (20) and a TCP header with timestamps (32);
-    around it are 14 of Ethernet header, 4 of check sequence, 8 of preamble and 12 of gap. Sources: RFC 791, RFC 9293,
-    RFC 7323; IEEE 802.3. What RDMA adds, under 2 % with packets of 4096 bytes, is left out.
+    A frame of `mtu` bytes (1500 if unknown) holds an IPv4 header (20) and a TCP header with timestamps (32). Around it
+    are the Ethernet header (14), check sequence (4), preamble (8) and gap (12). Sources: RFC 791, RFC 9293, RFC 7323;
+    IEEE 802.3. The overhead of RDMA, under 2 % with packets of 4096 bytes, is ignored.
     """
     size = max(mtu, SMALLEST_MTU_BYTES) if mtu is not None else ETHERNET_MTU_BYTES
     return (size - TCP_HEADERS_BYTES) / (size + ETHERNET_FRAMING_BYTES)
 
 
 def tunnel_payload_share(mtu: int | None) -> float:
-    """Return TCP's payload in a WireGuard tunnel as a share of the rate of a link of `mtu`: 0.901 at 1500 bytes.
+    """Return the share of a link's rate that TCP's payload in a WireGuard tunnel gets: 0.901 at an MTU of 1500 bytes.
 
-    The tunnel's own packets are 80 bytes smaller, as with `wg-quick`, and around each are an IPv4 header (20), UDP's
-    (8), and WireGuard's header and tag (32). Source: Donenfeld, WireGuard, NDSS 2017, 5.4.6.
+    Packets inside the tunnel are 80 bytes smaller, as with `wg-quick`. Around each are an IPv4 header (20), a UDP
+    header (8), and WireGuard's header and tag (32). Source: Donenfeld, WireGuard, NDSS 2017, 5.4.6.
     """
     size = max(mtu, SMALLEST_TUNNELLED_MTU_BYTES) if mtu is not None else ETHERNET_MTU_BYTES
     inner = size - TUNNEL_MTU_BYTES
@@ -91,8 +90,8 @@ def tunnel_payload_share(mtu: int | None) -> float:
 def shard_exchange_bytes(size_bytes: float, num_ranks: int) -> float:
     """Return the bytes each member sends, and receives, in one reduce-scatter or one all-gather: (n-1)/n size.
 
-    Ring, or all-to-all and local sum: the same. Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms,
-    2009. Raises ValueError if num_ranks < 1.
+    A ring moves as many as an all-to-all with a local sum. Source: Patarasuk and Yuan, Bandwidth optimal all-reduce
+    algorithms, 2009. Raises ValueError if num_ranks < 1.
     """
     if num_ranks < 1:
         raise ValueError(f"a collective needs a rank, got {num_ranks}")
@@ -100,7 +99,7 @@ def shard_exchange_bytes(size_bytes: float, num_ranks: int) -> float:
 
 
 def shard_exchange_s(size_bytes: float, num_ranks: int, path: Path) -> float:
-    """Seconds of one ring reduce-scatter or all-gather: (n-1)/n size / bandwidth + (n-1) latency; one rank: 0."""
+    """Return a ring reduce-scatter's or all-gather's seconds: (n-1)/n size / bandwidth + (n-1) latency; 0 for n = 1."""
     hops_s = (num_ranks - 1) * path.latency_s
     return shard_exchange_bytes(size_bytes, num_ranks) / path.bandwidth_bytes_per_s + hops_s
 
@@ -108,14 +107,14 @@ def shard_exchange_s(size_bytes: float, num_ranks: int, path: Path) -> float:
 def times_as_long(sizes: Sequence[float]) -> dict[float, float]:
     """Return, by size, the slowdown of each exchange when all begin at once on a shared link: 1 to their number.
 
-    The exchanges that are not done divide the link evenly, and the smaller ones leave it first: until an exchange of b
-    bytes is done, every other has sent min(its bytes, b). The slowdown is the sum of these over b.
+    Unfinished exchanges divide the link evenly, and smaller ones finish first. By the time an exchange of b bytes is
+    done, every other one has sent min(its bytes, b). The slowdown is the sum of these divided by b.
     """
     return {size: sum(min(other, size) for other in sizes) / size for size in set(sizes)}
 
 
 class Hops(NamedTuple):
-    """Latencies in the exchange of a bucket: those that keep its network busy, and those after its last byte left."""
+    """Numbers of latencies in a bucket's exchange: those that occupy its network, and those after its last byte."""
 
     reduce: int
     gather: int
@@ -125,8 +124,8 @@ class Hops(NamedTuple):
 def exchange_hops(num_ranks: int, device: Device) -> Hops:
     """Return the hops of a reduce-scatter and an all-gather.
 
-    NCCL's rings take (n-1) hops each before the next bucket's begin. Gloo's reduce-scatter, an exchange of all with
-    all, takes one hop, and so does its all-gather between two ranks; many of them are under way at once.
+    Each of NCCL's rings takes (n-1) hops before the next bucket's begins. Gloo's reduce-scatter is an all-to-all and
+    takes one hop, as does its all-gather between two ranks; many of them are under way at once.
     """
     if device == "cuda":
         return Hops(num_ranks - 1, num_ranks - 1, 0)
@@ -134,7 +133,7 @@ def exchange_hops(num_ranks: int, device: Device) -> Hops:
 
 
 def exchange_share(num_ranks: int, device: Device) -> float:
-    """Return the share of a link's rate that an exchange among so many ranks gets."""
+    """Return the share of a link's rate that an exchange among `num_ranks` ranks gets."""
     return INCAST_SHARE if device == "cpu" and num_ranks > 2 else 1.0
 
 
@@ -144,14 +143,14 @@ def all_reduce_s(size_bytes: float, num_ranks: int, path: Path) -> float:
 
 
 def tensor_parallel_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of hidden states that one tensor parallel all-reduce, or its two halves, sums: v b s h / cp."""
+    """Return the bytes of hidden states that one tensor parallel all-reduce (or its two halves) sums: v b s h / cp."""
     return execution.value_bytes * execution.tokens(model) * model.hidden_size
 
 
 def tensor_parallel_s(model: ModelShape, execution: Execution, path: Path) -> PassTimes:
-    """Return the seconds one layer's tensor parallel collectives take per micro-batch over `path`. One shard: 0.
+    """Return the seconds of one layer's tensor parallel collectives per micro-batch over `path`; 0 for one shard.
 
-    Experts that are whole on a rank take its part of a sequence: without shared ones attention alone is summed.
+    If every expert is whole on one rank and none is shared, only attention's result is summed.
     """
     is_alone = model.experts is not None and not model.shared_experts and not execution.splits_experts
     one_s = all_reduce_s(tensor_parallel_bytes(model, execution), execution.tp, path)
@@ -161,7 +160,7 @@ def tensor_parallel_s(model: ModelShape, execution: Execution, path: Path) -> Pa
 class Peers(NamedTuple):
     """The ranks of a host, all of one stage while they exchange tokens, and each one's bytes/s to other hosts.
 
-    `num_ports` are the NICs that these are a share of, one for each rank where None.
+    `num_ports` is the number of NICs whose rate is divided among them; None: one per rank.
     """
 
     num_slots: int
@@ -169,36 +168,36 @@ class Peers(NamedTuple):
     num_ports: int | None = None
 
     def on_host(self, num_ranks: int) -> int:
-        """Return how many ranks of a group of so many, neighbours by number, are on the same host."""
+        """Return the number of ranks on the same host, for a group of `num_ranks` consecutive ranks."""
         return min(num_ranks, self.num_slots)
 
 
 def routed_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of the copies of a rank's tokens for their experts, its own included: v b s k h / (t cp).
+    """Return the bytes of the copies of a rank's tokens for all of their experts, local ones too: v b s k h / (t cp).
 
-    Tensor shards that split experts each send the copies of all tokens of their replica, t times as many.
+    Tensor shards that split experts each send the copies of all tokens of their replica: t times as many.
     """
     copies = model.experts_per_token or 0
     return tensor_parallel_bytes(model, execution) * copies // execution.row_shards
 
 
 def expert_holders(execution: Execution) -> int:
-    """Return the ranks of a group among which tokens travel to experts: where shards split those, its replicas."""
+    """Return the number of ranks that tokens travel among: replicas if shards split experts, else the whole group."""
     return max(1, execution.ep // execution.tp) if execution.splits_experts else execution.ep
 
 
 class RoutedParts(NamedTuple):
-    """Parts of a rank's copies for experts: what leaves the host, and what other ranks of hosts get from within."""
+    """Shares of a rank's copies for experts: those that leave the host, and those sent to other ranks of a host."""
 
     outside: float
     inside: float
 
 
 def routed_parts(model: ModelShape, execution: Execution, peers: Peers) -> RoutedParts:
-    """Return the parts of `routed_bytes` that travel.
+    """Return the shares of `routed_bytes` that travel, with experts chosen evenly.
 
-    Sent once, a token goes to each host that has any of its experts, and there to each such rank; experts are chosen
-    evenly. Else a copy goes to each expert.
+    If tokens are sent once, each goes to every host with any of its experts, and there to every rank with one.
+    Otherwise, one copy goes to each expert.
     """
     ep, on_host = execution.ep, peers.on_host(execution.ep)
     if not execution.sends_once:
@@ -210,7 +209,7 @@ def routed_parts(model: ModelShape, execution: Execution, peers: Peers) -> Route
 
 
 def _chosen(model: ModelShape, parts: float) -> float:
-    """Return the chance that a token chooses any expert of one of so many equal parts."""
+    """Return the chance that a token chooses any expert in one of `parts` equal parts."""
     experts, chosen = model.experts or 1, model.experts_per_token or 1
     return 1 - comb(experts - round(experts / parts), chosen) / comb(experts, chosen)
 
@@ -221,10 +220,10 @@ def routed_share(execution: Execution) -> float:
 
 
 def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, peers: Peers | None) -> PassTimes:
-    """Return the seconds in which one layer's tokens are sent to their experts and back. Without ep: 0.
+    """Return the seconds in which one layer's tokens travel to their experts and back; 0 without ep.
 
-    Balanced: in a forward there and back, and in a backward the gradients likewise. What stays on a host and what
-    leaves it travel at once.
+    The load is balanced. Tokens travel both ways in a forward, and their gradients in a backward. Traffic inside hosts
+    and between them overlaps.
     """
     if expert_holders(execution) == 1 or model.experts is None or peers is None:
         return PassTimes(0.0, 0.0)
@@ -237,11 +236,11 @@ def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, pee
 def context_parallel_s(
     model: ModelShape, execution: Execution, inside: Path, peers: Peers | None, core_s: float
 ) -> PassTimes:
-    """Return the seconds in which a layer waits for keys and values of other parts of its sequences. Without cp: 0.
+    """Return the seconds in which a layer waits for keys and values of other parts of its sequences; 0 without cp.
 
-    In a ring each replica passes keys and values on while it attends to them: `core_s`, of all attention, hides that;
-    gathered, nothing hides them. Where that leaves a host, all of its tensor shards send at once: in a ring each by one
-    NIC, gathering by all of them.
+    In a ring, each replica passes keys and values on during its attention, whose time (`core_s` for all of it) hides
+    the transfer. Gathering is not hidden. If the traffic leaves a host, all of the host's tensor shards send at once:
+    through one NIC each in a ring, through all NICs when gathering.
     """
     if execution.cp == 1 or peers is None:
         return PassTimes(0.0, 0.0)
@@ -256,10 +255,10 @@ def context_parallel_s(
 
 
 def backward_key_passes(execution: Execution) -> int:
-    """Return how often a backward moves keys and values, or as many gradients: 1 to 3 times.
+    """Return the number of times a backward moves keys and values, or as many bytes of gradients: 1 to 3.
 
-    Around a ring both, and once more where the forward is repeated; gathered ones are kept, unless the gathering is
-    repeated. Sources: Megatron-Core's guide to context parallelism; torch's flex attention, which saves its inputs.
+    A ring moves both, and keys and values once more if the forward is repeated. Gathered ones are kept, unless the
+    gathering is repeated. Sources: Megatron-Core's guide to context parallelism; torch's flex attention saves inputs.
     """
     if execution.gathers_keys:
         return 1 if execution.recompute == "none" else 2
@@ -267,7 +266,7 @@ def backward_key_passes(execution: Execution) -> int:
 
 
 def context_outside_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of the mean layer and micro-batch that a shard next to another host sends there, both passes.
+    """Return the bytes a shard sends to a neighbour on another host, for the mean layer and micro-batch, both passes.
 
     Frozen first layers have no backward.
     """
@@ -276,9 +275,9 @@ def context_outside_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def expert_exchange_part(execution: Execution, peers: Peers | None) -> float:
-    """Return the part of a routed expert's parameter in the exchange of gradients, of one that all replicas hold.
+    """Return the share of a routed expert's parameter in the exchange of gradients, over one that all replicas hold.
 
-    Its group is smaller, and on a host are several such groups, one for each of its expert ranks.
+    Experts have smaller groups, and each host has several such groups: one for each of its expert ranks.
     """
     if peers is None or execution.dp == 1:
         return 0.0
@@ -288,9 +287,9 @@ def expert_exchange_part(execution: Execution, peers: Peers | None) -> float:
 
 
 def tensor_parallel_times(recompute: Recompute, one_all_reduce_s: float) -> PassTimes:
-    """Two all-reduce equivalents (reduce-scatter and all-gather) in a layer's forward and two in its backward.
+    """Return the times of two all-reduces (or reduce-scatter and all-gather pairs) in each pass of a layer.
 
-    Two more where the backward runs the whole forward again. Source: Korthikanti et al., Reducing Activation
+    A backward that repeats the whole forward has two more. Source: Korthikanti et al., Reducing Activation
     Recomputation in Large Transformer Models, 2022.
     """
     forward_s = 2 * one_all_reduce_s

@@ -1,6 +1,6 @@
-"""Seconds one slot computes: a layer, the head, the optimizer. Pure functions of the model, the execution and a speed.
+"""Seconds of one slot's compute: a layer, the head, the optimizer. Pure functions of model, execution and speed.
 
-Matrix products take FLOPs / rate, everything else the bytes it moves / memory bandwidth, one after another.
+Matrix products take FLOPs / rate. Everything else takes bytes moved / memory bandwidth, one operation after another.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from planner.cost.gpu_speeds import Speed
 from planner.cost.trained import head_of, trained_layer
 
 NO_TIME = PassTimes(0.0, 0.0)
-# How often a forward moves a value through memory, counted on the kernels a layer runs. Norms: read and write, twice;
+# How often a forward moves a value through memory, counted on a layer's kernels. Norms: read and write, twice;
 # bias, dropout and residual: two reads and a write, twice. GELU: read and write; SwiGLU: two reads and a write. Scores
-# outside a fused kernel: written, softmax, dropout, read.
+# without a fused kernel: written, softmax, dropout, read.
 HIDDEN_PASSES = 10
 ACTIVATION_PASSES = {"gpt": 2, "llama": 3}
-# Rows sorted by expert before they are sent and after they came, and back, each read and written: Megatron-Core's
-# token_dispatcher.py.
+# Rows are sorted by expert before they are sent and after they arrive, and again on the way back. Each time they are
+# read and written: Megatron-Core's token_dispatcher.py.
 ROUTED_PASSES = 8
-# Seconds of a forward in which the host reads how many rows came for each expert and launches what follows, and the
-# share of one large product's rate that a grouped one has. GUESSES, chosen with the first four rows of V17 in view.
+# The seconds of a forward in which the host reads the number of rows for each expert and launches the next kernels, and
+# the share of a large product's rate that a grouped one reaches. GUESSES, chosen with V17's first four rows in view.
 ROUTED_WAIT_S = 8e-4
 GROUPED_SHARE = 0.9
-# Seconds of a forward in which the host launches one expert's operators in the bundled runtime's loop, which fp32 has,
-# and half a backward's: 64 experts of 1,024 on one H200, 2,048 rows each (0.44 ms, compiled around them 0.56).
+# Seconds of a forward, and of half a backward, in which the host launches one expert's operators in the bundled
+# runtime's loop (fp32 only). 64 experts of 1,024 on one H200, 2,048 rows each: 0.44 ms, 0.56 with the rest compiled.
 EXPERT_LAUNCH_S = 5e-4
-NORM_PASSES = 4  # of those through a hidden state, what selective recomputation does again
-ACTIVATION_PASSES_AGAIN = {"gpt": 2, "llama": 5}  # SiLU once more for the product's gradients: read and write
+NORM_PASSES = 4  # of the passes through hidden states, those that selective recomputation repeats
+ACTIVATION_PASSES_AGAIN = {"gpt": 2, "llama": 5}  # one more SiLU for the product's gradients: read and write
 SCORE_PASSES = 6
-# Of an adapter's input and of its result, forward and backward. A reads the input; the result is written by B, read
-# with the matrix's, and written as their sum. Its gradient is read for B and for what B was given; A reads the input
-# once more, and the input's gradient is written, read with the matrix's, and written as their sum.
+# Passes of an adapter's input and of its result, forward and backward. A reads the input. The result is written by B,
+# read with the matrix's, and written as their sum. Its gradient is read for B and for B's input; A reads the input once
+# more, and the input's gradient is written, read with the matrix's, and written as their sum.
 ADAPTER_PASSES, ADAPTER_PASSES_BACK = (1, 4), (5, 2)
-LOGIT_BYTES = 18  # apart from the logits themselves, a third of what the fp32 loss and its gradient move
+LOGIT_BYTES = 18  # moved per logit in addition to the logits: a third of the traffic of the fp32 loss and its gradient
 SUM_BYTES = 8  # a backward reads and writes the fp32 sum of each gradient; it also reads the gradient
 UPDATE_BYTES = 28  # AdamW reads and writes master and moments (24), reads the gradient (4); the weight is extra
-# A backward in two halves (split_backward.py) against the whole one: 1.1 to 1.5, least for large matrices. Measured on
+# A backward in two halves (split_backward.py) over a whole one: 1.1 to 1.5, least for large matrices. Measured on
 # 2026-11-21 with torch 2.13 on one CPU thread of a busy machine: CPU seconds of four layers of seven GPTs and Llamas,
-# hidden size 256 and 512, each the median of six or ten; this is the median of all. On GPUs it was not measured.
+# hidden size 256 and 512, each the median of six or ten; this is the median of all. Not measured on GPUs.
 SPLIT_FACTOR = 1.2
 
 
 def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: PassTimes = NO_TIME) -> PassTimes:
-    """Return the seconds one shard computes one layer on one micro-batch, without its tensor parallel `collectives`.
+    """Return the seconds of one layer's compute on a shard and micro-batch, without the tensor parallel `collectives`.
 
-    No forward, collectives included, is shorter than the launch of its kernels. The backward is twice the forward, and
-    recomputation comes on top (Narayanan et al., SC 2021). So do adding to the gradient sums, and the bytes that eager
-    operators move in excess. Under LoRA matrices have the gradients of their inputs alone: once the forward.
+    No forward, collectives included, is shorter than the launch of its kernels. The backward takes twice the forward
+    (Narayanan et al., SC 2021) plus recomputation, adding to the gradient sums and the extra bytes of eager operators.
+    Under LoRA, matrices need the gradients of their inputs only, which take as long as one forward.
     """
     parts = execution.tp * execution.cp
     flops, routed = (count(model, execution.micro_batch_size) / parts for count in (matrix_flops, routed_flops))
@@ -82,7 +82,7 @@ def layer_s(model: ModelShape, execution: Execution, speed: Speed, collectives: 
 
 
 def head_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTimes:
-    """Seconds one shard computes the head and the loss on one micro-batch; the backward is twice the forward.
+    """Return the seconds of the head and the loss on one shard and micro-batch. The backward takes twice the forward.
 
     A frozen head has no gradient of its weights.
     """
@@ -95,7 +95,7 @@ def head_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTimes:
 
 
 def split_factor(job: Job) -> float:
-    """Return the seconds of a backward in two halves over a whole one, measured if known; a sleep is halved exactly."""
+    """Return the seconds of a backward in two halves over a whole one: 1 for emulated compute, measured if known."""
     if job.compute.emulate is not None:
         return 1.0
     overheads = job.compute.overheads
@@ -103,7 +103,7 @@ def split_factor(job: Job) -> float:
 
 
 def optimizer_s(parameters: int, execution: Execution, speed: Speed) -> float:
-    """Return the seconds of one optimizer step of a rank that holds `parameters` and updates its 1/dp of them."""
+    """Return the seconds of one optimizer step of a rank that holds `parameters` and updates 1/dp of them."""
     rate = speed.memory_bytes_per_s or speed.update_bytes_per_s
     return parameters / execution.dp * (UPDATE_BYTES + execution.value_bytes) / rate if rate else 0.0
 
@@ -111,9 +111,9 @@ def optimizer_s(parameters: int, execution: Execution, speed: Speed) -> float:
 def offloaded_update_s(
     parameters: int, execution: Execution, copy_bytes_per_s: float, update_bytes_per_s: float
 ) -> float:
-    """Return the seconds of one optimizer step on the CPU, for a rank that updates its 1/dp of `parameters`.
+    """Return the seconds of one optimizer step on the CPU for a rank that holds `parameters` and updates 1/dp of them.
 
-    Buckets overlap, so the slowest part counts: gradients to the host, AdamW there, weights back.
+    Buckets overlap, so the slowest part counts: gradients to the host, AdamW there, or weights back.
     """
     copies_s = GRADIENT_BYTES / copy_bytes_per_s, execution.value_bytes / copy_bytes_per_s
     return parameters / execution.dp * max(*copies_s, (UPDATE_BYTES + execution.value_bytes) / update_bytes_per_s)
@@ -129,13 +129,13 @@ def _accumulate_s(parameters: int, execution: Execution, speed: Speed) -> float:
 
 
 def _matrix_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:
-    """Seconds of matrix products whose rate is half of the best at `speed.half_size` tokens x hidden size / tp."""
+    """Return the seconds of matrix products that reach half the best rate at `half_size` tokens x hidden size / tp."""
     size = execution.tokens(model) * model.hidden_size / execution.tp
     return flops / speed.matrix_flops_per_s * (1 + speed.half_size / size)
 
 
 def _adapters_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTimes:
-    """Return the seconds of the adapters of one layer: their products, and the sums with the matrices' results."""
+    """Return the seconds of one layer's adapters: their products, and their sums with the matrices' results."""
     if execution.lora is None:
         return NO_TIME
     sizes = [matrix_size(model, matrix) for matrix in execution.lora.targets]
@@ -150,7 +150,7 @@ def _adapters_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTi
 
 
 def _experts_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:
-    """Return the seconds of the grouped products of a rank's experts, on the rows that came for each, and the wait."""
+    """Return the seconds of the grouped products of a rank's experts, and the wait for the number of rows of each."""
     rows = execution.tokens(model) / execution.tp * execution.ep * (model.experts_per_token or 0)
     width = model.expert_size * execution.row_shards / execution.tp
     size = rows / (model.experts or 1) * width
@@ -158,7 +158,7 @@ def _experts_s(flops: float, model: ModelShape, execution: Execution, speed: Spe
 
 
 def routed_row_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
-    """Return the seconds that one row more takes the experts of a rank, forward and backward."""
+    """Return the seconds that one more row takes a rank's experts, forward and backward."""
     rows = execution.tokens(model) / execution.tp * (model.experts_per_token or 0)
     flops = routed_flops(model, execution.micro_batch_size) / (execution.tp * execution.cp)
     products_s = _experts_s(flops, model, execution, speed)
@@ -168,7 +168,7 @@ def routed_row_s(model: ModelShape, execution: Execution, speed: Speed) -> float
 
 
 def _moved_values(model: ModelShape, execution: Execution) -> float:
-    """Return the values that norms, residuals and the activation function of one layer's forward move on one shard."""
+    """Return the number of values that one shard moves in a layer's forward for norms, residuals and activation."""
     hidden = HIDDEN_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
     routed = ROUTED_PASSES * model.hidden_size * (model.experts_per_token or 0)
     inside = ACTIVATION_PASSES[model.family] * model.token_ffn_size
@@ -176,7 +176,7 @@ def _moved_values(model: ModelShape, execution: Execution) -> float:
 
 
 def _made_again_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
-    """Return the seconds of one layer's selective recomputation: both norms and, where it is repeated, the activation.
+    """Return the seconds of one layer's selective recomputation: both norms and, if it is repeated, the activation.
 
     Software without a fused kernel repeats its attention core instead.
     """
@@ -188,7 +188,7 @@ def _made_again_s(model: ModelShape, execution: Execution, speed: Speed) -> floa
 
 
 def attention_core_s(model: ModelShape, execution: Execution, speed: Speed) -> float:
-    """Return the seconds of one layer's queries x keys, softmax and scores x values, forward."""
+    """Return the seconds of one layer's attention core in a forward: queries x keys, softmax and scores x values."""
     rate = speed.attention_flops_per_s or speed.matrix_flops_per_s
     core_s = attention_flops(model, execution.micro_batch_size) / (execution.tp * execution.cp) / rate
     if execution.fused_attention:

@@ -1,8 +1,8 @@
 """Bytes that the parts of one training step need. Pure counts, each with its source.
 
-The letters are those that holmes_runtime/config/model_shape.py counts parameters and FLOPs in; t is the tensor degree,
-v the bytes of a value. The counts hold for the bundled runtime: attention keeps no scores, and under tensor parallelism
-sequences are sharded too. Seconds are in compute_time.py and collectives.py.
+Letters are as in holmes_runtime/config/model_shape.py, which counts parameters and FLOPs; t is the tensor
+degree, v the bytes of a value. The counts hold for the bundled runtime: attention keeps no scores, and tensor
+parallelism shards sequences too. Seconds are in compute_time.py and collectives.py.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from planner.cost.trained import embedding_of, head_of, layers_of
 GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
 MOMENT_BYTES = 8  # AdamW's two moments, fp32
 MASTER_BYTES = 4  # fp32 weights next to 16-bit ones
-# Rows that come to the fullest rank's experts over the mean, padding included. GUESS, for routing that a loss balances.
+# Rows of the fullest rank's experts over the mean, padding included. GUESS, for routing that a loss balances.
 ROUTED_SKEW = 1.1
 
 
 class Execution(NamedTuple):
-    """The execution of every tasklet; `reserve_bytes` and `memory_margin` are kept free on a GPU, see memory_margin.py.
+    """The execution of every tasklet. `reserve_bytes` and `memory_margin` stay free on a GPU (memory_margin.py).
 
-    Other engines than the bundled one may not shard sequences together with tensors, keep attention scores and an fp32
-    copy of all logits, need `activation_factor` times the activations, sum gradients in `sum_bytes`, and compute
-    `slowdown` times as long on so many ranks, see engines.py. `dp`: ranks that share a parameter's update. `masked`: a
-    mask shows attention where documents end. `fused_operators`: operators between matrix products run in kernels made
-    for them; else one by one (eager). `ep`: ranks that share a layer's experts, ep / tp neighbouring replicas with all
-    tensor shards, which have a part of each expert's width and all rows if it `splits_experts`. If it `sends_once`, a
-    host gets a token's row once. `cp`: neighbouring replicas that share each sequence, with all keys and values on each
-    at once where the engine `gathers_keys`. `trainable` is None where all parameters are trained.
+    Other engines than the bundled one may not shard sequences together with tensors. They may keep attention scores and
+    an fp32 copy of all logits, need `activation_factor` times the activations, sum gradients in `sum_bytes`, and
+    compute `slowdown` times as long (engines.py). `dp`: ranks that share a parameter's update. `masked`: a mask shows
+    attention where documents end. `fused_operators`: operators between matrix products run in fused kernels, not one by
+    one (eager). `ep`: ranks that share a layer's experts: ep / tp neighbouring replicas with all tensor shards. If it
+    `splits_experts`, each shard has a part of every expert's width and all rows. If it `sends_once`, each host gets a
+    token's row once. `cp`: neighbouring replicas that share each sequence; if the engine `gathers_keys`, each of them
+    holds all keys and values at once. `trainable` is None if all parameters are trained.
     """
 
     tp: int
@@ -74,12 +74,12 @@ class Execution(NamedTuple):
     trainable: Trainable | None = None
 
     def tokens(self, model: ModelShape) -> int:
-        """Return the tokens of a micro-batch that a replica computes, all tensor shards together: b s / cp."""
+        """Return the number of tokens of a micro-batch on one replica, all tensor shards together: b s / cp."""
         return self.micro_batch_size * model.seq_length // self.cp
 
     @property
     def row_shards(self) -> int:
-        """The parts in which tensor shards have the rows that come for experts."""
+        """The number of parts into which tensor shards divide the rows for experts."""
         return 1 if self.splits_experts else self.tp
 
     @property
@@ -89,12 +89,12 @@ class Execution(NamedTuple):
 
     @property
     def dense(self) -> Execution:
-        """The execution of layers without experts, whose activation Megatron-Core does not repeat under `moe_act`."""
+        """The execution of layers without experts. Megatron-Core does not repeat their activation under `moe_act`."""
         return self._replace(ep=1, repeats_activation=False)
 
     @property
     def expert_dp(self) -> int:
-        """The number of ranks that hold, and update together, the same experts."""
+        """The number of ranks that hold and update the same experts together."""
         return max(1, self.dp * self.tp // self.ep)
 
 
@@ -138,16 +138,16 @@ def make_execution(
 
 
 def outer_bytes(islands: IslandsSettings) -> int:
-    """Bytes of host memory for each parameter of a rank's 1/dp, in fp32: an island's anchor and momentum, the error
-    where a codec makes one, what steps changed since where a fragment is late, and change and mean of one fragment
-    (holmes_runtime.outer). A setting that is left to the planner counts as the one that takes most.
+    """Return the bytes of host memory in fp32 for each parameter of a rank's 1/dp. An island keeps its anchor and
+    momentum, a codec's error, changes since then if a fragment is late, and one fragment's change and mean
+    (holmes_runtime.outer). A setting that is left to the planner counts as its most expensive choice.
     """
     kept = 2 + (islands.codec != "none") + (islands.delay_steps != 0)
     return GRADIENT_BYTES * kept + ceil(2 * GRADIENT_BYTES / (islands.fragments or 1))
 
 
 def edge_bytes(model: ModelShape, execution: Execution, codec: Codec = "none") -> int:
-    """Bytes one shard sends over a pipeline edge per micro-batch, forward or backward: v b s h / (t cp), or packed."""
+    """Return a shard's bytes per micro-batch on a pipeline edge, forward or backward: v b s h / (t cp), or packed."""
     return packed_bytes(codec, edge_values(model, execution), execution.value_bytes)
 
 
@@ -159,18 +159,18 @@ def edge_values(model: ModelShape, execution: Execution) -> int:
 def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes one shard keeps of one layer and micro-batch until its backward.
 
-    Values per token, counted on the runtime's model as the storages a forward leaves behind, all sharded: inputs of
-    both norms, of q, k and v and of the MLP (4 h), attention's result (q), q, k and v (q + 2 k, a Llama's after
-    rotation; with `qk_norm` queries and keys before it, too, q + k), and the MLP's inside (2 f; SwiGLU 4 f).
-    Selective recomputation keeps what matrices and attention make: not what norms make of their inputs (2 h less)
-    and, if it `repeats_activation`, half of the MLP's inside. f is the width of all experts of a token, and rows that
-    came for experts are kept, too (h each): by shards that split experts all of them, and the gathered tokens (h).
-    Full recomputation keeps the layer's input alone (h). A compiled SwiGLU keeps f less, as five compiled Llamas did
-    to the byte (H200, torch 2.11). Without sequence parallelism inputs of norms and matrices are whole on every
-    shard. With a mask k and v are kept once for every query head (2 q - 2 k more). A frozen matrix's input is kept
-    for its adapter alone, which has no dropout, or where a backward needs it anyway, as it needs attention's result;
-    adapters keep the values between their two matrices (r each), on every shard. Keys and values that were gathered
-    from other replicas are kept, too, unless anything is recomputed.
+    Values per token, counted as the storages that a forward of the runtime's model leaves behind, all sharded: the
+    inputs of both norms, of q, k and v and of the MLP (4 h); attention's result (q); q, k and v (q + 2 k; a Llama's
+    after rotation; with `qk_norm` also queries and keys before it, q + k); and the inside of the MLP (2 f; SwiGLU 4 f).
+    Selective recomputation keeps the results of matrices and attention, but not the results of norms (2 h less) nor,
+    if it `repeats_activation`, half of the MLP's inside. f is the width of all experts of a token. Rows that arrived
+    for experts are kept too (h each): shards that split experts keep all of them, and the gathered tokens (h).
+    Full recomputation keeps only the layer's input (h). A compiled SwiGLU keeps f less: five compiled Llamas matched
+    this to the byte (H200, torch 2.11). Without sequence parallelism, the inputs of norms and matrices are whole on
+    every shard. With a mask, k and v are kept once for every query head (2 q - 2 k more). A frozen matrix's input is
+    kept only for its adapter, which has no dropout, or if a backward needs it anyway, as it needs attention's result.
+    Adapters keep the values between their two matrices (r each) on every shard. Keys and values gathered from other
+    replicas are kept too, unless anything is recomputed.
     """
     h, f, q, k = model.hidden_size, model.token_ffn_size, model.query_size, model.kv_size
     if model.experts is not None:
@@ -201,7 +201,7 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def recomputed_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes rebuilt at a time: with full recomputation a layer beyond its input, else an MLP's inside."""
+    """Return the bytes rebuilt at a time: a layer without its input under full recomputation, else the MLP's inside."""
     if keeps_selectively(execution):
         width = model.token_ffn_size * (2 if model.family == "llama" else 1)
         width = width if execution.repeats_activation else model.hidden_size
@@ -213,16 +213,16 @@ def recomputed_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def gathered_bytes(model: ModelShape, execution: Execution) -> int:
-    """Bytes of the one part of sequences gathered at a time, and of its gradient: 2 v b s h / cp; 0 without shards."""
+    """Return the bytes of the sequences gathered at a time and of their gradient: 2 v b s h / cp; 0 without shards."""
     parts = 2 * (execution.tp > 1 and execution.sequence_parallel)
     return parts * execution.value_bytes * execution.tokens(model) * model.hidden_size
 
 
 def expert_gradient_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of one layer's experts' gradients and rows that the bundled runtime holds at a time.
+    """Return the bytes of one layer's expert gradients and rows that the bundled runtime holds at a time.
 
-    Matrices of experts are cut apart before the loop: all gradients are there until the last is done, and one of three
-    is put together, 4 / 3 v of the parameters (on CPU to 0.2 %). Rows between replicas are there twice more, unsorted.
+    Experts' matrices are cut apart before the loop. All gradients stay until the last is done, and one of three is put
+    together: 4 / 3 v of the parameters (on CPU to 0.2 %). Rows sent between replicas exist twice more, unsorted.
     """
     routed = (model.experts_per_token or 0) * model.hidden_size * (execution.ep > execution.tp)
     numbers = expert_parameters(model, execution.ep) * 4 // 3 + 2 * execution.tokens(model) * routed
@@ -237,30 +237,30 @@ def key_value_bytes(model: ModelShape, execution: Execution) -> int:
 def passing_key_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes of other replicas' keys and values, and of their gradients, that a shard holds at a time.
 
-    From a ring of cp, one replica's while the next one's arrive; gathered, all of them. 0 where no sequence is shared.
+    A ring holds one replica's while the next one's arrive; gathering holds all of them. 0 without shared sequences.
     """
     held = 2 * (execution.cp if execution.gathers_keys else 2) * key_value_bytes(model, execution) * (execution.cp > 1)
     return held * model.query_size // model.kv_size if execution.masked else held  # repeated for each query head
 
 
 def keeps_selectively(execution: Execution) -> bool:
-    """Return True if cheap values are made again.
+    """Return True if cheap values are recomputed.
 
-    Not where a compiler meets collectives in a layer, nor without a fused kernel, where the core is repeated instead.
+    They are not if a compiler meets collectives in a layer, or without a fused kernel, where the core is repeated.
     """
     is_told = execution.tp * execution.cp == 1 or not execution.fused_operators
     return execution.recompute == "selective" and execution.fused_attention and is_told
 
 
 def state_bytes(parameters: int, execution: Execution, frozen: int = 0) -> int:
-    """Bytes of weights (v) and gradient sums (4), and of this rank's 1/dp of masters (4 with 16-bit weights), moments
-    (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept), which another engine may
-    not have.
+    """Return the bytes of weights (v), gradient sums (4), and this rank's 1/dp of masters (4 with 16-bit weights),
+    moments (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept). Another engine
+    may not have the latter.
 
-    Under ZeRO-3 weights and gradient sums are in as many parts as `weight_shards`, and where those are all replicas
-    the sums are the reduced gradients; another engine may keep `whole_bytes` of each parameter as well. Masters and
-    moments may be in host memory instead. Of `frozen` parameters there are weights alone. Source: Rajbhandari et al.,
-    ZeRO, 2020, stages 1 and 3; holmes_runtime.parallel.zero1 and zero3.
+    Under ZeRO-3, weights and gradient sums are divided into `weight_shards` parts. If those are all replicas, the sums
+    are the reduced gradients. Another engine may also keep `whole_bytes` of each parameter. Masters and moments may be
+    in host memory instead. `frozen` parameters have weights only. Source: Rajbhandari et al., ZeRO, 2020, stages 1 and
+    3; holmes_runtime.parallel.zero1 and zero3.
     """
     has_masters = execution.value_bytes < MASTER_BYTES
     sharded = MOMENT_BYTES + MASTER_BYTES * has_masters
@@ -275,7 +275,7 @@ def state_bytes(parameters: int, execution: Execution, frozen: int = 0) -> int:
 
 
 def _frozen_bytes(parameters: int, execution: Execution) -> int:
-    """Return the bytes of frozen weights, which a pipeline of ZeRO-3 may keep whole as well."""
+    """Return the bytes of frozen weights, which a ZeRO-3 pipeline may also keep whole."""
     keeps_weights = execution.whole_bytes > execution.value_bytes and execution.weight_shards > 1
     kept = -(-parameters * execution.value_bytes // execution.weight_shards)
     return kept + parameters * execution.value_bytes * keeps_weights
@@ -284,7 +284,7 @@ def _frozen_bytes(parameters: int, execution: Execution) -> int:
 def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool) -> int:
     """Return the bytes of a rank's two largest layers, weights (v) and gradients (4): ZeRO-3 has two whole at a time.
 
-    The embedding and the head are layers of their own; `is_first`, `is_last`: the rank holds them.
+    The embedding (`is_first`) and the head (`is_last`) are layers of their own.
     """
     if execution.weight_shards == 1:
         return 0
@@ -297,15 +297,15 @@ def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, 
 
 
 def tied_bytes(model: ModelShape, execution: Execution) -> int:
-    """Bytes that each rank of a pair of copies of a tied table sends the other in a step: its piece's gradients."""
+    """Return the bytes each of two ranks with copies of a tied table sends per step: the gradients of its piece."""
     is_trained = execution.trainable is None
     return GRADIENT_BYTES * table_parameters(model, execution.tp) // execution.dp * is_trained
 
 
 def logit_bytes(model: ModelShape, execution: Execution) -> int:
-    """Bytes of the last stage's logits on one shard (v), and of two chunks of them that the loss has in fp32.
+    """Return the bytes of the last stage's logits on one shard (v) and of the two fp32 chunks of them in the loss.
 
-    Their gradient takes their place, but not in a model of one's own. A loss in one has its gradient, too, in fp32.
+    Their gradient takes their place, except in a user's own model. Without a chunked loss, its gradient is fp32 too.
     """
     logits = execution.tokens(model) * model.vocab_size // execution.tp
     if not execution.chunked_loss:
@@ -315,6 +315,6 @@ def logit_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def mask_bytes(model: ModelShape, execution: Execution) -> int:
-    """Bytes of a micro-batch's mask, which a stage's layers share: v b s^2; with cp > 1 (2 cp + 1) / 4 cp^2 of that."""
+    """Return the bytes of the mask that a stage's layers share: v b s^2; with cp > 1, (2 cp + 1) / 4 cp^2 of that."""
     whole, cp = execution.masked * execution.value_bytes * execution.tokens(model) * model.seq_length, execution.cp
     return whole * (2 * cp + 1) // (4 * cp) if cp > 1 else whole

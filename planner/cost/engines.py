@@ -1,9 +1,9 @@
-"""Engines: the bundled runtime, or other software whose step the planner then predicts.
+"""Engines: the bundled runtime, or other software whose step the planner predicts.
 
-An engine is a set of settings by name, `trainer.engine` of job.yaml, and has speeds of GPUs of its own (gpu_speeds.py).
-All formulas are the same: published rows are inventories and jobs with such a name, see benchmarks/published_steps. The
-shares and the memory were fitted to every second of those rows, by `python -m benchmarks.published_steps.fit`. A
-trainer that is launched is one of these, restricted to what its present version can run.
+An engine is a named set of settings (`trainer.engine` in job.yaml) with its own GPU speeds (gpu_speeds.py). All
+formulas are the same. Published rows are inventories and jobs with such a name, see benchmarks/published_steps. The
+shares and the memory were fitted to every second of those rows by `python -m benchmarks.published_steps.fit`. A
+trainer that is launched is one of these, restricted to the features of its present version.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ BOTH: tuple[Degree, ...] = ("tp", "pp")
 
 @dataclass(frozen=True)
 class Engine:
-    """The way software trains; each default is that of the bundled runtime.
+    """The way software trains. Each default describes the bundled runtime.
 
-    sequence_parallel: tensor shards split sequences as well, with selective recomputation alone, or never.
-    fused_attention: no scores are kept. chunked_loss: no fp32 copy of all logits. shards_states: optimizer states over
-    replicas, which each update a part. shards_weights: it has ZeRO-3. keeps_rounded: weights in the job's precision
-    stand next to fp32 masters. keeps_reduced: a rank keeps its part of the reduced gradients apart from the
-    sums. reduced_bytes, gathered_bytes: a parameter's, as its gradient is summed and reduced, and its weight gathered;
-    None: as many as the weight has. gathers_first: under the first forward, else gradients are all-reduced.
-    overlaps_exchange: bucket by bucket under the last backward, else after all of it. reduces: under ZeRO-3, gradients
-    of every micro-batch inside the groups that share weights and once a step among copies; of every micro-batch among
-    all, but in a pipeline once; or once, with whole gradients until then.
+    sequence_parallel: tensor shards split sequences as well: always, with selective recomputation only, or never.
+    fused_attention: no scores are kept. chunked_loss: no fp32 copy of all logits. shards_states: replicas share the
+    optimizer states and each updates a part. shards_weights: it has ZeRO-3. keeps_rounded: weights in the job's
+    precision exist next to fp32 masters. keeps_reduced: a rank keeps its part of the reduced gradients apart from the
+    sums. reduced_bytes, gathered_bytes: per parameter, when its gradient is summed and reduced and its weight gathered;
+    None: the bytes of the weight. gathers_first: during the first forward; otherwise gradients are all-reduced.
+    overlaps_exchange: bucket by bucket during the last backward; otherwise after it. reduces: when ZeRO-3 reduces
+    gradients. inside: every micro-batch in groups that share weights, and once a step among copies. all: every
+    micro-batch among all replicas, but once in a pipeline. last: once, with whole gradients until then.
 
-    exposed_tp: share of the seconds of tensor parallel collectives that matrix products do not hide. inside_share:
-    share of the links inside a host that collectives get. edge_share, exchange_share: shares of a host's NICs that
-    messages and exchanges get. growth: seconds of compute that each doubling of the ranks adds, as a part.
+    exposed_tp: share of tensor parallel collectives' seconds that matrix products do not hide. inside_share: share of
+    the links inside a host that collectives get. edge_share, exchange_share: shares of a host's NICs that messages and
+    exchanges get. growth: the fraction of compute time that each doubling of the ranks adds.
 
-    reserve_bytes and memory_margin: kept free on a GPU; None: as memory_margin.py has it. activation_factor: its
+    reserve_bytes and memory_margin: kept free on a GPU; None: as in memory_margin.py. activation_factor: its
     activations over the runtime's.
 
-    schedules, degrees, cuts: the ones it has; dp it always has. free_degrees: what the planner may choose above 1, as
-    the engine needs nothing from the model for it; others are as job.yaml fixes them. unequal_replicas: each may run a
-    micro-batch more than others. host_states: optimizer states in host memory. two_levels: gradients are added up
-    inside clusters first, or weights sharded inside each (HSDP). copies_update: in two levels each cluster keeps states
-    for itself (HSDP, or instances of Megatron's distributed optimizer) and updates itself, after clusters all-reduced
-    the gradients. overlaps_levels: a bucket is exchanged inside clusters while another one is between them.
-    shards_tied: weights are sharded with tied tables as well. has_experts: its layers may have experts, and the other
-    keys of `ModelShape.beyond_bundled`. context: it has context parallelism, and keys and values go around a ring under
-    the attention, or are gathered before it. repeats_activation: under selective recomputation, too, the one of an MLP;
-    of experts every engine may. unsharded: the engine as it is without ZeRO-3, where that is another one.
+    schedules, degrees, cuts: those it has; it always has dp. free_degrees: those that the planner may set above 1,
+    since the engine needs nothing from the model for it; job.yaml fixes the others. unequal_replicas: some may run one
+    micro-batch more. host_states: optimizer states in host memory. two_levels: gradients are summed inside clusters
+    first, or weights are sharded inside each (HSDP). copies_update: in two levels, each cluster keeps states and
+    updates itself (HSDP, or instances of Megatron's distributed optimizer) after clusters all-reduced the gradients.
+    overlaps_levels: one bucket is exchanged inside clusters while another is exchanged between them. shards_tied:
+    weights can be sharded with tied tables too. has_experts: its layers may have experts and the other keys of
+    `ModelShape.beyond_bundled`. context: it has context parallelism; keys and values go around a ring during attention,
+    or are gathered before it. repeats_activation: selective recomputation also repeats the activation of an MLP; every
+    engine may repeat that of experts. unsharded: the engine without ZeRO-3, if it differs.
     """
 
     sequence_parallel: Literal["always", "selective", "never"] = "always"
@@ -93,22 +93,22 @@ class Engine:
     unsharded: Engine | None = None
 
     def travels_bytes(self, value_bytes: int) -> tuple[int, int]:
-        """Return the bytes of a parameter of so many, reduced and gathered."""
+        """Return the bytes per parameter when reduced and when gathered, for weights of `value_bytes`."""
         return self.reduced_bytes, value_bytes if self.gathered_bytes is None else self.gathered_bytes
 
     def across_bytes(self, value_bytes: int, pp: int, num_microbatches: int) -> tuple[int, int]:
         """Return the same between clusters, in two levels: reduced, and gathered as gradients or as updated weights.
 
-        Where that is done in every micro-batch, the bytes of all are added up.
+        If every micro-batch exchanges them, the bytes of all micro-batches are added up.
         """
         reduced, gathered = self.travels_bytes(value_bytes)
         times = num_microbatches if self.reduces == "all" and pp == 1 else 1
         return (reduced * times, (reduced if self.copies_update else gathered) * times)
 
     def whole_bytes(self, value_bytes: int, pp: int, num_microbatches: int) -> int:
-        """Return the bytes of a parameter that a rank of ZeRO-3 keeps whole until the last micro-batch.
+        """Return the bytes per parameter that a ZeRO-3 rank keeps whole until the last micro-batch.
 
-        A pipeline of torch keeps weights, too, from the first backward on.
+        A pipeline of torch also keeps weights from the first backward on.
         """
         if num_microbatches == 1 or self.reduces == "inside" or (self.reduces == "all" and pp == 1):
             return 0
@@ -116,7 +116,7 @@ class Engine:
 
     @property
     def has_instances(self) -> bool:
-        """True if clusters may keep optimizer states each for itself, while every rank has whole weights."""
+        """True if each cluster may keep its own optimizer states while every rank has whole weights."""
         return self.copies_update and not self.shards_weights
 
     def shards_sequences(self, recompute: Recompute) -> bool:
@@ -125,7 +125,7 @@ class Engine:
 
 
 OTHER = Engine(schedules=MEGATRON_SCHEDULES, unequal_replicas=False, host_states=False, two_levels=False)
-# Megatron-LM as it was published in 2021 and 2022: all gradients are all-reduced in fp32 after the last backward.
+# Megatron-LM as published in 2021 and 2022: all gradients are all-reduced in fp32 after the last backward.
 MEGATRON_2021 = replace(
     OTHER,
     sequence_parallel="selective",
@@ -139,7 +139,7 @@ MEGATRON_2021 = replace(
     reserve_bytes=0,
     memory_margin=0.0,
 )
-# Megatron-DeepSpeed with ZeRO-1, as BigScience and vTrain's authors ran it: gradients in 16 bits, and messages far
+# Megatron-DeepSpeed with ZeRO-1, as run by BigScience and vTrain's authors: gradients in 16 bits, and messages far
 # below the NICs' rate.
 MEGATRON_DEEPSPEED = replace(
     OTHER,
@@ -156,7 +156,7 @@ MEGATRON_DEEPSPEED = replace(
     reserve_bytes=0,
     memory_margin=0.0,
 )
-# Megatron-Core of 2024, in NeMo, with distributed optimizer, and all overlaps that it has. Its steps grow by 2.2 % from
+# Megatron-Core of 2024 in NeMo, with the distributed optimizer and all of its overlaps. Its steps grow by 2.2 % from
 # 128 to 2,048 GPUs and by 2.7 % from 16 to 2,048 (V8, V9 of docs/cost-model.md).
 MEGATRON_2024 = replace(
     OTHER,
@@ -170,10 +170,10 @@ MEGATRON_2024 = replace(
     reserve_bytes=0,
     memory_margin=0.0,
 )
-# torch's FSDP, as llm-foundry and torchtitan run it: the fp32 weights that are sharded are the masters. It shards
-# inside each cluster where replicas are in several (HSDP).
+# torch's FSDP as llm-foundry and torchtitan run it: the sharded fp32 weights are the masters. With replicas in several
+# clusters, it shards inside each cluster (HSDP).
 FSDP = replace(OTHER, shards_weights=True, keeps_rounded=False, two_levels=True, copies_update=True)
-# torch's DistributedDataParallel: fp32 weights, all-reduced bucket by bucket under the backward, and updated by all.
+# torch's DistributedDataParallel: fp32 weights, all-reduced bucket by bucket during the backward, and updated by all.
 DDP = replace(
     OTHER,
     chunked_loss=False,
@@ -185,15 +185,15 @@ DDP = replace(
     degrees=(),
     free_degrees=(),
 )
-# A script with FSDP2, its own or that of accelerate: no pipeline. Its tensor parallelism needs a plan of the model's.
+# A script with FSDP2, its own or accelerate's. It has no pipeline, and tensor parallelism needs a plan from the model.
 # FSDP2 reduces in every backward unless set_requires_gradient_sync(False) is called, as accelerate does.
 FSDP_SCRIPT = replace(
     FSDP, reduces="all", schedules=("1f1b",), degrees=("tp",), free_degrees=(), shards_tied=True, unsharded=DDP
 )
 ENGINES: dict[EngineName, Engine] = {
     "holmes": Engine(shards_weights=True, context="gather"),
-    # Megatron-LM of 2026: 1F1B or interleaved, and any cut by its layout. With several instances of its
-    # optimizer one stream reduces a bucket inside an instance, then between instances, and then takes the next bucket.
+    # Megatron-LM of 2026: 1F1B or interleaved, and any cut by its layout. With several instances of its optimizer, one
+    # stream reduces each bucket inside an instance and then between instances before it takes the next bucket.
     "megatron": replace(
         MEGATRON_2024,
         schedules=("1f1b", "interleaved"),
@@ -209,12 +209,12 @@ ENGINES: dict[EngineName, Engine] = {
     "accelerate": replace(FSDP_SCRIPT, reduces="last"),
     "torch": FSDP_SCRIPT,
     "fsdp": FSDP,
-    # As it was in 2020, with torch's data parallel wrapper: gradients in 16 bits, bucket by bucket under the backward.
+    # The version of 2020 with torch's data parallel wrapper: 16-bit gradients, bucket by bucket during the backward.
     "megatron-2020": replace(MEGATRON_2021, reduced_bytes=2, gathered_bytes=2, overlaps_exchange=True),
     "megatron-2021": MEGATRON_2021,
     "megatron-deepspeed": MEGATRON_DEEPSPEED,
     "megatron-2024": MEGATRON_2024,
-    # What Sailor's authors ran on GH200, in fp32.
+    # The software that Sailor's authors ran on GH200, in fp32.
     "sailor": replace(
         OTHER,
         sequence_parallel="never",
@@ -226,7 +226,7 @@ ENGINES: dict[EngineName, Engine] = {
         overlaps_exchange=False,
         exposed_tp=0.69,
         inside_share=2 / 3,
-        inside_latency_s=124e-6,  # with what else a layer of any shape waits for
+        inside_latency_s=124e-6,  # includes all other waits of a layer, whatever its shape
         edge_share=0.757,
         exchange_share=0.703,
         reserve_bytes=4_900_000_000,
@@ -243,7 +243,7 @@ CHOICES = (
 
 
 class FreeTrainer(TrainerSettings):
-    """A trainer as fast as its engine, with every choice of the bundled runtime: the price of what an engine lacks."""
+    """A trainer as fast as its engine but with every choice of the bundled runtime. It prices missing features."""
 
 
 class LongContextTrainer(TrainerSettings):
@@ -251,20 +251,20 @@ class LongContextTrainer(TrainerSettings):
 
 
 def expert_shards(job: Job, tp: int) -> int:
-    """Return the ranks that share a layer's experts: a group of `ep`; in the bundled runtime `tp` shards at least."""
+    """Return the number of ranks that share a layer's experts: `ep`, or at least `tp` in the bundled runtime."""
     return max(tp, job.ep) if job.is_bundled and job.model.experts is not None else job.ep
 
 
 def sends_once(job: Job) -> bool:
-    """Return True if the command's dispatcher sends a token once to a host: `flex` of Megatron-Core."""
+    """Return True if the command's dispatcher sends a token once to each host: Megatron-Core's `flex`."""
     return job.trainer is not None and (job.trainer.values("--moe-token-dispatcher-type") or ())[-1:] == ("flex",)
 
 
 def engine_of(job: Job) -> Engine:
-    """Return the engine that `job` names, as its stage of ZeRO makes it.
+    """Return the engine that `job` names, for its ZeRO stage.
 
-    The bundled runtime's replicas that share experts or sequences run equally many micro-batches, and the former have
-    whole weights, as have those that train adapters. In FP8 it has no tensor shards and no zero-bubble.
+    In the bundled runtime, replicas that share experts or sequences run equally many micro-batches. Replicas that share
+    experts or train adapters have whole weights. FP8 excludes tensor shards and zero-bubble.
     """
     engine = ENGINES[job.engine]
     if job.trainer is None and (job.ep > 1 or job.cp > 1):

@@ -1,10 +1,10 @@
 """The cost of filling and draining a pipeline under a schedule, relative to the cost under 1F1B.
 
-Equal stages, free edges and p ranks, m micro-batches of forward F and backward B each. While the pipeline fills and
-drains a rank waits (p - 1) (F + B) under 1F1B. Under zero-bubble, backwards are split in halves H that together take
-longer than B, except on the first rank, which runs them whole. That rank waits (p - 1) max(F, H). Where m < p it runs
-out of weights' gradients to wait with: (p - m) min(F, H) more. The others begin F later and wait for one rank less, in
-(p - m) min(F, H) too unless m is 1. The later end counts. The simulation of equal stages says the same.
+Stages are equal and edges free. p ranks run m micro-batches of forward F and backward B each. Under 1F1B, a rank waits
+(p - 1) (F + B) during fill and drain. Zero-bubble splits backwards into halves H that together take longer than B,
+except on the first rank, which runs them whole. The first rank waits (p - 1) max(F, H). If m < p, it runs out of weight
+gradients to fill the wait with and waits (p - m) min(F, H) more. The others begin F later and wait for one rank less,
+and also (p - max(m, 2)) min(F, H). The later end counts. The simulation of equal stages agrees.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from planner.cost.compute_time import split_factor
 from planner.cost.engines import engine_of
 
 Fill = Literal["1f1b", "zero-bubble"]
-"""Schedules with a fill of their own; `eager` counts as 1F1B, from which it differs only on edges."""
+"""Schedules that differ in their fill; `eager` counts as 1F1B, from which it differs only on edges."""
 
 
 def fills(job: Job, pp: int, recompute: Recompute, weight_shards: int = 1) -> tuple[Fill, ...]:
-    """Return the fills that may be run, the plainest first."""
+    """Return the fills that the job may run, simplest first."""
     fixed = job.parallel
     can_split = splits_backwards(job, pp, recompute, weight_shards) and (fixed.chunks or 1) == 1
     if not can_split or fixed.schedule not in (None, "zero-bubble"):
@@ -35,7 +35,7 @@ def fills(job: Job, pp: int, recompute: Recompute, weight_shards: int = 1) -> tu
 def splits_backwards(job: Job, pp: int, recompute: Recompute, weight_shards: int) -> bool:
     """Return True if zero-bubble may delay a part of each backward.
 
-    Full recomputation, compiled layers, weights in several shards and frozen ones leave it whole.
+    It may not with full recomputation, compiled layers, sharded weights or frozen ones.
     """
     may_split = "zero-bubble" in engine_of(job).schedules and not job.compiles and job.trainable is None
     return pp > 1 and recompute != "full" and may_split and weight_shards == 1
@@ -44,21 +44,21 @@ def splits_backwards(job: Job, pp: int, recompute: Recompute, weight_shards: int
 def check_whole_backwards(job: Job) -> None:
     """Raise HolmesError (wrong usage) for zero-bubble with compiled layers."""
     if job.parallel.schedule == "zero-bubble" and job.compiles:
-        said = "left out, which on GPUs is true" if job.compile is None else "true"
+        said = "left out, which means true on GPUs" if job.compile is None else "true"
         raise HolmesError(
-            f"job: parallel.schedule zero-bubble with compile {said}: a compiled layer's backward is one piece, so "
-            "that its whole would run in each of the two halves",
+            f"job: parallel.schedule zero-bubble with compile {said}: a compiled layer's backward cannot be split, so "
+            "each of the two halves would run all of it",
             "set `compile: false`, or choose another schedule",
         )
 
 
 def fill_of(schedule: ScheduleName) -> Fill:
-    """Return the fill of a schedule that is run."""
+    """Return the fill of `schedule`."""
     return "zero-bubble" if schedule == "zero-bubble" else "1f1b"
 
 
 def fill_share(job: Job, fill: Fill, pp: int, num_microbatches: int, layer: PassTimes) -> float:
-    """The fill of a schedule over that of 1F1B; above 1 where splitting costs more. `layer` is one, on any class."""
+    """Return the fill of a schedule over that of 1F1B; above 1 if splitting costs more. `layer` is one of any class."""
     if fill == "1f1b" or not layer.both_s:
         return 1.0
     m, forward_s, half_s = num_microbatches, layer.forward_s, split_factor(job) * layer.backward_s / 2

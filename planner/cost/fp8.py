@@ -1,4 +1,4 @@
-"""Layers whose matrices are multiplied in FP8: the jobs and GPUs that have them, and their speed."""
+"""Layers whose matrices are multiplied in FP8: the jobs and GPUs that allow it, and their speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.cost.gpu_speeds import FP8_PRODUCTS_SPEED_UP, Speed
 
 
 def check_fp8(job: Job) -> None:
-    """Raise HolmesError (wrong usage) for a job in FP8 that the bundled runtime does not train so."""
+    """Raise HolmesError (wrong usage) if the bundled runtime cannot train the job in FP8."""
     if not job.fp8:
         return
     fixed = job.parallel
@@ -23,22 +23,22 @@ def check_fp8(job: Job) -> None:
     obstacle = obstacle if job.is_bundled else f"trainer.engine {job.engine}"
     if obstacle is not None:
         raise HolmesError(
-            f"job: fp8 is true with {obstacle}: the bundled runtime multiplies in FP8 the matrices of its own dense "
+            f"job: fp8 is true with {obstacle}: the bundled runtime uses FP8 only for the matrices of its own dense "
             "layers, trained in bf16 and whole on a rank",
-            "leave fp8 out, or change that",
+            "leave fp8 out, or change that setting",
         )
 
 
 def check_fp8_gpus(host: Host, job: Job) -> None:
-    """Raise HolmesError for a host with a GPU that is known to have no products in FP8."""
+    """Raise HolmesError if the host has a GPU that is known to lack FP8 products."""
     gpu = next((gpu for gpu in host.gpus if gpu.name is not None and lacks_fp8(gpu.name)), None)
     if job.fp8 and job.device == "cuda" and gpu is not None:
         raise HolmesError(
-            f"host {host.name}: GPU {gpu.index} ({gpu.name}) has no products in FP8, and fp8 is true in job.yaml",
+            f"host {host.name}: GPU {gpu.index} ({gpu.name}) has no FP8 products, and fp8 is true in job.yaml",
             "leave fp8 out of job.yaml, or plan without the host",
         )
 
 
 def in_fp8(speed: Speed) -> Speed:
-    """Return the speed of a GPU with compiled layers in FP8; of eager ones none was measured."""
+    """Return the speed of a GPU with compiled layers in FP8. Eager ones were not measured."""
     return replace(speed, layer_speed_up=FP8_PRODUCTS_SPEED_UP)

@@ -1,8 +1,8 @@
-"""Expected rise of the validation loss of islands over training as one, as measured, by their settings.
+"""Expected rise of the validation loss of islands over training as one run, as measured, by their settings.
 
 Source: `python -m benchmarks.islands_loss --settings --steps 1000 --seeds 8`: a GPT of two layers and width 64 on text
-as bytes, two islands; docs/planning.md has the table. Parts are measured one at a time and added up: plain DiLoCo by
-its inner steps, a codec, and the delay of four fragments. Larger models and longer trainings were not measured.
+as bytes, two islands; docs/planning.md has the table. Three parts were measured one at a time and are added up: plain
+DiLoCo by inner steps, a codec, and the delay of four fragments. Larger models and longer runs were not measured.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ BY_INNER_STEPS: Mapping[int, Part] = {
     250: Part(4.28, 0.75),
     500: Part(4.85, 0.71),
 }
-"""Plain DiLoCo, exact and at once, over training as one on as many samples a step."""
+"""Plain DiLoCo, without codec or delay, over training as one run with as many samples per step."""
 BY_CODEC: Mapping[OuterCodec, Part] = {
     "none": Part(0.0, 0.0),
     "int8": Part(-0.00, 0.01),
     "int4": Part(-0.07, 0.07),
 }
-"""Over plain DiLoCo of 50 inner steps."""
+"""Over plain DiLoCo with 50 inner steps."""
 BY_DELAY: Mapping[int, Part] = {
     0: Part(0.08, 0.60),
     2: Part(0.27, 0.35),
     6: Part(0.56, 0.27),
     12: Part(0.92, 0.48),
 }
-"""Four fragments, exact, applied so many steps later, over the same."""
+"""Four fragments without a codec, applied this many steps later, over the same."""
 
 _RISING = {
     steps: part._replace(percent=max(0.0, *(p.percent for shorter, p in BY_INNER_STEPS.items() if shorter <= steps)))
@@ -57,10 +57,10 @@ MAX_INNER_STEPS = max(MEASURED_STEPS)  # also the rounds of DiLoCo's own runs (a
 
 
 def loss_penalty(islands: ChosenIslands) -> LossPenalty | None:
-    """Return the expected penalty of the settings; None where they are outside of all that was measured.
+    """Return the expected penalty of the settings; None if they are outside the measured range.
 
-    Between measured inner steps it is linear in their logarithm, and rounds shorter than the shortest count as that.
-    Longer rounds count as no better than the worst of the shorter ones, as what was measured beyond that is noise.
+    Between measured inner steps it is linear in their logarithm. Rounds shorter than the shortest count as the
+    shortest. Longer rounds count as no better than the worst shorter ones, since a measured gain would be noise.
     """
     steps, late = max(islands.inner_steps, min(MEASURED_STEPS)), islands.delay_steps
     if steps > MAX_INNER_STEPS or late > max(BY_DELAY):
@@ -77,7 +77,7 @@ def loss_penalty(islands: ChosenIslands) -> LossPenalty | None:
 
 
 def _between(measured: Mapping[float, Part], at: float) -> Part:
-    """Return the value between two that were measured, with the wider interval of both."""
+    """Return the value between two measured ones, with the wider of their intervals."""
     if at in measured:
         return measured[at]
     (low, one), (high, other) = next(pair for pair in pairwise(sorted(measured.items())) if at <= pair[1][0])

@@ -1,4 +1,4 @@
-"""Codecs of edges: the ones a job may use."""
+"""Codecs that a job may use on edges."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from holmes_runtime.config.run_settings import VALUE_BYTES
 
 
 def allowed_codecs(job: Job) -> tuple[Codec, ...]:
-    """Return the codecs that job.yaml allows on edges, mildest first; bf16 gains nothing on values of two bytes."""
+    """Return the codecs that job.yaml allows on edges, mildest first. bf16 gains nothing on values of two bytes."""
     return codecs_up_to(job.wire.edges, VALUE_BYTES[job.value_type])
 
 
 def lossiest_codec(job: Job) -> Codec:
-    """Return the lossiest of them: the fewest bytes."""
+    """Return the lossiest allowed codec, which sends the fewest bytes."""
     return allowed_codecs(job)[-1]

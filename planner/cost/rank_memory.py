@@ -1,4 +1,4 @@
-"""The memory that one rank needs: kept for a step, and the most that passes through it at one time."""
+"""The memory that one rank needs: kept for a step, plus the most that is held temporarily."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def memory_bytes(
     is_last: bool,
     dense: Sequence[int] = (),
 ) -> int:
-    """Bytes one rank needs, margin and reserve included. `layers` and `in_flight` (micro-batches held) are by chunk.
+    """Return the bytes one rank needs, with margin and reserve. `layers` and `in_flight` (micro-batches) are by chunk.
 
-    `is_first`, `is_last`: the rank holds the embedding, the head. `dense`: layers without experts of those, by chunk.
+    `is_first`, `is_last`: the rank holds the embedding, the head. `dense`: the layers without experts, by chunk.
     """
     count, without = sum(layers), sum(dense)
     ends, shards = (is_first, is_last), (execution.tp, execution.ep)
@@ -54,7 +54,7 @@ def memory_bytes(
 
 
 def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes that a second layer adds to a rank that holds one and one micro-batch, of the smaller kind."""
+    """Return the bytes that a second layer, of the smaller kind, adds to a rank with one layer and one micro-batch."""
     if model.first_dense_layers:
         shapes = (model.dense, execution.dense), (replace(model, first_dense_layers=0), execution)
         return min(more_layer_bytes(*shape) for shape in shapes)
@@ -67,7 +67,7 @@ def more_layer_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def _states_bytes(parameters: ParameterCount, execution: Execution, experts: int) -> int:
-    """Return the bytes of a rank's parameters; `experts`, unless frozen, are updated by the few that hold the same."""
+    """Return the bytes of a rank's parameters. Unless frozen, `experts` are updated by the ranks that hold the same."""
     experts = experts if execution.trainable is None else 0
     size = state_bytes(parameters.trained - experts, execution, parameters.frozen)
     if experts:
@@ -77,14 +77,14 @@ def _states_bytes(parameters: ParameterCount, execution: Execution, experts: int
 
 @lru_cache(maxsize=4096)
 def _kept_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes kept for one layer and micro-batch, on the mean of layers with and without a backward."""
+    """Return the bytes kept for one layer and micro-batch: the mean over layers with and without a backward."""
     share = execution.activation_factor * backward_share(model, execution.trainable)
     return _with_margin(int(layer_activation_bytes(model, execution) * share), execution)
 
 
 @lru_cache(maxsize=4096)
 def _passing_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool, has_dense: bool) -> int:
-    """Return the bytes of buffers that a rank holds one at a time."""
+    """Return the bytes of the buffers that a rank holds temporarily."""
     kinds = [(model, execution), (model.dense, execution.dense)][: 1 + has_dense]
     in_backward = max(recomputed_bytes(*kind) + backward_bytes(*kind) for kind in kinds)
     return (
@@ -97,11 +97,12 @@ def _passing_bytes(model: ModelShape, execution: Execution, is_first: bool, is_l
 
 
 def backward_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes that a layer's backward holds at a time beyond the values that its forward kept.
+    """Return the bytes that a layer's backward holds at a time, in addition to the values that its forward kept.
 
-    They are gradients of an MLP's inside: of a GPT's activation, of a SwiGLU's two inputs; and three times hidden
-    states. With an adapter on the MLP twice the first: products and what adapters add are apart. Largest tensors at the
-    peak of a step by torch's profiler, on a CPU, of the bundled trainer: `tests/planner/test_rank_memory.py`.
+    They are gradients of the inside of an MLP (a GPT's activation, a SwiGLU's two inputs) and three times the hidden
+    states. An adapter on the MLP doubles the former: products and the adapter's additions are separate tensors. Source:
+    the largest tensors at the peak of a step of the bundled trainer, by torch's profiler on a CPU:
+    `tests/planner/test_rank_memory.py`.
     """
     inside = 2 if model.family == "llama" else 1
     if execution.lora is not None and execution.lora.has("gate", "up", "down"):

@@ -1,4 +1,4 @@
-"""One training slot of a host as the cost model sees it: its speed, and the path inside its tensor group."""
+"""One training slot of a host in the cost model: its speed, and the path inside its tensor group."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
 from planner.cost.trained import backward_share, layers_of
 
 NVLINK_BYTES_PER_S = 25e9  # one link, one direction, NVLink 2 to 4: NVIDIA's V100, A100 and H100 data sheets
-NVLINK5_BYTES_PER_S = 50e9  # of B200 and what came after: NVIDIA's GB200 NVL72 data sheet, 1.8 TB/s both ways a GPU
+NVLINK5_BYTES_PER_S = 50e9  # B200 and later: NVIDIA's GB200 NVL72 data sheet, 1.8 TB/s per GPU in both directions
 NVLINK5_CHIPS = ("B200", "B300")
 # The same data sheets, and NVIDIA's H20: 900 GB/s both ways.
 NVLINKS_OF_SXM = {"V100": 6, "A100": 12, "A800": 8, "H100": 18, "H800": 8, "H200": 18, "H20": 18}
-NVLINKS5 = 18  # of each chip in NVLINK5_CHIPS, the same data sheet
-# nvidia-smi calls an H100 on an SXM board "H100 80GB HBM3", others "PCIe" or "NVL". One of 96 GB HBM2e is on an SXM
-# board, too: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md.
+NVLINKS5 = 18  # per chip in NVLINK5_CHIPS: the same data sheet
+# nvidia-smi calls an H100 on an SXM board "H100 80GB HBM3", others "PCIe" or "NVL". The 96 GB HBM2e version is on an
+# SXM board too: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md.
 SXM_NAMES = ("SXM", "HBM3", "HBM2e")
 SAY_THEIR_LINKS = ("SXM", "HBM3", "PCIe", "PCIE")
 WITH_NVLINK = (*NVLINKS_OF_SXM, *NVLINK5_CHIPS)
 PCIE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}  # one lane, one direction: PCI Express base specifications
-PCIE_UNKNOWN = (3, 16)  # assumption where nvidia-smi did not say: generation, lanes
-INSIDE_EFFICIENCY = ENGINES["holmes"].inside_share  # of those rates, what copies and NVLink between hosts reach, too
-# Where job.yaml does not say. CPU: of one thread, measured on the model of `make demo` with torch 2.13, on 2026-11-22:
-# an action by `holmes calibrate`, the update as CPU time inside a step, 10 ms for 1.8 M parameters
-# and dp 2. GPU: assumptions, not measured: what Python does for an action overlaps the kernels of the one before, and
-# the update has the memory of a GPU.
+PCIE_UNKNOWN = (3, 16)  # generation and lanes assumed if nvidia-smi did not report them
+INSIDE_EFFICIENCY = ENGINES["holmes"].inside_share  # of these rates; also for copies and NVLink between hosts
+# Defaults for job.yaml. CPU: one thread, measured on the model of `make demo` with torch 2.13 on 2026-11-22: an action
+# by `holmes calibrate`, the update as CPU time inside a step, 10 ms for 1.8 M parameters and dp 2.
+# GPU: assumptions, not measured: Python's work for an action overlaps the kernels of the previous action, and
+# the update runs at the rate of a GPU's memory.
 OVERHEADS: dict[Device, Overheads] = {
     "cpu": Overheads(action_s=8e-4, update_bytes_per_s=3e9),
     "cuda": Overheads(action_s=0.0, update_bytes_per_s=1e12),
 }
-# AdamW on CPUs, all ranks of a host together; assumption: a fourth of two sockets' 410 GB/s, which is eight channels of
-# DDR4-3200 each (data sheets of Intel's and AMD's servers of 2021).
+# AdamW on CPUs, all ranks of a host together. Assumption: a fourth of the 410 GB/s of two sockets with eight channels
+# of DDR4-3200 each (data sheets of Intel's and AMD's servers of 2021).
 HOST_UPDATE_BYTES_PER_S = 100e9
 LOOPBACK_BYTES_PER_S = 2e9  # assumption: Gloo between processes of one host
 
 
 class HostShare(NamedTuple):
-    """One GPU's share of its host: one direction of PCI Express, and host memory while all GPUs update at once."""
+    """One GPU's share of its host: PCI Express in one direction, and host memory while all GPUs update at once."""
 
     copy_bytes_per_s: float
     update_bytes_per_s: float
 
 
 class Cores(NamedTuple):
-    """The cores of a machine: how many slots share them, and how many threads a core each slot adds."""
+    """The cores of a machine: the number of slots that share them, and the threads per core that each slot adds."""
 
     num_slots: int
     threads_per_core: float
@@ -71,11 +71,11 @@ class Cores(NamedTuple):
 
 @dataclass(frozen=True)
 class Slot:
-    """`speed` is None where compute is emulated; the emulated seconds count `slowdown` times.
+    """A training slot. `speed` is None for emulated compute, whose seconds are multiplied by `slowdown`.
 
-    `action_s` is the time of a forward or backward in a pipeline on top of computing, `update_bytes_per_s` the rate of
-    the update where `speed` has none. All hold while `threads_per_core` threads share each core. `cores` is None where
-    there are enough for all slots. `host` is None on CPUs, which have optimizer states in host memory anyway.
+    `action_s` is the overhead of a forward or backward in a pipeline. `update_bytes_per_s` is the rate of the update if
+    `speed` has none. All hold while `threads_per_core` threads share each core. `cores` is None if there are enough for
+    all slots. `host` is None on CPUs, where optimizer states are in host memory anyway.
     """
 
     speed: Speed | None
@@ -86,10 +86,10 @@ class Slot:
     threads_per_core: float = 1.0
     host: HostShare | None = None
     cores: Cores | None = None
-    peers: Peers | None = None  # where ranks share experts or sequences
+    peers: Peers | None = None  # if ranks share experts or sequences
 
     def among(self, num_ranks: int) -> Slot:
-        """Return the slot while `num_ranks` ranks compute, itself one of them, as many on its machine as there can be.
+        """Return the slot while `num_ranks` ranks compute, this one included, as many on its machine as fit there.
 
         The slot must have its cores to itself.
         """
@@ -109,7 +109,7 @@ class Slot:
 def read_slot(host: Host, cluster: str, job: Job, cores: Cores | None = None) -> Slot:
     """Return the slowest slot of `host` in `cluster` with its cores to itself.
 
-    Raises HolmesError where its speed is not known.
+    Raises HolmesError if its speed is not known.
     """
     emulate = job.compute.emulate
     slowdown = emulate.slowdown.get(cluster, 1.0) if emulate is not None else 1.0
@@ -127,7 +127,7 @@ def read_slot(host: Host, cluster: str, job: Job, cores: Cores | None = None) ->
 
 
 def inside_path(host: Host, job: Job) -> Path:
-    """Return the path that joins the GPUs of `host`: NVLink, else PCI Express; for CPU slots the loopback interface."""
+    """Return the path between the GPUs of `host`: NVLink or else PCI Express; for CPU slots, the loopback interface."""
     if job.device == "cpu":
         return Path(LOOPBACK_BYTES_PER_S)
     kinds = {(gpu.name, gpu.nvlinks_up, gpu.pci_gen, gpu.pci_width) for gpu in host.gpus}
@@ -137,7 +137,7 @@ def inside_path(host: Host, job: Job) -> Path:
 
 
 def assumed_links(gpu: Gpu) -> str | None:
-    """Return the links that `inside_path` assumes of a GPU that may have NVLink; None where its name or a probe say."""
+    """Return the links that `inside_path` assumes for a GPU that may have NVLink; None if they are known."""
     name = gpu.name or ""
     if gpu.nvlinks_up is not None or any(word in name for word in SAY_THEIR_LINKS):
         return None
@@ -148,15 +148,15 @@ def assumed_links(gpu: Gpu) -> str | None:
 
 
 def named_board(product: str) -> str:
-    """Return a name as CUDA gives it of a GPU of that product, on an SXM board where there are such."""
+    """Return a GPU name as CUDA reports it for that product, on an SXM board if there is one."""
     is_sxm = product in NVLINKS_OF_SXM or product == "A100 40GB"
     return f"NVIDIA {product}{' SXM' * is_sxm}"
 
 
 def usual_nvlinks(product: str) -> int:
-    """Return the NVLinks of one GPU of that product on the board it is mostly sold on; 0 where it has none.
+    """Return the number of NVLinks per GPU on the board that the product is mostly sold on; 0 if it has none.
 
-    Bridges between two cards count as none.
+    Bridges between two cards do not count.
     """
     if any(chip in product for chip in NVLINK5_CHIPS):
         return NVLINKS5
@@ -164,9 +164,9 @@ def usual_nvlinks(product: str) -> int:
 
 
 def nvlink_bytes_per_s(host: Host) -> float | None:
-    """Return bytes/s of collectives on the slowest GPU's NVLinks, in one direction; None where some GPU has none.
+    """Return the bytes/s of collectives on the slowest GPU's NVLinks, in one direction; None if any GPU has none.
 
-    The same part of the links' rate as inside a host. Source for NVLink between hosts: none of ours, not measured.
+    This is the same share of the links' rate as inside a host. For NVLink between hosts it was not measured.
     """
     rates = [_nvlink_bytes_per_s(gpu.name, gpu.nvlinks_up) for gpu in host.gpus]
     known = [rate for rate in rates if rate is not None]
@@ -174,9 +174,9 @@ def nvlink_bytes_per_s(host: Host) -> float | None:
 
 
 def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes, PassTimes]:
-    """Seconds of one layer and micro-batch on one shard: its compute, and its collectives for tp, ep and cp.
+    """Return the seconds of one layer and micro-batch on one shard: its compute, and its collectives for tp, ep and cp.
 
-    Frozen first layers have no backward, and count in the mean; seconds that are emulated are the mean already.
+    Frozen first layers have no backward and lower the mean. Emulated seconds are already the mean.
     """
     emulate = job.compute.emulate
     if emulate is not None:
@@ -197,7 +197,7 @@ def layer_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes
 
 
 def dense_parts_s(job: Job, execution: Execution, slot: Slot) -> tuple[PassTimes, PassTimes]:
-    """Return `layer_parts_s` of a layer without experts."""
+    """Return `layer_parts_s` for a layer without experts."""
     return layer_parts_s(job.model_copy(update={"model": job.model.dense}), execution.dense, slot)
 
 
@@ -208,10 +208,10 @@ def dense_layer_s(job: Job, execution: Execution, slot: Slot) -> PassTimes:
 
 
 def first_dense(job: Job, pp: int) -> int:
-    """Return the layers without experts that the search takes the first stage to hold: all, or none.
+    """Return the number of layers without experts that the search assumes on the first stage: all, or none.
 
-    None where an even cut, or the fixed one, has no room for all of them there: then each layer is taken to be of the
-    faster kind, so that bounds stay bounds.
+    It is none if the first stage of an even or fixed cut has no room for all of them. Then every layer counts as the
+    faster kind, so that bounds stay valid.
     """
     fixed, number = job.parallel, job.model.first_dense_layers
     held = job.model.num_layers // (pp * (fixed.chunks or 1)) if fixed.layers is None else fixed.layers[0]
@@ -219,16 +219,16 @@ def first_dense(job: Job, pp: int) -> int:
 
 
 def prices_all_cuts(job: Job, pp: int) -> bool:
-    """Return True if the search prices every cut of the job's layers as it is: all are alike, or it is given.
+    """Return True if the search prices every cut of the job's layers exactly: all are alike, or the cut is given.
 
-    Else the best of `pp` stages is not known to be the best: a cut that it did not price may be faster.
+    Otherwise the best plan with `pp` stages may not be optimal: a cut that was not priced may be faster.
     """
     number, fixed = job.model.first_dense_layers, job.parallel
     return not number or (first_dense(job, pp) == number and (fixed.layers is not None or fixed.pp == 1))
 
 
 def exchanged_parameters(model: ModelShape, execution: Execution, slot: Slot) -> int:
-    """Return a layer's trained parameters on one shard, each weighed by its part in the exchange of gradients."""
+    """Return a layer's trained parameters on one shard, each weighted by its part in the exchange of gradients."""
     size = layers_of(model, execution.trainable, 1, execution.tp, execution.ep).trained
     if model.experts is None or execution.trainable is not None:
         return size
@@ -236,12 +236,12 @@ def exchanged_parameters(model: ModelShape, execution: Execution, slot: Slot) ->
 
 
 def head_parts_s(job: Job, execution: Execution, slot: Slot) -> PassTimes:
-    """Return the seconds of the head and the loss of one micro-batch on one shard; an emulated head takes none."""
+    """Return the seconds of the head and the loss for one micro-batch on one shard; 0 for an emulated head."""
     return NO_TIME if slot.speed is None else head_s(job.model, execution, slot.speed.slowed(execution.slowdown))
 
 
 def update_s(parameters: int, execution: Execution, slot: Slot) -> float:
-    """Return the seconds of a step's update of a rank's parameters; a rehearsal does most of it as well."""
+    """Return the seconds of a step's update of a rank's parameters. A rehearsal runs most of it too."""
     if execution.optimizer_offload and slot.host is not None:
         return offloaded_update_s(parameters, execution, *slot.host)
     return optimizer_s(parameters, execution, slot.speed or constant_speed(1.0, slot.update_bytes_per_s))
@@ -253,7 +253,7 @@ def _host_rates(host: Host) -> HostShare:
 
 
 def _speed(host: Host, job: Job) -> Speed:
-    """Return the speed of the slowest slot: from job.yaml, else from published runs on that GPU or its data sheet."""
+    """Return the speed of the slowest slot: from job.yaml, else from published runs or the data sheet of the GPU."""
     check_fp8_gpus(host, job)
     if job.compute.flops_per_s is not None:
         overheads = job.compute.overheads or OVERHEADS[job.device]

@@ -1,7 +1,7 @@
-"""Parameters that a step trains and parameters that are frozen, by part of the model, on one tensor shard.
+"""Trained and frozen parameters, by part of the model, on one tensor shard.
 
-Trained ones have gradients, optimizer states and an exchange; frozen ones are weights alone. Where the first layers are
-frozen, a layer stands for the mean of all: such a model is planned without a pipeline, so that a rank holds all layers.
+Trained parameters have gradients, optimizer states and an exchange; frozen ones have only weights. If the first layers
+are frozen, a layer stands for the mean of all: such a model has no pipeline, so every rank holds all layers.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from holmes_runtime.config.trainable import Trainable, adapter_parameters
 
 
 class ParameterCount(NamedTuple):
-    """Numbers of parameters of a part of the model."""
+    """Numbers of parameters in a part of the model."""
 
     trained: int
     frozen: int = 0
 
     @property
     def whole(self) -> int:
-        """All of them."""
+        """The number of all parameters."""
         return self.trained + self.frozen
 
 
 def trained_layer(model: ModelShape, trainable: Trainable | None, tp: int = 1, ep: int = 1) -> int:
-    """Return the trained parameters of a layer that is not frozen as a whole."""
+    """Return the trained parameters of a layer that is not entirely frozen."""
     if trainable is None or trainable.lora is None:
         return layer_parameters(model, tp, ep)
     return adapter_parameters(model, trainable.lora, tp)
 
 
 def backward_share(model: ModelShape, trainable: Trainable | None) -> float:
-    """Return the share of layers that have a backward: all but frozen first ones."""
+    """Return the share of layers that have a backward: all but the frozen first ones."""
     return 1.0 if trainable is None else 1 - trainable.frozen_layers / model.num_layers
 
 
 def layers_of(
     model: ModelShape, trainable: Trainable | None, num_layers: int = 1, tp: int = 1, ep: int = 1
 ) -> ParameterCount:
-    """Return the parameters of so many layers."""
+    """Return the parameters of `num_layers` layers."""
     held = num_layers * layer_parameters(model, tp, ep)
     if trainable is None:
         return ParameterCount(held)
@@ -57,7 +57,7 @@ def layers_of(
 
 
 def embedding_of(model: ModelShape, trainable: Trainable | None, tp: int = 1) -> ParameterCount:
-    """Return the parameters of the embedding, which is frozen with any other part."""
+    """Return the parameters of the embedding, which is frozen if any other part is."""
     size = embedding_parameters(model, tp)
     return ParameterCount(size) if trainable is None else ParameterCount(0, size)
 
@@ -69,7 +69,7 @@ def head_of(model: ModelShape, trainable: Trainable | None, tp: int = 1, is_firs
 
 
 def dense_layers(model: ModelShape, layers: Sequence[int]) -> tuple[int, ...]:
-    """Return how many of each stage's `layers` are among the model's first ones without experts."""
+    """Return the number of each stage's layers that are among the model's first ones without experts."""
     first = model.first_dense_layers
     if not first:
         return (0,) * len(layers)
@@ -87,7 +87,7 @@ def stage_of(
     ep: int = 1,
     dense: int = 0,
 ) -> ParameterCount:
-    """Return the parameters of a stage with so many `dense` layers; `ends` says if it is the first and the last one."""
+    """Return the parameters of a stage with `dense` layers; `ends` states if it is the first and if it is the last."""
     is_first, is_last = ends
     parts = [layers_of(model, trainable, num_layers - dense, tp, ep)]
     parts += [layers_of(model.dense, trainable, dense, tp)] * (dense > 0)

@@ -1,1 +1,1 @@
-"""Experts on the ranks that share them, placed by the routing of a trace."""
+"""Experts on the ranks that share them, placed by the routing in a trace."""

@@ -1,14 +1,14 @@
-"""The integer program of one layer: experts on ranks, so that least leaves hosts and no rank computes much more.
+"""The integer program of one layer: experts on ranks, with the least traffic between hosts and balanced compute.
 
 Sets
     E   experts, e         R   ranks, r; R(h) on host h        H   hosts
     S   sets of experts that tokens chose, s
 Parameters (seconds divided by `unit_s`, so that the objective is near 1)
     rows[e]  tokens that chose e       n[s]  tokens that chose exactly s       q  experts of a rank, |E| / |R|
-    copy, row  seconds of a token that a host receives, and of a row that a rank computes
-    least  copies that no placement can go below
+    copy, row  seconds per token that a host receives, and per row that a rank computes
+    least  lower bound on the copies of all placements
 Variables
-    x[e,r]  binary: e is on r          z[s,h]  tokens of s go to h; 0 to 1, and whole where x is
+    x[e,r]  binary: e is on r          z[s,h]  tokens of s go to h; 0 to 1, and whole if x is
     C  tokens that the fullest host receives            L  rows of the fullest rank
 Objective
     minimise copy C + row L
@@ -18,10 +18,10 @@ Constraints
     copies    C >= sum_s n[s] z[s,h] for each h; sum_(s,h) n[s] z[s,h] >= least
     rows      L >= sum_e rows[e] x[e,r] for each r
     first     x[0,0] = 1: hosts are alike, and so are the ranks of one
-    known     the objective is at most that of a placement that is known
-Without copies that count, z and C are left out. Source of the objective: the expected transmissions of Sivtsov et al.,
-Cluster Topology-Driven Placement of Experts, 2025 (arXiv 2508.09229), here of tokens that several experts of a host
-share, and of the slowest host and rank.
+    known     the objective is at most that of a known placement
+If copies do not count, z and C are left out. Source of the objective: the expected transmissions of Sivtsov et al.,
+Cluster Topology-Driven Placement of Experts, 2025 (arXiv 2508.09229), adapted to tokens that several experts of a host
+share, and to the slowest host and rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from planner.search.solve import CUTOFF, engine, quiet, solver_name
 
 
 class ExpertProgram:
-    """The model, by the letters of the docstring above."""
+    """The model, with the letters of the docstring above."""
 
     def __init__(self, problem: LayerProblem, known_s: float) -> None:
         self.problem, self.unit_s = problem, known_s
@@ -85,7 +85,7 @@ class ExpertProgram:
 
 
 def solve_experts(problem: LayerProblem, unit_s: float, time_limit_s: float) -> tuple[ExpertRanks | None, float]:
-    """Return the best placement found, if any, and seconds that no placement can beat."""
+    """Return the best placement found, if any, and a lower bound on the seconds of all placements."""
     with quiet():
         program = ExpertProgram(problem, unit_s)
         model = program.model

@@ -9,17 +9,17 @@ from itertools import combinations
 from math import ceil
 
 ExpertRanks = tuple[tuple[int, ...], ...]
-"""By rank of a group, its experts, ascending; all ranks hold equally many."""
+"""The experts of each rank of a group, ascending; all ranks hold equally many."""
 
-ROUNDING = 1e-9  # relative: a sum of fractions may be above the whole number that it stands for
+ROUNDING = 1e-9  # relative: a sum of fractions may exceed the whole number it stands for
 
 
 @dataclass(frozen=True)
 class LayerProblem:
     """Experts to place on `num_ranks` ranks, equally many on each of `num_hosts` hosts.
 
-    `tokens` has, by the experts that tokens chose, the number of those tokens. A layer's seconds are `copy_s` for each
-    token that the fullest host receives, one copy of each, and `row_s` for each row of the fullest rank.
+    `tokens` counts tokens by the experts that they chose. A layer's seconds are `copy_s` for each token that the
+    fullest host receives (one copy each), and `row_s` for each row of the fullest rank.
     """
 
     num_experts: int
@@ -41,7 +41,7 @@ class LayerProblem:
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """By expert, the rows that come for it: tokens that chose it."""
+        """The number of rows for each expert: the tokens that chose it."""
         rows = [0] * self.num_experts
         for chosen, count in self.tokens.items():
             for expert in chosen:
@@ -50,7 +50,7 @@ class LayerProblem:
 
     @cached_property
     def shared(self) -> list[list[int]]:
-        """The tokens that chose both of two experts."""
+        """The number of tokens that chose both of two experts."""
         shared = [[0] * self.num_experts for _ in range(self.num_experts)]
         for chosen, count in self.tokens.items():
             for one, other in combinations(chosen, 2):
@@ -65,11 +65,11 @@ class LayerProblem:
         return tuple(tuple(range(first, first + size)) for first in range(0, self.num_experts, size))
 
     def host_of(self, rank: int) -> int:
-        """Return the host of a rank: neighbours share one."""
+        """Return the host of a rank; neighbouring ranks share one."""
         return rank * self.num_hosts // self.num_ranks
 
     def check(self, placement: ExpertRanks) -> None:
-        """Assert that each expert is on one rank, and each rank has equally many."""
+        """Assert that each expert is on one rank, and that all ranks have equally many."""
         assert [len(experts) for experts in placement] == [self.experts_per_rank] * self.num_ranks
         assert sorted(expert for experts in placement for expert in experts) == list(range(self.num_experts))
 
@@ -78,7 +78,7 @@ class LayerProblem:
         return [sum(self.rows[expert] for expert in experts) for experts in placement]
 
     def host_tokens(self, placement: ExpertRanks) -> list[int]:
-        """Return, by host, the tokens that chose experts on it."""
+        """Return, by host, the number of tokens that chose experts on it."""
         host = {expert: self.host_of(rank) for rank, experts in enumerate(placement) for expert in experts}
         found = [0] * self.num_hosts
         for chosen, count in self.tokens.items():
@@ -91,7 +91,7 @@ class LayerProblem:
         return self.copy_s * max(self.host_tokens(placement)) + self.row_s * max(self.rank_rows(placement))
 
     def bound_s(self) -> float:
-        """Return seconds that no placement can beat."""
+        """Return a lower bound on the seconds of all placements."""
         return self.copy_s * -(-self.fewest_copies // self.num_hosts) + self.row_s * self._fewest_rows()
 
     def _fewest_rows(self) -> int:
@@ -101,11 +101,12 @@ class LayerProblem:
 
     @cached_property
     def fewest_copies(self) -> int:
-        """A bound on the copies of all tokens, one for each host that a token's experts are on.
+        """A lower bound on the copies of all tokens, one for each host with any of a token's experts.
 
-        A token with j more of its experts on the host of expert e counts 1 / (1 + j) of a copy for e. Over the tokens
-        of e, j adds up to what e shares with the experts on its host, so to no more than with those that it shares
-        most with; and the sum of a convex function of j is least where all j are as equal as whole numbers can be.
+        If j more of a token's experts are on the host of expert e, the token counts 1 / (1 + j) of a copy for e. Over
+        the tokens of e, j adds up to the tokens that e shares with the experts on its host. That is at most its sum
+        over the experts that share most with e. The sum of a convex function of j is least if all j are as equal as
+        whole numbers allow.
         """
         mates = self.num_experts // self.num_hosts - 1
         copies = 0.0

@@ -1,8 +1,8 @@
-"""All layers' experts placed on the groups of a plan, by a trace, and compared with the engines' usual order.
+"""The experts of all layers, placed on the groups of a plan by a trace and compared with the engines' usual order.
 
-Tokens are taken as spread evenly over the ranks of a group, as data parallel training spreads them. Even tokens of the
-trace choose the placement, odd ones judge it, so that nothing is promised of chance; where it is not better on those,
-the layer keeps the usual order, as do the layers that no time is left for.
+Tokens are assumed to be spread evenly over the ranks of a group, as in data parallel training. Even tokens of the trace
+select the placement and odd ones evaluate it, so that no gain is due to chance. If it is not better on the latter, the
+layer keeps the usual order. So do layers that no time is left for.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from planner.time_left import TimeLeft
 
 
 class StageGroups(NamedTuple):
-    """The groups of a pipeline rank: the hosts that each spans, and the seconds that the slowest of them pays.
+    """The groups of a pipeline rank: the hosts that each spans, and the seconds on the slowest of them.
 
-    `copy_s` is for a token that a host receives, `row_s` for a row of a rank, both of one micro-batch's step: there and
-    back, forward and backward.
+    `copy_s` is for a token that a host receives, `row_s` for a row of a rank, both for one micro-batch's step: there
+    and back, forward and backward.
     """
 
     num_hosts: int
@@ -42,14 +42,14 @@ class StageGroups(NamedTuple):
 
 
 def check_routing(job: Job) -> None:
-    """Raise HolmesError (wrong usage) for a job whose experts have no order to choose."""
+    """Raise HolmesError (wrong usage) for a job whose experts cannot be reordered."""
     if job.model.experts is None:
         raise HolmesError("--routing: the job's model has no experts", "leave the option out")
     for option in ("--moe-router-num-groups", "--moe-router-group-topk", "--moe-router-topk-limited-devices"):
         if job.trainer is not None and job.trainer.values(option) is not None:
             raise HolmesError(
-                f"--routing: trainer.command has {option}: tokens choose among groups of neighbouring experts, which "
-                "another order would change",
+                f"--routing: trainer.command has {option}: tokens choose among groups of neighbouring experts, which a "
+                "new order would change",
                 "leave --routing or the option out",
             )
 
@@ -60,7 +60,7 @@ def place_experts(
     """Return the experts of each layer by rank of a group, with the price of their usual order.
 
     Raises:
-        HolmesError: The plan has one rank a group, or hosts hold unlike parts of groups.
+        HolmesError: The plan has one rank per group, or hosts hold unequal parts of groups.
     """
     groups = _stage_groups(inventory, plan)
     found = list[LayerExperts]()
@@ -86,7 +86,7 @@ def _placed(plan: Plan, at: StageGroups, layer: int, tokens: tuple[Chosen, ...],
 
 
 def _problem(plan: Plan, at: StageGroups, tokens: tuple[Chosen, ...]) -> LayerProblem:
-    """Return the problem of a layer, where the tokens stand for all of a micro-batch of the group."""
+    """Return the problem of a layer, with the tokens standing for all of a micro-batch of the group."""
     model = plan.job.model
     assert model.experts is not None
     scale = plan.micro_batch_size * model.seq_length / (plan.tp * plan.job.cp) * plan.job.ep / len(tokens)
@@ -94,7 +94,7 @@ def _problem(plan: Plan, at: StageGroups, tokens: tuple[Chosen, ...]) -> LayerPr
 
 
 def _price(problem: LayerProblem, placement: ExpertRanks) -> PlacedBy:
-    """Return copies that leave hosts, of a token, and the fullest rank's rows over the mean."""
+    """Return the copies per token that leave hosts, and the fullest rank's rows over the mean."""
     rows = problem.rank_rows(placement)
     copies = sum(problem.host_tokens(placement)) if problem.copy_s else sum(rows)
     outside = copies * (1 - 1 / problem.num_hosts)
@@ -106,7 +106,7 @@ def _price(problem: LayerProblem, placement: ExpertRanks) -> PlacedBy:
 
 
 def _stage_groups(inventory: Inventory, plan: Plan) -> list[StageGroups]:
-    """Return, by pipeline rank, its groups."""
+    """Return the groups of each pipeline rank."""
     job, ep = plan.job, plan.job.ep
     if ep == 1:
         raise HolmesError(
@@ -116,7 +116,7 @@ def _stage_groups(inventory: Inventory, plan: Plan) -> list[StageGroups]:
         )
     if job.is_bundled:
         raise HolmesError(
-            "--routing: the plan is for the bundled trainer, which has no order of experts but their own",
+            "--routing: the plan is for the bundled trainer, whose order of experts is fixed",
             "leave --routing out",
             ANSWER_IS_NO,
         )
@@ -136,12 +136,12 @@ def _stage_groups(inventory: Inventory, plan: Plan) -> list[StageGroups]:
 
 
 def _hosts_of_each(groups: list[list[tuple[str, int]]]) -> int:
-    """Return the hosts of each group, given by its hosts and its ranks on them. Raises HolmesError if they differ."""
+    """Return the number of hosts of each group, given by its ranks on them. Raises HolmesError if they differ."""
     alike = {tuple(size for _, size in group): group for group in groups}
     if len(alike) > 1 or len({size for _, size in groups[0]}) > 1:
         ranks = "; ".join(", ".join(f"{size} on {host}" for host, size in group) for group in [*alike.values()][:2])
         raise HolmesError(
-            f"--routing: hosts hold unlike parts of the groups of ranks that share experts: {ranks}",
+            f"--routing: hosts hold unequal parts of the groups of ranks that share experts: {ranks}",
             "leave out hosts with fewer GPUs, or leave --routing out",
             ANSWER_IS_NO,
         )
@@ -151,8 +151,8 @@ def _hosts_of_each(groups: list[list[tuple[str, int]]]) -> int:
 def _seconds(job: Job, execution: Execution, slot: Slot, num_hosts: int) -> tuple[float, float]:
     """Return the seconds of a token that a host receives, and of a row, with ranks on such a slot.
 
-    Copies that tokens of a host share are sent once (Megatron-Core's dispatcher `flex`: DeepEP and HybridEP), by the
-    NICs of all its ranks alike. Otherwise each row is a copy, on the NIC of its own rank.
+    Copies that several tokens' experts on a host share are sent once (Megatron-Core's dispatcher `flex`: DeepEP and
+    HybridEP), evenly over the NICs of all its ranks. Otherwise, each row is a copy on the NIC of its own rank.
     """
     row_s = routed_row_s(job.model, execution, slot.speed.slowed(execution.slowdown)) if slot.speed else 0.0
     if slot.peers is None:

@@ -1,4 +1,4 @@
-"""One layer's experts placed: balanced, improved by swaps, and where it is small enough by the integer program."""
+"""One layer's experts placed: balanced, improved by swaps and, if small enough, by the integer program."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from planner.experts.layer_problem import ExpertRanks, LayerProblem
 from planner.experts.swaps import balanced, gathered, improved
 from planner.time_left import TimeLeft
 
-# Beyond these the solver proves nothing in minutes. With copies it took 0.4 s for 8 experts, 11 s for 16 where tokens
-# choose two, and more than 30 s for 16 where they choose four.
+# Beyond these, the solver proves nothing in minutes. With copies, it took 0.4 s for 8 experts, 11 s for 16 if tokens
+# choose two, and more than 30 s for 16 if they choose four.
 MAX_EXPERTS = 16
-MAX_SENT = 4_000  # coefficients of tokens on hosts, where copies count
-CLOSE = 3e-3  # a gap that is not worth a program
+MAX_SENT = 4_000  # coefficients of tokens on hosts, if copies count
+CLOSE = 3e-3  # a gap that does not justify a program
 
 
 class PlacedLayer(NamedTuple):
-    """The best placement found, its seconds on the same tokens, and seconds that none can beat."""
+    """The best placement found, its seconds on the same tokens, and a lower bound for all placements."""
 
     placement: ExpertRanks
     seconds: float
@@ -25,7 +25,7 @@ class PlacedLayer(NamedTuple):
 
 
 def place_layer(problem: LayerProblem, left: TimeLeft) -> PlacedLayer:
-    """Return the best placement of a layer's experts that is found in the time left."""
+    """Return the best placement of a layer's experts that is found in the remaining time."""
     starts = [*([gathered(problem)] if problem.copy_s else []), balanced(problem), problem.usual]
     best = min((improved(problem, start, left) for start in starts), key=problem.seconds)
     seconds, bound_s = problem.seconds(best), problem.bound_s()

@@ -1,4 +1,4 @@
-"""Routing traces: by layer, the experts that each token of a sample chose, read from JSON Lines."""
+"""Routing traces: the experts that each token of a sample chose, by layer, read from JSON Lines."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def read_trace(path: Path, model: ModelShape) -> tuple[tuple[Chosen, ...], ...]:
         source = f"{path}: line {number}"
         trace = parse(LayerTrace, parse_foreign_json(line, source, is_line=True), source)
         if trace.layer >= model.num_layers or trace.layer in layers:
-            fault = "is there twice" if trace.layer in layers else f"and the model has {model.num_layers}"
+            fault = "occurs twice" if trace.layer in layers else f"exceeds the model's {model.num_layers} layers"
             raise _not_of_model(f"{source}: layer {trace.layer} {fault}")
         for token, chosen in enumerate(trace.experts):
             if _is_wrong(chosen, model):
                 raise _not_of_model(
-                    f"{source}: token {token} chose experts {list(chosen[:16])}, and the model's tokens choose "
+                    f"{source}: token {token} chose experts {list(chosen[:16])}, but the model's tokens choose "
                     f"{model.experts_per_token} different ones from 0 to {(model.experts or 0) - 1}"
                 )
         layers[trace.layer] = tuple(tuple(sorted(chosen)) for chosen in trace.experts)
     missing = [layer for layer in range(model.num_layers) if layer not in layers]
     if missing:
-        raise _not_of_model(f"{path}: no line for layer {missing[0]}, and the model has {model.num_layers} layers")
+        raise _not_of_model(f"{path}: no line for layer {missing[0]}, but the model has {model.num_layers} layers")
     return tuple(layers[layer] for layer in range(model.num_layers))
 
 
@@ -70,8 +70,8 @@ def _lines(path: Path) -> Iterator[str]:
                 left -= len(line)
                 if len(line) > MAX_LINE_BYTES or left < 0:
                     raise HolmesError(
-                        f"{path}: above {MAX_LINE_BYTES // MIB} MiB in a line, or {MAX_TRACE_BYTES // MIB} MiB in all",
-                        f"write one layer a line, and at most {MAX_TOKENS} tokens of it",
+                        f"{path}: more than {MAX_LINE_BYTES // MIB} MiB in a line, or {MAX_TRACE_BYTES // MIB} in all",
+                        f"write one layer per line, with at most {MAX_TOKENS} tokens",
                     )
                 yield line.decode("utf-8").rstrip("\n")
     except OSError as error:

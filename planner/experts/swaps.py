@@ -1,6 +1,6 @@
-"""Local search: experts change places in pairs while a layer's seconds fall.
+"""Local search: pairs of experts swap places while a layer's seconds fall.
 
-The tokens of an expert are the bits of one integer, and so are a host's: a swap is tried in a few operations.
+The tokens of an expert are the bits of one integer, and so are a host's. This makes a swap cheap to try.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from planner.experts.layer_problem import ExpertRanks, LayerProblem, as_placemen
 from planner.time_left import TimeLeft
 
 MAX_ROUNDS = 50  # over all pairs; searches of 128 and 256 experts ended after 5 to 15
-SLACK = 1e-12  # relative: changes of seconds below it are of rounding
+SLACK = 1e-12  # relative: smaller changes of seconds are rounding errors
 
 
 def balanced(problem: LayerProblem) -> ExpertRanks:
-    """Return experts given out from the busiest on, each to the idlest rank with room."""
+    """Return experts assigned from the busiest on, each to the idlest rank with room."""
     return as_placement(_given_out(problem, range(problem.num_experts), problem.num_ranks))
 
 
 def gathered(problem: LayerProblem) -> ExpertRanks:
-    """Return hosts filled one by one, each with the experts that tokens choose most along with those on it.
+    """Return hosts filled one by one, each with the experts that tokens choose most often together with those on it.
 
-    Tokens that two experts share count less where the new one is busy anyway.
+    Tokens that two experts share count less if the new one is busy anyway.
     """
     free, ranks = set(range(problem.num_experts)), list[list[int]]()
     for _ in range(problem.num_hosts):
@@ -49,7 +49,7 @@ def _given_out(problem: LayerProblem, experts: Iterable[int], num_ranks: int) ->
 
 
 def improved(problem: LayerProblem, start: ExpertRanks, left: TimeLeft) -> ExpertRanks:
-    """Return `start` after every swap that makes it better, until none does or no time is left."""
+    """Return `start` after every swap that improves it, until none does or no time is left."""
     state = _Swaps(problem, start)
     for _ in range(MAX_ROUNDS):
         if not state.round(left):
@@ -58,7 +58,7 @@ def improved(problem: LayerProblem, start: ExpertRanks, left: TimeLeft) -> Exper
 
 
 class _Swaps:
-    """A placement under change: rows by rank, and by host the tokens it receives, and those with two experts there."""
+    """A placement under change: rows by rank, and by host its tokens and those with two or more experts there."""
 
     def __init__(self, problem: LayerProblem, start: ExpertRanks) -> None:
         self.problem, self.ranks = problem, [list(experts) for experts in start]
@@ -105,7 +105,7 @@ class _Swaps:
         return True
 
     def _copies(self, host: int, leaves: int, comes: int) -> int:
-        """Return the tokens of `host` with one expert in another's place."""
+        """Return the number of tokens of `host` if expert `comes` replaces expert `leaves`."""
         alone = self.bits[leaves] & ~self.twice[host]
         return ((self.once[host] & ~alone) | self.bits[comes]).bit_count()
 
@@ -119,7 +119,7 @@ class _Swaps:
         self.once[host], self.twice[host] = once, twice
 
     def _price(self, rows: Sequence[int], copies: Sequence[int]) -> tuple[float, float]:
-        """Return the seconds, and to choose among equals the mean of copies and the mean square of rows."""
+        """Return the seconds and, to break ties, the mean of copies plus the mean square of rows."""
         problem = self.problem
         seconds = problem.copy_s * max(copies) + problem.row_s * max(rows)
         spread = sum(row * row for row in rows) / max(1, sum(rows))
@@ -127,7 +127,7 @@ class _Swaps:
 
 
 def _is_less(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Return True if the seconds are less, or as good as equal and the second number less."""
+    """Return True if the seconds are less, or practically equal and the second number less."""
     slack = SLACK * other[0]
     return one[0] < other[0] - slack or (one[0] <= other[0] + slack and one[1] < other[1] * (1 - SLACK))
 

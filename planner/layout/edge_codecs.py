@@ -1,4 +1,4 @@
-"""The packing of messages between stages: as mild as the step allows, and none on edges that are hidden."""
+"""The codecs of messages between stages: as mild as the step allows, and none on edges that are hidden."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from planner.layout.predict import predict_step_s
 from planner.problem.problem import Problem
 from planner.tolerances import RELATIVE_TOLERANCE
 
-WORTH = 1.02  # a step longer by less than two percent is no reason to lose anything
-WORTH_AN_EDGE = 1.01  # nor, on one edge, one that is longer by less than one percent
+WORTH = 1.02  # a step longer by less than two percent does not justify a loss of precision
+WORTH_AN_EDGE = 1.01  # nor does one longer by less than one percent, for a single edge
 
 
 def choose_codecs(problem: Problem, layout: Layout) -> Layout:
-    """Return the layout with the codecs that job.yaml allows and the step gains by.
+    """Return the layout with the allowed codecs that shorten the step.
 
-    All edges between hosts begin with the lossiest codec. One after another, edges inside clusters first, takes the
-    mildest that keeps the step within one percent of that, or makes it shorter. Where all of them gain less than two
-    percent together, nothing is packed. Replicas and shards are alike.
+    All edges between hosts begin with the lossiest codec. Then each edge, those inside clusters first, takes the
+    mildest one that keeps the step within one percent of that or makes it shorter. If all of them together gain less
+    than two percent, nothing is packed. Replicas and shards are alike.
     """
     allowed = allowed_codecs(problem.job)
     edges = _edges_between_hosts(layout)
@@ -43,7 +43,7 @@ def choose_codecs(problem: Problem, layout: Layout) -> Layout:
 
 
 def _shallower(problem: Problem, layout: Layout) -> Layout:
-    """Return the layout with no more micro-batches in flight than are of use with the codecs: each takes memory."""
+    """Return the layout with no more micro-batches in flight than are useful with the codecs, to save memory."""
     deepest = max(layout.mode.extra_in_flight, default=0)
     most_s = predict_step_s(problem, layout) * (1 + RELATIVE_TOLERANCE)
     for most in range(1, deepest):
@@ -59,7 +59,7 @@ def _step_s(problem: Problem, layout: Layout, codecs: EdgeCodecs) -> float:
 
 
 def _edges_between_hosts(layout: Layout) -> list[tuple[Axis, int]]:
-    """Both directions of the edges that leave a host in some replica, by earlier pipeline rank; crossing ones last."""
+    """Return both directions of the edges that leave a host in some replica, by earlier rank; crossing ones last."""
     found: dict[tuple[Axis, int], bool] = {}
     for group in layout.groups_of_first_shards:
         first, second = (layout.ranks[rank] for rank in (group.ranks[0], group.ranks[-1]))

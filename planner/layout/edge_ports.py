@@ -1,4 +1,4 @@
-"""The ports of a layout's edges: the NICs, trunks and uplinks that edges in both directions share."""
+"""The ports of a layout's edges: NICs, trunks and uplinks that edges in both directions share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.search.closed_form import PortName
 
 
 def edge_ports(networks: Networks, layout: Layout) -> Mapping[str, tuple[tuple[PortName, float], ...]]:
-    """Return, by name of a first shard's edge, its ports with the bytes/s that each replica gets of them."""
+    """Return the ports of each first shard's edge, by its name, with the bytes/s that each replica gets of them."""
     edges = [group for group in layout.groups_of_first_shards if group.axis in EDGE_AXES]
     found = {group.name: list(_ports(networks, layout, group)) for group in edges}
     replica = {group.name: layout.ranks[group.ranks[0]].dp_rank for group in edges}
@@ -27,7 +27,7 @@ def edge_ports(networks: Networks, layout: Layout) -> Mapping[str, tuple[tuple[P
 
 
 def _ports(networks: Networks, layout: Layout, group: PlanGroup) -> Iterator[tuple[PortName, float]]:
-    """Yield the ports of an edge whose rate is known: the sender's NIC, the receiver's, a trunk and uplinks."""
+    """Yield an edge's ports with a known rate: the sender's NIC, the receiver's, a trunk and uplinks."""
     ends = [layout.ranks[rank] for rank in group.ranks]
     hosts, positions = [end.host for end in ends], (0, 1) if group.axis == "pp_forward" else (1, 0)
     if hosts[0] == hosts[1]:

@@ -1,8 +1,8 @@
-"""The numbers that other trainers give their ranks, and the groups they make of them: a plan is checked against both.
+"""The numbers that other trainers give their ranks, and the groups they form. A plan is checked against both.
 
 Megatron (its order tp-cp-ep-dp-pp), torchtitan, DeepSpeed, accelerate and torch's device meshes all compute groups from
-RANK, tensor shards innermost and stages outermost: rank = tp + TP (dp + DP pp). Where weights are sharded inside
-clusters, dp = shard + SHARDS replicate. Sources: megatron.core.parallel_state; torchtitan's ParallelDims; DeepSpeed's
+RANK, tensor shards innermost and stages outermost: rank = tp + TP (dp + DP pp). If weights are sharded inside clusters,
+dp = shard + SHARDS replicate. Sources: megatron.core.parallel_state; torchtitan's ParallelDims; DeepSpeed's
 PipeModelDataParallelTopology; accelerate's ParallelismConfig.
 """
 
@@ -16,7 +16,7 @@ from holmes_core.records.plan import Plan
 
 
 class MeshDegrees(NamedTuple):
-    """Degrees of a mesh; `shards` of the dp replicas, with numbers that follow one another, form one group."""
+    """Degrees of a mesh. Every `shards` of the dp replicas, with consecutive numbers, form one group."""
 
     tp: int
     pp: int
@@ -48,7 +48,7 @@ class MeshDegrees(NamedTuple):
 
 
 def mesh_faults(plan: Plan) -> Iterator[str]:
-    """Yield a sentence for each rank, and each group, that the engine would number or make otherwise."""
+    """Yield a sentence for each rank and group that the engine would number or form differently."""
     is_flat = plan.data_parallel == "flat"
     mesh = MeshDegrees(plan.tp, plan.pp, plan.dp, plan.dp if is_flat else plan.dp_group_size)
     for each in plan.ranks:
@@ -59,7 +59,7 @@ def mesh_faults(plan: Plan) -> Iterator[str]:
     for axis, name in (("tp", "tp"), ("dp", "dp" if is_flat else "shard"), ("dp_across", "replicate")):
         planned = {tuple(sorted(group.ranks)) for group in plan.groups if group.axis == axis}
         if planned != (set() if axis == "dp_across" and is_flat else made[name]):
-            yield f"groups of axis {axis} are not the ones that engine {plan.job.engine} makes"
+            yield f"groups of axis {axis} differ from those that engine {plan.job.engine} forms"
     pipelines = {number: group for group in made["pp"] for number in group}
     for group in plan.groups:
         if group.axis in ("pp_forward", "pp_backward", "tied") and len({pipelines[each] for each in group.ranks}) > 1:

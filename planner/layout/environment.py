@@ -1,4 +1,4 @@
-"""The environment of each node: what must be set before its ranks start, each variable with its reason."""
+"""The environment of each node: the variables to set before its ranks start, each with its reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planner.problem.networks import VERBS_KINDS, Networks
 from planner.problem.problem import Problem
 
 NEWER = re.compile(r"\bG?B\d00|RTX (50|PRO)|\bGB10\b")  # Blackwell
-MAX_SOCKET_THREADS = 4  # of NCCL for a peer: each takes processor time; its documentation advises 4 at 100 Gbit/s
+MAX_SOCKET_THREADS = 4  # of NCCL per peer: each takes CPU time; its documentation recommends 4 at 100 Gbit/s
 
 
 def make_nodes(problem: Problem, ranks: Sequence[PlanRank]) -> tuple[Node, ...]:
@@ -46,7 +46,7 @@ def _node(
     cluster, port = networks.cluster(host.name), networks.shared_port(host.name)
     if port.address is None:
         raise HolmesError(
-            f"host {host.name}: no address of {port.netdev} on the network all hosts share is known",
+            f"host {host.name}: {port.netdev}, its interface on the network that all hosts share, has no known address",
             f"give {port.netdev} an IPv4 address and probe again, or leave {host.name} out of hosts.yaml",
             ANSWER_IS_NO,
         )
@@ -93,10 +93,10 @@ def make_environment(
 ) -> tuple[EnvironmentVariable, ...]:
     """Return the variables of one node.
 
-    `shared` is its port on the network all nodes share, `fabric` the one on its cluster's fabric, `gpus` the GPU of
-    each local rank, `streams` how many connections side by side it takes to get the measured rate between clusters;
-    `without_imex`: it is in an NVLink domain whose memory its processes cannot share.
-    NCCL_NET is never among them: it would override the network of every group. NCCL reads `=` as "exactly these", so
+    `shared` is its port on the network that all nodes share, `fabric` the one on its cluster's fabric, and `gpus` the
+    GPU of each local rank. `streams` is the number of parallel connections that reach the measured rate between
+    clusters. `without_imex`: the node is in an NVLink domain whose memory its processes cannot share.
+    NCCL_NET is never set: it would override the network of every group. NCCL reads a leading `=` as "exactly these", so
     the values of its lists begin with one.
     """
     variables = [
@@ -121,7 +121,7 @@ def make_environment(
 
 
 def _constants(job: Job, hardware: Host, tp: int) -> Iterator[EnvironmentVariable]:
-    """Yield the variables that an engine needs on every node. Megatron needs its own before Blackwell, with shards."""
+    """Yield the variables an engine needs on every node. Megatron needs its own only with shards before Blackwell."""
     is_exempt = tp == 1 or any(NEWER.search(gpu.name or "") for gpu in hardware.gpus)
     for each in (*CONSTANT, *FOR_TRAINERS):
         is_meant = job.engine in each.engines and not (job.engine == "megatron" and is_exempt)
@@ -130,29 +130,29 @@ def _constants(job: Job, hardware: Host, tp: int) -> Iterator[EnvironmentVariabl
 
 
 def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:
-    """Local rank i trains on the i-th visible GPU; nvidia-smi, which the probe asked, numbers by PCI address."""
+    """Return the visible GPUs, the i-th for local rank i. nvidia-smi, which the probe used, orders by PCI address."""
     visible = ",".join(str(gpu) for gpu in gpus)
     return (
-        EnvironmentVariable(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", reason="GPU numbers as nvidia-smi has them"),
+        EnvironmentVariable(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", reason="GPU numbers as in nvidia-smi"),
         EnvironmentVariable(name="CUDA_VISIBLE_DEVICES", value=visible, reason="the planned GPUs, by local rank"),
     )
 
 
 def _near_cpus(ranks: Sequence[PlanRank]) -> tuple[EnvironmentVariable, ...]:
-    """Return the CPUs of each local rank; nothing where they are not known."""
+    """Return the CPUs of each local rank; nothing if they are not known."""
     lists = [rank.cpus for rank in ranks if rank.cpus is not None]
     if len(lists) < len(ranks):
         return ()
-    reason = "by local rank, its share of the CPUs near its GPU, on which it and its threads stay"
+    reason = "CPUs near each local rank's GPU; the rank and its threads are bound to them"
     return (EnvironmentVariable(name="HOLMES_RANK_CPUS", value=";".join(lists), reason=reason),)
 
 
 def _nccl(cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None) -> tuple[EnvironmentVariable, ...]:
-    """NCCL's interfaces, which it reads once per process; which transport a group takes is in its own options."""
+    """Return NCCL's interfaces, which it reads once per process. A group's own options select its transport."""
     sockets = EnvironmentVariable(
         name="NCCL_SOCKET_IFNAME",
         value=f"={shared.netdev}",
-        reason=f"groups between clusters and NCCL's bootstrap use {shared.netdev} and nothing else",
+        reason=f"groups between clusters and NCCL's bootstrap use only {shared.netdev}",
     )
     hcas = fabric.hcas if fabric is not None and cluster.fabric.kind in VERBS_KINDS else ()
     if fabric is not None and fabric.net_plugin is not None:
@@ -176,18 +176,18 @@ def _nccl(cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None) -> 
     return (sockets, rdma)
 
 
-# Source: NCCL, src/mnnvl.cc: where GPUs are of one clique and memory cannot be shared, communicators fail.
+# Source: NCCL, src/mnnvl.cc: if GPUs are in one clique but cannot share memory, communicators fail.
 _NO_NVLINK_BETWEEN_HOSTS = (
     EnvironmentVariable(
         name="NCCL_MNNVL_ENABLE",
         value="0",
-        reason="nvidia-imex does not run on every host of this NVLink domain, and NCCL would fail",
+        reason="nvidia-imex does not run on every host of this NVLink domain, so NCCL would fail",
     ),
 )
 
 
 def _streams(streams: int) -> tuple[EnvironmentVariable, ...]:
-    """NCCL opens threads x sockets connections to a peer; nothing is set where one is enough."""
+    """Return the settings for NCCL's connections per peer, threads x sockets; nothing if one connection is enough."""
     if streams == 1:
         return ()
     threads = min(streams, MAX_SOCKET_THREADS)

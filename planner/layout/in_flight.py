@@ -1,4 +1,4 @@
-"""The micro-batches that memory has room for, which bound the schedules a run under way may change to."""
+"""The micro-batches that memory has room for, which limit the schedules a running job may change to."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from planner.problem.problem import Problem
 
 
 def room_in_flight(problem: Problem, layout: Layout) -> tuple[int, ...]:
-    """Return, by pipeline rank, the micro-batches of a step that its hosts have room for; empty if memory is not known.
+    """Return, by pipeline rank, the micro-batches of a step that its hosts have room for.
 
-    Empty, too, for schedules that fix the number in flight.
+    Empty if memory is not known, and for schedules that fix the number in flight.
     """
     known = [
         [

@@ -1,4 +1,4 @@
-"""Layout: a placement written out to ranks and process groups, and how it is run."""
+"""Layout: a placement written out to ranks and process groups, with its run mode."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from planner.problem.problem import Problem
 from planner.schedule.run_mode import RunMode
 
 EdgeCodecs = Mapping[tuple[Axis, int], Codec]
-"""By axis, pp_forward or pp_backward, and earlier pipeline rank: the packing of messages between hosts, if any."""
+"""The codecs of messages between hosts, by axis (pp_forward or pp_backward) and earlier pipeline rank."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A placement written out to ranks and their groups, and how it is run; `microbatches` are by replica."""
+    """A placement written out to ranks and their groups, with its run mode; `microbatches` are by replica."""
 
     candidate: Candidate
     mode: RunMode
@@ -51,11 +51,11 @@ class Layout:
 
     @cached_property
     def groups_of_first_shards(self) -> tuple[PlanGroup, ...]:
-        """The groups of replicas and the edges of tensor shard 0: tensor shards share a host, so one stands for all."""
+        """Groups of replicas and edges of tensor shard 0. They stand for all tensor shards, which share a host."""
         return tuple(g for g in self.groups if g.axis != "tp" and self.ranks[g.ranks[0]].tp_rank == 0)
 
     def codec_of(self, group: PlanGroup) -> Codec:
-        """Return the packing of the group's messages: "none" inside a host and on axes other than edges."""
+        """Return the codec of the group's messages: "none" inside a host and on axes other than edges."""
         first, second = self.ranks[group.ranks[0]], self.ranks[group.ranks[-1]]
         return "none" if first.host == second.host else self.codecs.get((group.axis, first.pp_rank), "none")
 
@@ -73,7 +73,7 @@ class Layout:
         return range(pp_rank, len(self.layers), self.candidate.pp)
 
     def exchanged_parameters(self, job: Job, pp_rank: int, ranks_on_host: int) -> int:
-        """Return the parameters of one shard of a pipeline rank, each weighed by its part in an exchange."""
+        """Return the parameters of one shard of a pipeline rank, each weighted by its part in an exchange."""
         part = expert_exchange_part(self.candidate.execution(job), Peers(ranks_on_host, None))
         return self.candidate.weighed_parameters(job, self.layers, pp_rank, part)
 
@@ -86,7 +86,7 @@ def lay_out(
     microbatches: tuple[int, ...],
     data_parallel: DataParallel = "flat",
 ) -> Layout:
-    """The layout of `ranks`, with the groups they need on the problem's networks; messages travel as they are."""
+    """Return the layout of `ranks`, with the groups they need on the problem's networks and without codecs."""
     job = problem.job
     parameters = [candidate.rank_parameters(job, mode.layers, rank) for rank in range(candidate.pp)]
     shape = mode.chunks, data_parallel, job.model.tied_embeddings, sequence_groups(job), expert_ranks(job)
@@ -95,9 +95,9 @@ def lay_out(
 
 
 def may_be_hierarchical(ranks: Sequence[PlanRank]) -> bool:
-    """Return True if replicas can add up inside clusters first.
+    """Return True if replicas can sum gradients inside clusters first.
 
-    Each cluster that holds any replica of a stage must hold equally many, and some cluster several.
+    Each cluster with replicas of a stage must hold equally many, and some cluster several.
     """
     clusters: dict[int, list[str]] = {}
     for rank in ranks:

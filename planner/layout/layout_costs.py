@@ -39,9 +39,9 @@ from planner.search.closed_form import NO_EDGE, Edge
 
 @dataclass(frozen=True, eq=False)
 class SlotCosts:
-    """One kind of slot: the seconds of a micro-batch, and those without tensor parallel collectives.
+    """One kind of slot: the seconds of a micro-batch, with and without tensor parallel collectives.
 
-    Compared by identity, as each kind is priced once.
+    Compared by identity, since each kind is priced once.
     """
 
     slot: Slot
@@ -52,7 +52,7 @@ class SlotCosts:
 class LevelCosts(NamedTuple):
     """Replicas that exchange gradients and weights: their number, and their group's share of its network.
 
-    `reduce_bytes_per_s` is in terms of the bytes that a ring would send.
+    `reduce_bytes_per_s` counts the bytes that a ring would send.
     """
 
     size: int
@@ -69,7 +69,7 @@ class LevelCosts(NamedTuple):
 
 
 class LayoutCosts:
-    """The seconds of everything in a placement, each kind of slot priced once."""
+    """The seconds of everything in a placement. Each kind of slot is priced once."""
 
     def __init__(self, problem: Problem, layout: Layout) -> None:
         self.job, self.layout, self._pp_ranks = problem.job, layout, range(layout.candidate.pp)
@@ -106,7 +106,7 @@ class LayoutCosts:
     def most_faster(self) -> float:
         """The speed-up of a rank's compute while all others wait and leave it their cores.
 
-        1 where ranks are on several machines: the simulation does not follow who computes at once there.
+        1 if ranks are on several machines: the simulation does not track which of them compute at the same time.
         """
         hosts = [host for host in self._inventory.hosts if host.name in self.priced]
         if len(set(map(machine_of, hosts))) > 1:
@@ -116,7 +116,7 @@ class LayoutCosts:
     def pipelines(
         self, tensor_parallel: bool = True, edges: bool = True, weights: bool = True
     ) -> list[ReplicaSchedule]:
-        """Return one pipeline for each replica; a part that is left out takes no time.
+        """Return one pipeline for each replica. Parts that are left out take no time.
 
         `weights`: the traffic of weights and gradients in every micro-batch, under ZeRO-3.
         """
@@ -158,7 +158,7 @@ class LayoutCosts:
         return [[self._traffic(inside, layer, share), self._traffic(inside, head, 1.0)] for inside, *_ in self._levels]
 
     def _traffic(self, inside: LevelCosts, parameters: ParameterCount, share: float) -> WeightTraffic:
-        """Return the traffic of a part that has a backward in that share of layers."""
+        """Return the traffic of a part of the model; a `share` of it has a backward."""
         gathered = inside.exchange_s(parameters.whole, self._travels_bytes)
         reduced = inside.exchange_s(parameters.trained, self._travels_bytes)
         reduces = parameters.trained > 0 and self._engine.reduces != "last"
@@ -167,9 +167,9 @@ class LayoutCosts:
 
     @cached_property
     def _weight_part(self) -> float:
-        """Return the weight gradients' part of a backward.
+        """The part of a backward that computes weight gradients.
 
-        Half without recomputation, which otherwise comes on top; emulation halves it always.
+        It is half without recomputation, which otherwise adds to the backward. Under emulation it is always half.
         """
         first = self._priced_at(0, 0)
         if first.slot.speed is None or self.execution.recompute == "none":
@@ -177,7 +177,7 @@ class LayoutCosts:
         return first.without_collectives.layer.forward_s / first.without_collectives.layer.backward_s
 
     def _edges(self) -> Mapping[tuple[int, str, int], Edge]:
-        """Return, by (replica, axis, earlier pipeline rank), what one message of one shard takes."""
+        """Return one message of one shard by (replica, axis, earlier pipeline rank)."""
         found, ports = dict[tuple[int, str, int], Edge](), edge_ports(self._networks, self.layout)
         for group in self.layout.groups_of_first_shards:
             if group.axis in EDGE_AXES:
@@ -201,13 +201,13 @@ class LayoutCosts:
         return Path(group.rate_bytes_per_s, group.latency_s)
 
     def norm_s(self) -> tuple[float, float]:
-        """Seconds the norm's sum over all ranks is under way: down pipelines and back up, and around replicas."""
+        """Return the latency of summing the norm over all ranks: down pipelines and back up, and around replicas."""
         replicas = (self._replica(replica, False, False) for replica in range(self.layout.candidate.dp))
         around_s = [sum((level.size - 1) * level.latency_s for level in levels) for levels in self._levels]
         return 2 * max(replica.latency_s for replica in replicas), 2 * max(around_s)
 
     def tied_s(self) -> float:
-        """Seconds of the sums over copies of a tied table; nothing hides them, as they follow the last gradients."""
+        """Return the seconds of the sums over copies of a tied table, which follow the last gradients unhidden."""
         size = tied_bytes(self.job.model, self.execution)
         tied = (group for group in self.layout.groups_of_first_shards if group.axis == "tied" and size)
         paths = [self._path(group) for group in tied]
@@ -223,7 +223,7 @@ class LayoutCosts:
         return [[self._level(groups) for groups in levels.values()] for levels in found]
 
     def _level(self, groups: Sequence[PlanGroup]) -> LevelCosts:
-        """Return the slowest of groups alike."""
+        """Return the costs of the slowest of several equal groups."""
         priced = [self._group_costs(group) for group in groups]
         return LevelCosts(
             priced[0].size,
@@ -244,7 +244,7 @@ class LayoutCosts:
         return LevelCosts(n, reduced, share * path.bandwidth_bytes_per_s, path.latency_s, device)
 
     def buckets(self) -> list[list[BucketSeconds]]:
-        """Return, by stage, its gradient buckets; none with one replica, which exchanges nothing."""
+        """Return the gradient buckets by stage; none with one replica, which exchanges nothing."""
         candidate = self.layout.candidate
         if candidate.dp == 1:
             return []
@@ -253,7 +253,7 @@ class LayoutCosts:
         return gradient_buckets(self.job, candidate, self.layout.layers, ranks, exchanges)
 
     def _exchange(self, levels: Sequence[LevelCosts], parameters: int) -> BucketExchange:
-        """Return the exchange of so many parameters: in one level, or inside clusters and then their parts across."""
+        """Return the exchange of `parameters`: in one level, or inside clusters and then their parts across."""
         inside, *others = levels
         found = inside.exchange_s(parameters, self._travels_bytes)
         if not others:
@@ -261,9 +261,9 @@ class LayoutCosts:
         return in_two_levels(self._engine, found, others[0].exchange_s(parameters / inside.size, self._across_bytes))
 
     def _reduce_bytes_per_s(self, group: PlanGroup) -> float:
-        """Return the rate of a reduce-scatter over several hosts, in terms of the bytes that a ring would send.
+        """Return the rate of a reduce-scatter over several hosts, counting the bytes that a ring would send.
 
-        Gloo's is an exchange of all with all: more bytes leave a host, and a cluster, than in a ring.
+        Gloo's is an all-to-all, which sends more bytes out of a host, and a cluster, than a ring does.
         """
         assert group.rate_bytes_per_s is not None
         if self.job.device == "cuda":

@@ -1,10 +1,10 @@
 """The cost of a step on its placement: simulated seconds in parts, memory per rank, bytes on every interface.
 
-The parts come from four simulations that differ in what takes time: compute alone; tensor parallel collectives too;
-edges too; everything. compute_s is the compute of the busiest rank; bubble_s the rest of the first simulation.
-exposed_tp_s, exposed_edge_s and exposed_dp_s are the seconds that each further one adds (under ZeRO-3 the last of
-weights, too). exposed_dp_s also has the time the gradients' norm is under way over edges and around replicas, and the
-sum over copies of a tied table. optimizer_s comes last. They add up to step_s.
+The parts come from four simulations that differ in what takes time: only compute; also tensor parallel collectives;
+also edges; everything. compute_s is the compute of the busiest rank; bubble_s is the rest of the first simulation.
+exposed_tp_s, exposed_edge_s and exposed_dp_s are the seconds that each further one adds; under ZeRO-3, the last also
+covers weights. exposed_dp_s includes the latency of the gradients' norm over edges and around replicas, and the sum
+over copies of a tied table. optimizer_s comes last. They add up to step_s.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
 
 
 def predict_step_s(problem: Problem, layout: Layout) -> float:
-    """Return the seconds of the step that `predict` would find, without its parts."""
+    """Return the seconds of the step that `predict` would compute, without its parts."""
     costs = LayoutCosts(problem, layout)
     simulated_s = simulate_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)
     return simulated_s + sum(costs.norm_s()) + costs.tied_s() + costs.optimizer_s()
 
 
 def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tuple[Span, ...]:
-    """Every action of one replica's simulated step."""
+    """Return every action of one replica's simulated step."""
     costs, mode, count = LayoutCosts(problem, layout), layout.mode, layout.microbatches[replica]
     schedule = make_schedule(*mode.order(layout.candidate.pp, count))
     return spans_of(schedule, run_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)[replica])

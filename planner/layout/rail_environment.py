@@ -1,6 +1,6 @@
-"""Facts about a node's rails that NCCL cannot find out by itself: a variable for each, and the reason.
+"""Facts about a node's rails that NCCL cannot detect: a variable for each, and the reason.
 
-Variables that job.yaml sets in `launch.environment`, or a host's own NCCL settings name, are left alone.
+Variables that job.yaml sets in `launch.environment`, or that a host's own NCCL settings contain, are left alone.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from holmes_core.records.plan import EnvironmentVariable
 from planner.problem.networks import VERBS_KINDS
 from planner.problem.rails import rails_apart
 
-QUEUE_PAIRS_ON_BONDS = 2  # one for each port of a card that a bond joins
+QUEUE_PAIRS_ON_BONDS = 2  # one for each port of the card in a bond
 
 RailVariables = Mapping[str, tuple[EnvironmentVariable, ...]]
-"""By host, the variables of its node."""
+"""The variables of each node, by host."""
 
 
 def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> RailVariables:
-    """Return the variables of hosts `names`; for one alone in its cluster only those that all nodes must share."""
+    """Return the variables of hosts `names`. A host alone in its cluster gets only those that all nodes must share."""
     found: dict[str, list[EnvironmentVariable]] = {name: [] for name in names}
     if job.device == "cpu":
         return dict.fromkeys(names, ())
@@ -49,48 +49,48 @@ def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> Ra
 
 
 def _set_on_hosts(hosts: Iterable[Host]) -> set[str]:
-    """Return variables that any host has set: a site knows its network. But that rails are apart is a fact."""
+    """Return variables that any host has set, since a site knows its network; except that rails are apart is a fact."""
     return {setting.name for host in hosts for setting in host.nccl_settings} - {"NCCL_CROSS_NIC"}
 
 
 def _rails(port: NetworkPort | None, host: Host) -> tuple[Nic, ...]:
-    """Return the RDMA ports of `port`, by which the host is on its cluster's fabric."""
+    """Return the RDMA ports of `port`, which connect the host to its cluster's fabric."""
     return tuple(nic for nic in host.nics if port is not None and nic.hca in port.hcas)
 
 
 def _cross_nic(inventory: Inventory, joined: Sequence[Cluster]) -> list[EnvironmentVariable]:
-    """On all nodes: a group crosses rails where any of its ranks may.
+    """Return the setting that keeps groups on their rails, for all nodes: a group crosses rails if any rank may.
 
-    Source: NCCL, src/init.cc (of all ranks' crossNic the largest counts); its maintainers in NVIDIA/nccl#1933 and #2013
-    (NCCL cannot see that rails are apart, and connects across them until it is 0).
+    Source: NCCL, src/init.cc (the largest crossNic of all ranks counts); its maintainers in NVIDIA/nccl#1933 and #2013
+    (NCCL cannot detect that rails are apart, and connects across them unless this is 0).
     """
     named = ", ".join(cluster.name for cluster in rails_apart(inventory) if cluster in joined)
-    reason = f"rails of cluster {named} do not reach one another; on all nodes, as NCCL takes the largest of a group"
+    reason = f"rails of cluster {named} do not reach one another; on all nodes, as NCCL uses a group's largest value"
     return [EnvironmentVariable(name="NCCL_CROSS_NIC", value="0", reason=reason)] if named else []
 
 
 Rails = Mapping[str, tuple[Nic, ...]]
-"""By host of one cluster, its rails."""
+"""The rails of each host of one cluster."""
 Found = Iterable[tuple[str, EnvironmentVariable]]
 
 
 def _queue_pairs(rails: Rails) -> Found:
-    """On all nodes of a cluster: both ends of a connection count by their own setting.
+    """Yield the number of queue pairs for all nodes of a cluster, since each end of a connection uses its own setting.
 
     Messages take turns on the queue pairs. Source: NCCL, src/transport/net_ib/connect.cc; NVIDIA/nccl#1015.
     """
     bonds = [f"{nic.device} of {host}" for host, nics in rails.items() for nic in nics if nic.bond]
     if bonds:
-        reason = f"a queue pair uses one member of a bond, as {bonds[0]} is; both ends need as many"
+        reason = f"a queue pair uses one member of a bond such as {bonds[0]}; both ends need the same number"
         value = str(QUEUE_PAIRS_ON_BONDS)
         for host in rails:
             yield host, EnvironmentVariable(name="NCCL_IB_QPS_PER_CONNECTION", value=value, reason=reason)
 
 
 def _partitions(rails: Rails) -> Found:
-    """Yield P_Key indices where the keys at index 0, NCCL's own choice, do not let all hosts of a cluster talk.
+    """Yield P_Key indices if the keys at index 0, NCCL's default, do not let all hosts of a cluster communicate.
 
-    Keys that the job does without count, too, as the audit counts them: NIC-PKEY says what to do.
+    Keys of hosts that the job does not use count too, as in the audit: NIC-PKEY has the remedy.
     Source: NCCL, src/transport/net_ib/connect.cc (pkey_index); opensm, doc/partition-config.txt.
     """
     tables = {host: [nic.pkeys for nic in nics if nic.pkeys] for host, nics in rails.items()}
@@ -98,16 +98,16 @@ def _partitions(rails: Rails) -> Found:
     if not told or can_talk({host: {table[0] for table in of} - {0} for host, of in tables.items()}):
         return
     for host, index in (full_member_indices(tables) or {}).items():
-        reason = f"the P_Key there is a full member's of {tables[host][0][index]:#06x}, as on all hosts; index 0 is not"
+        reason = f"this index holds the full-member P_Key {tables[host][0][index]:#06x} of all hosts; index 0 does not"
         if index:
             yield host, EnvironmentVariable(name="NCCL_IB_PKEY", value=str(index), reason=reason)
 
 
 def _gids(cluster: Cluster, rails: Rails) -> Found:
-    """Yield GID settings where NCCL would mix GIDs of VLANs and of ports among the rails, or finds none of IPv4.
+    """Yield GID settings if NCCL would mix GIDs of VLANs and of ports among the rails, or finds no IPv4 one.
 
-    By itself it takes the first of RoCE v2 and IPv4. All rails of a cluster take the same family and the ports' own
-    interfaces, or all are left to NCCL. Source: NCCL, src/transport/net_ib/connect.cc (ncclIbGetGidIndex).
+    By default it takes the first RoCE v2 entry with IPv4. Either all rails of a cluster get the same family and the
+    ports' own interfaces, or none is set. Source: NCCL, src/transport/net_ib/connect.cc (ncclIbGetGidIndex).
     """
     ports = [nic for nics in rails.values() for nic in nics]
     if cluster.fabric.kind != "RoCE" or not ports or not all(nic.gids for nic in ports):
@@ -117,7 +117,7 @@ def _gids(cluster: Cluster, rails: Rails) -> Found:
         if any(own) and not all(own) and all(_own_ipv4(nic) for nic in ports):
             yield from _gid_indices(rails)
     elif all(_global_ipv6(nic) for nic in ports):
-        reason = f"not all rails of cluster {cluster.name} have an IPv4 address, all have an IPv6 one"
+        reason = f"not all rails of cluster {cluster.name} have an IPv4 address, but all have an IPv6 one"
         for host in rails:
             yield host, EnvironmentVariable(name="NCCL_IB_ADDR_FAMILY", value="AF_INET6", reason=reason)
 
@@ -129,12 +129,12 @@ def _gid_indices(rails: Rails) -> Found:
         if wrong and common:
             first = wrong[0]
             instead = f"that of {_ipv4(first)[0].netdev}, the first of its table"
-            reason = f"the GID of {first.netdev}, as on other rails; NCCL would take for {first.device} {instead}"
+            reason = f"the GID of {first.netdev}, as on other rails; for {first.device} NCCL would take {instead}"
             yield host, EnvironmentVariable(name="NCCL_IB_GID_INDEX", value=str(min(common)), reason=reason)
 
 
 def _takes_own(nic: Nic) -> bool:
-    """Return True if the entry that NCCL takes by itself is of the port's own netdev."""
+    """Return True if the entry that NCCL takes by default belongs to the port's own netdev."""
     return _ipv4(nic)[0] in _own_ipv4(nic)
 
 

@@ -1,6 +1,6 @@
-"""Slots given out so that ranks that communicate over the NICs share a rail, where no rail reaches another.
+"""Slots chosen so that ranks that communicate over the NICs share a rail, if rails do not reach one another.
 
-NCCL keeps rings on their rails only where a group has GPUs of the same rails on all its hosts, and connects two ranks
+NCCL keeps rings on their rails only if a group has GPUs of the same rails on all its hosts. It connects two ranks
 by the rails nearest to them. Source: NCCL's maintainers in NVIDIA/nccl#836 and #1933.
 """
 
@@ -14,16 +14,16 @@ from planner.problem.fleet import Fleet
 from planner.problem.rails import Rail, Rails
 from planner.schedule.assign_hosts import GroupSlot, GroupSlots, group_slots_of
 
-SWEEPS = 3  # over all stages: the second sees the neighbours on both sides, later ones rarely find more
+SWEEPS = 3  # over all stages: the second one sees neighbours on both sides, later ones rarely gain more
 
 Tasklet = tuple[int, int]
 """(Stage, replica)."""
 Place = tuple[tuple[Rail, ...], int]
-"""The rails of a group slot's GPUs, and which of its host's group slots on them it is."""
+"""The rails of a group slot's GPUs, and its number among its host's group slots on these rails."""
 
 
 class RailMismatches(NamedTuple):
-    """Stages whose replicas, and edges between hosts whose ends, are on GPUs of different rails."""
+    """Numbers of stages with replicas, and of edges between hosts with ends, on GPUs of different rails."""
 
     stages: int
     edges: int
@@ -32,10 +32,10 @@ class RailMismatches(NamedTuple):
 def match_rails(
     group_slots: GroupSlots, fleet: Fleet, rails: Rails, tp: int, wraps: bool
 ) -> Mapping[Tasklet, GroupSlot]:
-    """The same tasklets on the same hosts, on slots where fewer are on different rails; as they are if none helps.
+    """Return the same tasklets on the same hosts, with slots that mismatch fewer rails; unchanged if none helps.
 
-    Gradients come before messages between stages: they are more. Shards of a tensor group meet by position. `wraps`:
-    the last stage also sends to the first.
+    Gradients have priority over messages between stages, since they are larger. Shards of a tensor group communicate by
+    position. `wraps`: the last stage also sends to the first.
     """
     given = {key: where for key, where in group_slots.items() if where.host in rails.of_hosts}
     if not given:
@@ -54,7 +54,7 @@ def match_rails(
 
 
 class _Exchange:
-    """The places of the tasklets on hosts whose rails are apart, and which are free meanwhile."""
+    """The places of the tasklets on hosts with separate rails, and the places that are free meanwhile."""
 
     def __init__(self, given: GroupSlots, fleet: Fleet, rails: Rails, tp: int, wraps: bool) -> None:
         self.slots = {
@@ -79,7 +79,7 @@ class _Exchange:
         self._placed_anew: set[Tasklet] = set()
 
     def apart(self) -> RailMismatches:
-        """Return the numbers of stages and edges on different rails now."""
+        """Return the current numbers of stages and edges on different rails."""
         stages = 0
         for block in self._blocks:
             rails: dict[str, set[tuple[Rail, ...]]] = {}
@@ -90,9 +90,9 @@ class _Exchange:
         return RailMismatches(stages, edges // 2)
 
     def sweep(self) -> None:
-        """Place all blocks anew, a block being the replicas of a stage in one cluster; those on most hosts first.
+        """Reassign the places of all blocks, those on most hosts first. A block is a stage's replicas in one cluster.
 
-        In the first sweep a block looks only at those placed before it, later at all its neighbours.
+        In the first sweep, a block considers only the blocks placed before it; later, all its neighbours.
         """
         first = not self._placed_anew
         if first:
@@ -106,7 +106,7 @@ class _Exchange:
             self._placed_anew.update(block)
 
     def _place(self, block: list[Tasklet]) -> None:
-        """Take first the places free on most of its hosts, then places that suit neighbours on other hosts."""
+        """Take the places that are free on most of its hosts first, then those that suit neighbours on other hosts."""
         wanted = {key: [self.taken[peer][0] for peer in self._peers(key) if peer in self._placed_anew] for key in block}
         on_host: dict[str, list[Tasklet]] = {}
         for key in block:
@@ -126,7 +126,7 @@ class _Exchange:
     def _hand_out(
         self, keys: list[Tasklet], chosen: list[Place], wanted: Mapping[Tasklet, list[tuple[Rail, ...]]]
     ) -> None:
-        """Give a host's chosen places to its replicas: first where one meets a neighbour, then where it was before."""
+        """Give a host's chosen places to its replicas: first to match a neighbour's rails, then as they were before."""
         left = sorted(chosen)
         waiting = []
         for key in keys:
@@ -145,7 +145,7 @@ class _Exchange:
             self.taken[key] = place
 
     def _peers(self, key: Tasklet) -> Iterable[Tasklet]:
-        """Return the neighbours in the pipeline that are on other hosts of the cluster."""
+        """Yield the neighbours in the pipeline that are on other hosts of the cluster."""
         stage, replica = key
         near = {stage - 1, stage + 1}
         if self._last is not None and stage in (0, self._last):
@@ -157,7 +157,7 @@ class _Exchange:
 
 
 def _places(slots: Iterable[GroupSlot], rails: Rails) -> dict[Place, GroupSlot]:
-    """Return the group slots of a host by their rails; several on the same rails are counted."""
+    """Return the group slots of a host by their rails, with a number for each on the same rails."""
     found: dict[Place, GroupSlot] = {}
     seen: Counter[tuple[Rail, ...]] = Counter()
     for slot in slots:

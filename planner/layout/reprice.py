@@ -1,4 +1,4 @@
-"""A plan as it stands, predicted and timed again: on another inventory, or for its timeline. Nothing is placed anew."""
+"""An unchanged plan, predicted and timed again: on another inventory, or for its timeline."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def reprice(inventory: Inventory, plan: Plan) -> Prediction:
 
 
 def reprice_step_s(inventory: Inventory, plan: Plan) -> float:
-    """Return the seconds of that prediction's step, alone."""
+    """Return only the step's seconds of that prediction."""
     problem = read_problem(inventory, plan.job)
     return predict_step_s(problem, layout_of(problem, plan))
 
 
 def repacked_step_s(inventory: Inventory, plan: Plan, job: Job) -> float:
-    """Return the step's seconds with the same placement and the codecs that `job` allows, else the plan's own job."""
+    """Return the step's seconds with the same placement and the codecs that `job` allows."""
     problem = read_problem(inventory, job)
     return predict_step_s(problem, choose_codecs(problem, layout_of(problem, plan)))
 
 
 def plan_timeline(inventory: Inventory, plan: Plan, replica: int = 0) -> tuple[Span, ...]:
-    """Every action of one replica's simulated step."""
+    """Return every action of one replica's simulated step."""
     problem = read_problem(inventory, plan.job)
     return predict_timeline(problem, layout_of(problem, plan), replica)
 

@@ -48,10 +48,10 @@ def count_traffic(job: Job, layout: Layout) -> tuple[InterfaceTraffic, ...]:
 
 @dataclass(frozen=True)
 class ClusterFlow:
-    """Bytes per step that hosts of cluster `sender` send to other hosts, of `receiver`, for groups of one axis.
+    """Bytes per step that hosts of cluster `sender` send to other hosts, in `receiver`, for groups of one axis.
 
-    `pp_rank` is the groups' pipeline rank; that of an edge is the earlier stage's. `busiest_host` sends
-    `host_bytes` of them, and no other host more.
+    `pp_rank` is the groups' pipeline rank, for an edge that of the earlier stage. `busiest_host` sends the most of
+    them: `host_bytes`.
     """
 
     axis: Axis
@@ -72,7 +72,7 @@ def cluster_flows(job: Job, layout: Layout) -> tuple[ClusterFlow, ...]:
         for sender, receiver, size in _flows(job, execution, layout, group):
             one, other = ranks[sender], ranks[receiver]
             shares = {other.cluster: 1.0}
-            if sender == receiver:  # an all-to-all: to each cluster by its ranks on other hosts
+            if sender == receiver:  # an all-to-all: each cluster's share follows its ranks on other hosts
                 outside = clusters - Counter({one.cluster: hosts[one.host]})
                 shares = {cluster: number / outside.total() for cluster, number in outside.items()}
             for cluster, share in shares.items():
@@ -92,7 +92,7 @@ def across_bytes(job: Job, layout: Layout) -> int:
 
 
 Flows = Sequence[tuple[int, int, float]]
-"""(sender, receiver, bytes a step) of traffic that leaves a host, as positions in a group."""
+"""(sender, receiver, bytes per step) of traffic that leaves a host, as positions in a group."""
 
 
 def _flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> Flows:
@@ -108,13 +108,13 @@ def _flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> 
 
 
 def _tied_flows(size: int, layout: Layout, group: PlanGroup) -> Flows:
-    """Both copies' gradients, each to the other's rank."""
+    """Return both copies' gradients, each sent to the other's rank."""
     first, last = (layout.ranks[rank].host for rank in group.ranks)
     return () if first == last else ((0, 1, float(size)), (1, 0, float(size)))
 
 
 def _edge_flows(message: int, layout: Layout, group: PlanGroup) -> Flows:
-    """A message a micro-batch and chunk; from the last pipeline rank back to the first, for each chunk but one."""
+    """Return one message per micro-batch and chunk; from the last pipeline rank to the first, one chunk less."""
     earlier, later = (layout.ranks[rank] for rank in group.ranks)
     if earlier.host == later.host:
         return ()
@@ -124,10 +124,10 @@ def _edge_flows(message: int, layout: Layout, group: PlanGroup) -> Flows:
 
 
 def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> Flows:
-    """Gradients are reduce-scattered and weights gathered: by NCCL around a ring of the members in order.
+    """Return the reduce-scatter of gradients and the gathering of weights, with NCCL around a ring of the members.
 
-    Gloo gathers around the same ring, but its reduce-scatter is an all-to-all: every member sends each one of another
-    host its part, and gets as much from there. Under ZeRO-3 all of that is done for every micro-batch.
+    Gloo gathers around the same ring, but its reduce-scatter is an all-to-all: every member sends each member on other
+    hosts its part, and receives as much. Under ZeRO-3, every micro-batch does all of this.
     """
     n, first = len(group.ranks), layout.ranks[group.ranks[0]]
     hosts = [layout.ranks[rank].host for rank in group.ranks]
@@ -142,7 +142,7 @@ def _sync_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup
     if group.axis == "dp" and layout.candidate.weight_shards > 1:
         gathered_parameters = _gathered_parameters(job, layout, first)
         parameters *= num_microbatches if engine.reduces != "last" else 1
-    if group.axis == "dp_across":  # a rank's part after its cluster's replicas have added up
+    if group.axis == "dp_across":  # a rank's part after its cluster's replicas were summed
         parameters = gathered_parameters = parameters * n // layout.candidate.dp
     ring = [(i, (i + 1) % n) for i in range(n) if hosts[i] != hosts[(i + 1) % n]]
     reduced_bytes, gathered_bytes = engine.travels_bytes(execution.value_bytes)
@@ -173,7 +173,7 @@ def _context_flows(job: Job, execution: Execution, layout: Layout, group: PlanGr
 
 
 def _token_flows(job: Job, execution: Execution, layout: Layout, group: PlanGroup) -> Flows:
-    """Return the rows that replicas send to experts on other hosts, and back; each gets as many."""
+    """Return the rows that replicas send to experts on other hosts, and back; each receives as many."""
     members = [layout.ranks[rank] for rank in group.ranks]
     hosts = Counter(rank.host for rank in members)
     sizes = [_routed_flows(job, execution, layout, rank, hosts[rank.host] * execution.tp) for rank in members]
@@ -181,7 +181,7 @@ def _token_flows(job: Job, execution: Execution, layout: Layout, group: PlanGrou
 
 
 def _routed_flows(job: Job, execution: Execution, layout: Layout, rank: PlanRank, on_host: int) -> float:
-    """Return the bytes a step that a rank sends to experts on other hosts, and to tokens' own ranks, and gets back."""
+    """Return the bytes per step that a rank sends to experts and to tokens' own ranks on other hosts and gets back."""
     dense = dense_layers(job.model, layout.layers)
     layers = sum(layout.layers[stage] - dense[stage] for stage in layout.stages_of(rank.pp_rank))
     outside = routed_parts(job.model, execution, Peers(on_host, None)).outside
@@ -192,8 +192,8 @@ def _routed_flows(job: Job, execution: Execution, layout: Layout, rank: PlanRank
 def _gathered_parameters(job: Job, layout: Layout, rank: PlanRank) -> int:
     """Return the number of parameters that `rank` gathers in a step under ZeRO-3, over all its micro-batches.
 
-    A layer is gathered for a forward and for a backward, but not again where one follows the other at once. No backward
-    needs the embedding, or frozen first layers.
+    A layer is gathered for a forward and for a backward, but only once if one directly follows the other. No backward
+    needs the embedding or frozen first layers.
     """
     total, previous = 0, None
     schedule = make_schedule(*layout.mode.order(layout.candidate.pp, layout.microbatches[rank.dp_rank]))

@@ -15,7 +15,7 @@ from planner.schedule.assign_hosts import GroupSlot, group_slots_of, number_rank
 from planner.search.closed_form import price_hosts_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, usual_cut
 
-MAX_PRICED = 40  # candidates, the most promising first; and no more group slots of theirs than:
+MAX_PRICED = 40  # candidates, the most promising first, within this limit on all their group slots:
 MAX_GROUP_SLOTS = 50_000
 
 
@@ -30,8 +30,8 @@ def usual_group_slots(
 ) -> dict[tuple[int, int], GroupSlot]:
     """Return the group slot of each (stage, replica): hosts in inventory order, a replica's stages on consecutive ones.
 
-    Other trainers have a stage's replicas on consecutive ones. `in_order`: all group slots of the degree in that order,
-    where they are known.
+    Other trainers put a stage's replicas on consecutive ones. `in_order`: all group slots of the degree in that order,
+    if already known.
     """
     slots = in_order or _in_order(problem, candidate.tp)
     stages, replicas = range(candidate.pp), range(candidate.dp)
@@ -51,7 +51,7 @@ def _in_order(problem: Problem, tp: int) -> list[GroupSlot]:
 def usual_placement(
     problem: Problem, candidate: Candidate, group_slots: Mapping[tuple[int, int], GroupSlot]
 ) -> Placement:
-    """Return the cut that goes with them, fixed or even with the remainder on the first stages, and their classes."""
+    """Return the placement on these slots, with the fixed cut or an even one (the remainder on the first stages)."""
     sites = tuple(
         tuple(problem.fleet.class_of[group_slots[stage, replica].host] for replica in range(candidate.dp))
         for stage in range(candidate.pp)
@@ -63,7 +63,7 @@ def usual_placement(
 def memory_fault(
     problem: Problem, placement: Placement, group_slots: Mapping[tuple[int, int], GroupSlot]
 ) -> str | None:
-    """Return in words a stage that does not fit into the memory of a host; None if all fit or memory is not known."""
+    """Return a sentence about a stage that exceeds a host's memory; None if all fit or memory is not known."""
     needed = stages_memory_bytes(problem.job, placement.candidate, placement.layers)
     for (stage, _), where in sorted(group_slots.items()):
         available = problem.fleet.hosts[where.host].hardware.memory_bytes
@@ -105,13 +105,13 @@ def _fits(coeffs: Coefficients, placement: Placement) -> bool:
 
 
 def usual_misfit(problem: Problem, best: Placement) -> HolmesError:
-    """Return why the usual order does not fit with the degrees of the best placement."""
+    """Return the error for a usual order that does not fit with the degrees of the best placement."""
     group_slots = usual_group_slots(problem, best.candidate)
     fault = memory_fault(problem, usual_placement(problem, best.candidate, group_slots), group_slots)
     if fault is None and problem.job.ep > 1 and len(problem.fleet.cluster_names) > 1:
-        fault = "a stage's ranks would share experts over clusters"
+        fault = "a stage's ranks would share experts across clusters"
     return HolmesError(
         f"the usual order does not fit: {fault or 'memory holds no even cut under its schedule'}",
-        "plan without `--usual-order`, or give GPUs more room: larger parallel.pp, smaller micro_batch_size",
+        "plan without `--usual-order`, or reduce the memory per GPU: larger parallel.pp, smaller micro_batch_size",
         ANSWER_IS_NO,
     )

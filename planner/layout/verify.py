@@ -1,4 +1,4 @@
-"""The plan, checked again in plain Python against the inventory, without trust in the solver."""
+"""A second check of the plan, in plain Python against the inventory, independent of the solver."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from planner.tolerances import RELATIVE_TOLERANCE
 def verify(plan: Plan, inventory: Inventory) -> list[str]:
     """Return the faults of `plan` on `inventory`, a sentence each; empty if there are none.
 
-    Later checks need the facts that earlier ones ensure, so the first kind of fault ends the list.
+    Later checks rely on facts that earlier ones ensure, so the first failing check ends the list.
     """
     checks: tuple[Callable[[], list[str]], ...] = (
         partial(check_degrees, plan),
@@ -55,17 +55,17 @@ def verify(plan: Plan, inventory: Inventory) -> list[str]:
 
 
 def check_degrees(plan: Plan) -> list[str]:
-    """Degrees and micro-batches make up the global batch, agree with the job's fixed ones, and make a schedule."""
+    """Return faults if degrees and micro-batches do not make up the batch, obey the job, and form a schedule."""
     fixed, faults = plan.job.parallel, []
     samples = plan.micro_batch_size * sum(plan.microbatches)
     if samples != plan.job.batch_parts:
-        faults.append(f"the replicas' micro-batches are {samples} samples, not {plan.job.batch_parts}")
+        faults.append(f"the replicas' micro-batches have {samples} samples, not {plan.job.batch_parts}")
     if min(plan.microbatches, default=0) < 1:
         faults.append(f"a replica runs no micro-batch: {plan.microbatches}")
     for key in ("tp", "pp", "dp", "micro_batch_size", "recompute", "optimizer_offload", "schedule", "chunks"):
         planned = plan.engine_dp if key == "dp" else getattr(plan, key)
         if getattr(fixed, key) not in (None, planned):
-            faults.append(f"{key} is {planned}, the job fixes {getattr(fixed, key)}")
+            faults.append(f"{key} is {planned}, but the job fixes {getattr(fixed, key)}")
     if not faults:
         try:
             for number in set(plan.microbatches):
@@ -78,9 +78,9 @@ def check_degrees(plan: Plan) -> list[str]:
 def _zero_faults(plan: Plan) -> list[str]:
     fixed, faults = plan.job.zero, []
     if fixed == 1 < plan.zero or (fixed == 3 > plan.zero and plan.dp > 1):
-        faults.append(f"zero is {plan.zero}, the job fixes {fixed}")
+        faults.append(f"zero is {plan.zero}, but the job fixes {fixed}")
     if plan.zero == 3 and plan.schedule == "zero-bubble":
-        faults.append("zero is 3 and the schedule zero-bubble: the weights are not there for half a backward")
+        faults.append("zero is 3 and the schedule zero-bubble: half a backward would run without the weights")
     if plan.zero == 3 and plan.optimizer_offload:
         faults.append("zero is 3 and optimizer_offload true: the weights are made from masters on the device")
     if plan.zero == 3 and plan.job.model.tied_embeddings and not engine_of(plan.job).shards_tied:
@@ -89,7 +89,7 @@ def _zero_faults(plan: Plan) -> list[str]:
 
 
 def check_hosts(plan: Plan, inventory: Inventory) -> list[str]:
-    """Every host of the plan is in the inventory, reachable, and in the cluster the plan says."""
+    """Return faults if a host is not in the inventory, not reachable, or not in the cluster that the plan states."""
     cluster_of = {host: cluster.name for cluster in inventory.clusters for host in cluster.hosts}
     named = [(rank.host, rank.cluster) for rank in plan.ranks] + [(node.host, node.cluster) for node in plan.nodes]
     return [
@@ -100,9 +100,9 @@ def check_hosts(plan: Plan, inventory: Inventory) -> list[str]:
 
 
 def check_ranks(plan: Plan) -> list[str]:
-    """All coordinates exist once, ranks count up, and local ranks on each host from 0.
+    """Return faults unless all coordinates exist once, ranks count up, and local ranks count from 0 on each host.
 
-    For the bundled runtime the ranks of a host are one run; `check_engine` has the order of other trainers.
+    For the bundled runtime, the ranks of a host are consecutive; `check_engine` checks the order of other trainers.
     """
     wanted = {(s, r, t) for s in range(plan.pp) for r in range(plan.dp) for t in range(plan.tp)}
     found = Counter((rank.pp_rank, rank.dp_rank, rank.tp_rank) for rank in plan.ranks)
@@ -125,7 +125,7 @@ def check_ranks(plan: Plan) -> list[str]:
 
 
 def check_slots(plan: Plan, inventory: Inventory) -> list[str]:
-    """No slot is used twice, none is used that does not exist, and a tensor group stays on one host."""
+    """Return faults if a slot is used twice or does not exist, or if a tensor group spans hosts."""
     slots = {host.name: slots_of(host, plan.job) for host in inventory.hosts}
     faults = []
     for rank in plan.ranks:
@@ -141,62 +141,62 @@ def check_slots(plan: Plan, inventory: Inventory) -> list[str]:
 
 
 def check_cores(plan: Plan) -> list[str]:
-    """No CPU of a host is given out twice."""
+    """Return a fault for each host with a CPU that is assigned twice."""
     lists: dict[str, list[tuple[tuple[int, int], ...]]] = {}
     for rank in plan.ranks:
         lists.setdefault(rank.host, []).append(cpu_ranges(rank.cpus) if rank.cpus is not None else ())
     shared = {host: first_shared(held) for host, held in lists.items()}
-    return [f"CPU {cpu} of host {host} is given out twice" for host, cpu in shared.items() if cpu is not None]
+    return [f"CPU {cpu} of host {host} is assigned twice" for host, cpu in shared.items() if cpu is not None]
 
 
 def check_stages(plan: Plan) -> list[str]:
-    """Stages cover the layers in order without gap, each with a layer, and name the clusters their ranks are in."""
+    """Return faults unless stages cover the layers in order, each with a layer, and name their ranks' clusters."""
     faults = []
     bounds = [(stage.first_layer, stage.stop_layer) for stage in plan.stages]
     if [stage.index for stage in plan.stages] != list(range(plan.pp * plan.chunks)):
         return [f"stages are not 0..{plan.pp * plan.chunks - 1} in order"]
     gaps = any(before[1] != after[0] for before, after in pairwise(bounds))
     if gaps or bounds[0][0] != 0 or bounds[-1][1] != plan.job.model.num_layers or any(a >= b for a, b in bounds):
-        faults.append(f"stages {bounds} do not cover layers 0..{plan.job.model.num_layers} one after another")
+        faults.append(f"stages {bounds} do not cover layers 0..{plan.job.model.num_layers} in order without gaps")
     fixed = plan.job.parallel.layers
     if fixed is not None and tuple(stage.num_layers for stage in plan.stages) != fixed:
-        faults.append(f"stages {bounds} are not the cut {fixed} the job fixes")
+        faults.append(f"stages {bounds} differ from the cut {fixed} that the job fixes")
     clusters: dict[int, set[str]] = {}
     for rank in plan.ranks:
         clusters.setdefault(rank.pp_rank, set()).add(rank.cluster)
     for stage in plan.stages:
         held = clusters[stage.index % plan.pp]
         if set(stage.clusters) != held:
-            faults.append(f"stage {stage.index} names clusters {stage.clusters}, its ranks are in {sorted(held)}")
+            faults.append(f"stage {stage.index} names clusters {stage.clusters}, but its ranks are in {sorted(held)}")
     return faults
 
 
 def check_nodes(plan: Plan, inventory: Inventory) -> list[str]:
-    """Nodes are the ranks' hosts in order, with their number of ranks and their port on the shared network."""
+    """Return faults unless nodes are the ranks' hosts in order, with their number of ranks and their shared port."""
     ports = {port.host: (port.netdev, port.address) for port in shared_network(inventory).ports}
     counts, faults = _ranks_by_host(plan), []
     if [(node.node_rank, node.host) for node in plan.nodes] != list(enumerate(counts)):
         faults.append(f"nodes are not {list(counts)} in order")
     for node in plan.nodes:
         if node.num_ranks != counts.get(node.host):
-            faults.append(f"node {node.host} has {node.num_ranks} ranks, the plan puts {counts.get(node.host)} there")
+            faults.append(f"node {node.host} has {node.num_ranks} ranks, the plan has {counts.get(node.host)} there")
         address = node.tunnel_endpoint if inventory.encrypts else node.shared_address
         if (node.shared_netdev, address) != ports.get(node.host):
             faults.append(f"node {node.host}: {node.shared_netdev} {address} is not its shared port")
         if (node.tunnel_endpoint is not None) != inventory.encrypts:
-            faults.append(f"node {node.host}: tunnel endpoint {node.tunnel_endpoint}, hosts.yaml asks otherwise")
+            faults.append(f"node {node.host}: tunnel endpoint {node.tunnel_endpoint} contradicts hosts.yaml")
         elif inventory.encrypts and node.shared_address != tunnel_address(node.node_rank):
             faults.append(f"node {node.host}: {node.shared_address} is not its address in the tunnel")
     return faults
 
 
 def _ranks_by_host(plan: Plan) -> Counter[str]:
-    """By host, in the order of its first rank, how many ranks are there."""
+    """Return the number of ranks of each host, in the order of its first rank."""
     return Counter(rank.host for rank in plan.ranks)
 
 
 def check_groups(plan: Plan) -> list[str]:
-    """The groups are those the coordinates demand, each once, with its members in order."""
+    """Return faults unless the groups are those that the coordinates demand, each once, with members in order."""
     is_tied, shared = plan.job.model.tied_embeddings, (sequence_groups(plan.job), expert_ranks(plan.job))
     shape = plan.ranks, plan.chunks, plan.data_parallel, is_tied, *shared
     pairs = zip_longest(demanded_groups(*shape), plan.groups)
@@ -217,7 +217,7 @@ def check_groups(plan: Plan) -> list[str]:
 
 
 def check_engine(plan: Plan) -> list[str]:
-    """The plan has nothing that its engine lacks, and its ranks and groups are the engine's own."""
+    """Return faults if the plan has a feature that its engine lacks, or ranks and groups that are not the engine's."""
     engine, layers, shares = engine_of(plan.job), {stage.num_layers for stage in plan.stages}, set(plan.microbatches)
     lacks = {
         f"schedule {plan.schedule}": plan.schedule not in engine.schedules,
@@ -234,7 +234,7 @@ def check_engine(plan: Plan) -> list[str]:
 
 
 def check_interfaces(plan: Plan, inventory: Inventory) -> list[str]:
-    """Every member has the group's interface, and a port on its network; where they differ in cluster, the shared."""
+    """Return faults unless members have the group's interface and a port on its network (across clusters, shared)."""
     kinds = {cluster.name: cluster.fabric for cluster in inventory.clusters} | {SHARED: shared_network(inventory)}
     ports = {name: {port.host: port for port in network.ports} for name, network in kinds.items()}
     made = {TUNNEL_NETDEV} if inventory.encrypts else set()
@@ -261,19 +261,19 @@ def check_interfaces(plan: Plan, inventory: Inventory) -> list[str]:
 
 
 def check_codecs(plan: Plan) -> list[str]:
-    """Messages between stages are packed as lossily as job.yaml allows at most, and only where they leave a host."""
+    """Return faults if messages have a lossier codec than job.yaml allows, or a codec inside a host."""
     faults = []
     for group in plan.groups:
         hosts = {plan.ranks[rank].host for rank in group.ranks}
         if group.codec not in allowed_codecs(plan.job):
-            faults.append(f"group {group.name} packs by {group.codec}, job.yaml allows {plan.job.wire.edges}")
+            faults.append(f"group {group.name} uses codec {group.codec}, but job.yaml allows {plan.job.wire.edges}")
         elif group.codec != "none" and (len(hosts) == 1 or group.axis not in EDGE_AXES):
-            faults.append(f"group {group.name} packs by {group.codec} what does not cross an edge between hosts")
+            faults.append(f"group {group.name} uses codec {group.codec}, but is not an edge between hosts")
     return faults
 
 
 def check_memory(plan: Plan, inventory: Inventory) -> list[str]:
-    """Return a fault for each rank beyond its GPU's memory, where known, and one if the predicted memory is wrong.
+    """Return a fault for each rank that exceeds its GPU's known memory, and one if the predicted memory is wrong.
 
     Micro-batches in flight are counted on the schedule's own actions.
     """
@@ -290,34 +290,34 @@ def check_memory(plan: Plan, inventory: Inventory) -> list[str]:
         needed.append(memory_bytes(plan.job.model, execution, layers, in_flight, *ends, without))
     faults = []
     if plan.prediction.memory_bytes != tuple(needed):
-        faults.append(f"predicted memory is {plan.prediction.memory_bytes}, the stages need {needed} bytes")
+        faults.append(f"predicted memory is {plan.prediction.memory_bytes}, but the stages need {needed} bytes")
     gpus = {host.name: {gpu.index: gpu.memory_bytes for gpu in host.gpus} for host in inventory.hosts}
     for where in plan.ranks:
         available = gpus[where.host].get(where.gpu) if where.gpu is not None else None
         if available is not None and needed[where.pp_rank] > available:
-            faults.append(f"rank {where.rank} needs {needed[where.pp_rank]} bytes, its GPU has {available}")
+            faults.append(f"rank {where.rank} needs {needed[where.pp_rank]} bytes, but its GPU has {available}")
     return faults
 
 
 def check_host_memory(plan: Plan, inventory: Inventory) -> list[str]:
-    """Optimizer states in host memory fit there where that is known, and the prediction says how much they need."""
+    """Return faults if optimizer states exceed known host memory, or if the predicted host memory is wrong."""
     execution, layers = candidate_of(plan).execution(plan.job), [stage.num_layers for stage in plan.stages]
     needed = host_bytes_by_rank(plan.job, execution, [sum(layers[rank :: plan.pp]) for rank in range(plan.pp)])
     faults = []
     if plan.prediction.host_memory_bytes != needed:
-        faults.append(f"predicted host memory is {plan.prediction.host_memory_bytes}, the stages need {needed} bytes")
+        faults.append(f"predicted host memory is {plan.prediction.host_memory_bytes}, but stages need {needed} bytes")
     held: Counter[str] = Counter()
     for rank in plan.ranks if needed else ():
         held[rank.host] += needed[rank.pp_rank]
     for host, size in held.items():
         available = usable_host_bytes(inventory.host(host))
         if available is not None and size > available:
-            faults.append(f"host {host} needs {size} bytes for optimizer states and has {available} to use")
+            faults.append(f"host {host} needs {size} bytes for optimizer states, but {available} are usable")
     return faults
 
 
 def check_objective(plan: Plan, inventory: Inventory) -> list[str]:
-    """The closed form of the ranks as they stand agrees with the plan, and is not below the bound."""
+    """Return faults if the closed form of the plan's ranks differs from the plan, or is below the bound."""
     candidate = candidate_of(plan)._replace(fill=fill_of(plan.schedule))
     layers = [sum(stage.num_layers for stage in plan.stages[rank :: plan.pp]) for rank in range(plan.pp)]
     problem = read_problem(inventory, plan.job)
@@ -325,7 +325,7 @@ def check_objective(plan: Plan, inventory: Inventory) -> list[str]:
     tolerance_s = RELATIVE_TOLERANCE * recomputed_s
     faults = []
     if abs(recomputed_s - plan.solve.placement_s) > tolerance_s:
-        faults.append(f"the closed form is {recomputed_s!r} s, the plan says {plan.solve.placement_s!r} s")
+        faults.append(f"the closed form is {recomputed_s!r} s, but the plan has {plan.solve.placement_s!r} s")
     if plan.solve.bound_s > recomputed_s + tolerance_s:
         faults.append(f"the closed form is {recomputed_s!r} s, below the bound {plan.solve.bound_s!r} s")
     if plan.solve.objective_s > recomputed_s + tolerance_s:

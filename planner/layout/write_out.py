@@ -1,4 +1,4 @@
-"""Placements written out, with ranks and groups, and predicted: the plan, the runners-up, the usual order."""
+"""Placements written out with ranks and groups, and predicted: the plan, the runners-up, the usual order."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from planner.search.placement import Placement
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
-MAX_RANKS_WRITTEN = 4096  # in all: on more, contenders are compared by classes and only the best is written out
-MAX_FORWARDS_WRITTEN = 60_000  # of one replica of each, in all: likewise
+MAX_RANKS_WRITTEN = 4096  # in all; with more, contenders are compared by classes and only the best is written out
+MAX_FORWARDS_WRITTEN = 60_000  # in one replica of each, in all: likewise
 
 
 @dataclass(frozen=True)
 class WrittenPlan:
-    """A placement, written out, and its prediction."""
+    """A placement that is written out, and its prediction."""
 
     placement: Placement
     layout: Layout
@@ -41,7 +41,7 @@ def write_best(
 ) -> tuple[WrittenPlan, tuple[Alternative, ...]]:
     """Return the fastest contender written out, and the others, fastest first.
 
-    All are written out and compared by their predictions where that is cheap and there is time. Else the order of the
+    If it is cheap and there is time, all are written out and compared by their predictions. Otherwise, the order of the
     simulation by classes stands. The seconds of the others are then scaled by the ratio of the best one's prediction to
     its simulation.
     """
@@ -62,14 +62,14 @@ def write_best(
 
 
 def best_step_s(problem: Problem, contenders: Sequence[Contender]) -> float:
-    """Return the seconds of the step that `write_best` would predict for the fastest."""
+    """Return the seconds of the step that `write_best` would predict for the fastest contender."""
     written = contenders[:1] if _are_many(contenders) else contenders
     seconds = [contender_step_s(problem, each) for each in written]
     return seconds[fastest_first(written, seconds)[0]]
 
 
 def contender_step_s(problem: Problem, contender: Contender) -> float:
-    """Return the seconds of the step that would be predicted for it, written out."""
+    """Return the predicted seconds of the contender's step, written out."""
     return predict_step_s(problem, lay_out_contender(problem, contender))
 
 
@@ -80,7 +80,7 @@ def _are_many(contenders: Sequence[Contender]) -> bool:
 
 
 def step_parts_of(prediction: Prediction) -> StepParts:
-    """Return the parts that runners-up are compared by."""
+    """Return the parts by which runners-up are compared."""
     return StepParts(
         prediction.compute_s + prediction.exposed_tp_s,
         prediction.bubble_s,
@@ -96,7 +96,7 @@ def _write_out(problem: Problem, contender: Contender) -> WrittenPlan:
 
 
 def lay_out_contender(problem: Problem, contender: Contender) -> Layout:
-    """Return the contender's ranks and groups, with the codecs and levels of data parallelism that are best."""
+    """Return the contender's ranks and groups, with the best codecs and levels of data parallelism."""
     placement, tp = contender.found.placement, contender.found.placement.candidate.tp
     assigned = assign(problem, placement)
     group_slots = match_rails(assigned, problem.fleet, problem.rails, tp, wraps=contender.mode.chunks > 1)
@@ -106,13 +106,13 @@ def lay_out_contender(problem: Problem, contender: Contender) -> Layout:
 
 
 def lay_out_again(problem: Problem, layout: Layout) -> Layout:
-    """Return the same ranks on the networks of `problem`, with the codecs and levels that are best there."""
+    """Return the same ranks on the networks of `problem`, with the best codecs and levels there."""
     parts = layout.candidate, layout.mode, layout.ranks, layout.microbatches
     return choose_codecs(problem, _with_clusters_first(problem, lay_out(problem, *parts)))
 
 
 def _with_clusters_first(problem: Problem, flat: Layout) -> Layout:
-    """Return the layout with data parallelism in two levels, where that is possible and faster."""
+    """Return the layout with data parallelism in two levels, if that is possible and faster."""
     candidate, engine = flat.candidate, engine_of(problem.job)
     if candidate.copies == 1 and (engine.copies_update or candidate.weight_shards > 1):
         return flat
@@ -127,7 +127,7 @@ def _with_clusters_first(problem: Problem, flat: Layout) -> Layout:
 
 
 def write_usual(problem: Problem, result: SearchResult) -> WrittenPlan | None:
-    """The usual order at its best, under 1F1B unless job.yaml fixes the schedule; None where no even cut fits."""
+    """Return the usual order at its best, under 1F1B unless job.yaml fixes the schedule; None if no even cut fits."""
     found = best_usual(problem, result.ranked)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The degrees worth looking at: every (tp, pp, dp, micro-batch, recomputation) with slots, that divides the batch."""
+"""The degrees to consider: every (tp, pp, dp, micro-batch, recomputation) that has slots and divides the batch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from planner.problem.frozen_parameters import check_trainable
 from planner.problem.group_places import check_groups_fit, has_whole_groups, is_aligned, takes_groups
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-NO_INSTANCES = "--reduce-scatter-with-fp32-accumulation"  # Megatron-Core then asserts that there is one
+NO_INSTANCES = "--reduce-scatter-with-fp32-accumulation"  # with this, Megatron-Core asserts that there is one instance
 NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules that need pp of 2 or more
 
 
 class Candidate(NamedTuple):
     """Tensor, pipeline and data parallel degrees, the samples of one micro-batch, and the recomputation.
 
-    `dp` counts all ranks with the same weights as replicas, those that share a sequence, too (context_groups.py).
+    `dp` counts all ranks with the same weights as replicas, including those that share a sequence (context_groups.py).
     `fill` is the schedule whose bubble and memory the closed form assumes. `weight_shards` is the number of replicas
-    that shard a stage's weights: all of them, or all of a cluster, under ZeRO-3; else 1. With
-    `optimizer_offload`, which is for ZeRO-1, masters and moments are in host memory. `instances` of the optimizer, for
-    ZeRO-1 too, each have all states, and their replicas in a cluster of their own.
+    that shard a stage's weights: under ZeRO-3 all of them or all of one cluster, otherwise 1. With `optimizer_offload`
+    (ZeRO-1 only), masters and moments are in host memory. Each of the optimizer's `instances` (ZeRO-1 only) has all
+    states and keeps its replicas in a cluster of their own.
     """
 
     tp: int
@@ -50,16 +50,16 @@ class Candidate(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """The number of clusters that hold as many replicas each, and all weights or states; 1: wherever they are."""
+        """The number of clusters that each hold equally many replicas and all weights or states; 1: anywhere."""
         return self.dp // self.weight_shards if self.weight_shards > 1 else self.instances
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in all."""
+        """The number of ranks."""
         return self.tp * self.pp * self.dp
 
     def num_microbatches(self, batch_parts: int) -> int:
-        """Return the micro-batches the busiest replica runs per step when they are shared as evenly as can be."""
+        """Return the micro-batches per step of the busiest replica when they are shared as evenly as possible."""
         return -(-batch_parts // (self.dp * self.micro_batch_size))
 
     def divides(self, batch_parts: int) -> bool:
@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
         return stage_of(job.model, job.trainable, held, ends, self.tp, expert_shards(job, self.tp), dense).trained
 
     def weighed_parameters(self, job: Job, layers: Sequence[int], pp_rank: int, expert_part: float) -> int:
-        """Return those parameters with each routed expert's counted as `expert_part` of one."""
+        """Return those parameters, counting each parameter of a routed expert as `expert_part` of one."""
         size = self.rank_parameters(job, layers, pp_rank)
         if job.model.experts is None or job.trainable is not None:  # adapters, on attention alone
             return size
@@ -88,7 +88,7 @@ class Candidate(NamedTuple):
 
 
 def candidate_of(plan: Plan) -> Candidate:
-    """Return the candidate that `plan` was made of, with the plainest fill."""
+    """Return the candidate of `plan`, with the simplest fill."""
     return Candidate(
         *(plan.tp, plan.pp, plan.dp, plan.micro_batch_size, plan.recompute),
         weight_shards=plan.weight_shards,
@@ -98,7 +98,7 @@ def candidate_of(plan: Plan) -> Candidate:
 
 
 def check_job(job: Job) -> None:
-    """Raise HolmesError (wrong usage) for fixed values that no fleet can meet, or the runtime cannot run."""
+    """Raise HolmesError (wrong usage) for fixed values that no fleet can meet or the runtime cannot run."""
     fixed, model = job.parallel, job.model
     tp, pp, chunks = fixed.tp or 1, fixed.pp or (len(fixed.layers or ()) // (fixed.chunks or 1)), fixed.chunks or 1
     if pp * chunks > model.num_layers:
@@ -115,8 +115,8 @@ def check_job(job: Job) -> None:
             )
     if tp > 1 and model.factory is not None:
         raise HolmesError(
-            f"job: parallel.tp is {tp} and model.factory is {model.factory}: a model of one's own is cut between "
-            "layers alone, since Holmes does not know how to split its matrices",
+            f"job: parallel.tp is {tp} and model.factory is {model.factory}: a user's own model is cut only between "
+            "layers, since Holmes does not know how to split its matrices",
             "leave parallel.tp out, or train a model of family gpt or llama",
         )
     if tp > 1 and job.compute.emulate is not None:
@@ -150,13 +150,13 @@ def _check_zero(job: Job) -> None:
     other = "choose another engine" if always else "set parallel.zero to 1"
     if job.model.tied_embeddings and job.zero == 3 and not engine_of(job).shards_tied:
         raise HolmesError(
-            f"job: {shards} with model.tied_embeddings: the table is used twice in a micro-batch, and would be "
-            "let go after the first",
+            f"job: {shards} with model.tied_embeddings: the table is used twice in a micro-batch but would be "
+            "freed after the first use",
             f"{other}, or leave model.tied_embeddings out",
         )
     if fixed.schedule == "zero-bubble" and job.zero == 3:
         raise HolmesError(
-            f"job: {shards} with parallel.schedule zero-bubble: the weights are not there for half a backward",
+            f"job: {shards} with parallel.schedule zero-bubble: half a backward would run without the weights",
             f"{other}, or choose another schedule",
         )
     if job.zero == 3 and fixed.optimizer_offload:
@@ -167,7 +167,7 @@ def _check_zero(job: Job) -> None:
 
 
 def _check_engine(job: Job) -> None:
-    """Refuse fixed values that the engine does not have."""
+    """Raise HolmesError (wrong usage) for fixed values that the engine does not have."""
     if job.is_bundled:
         return
     fixed, engine = job.parallel, engine_of(job)
@@ -191,7 +191,7 @@ def _check_engine(job: Job) -> None:
     if engine.cuts == "even" and (len(set(fixed.layers or ())) > 1 or job.model.num_layers % (fixed.pp or 1)):
         raise HolmesError(
             f"job: parallel.layers is {fixed.layers}, parallel.pp {fixed.pp} and num_layers {job.model.num_layers}: "
-            f"engine {job.engine} gives each stage as many layers",
+            f"engine {job.engine} gives every stage the same number of layers",
             "set parallel.pp to a divisor of num_layers, and leave parallel.layers out",
         )
     if job.zero == 3 and fixed.zero == 1:
@@ -199,27 +199,27 @@ def _check_engine(job: Job) -> None:
     if (fixed.optimizer_offload and not engine.host_states) or (job.zero == 3 and not engine.shards_weights):
         what = "optimizer_offload" if fixed.optimizer_offload else "zero 3"
         raise HolmesError(
-            f"job: parallel.{what} with engine {job.engine}: how it does that is not known",
+            f"job: parallel.{what} with engine {job.engine}: the planner does not know how this engine does that",
             f"leave {what} out, or choose another engine",
         )
     if not engine.unequal_replicas and job.global_batch_size % ((fixed.dp or 1) * (fixed.micro_batch_size or 1)):
         raise HolmesError(
             f"job: global_batch_size {job.global_batch_size} is not a multiple of dp x micro_batch_size = "
-            f"{fixed.dp or 1} x {fixed.micro_batch_size or 1}, and replicas of engine {job.engine} run equally many",
+            f"{fixed.dp or 1} x {fixed.micro_batch_size or 1}, but replicas of engine {job.engine} run equally many",
             "choose a dp that divides the batch, or another engine",
         )
 
 
 def has_fixed_cut(job: Job) -> bool:
-    """Return True if job.yaml fixes the layers of each stage, or its engine gives all as many."""
+    """Return True if job.yaml fixes the layers of each stage, or if its engine gives every stage the same number."""
     return job.parallel.layers is not None or engine_of(job).cuts == "even"
 
 
 def check_tensor_degree(tp: int, fleet: Fleet) -> None:
-    """Raise HolmesError (wrong usage) when tensor groups of `tp`, which never leave a host, suit no host.
+    """Raise HolmesError (wrong usage) if no host suits tensor groups of `tp`, which never leave a host.
 
-    A power of two may leave slots unused, as hosts may have lost GPUs. Any other degree must divide the slots of some
-    host.
+    A power of two may leave slots unused, since hosts may have lost GPUs. Any other degree must divide the slots of at
+    least one host.
     """
     slots = sorted({each.hardware.num_slots for each in fleet.classes})
     power_of_two = tp & (tp - 1) == 0
@@ -232,11 +232,11 @@ def check_tensor_degree(tp: int, fleet: Fleet) -> None:
 
 
 def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
-    """All candidates of `job` on `fleet` that recompute least, in ascending order, with the plainest fill.
+    """Return all candidates of `job` on `fleet` with the least recomputation and the simplest fill, ascending.
 
-    `more_recompute` and `with_other_fills` give the others.
+    `more_recompute` and `with_other_fills` return the others.
 
-    Raises HolmesError when the fixed degrees need more slots than there are (the answer is no), or a tensor group
+    Raises HolmesError if the fixed degrees need more slots than there are (the answer is no), or if a tensor group is
     larger than any host (wrong usage).
     """
     slots = {each.hardware.num_slots for each in fleet.classes}
@@ -264,12 +264,12 @@ def class_rooms(fleet: Fleet, tp: int) -> list[ClassRoom]:
 
 
 def with_other_fills(job: Job, candidate: Candidate) -> tuple[Candidate, ...]:
-    """Return the candidate with each schedule that fills its pipeline in another way, itself first."""
+    """Return the candidate with each schedule that changes its fill, itself first."""
     return (candidate, *(candidate._replace(fill=fill) for fill in _fills_of(job, candidate)[1:]))
 
 
 def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:
-    """The candidate that recomputes a step more, so that it is slower and needs less memory; None if there is none."""
+    """Return the candidate with the next level of recomputation: slower, with less memory; None if there is none."""
     if job.parallel.recompute is not None:
         return None
     for recompute in RECOMPUTE[RECOMPUTE.index(candidate.recompute) + 1 :]:
@@ -284,10 +284,10 @@ def _fills_of(job: Job, candidate: Candidate) -> tuple[Fill, ...]:
 
 
 def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) -> Candidate | None:
-    """Return the candidate with weights sharded in each of `num_clusters` clusters (ZeRO-3), if it can be run.
+    """Return the candidate with weights sharded in each of `num_clusters` clusters (ZeRO-3), or None if it cannot run.
 
     Each cluster holds the same number of replicas, two or more, which run equally many micro-batches. Backwards are
-    not split, tables not tied, and states not in host memory.
+    not split, tables are not tied, and states are not in host memory.
     """
     shards, rest = divmod(candidate.dp, num_clusters)
     cannot = job.zero == 1 or job.parallel.schedule == "zero-bubble" or candidate.optimizer_offload
@@ -300,10 +300,10 @@ def with_sharded_weights(job: Job, candidate: Candidate, num_clusters: int = 1) 
 
 
 def with_instances(job: Job, candidate: Candidate, num_clusters: int) -> Iterator[Candidate]:
-    """Yield the candidate with an optimizer instance in each of 2, 3, ... `num_clusters` clusters, where it can be run.
+    """Yield the candidate with an optimizer instance in each of 2, 3, ... `num_clusters` clusters, if it can run.
 
-    Each cluster holds the same number of replicas, two or more, which run equally many micro-batches. The trainer is
-    told the number, and its command has nothing that forbids several.
+    Each cluster holds the same number of replicas, two or more, which run equally many micro-batches. The trainer must
+    accept the number, and its command must not forbid several instances.
     """
     if engine_of(job).has_instances and _takes_instances(job) and candidate.divides(job.batch_parts):
         for number in range(2, min(num_clusters, candidate.dp // 2) + 1):
@@ -319,7 +319,7 @@ def _takes_instances(job: Job) -> bool:
 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates with optimizer states in host memory, which makes room at a price; none where job.yaml decides."""
+    """Return the candidates with optimizer states in host memory: slower, with more room. None if job.yaml decides."""
     if job.parallel.optimizer_offload is not None or job.zero == 3 or not engine_of(job).host_states:
         return ()
     return tuple(candidate._replace(optimizer_offload=True) for candidate in candidates)
@@ -328,8 +328,8 @@ def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candida
 def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     """Return the fixed degree, or all that fit into a host and divide the model.
 
-    1 on CPUs, where the speed of an all-reduce inside a host is not known, where layers cannot be sharded, and where
-    the engine needs more than a degree for it.
+    Only 1 on CPUs, where the speed of an all-reduce inside a host is not known. Also only 1 if layers cannot be
+    sharded or the engine needs more than a degree for it.
     """
     largest = max(each.hardware.num_slots for each in fleet.classes)
     fixed = job.parallel.tp
@@ -349,7 +349,7 @@ def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
 
 
 def _pipeline_degrees(job: Job, num_group_slots: int) -> list[int]:
-    """The fixed degree, or all that layers, places and the engine allow; from 2 on under a schedule that needs it."""
+    """Return the fixed degree, or all that layers, slots and engine allow, from 2 if the schedule needs a pipeline."""
     fixed, schedule, chunks = job.parallel.pp, job.parallel.schedule, job.parallel.chunks or 1
     if fixed is None and job.parallel.layers:
         fixed = len(job.parallel.layers) // chunks
@@ -363,15 +363,15 @@ def _pipeline_degrees(job: Job, num_group_slots: int) -> list[int]:
 
 
 def _no_candidate(job: Job, fleet: Fleet) -> HolmesError:
-    """Return why no degrees are left: too few slots for the fixed ones, or a schedule that takes others."""
+    """Return the error for no degrees: too few slots for the fixed ones, or a schedule that needs others."""
     fixed, tp = job.parallel, job.parallel.tp or 1
     pp = fixed.pp or len(fixed.layers or (0,)) // (fixed.chunks or 1)
     needed, num_group_slots = tp * pp * (job.fixed_dp or job.cp), fleet.num_group_slots(tp)
     if needed <= num_group_slots * tp:
         schedule = "interleaved" if (fixed.chunks or 1) > 1 else fixed.schedule
-        rounds = ", and as many micro-batches on every replica, in rounds of pp" if schedule == "interleaved" else ""
+        rounds = ", and equally many micro-batches per replica, in rounds of pp" if schedule == "interleaved" else ""
         return HolmesError(
-            f"nothing runs the schedule fixed in job.yaml: {schedule} takes pp of 2 or more{rounds}; "
+            f"no candidate can run the schedule fixed in job.yaml: {schedule} needs pp of 2 or more{rounds}; "
             f"parallel.pp is {fixed.pp or 'free'}, num_layers {job.model.num_layers}, global_batch_size "
             f"{job.global_batch_size}, and there are {num_group_slots * tp} training slots",
             "leave parallel.schedule and parallel.chunks out of job.yaml, or choose a global_batch_size that divides",

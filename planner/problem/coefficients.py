@@ -1,4 +1,4 @@
-"""The numbers one candidate is priced with: seconds, bytes and capacities by class of equal hosts."""
+"""The numbers that price one candidate: seconds, bytes and capacities by class of equal hosts."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from planner.problem.group_places import replicas_together
 from planner.problem.memory_room import dense_on_first_stage, layer_room
 from planner.problem.networks import Networks
 
-# An exchange between clusters is priced as so many times as long where a stage's ranks share experts, so that no stage
-# is placed over clusters: tokens would cross in every layer.
+# The price of an exchange between clusters is multiplied by this if a stage's ranks share experts. No stage is then
+# placed over clusters, where tokens would cross in every layer.
 APART = 1000.0
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """The costs of the path between two clusters, or between hosts of one, apart from their NICs; 0 where not known.
+    """The costs of the path between two clusters, or between hosts of one, without their NICs; 0 if not known.
 
-    `edge_s` is one message in one direction, all replicas at once. A parameter byte of a stage takes `path_s_per_byte`
-    as a NIC of a host would, and `trunk_s_per_byte` of the trunk, or an uplink, that all groups share.
+    `edge_s` is one message in one direction, for all replicas at once. A parameter byte of a stage takes
+    `path_s_per_byte` of the path, as it would of a NIC, and `trunk_s_per_byte` of the trunk or uplink all groups share.
     """
 
     edge_s: float
@@ -51,7 +51,7 @@ class Crossing:
 
 
 class PassBytes(NamedTuple):
-    """Bytes that belong to a forward, and to a backward."""
+    """Bytes of a forward and of a backward."""
 
     forward: float
     backward: float
@@ -62,12 +62,12 @@ FREE = Crossing(0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """Parameters of one candidate on one fleet; tuples are by class unless said otherwise. Compared by identity.
+    """Parameters of one candidate on one fleet. Tuples are by class unless noted. Compared by identity.
 
-    `layer` and `head` are one micro-batch's. An edge's seconds are one message in one direction, with all replicas a
-    host holds sending at once, over the shared network packed as lossily as job.yaml allows. `*_sync_s_per_byte` is
-    the time to reduce and gather one parameter byte of a whole stage while no other stage of a host does so; `inside_`
-    is that of a stage inside one host. Edges inside a host are free.
+    `layer` and `head` are one micro-batch's. An edge's seconds are one message in one direction while all replicas of
+    a host send at once; on the shared network with the lossiest codec that job.yaml allows. `*_sync_s_per_byte` is the
+    time to reduce and gather one parameter byte of a whole stage while no other stage of a host does so. `inside_` is
+    the same for a stage inside one host. Edges inside a host are free.
     """
 
     candidate: Candidate
@@ -77,13 +77,13 @@ class Coefficients:
     group_slots: tuple[int, ...]
     group_slots_per_host: tuple[int, ...]
     memory_bytes: tuple[int | None, ...]
-    capacity: tuple[tuple[int, ...], ...]  # [stage][class]: most layers that memory allows under the fill
+    capacity: tuple[tuple[int, ...], ...]  # [stage][class]: the most layers that memory allows under the fill
     layer: tuple[PassTimes, ...]
     head: tuple[PassTimes, ...]
     net_names: tuple[NetName | None, ...]
     fabric_edge_s: tuple[float, ...]
     shared_edge_s: tuple[float, ...]
-    fabric_port_s: tuple[float, ...]  # as edges, of the NIC alone, which several edges share
+    fabric_port_s: tuple[float, ...]  # as edges, for the NIC alone, which several edges share
     shared_port_s: tuple[float, ...]
     has_one_nic: tuple[bool, ...]  # for the fabric and the shared network
     fabric_sync_s_per_byte: tuple[float, ...]
@@ -92,32 +92,32 @@ class Coefficients:
     layer_sync_bytes: int
     first_sync_bytes: int
     last_sync_bytes: int
-    action_s: tuple[float, ...]  # of a forward or backward in a pipeline on top of computing; the simulation's alone
-    hides_edges: bool  # whether the schedule may keep enough micro-batches in flight to hide what edges take
-    across_part: float = 1.0  # of a parameter's bytes in one ring, as it is exchanged between clusters in two levels
-    has_two_levels: bool = True  # whether replicas may exchange inside clusters first, and then across
+    action_s: tuple[float, ...]  # overhead of a forward or backward in a pipeline; only for the simulation
+    hides_edges: bool  # the schedule may keep enough micro-batches in flight to hide the edges
+    across_part: float = 1.0  # bytes between clusters in two levels, over a parameter's bytes in one ring
+    has_two_levels: bool = True  # replicas may exchange inside clusters first, and then across
     engine: Engine = ENGINES["holmes"]
-    fill_share: float = 1.0  # of what ranks wait under 1F1B while a pipeline fills and drains; see cost/fill.py
+    fill_share: float = 1.0  # waiting during fill and drain over that under 1F1B; see cost/fill.py
     crossings: Mapping[tuple[int, int], Crossing] = field(default_factory=dict)
-    """Measured, by two indices of clusters, the smaller first, or inside one by twice its index."""
+    """Measured crossings by two cluster indices, the smaller first; inside a cluster, by its index twice."""
     uplink_edge_s: Mapping[int, float] = field(default_factory=dict)
     """One message, all replicas at once, on the uplink of a cluster that has one."""
-    slots: tuple[Slot, ...] = ()  # for the update, the simulation's alone
-    dense: tuple[PassTimes, ...] = ()  # a layer without experts, where first ones are
-    first_dense: int = 0  # layers without experts that the first stage is taken to hold, all of the model's
+    slots: tuple[Slot, ...] = ()  # for the update; only for the simulation
+    dense: tuple[PassTimes, ...] = ()  # a layer without experts, if the model's first ones have none
+    first_dense: int = 0  # layers without experts assumed on the first stage: all of the model's, or none
     dense_sync_bytes: int = 0
-    together: int = 1  # neighbouring replicas that share experts or sequences, and are in one class
+    together: int = 1  # neighbouring replicas that share experts or sequences; they are in one class
     weight_bytes: PassBytes | None = None
-    """A layer's weights and gradients in a micro-batch, where replicas over several classes may share weights."""
+    """A layer's weights and gradients in a micro-batch, if replicas in several classes may share weights."""
 
     @cached_property
     def num_microbatches(self) -> int:
-        """The micro-batches of the busiest replica when they are shared as evenly as can be."""
+        """The micro-batches of the busiest replica when they are shared as evenly as possible."""
         return -(-self.total_microbatches // self.candidate.dp)
 
     @cached_property
     def layer_s(self) -> tuple[float, ...]:
-        """Seconds of forward and backward of one layer; of the faster kind where either may be meant."""
+        """Seconds of forward and backward of one layer: of the faster kind if it may be either."""
         if self.dense and not self.first_dense:
             return tuple(min(one.both_s, other.both_s) for one, other in zip(self.layer, self.dense, strict=True))
         return tuple(each.both_s for each in self.layer)
@@ -149,7 +149,7 @@ class Coefficients:
 
     @cached_property
     def aligned(self) -> bool:
-        """True if the hosts can hold p stages even if none begins or ends inside a host that another one uses."""
+        """True if the hosts can hold p stages such that none begins or ends inside a host that another one uses."""
         return sum(map(self._aligned_slots, range(len(self.group_slots)))) >= self.candidate.pp
 
     def _aligned_slots(self, c: int) -> int:
@@ -158,7 +158,7 @@ class Coefficients:
 
     @cached_property
     def most_stages(self) -> tuple[int, ...]:
-        """Stages a class can hold by itself."""
+        """The most stages that each class can hold by itself."""
         classes = range(len(self.group_slots))
         return tuple(
             self._aligned_slots(c) if self.aligned else self.group_slots[c] // self.candidate.dp for c in classes
@@ -166,12 +166,12 @@ class Coefficients:
 
     @cached_property
     def stages_per_host(self) -> tuple[int, ...]:
-        """Stages of one class that share a host, between which edges are free."""
+        """The number of stages of one class on a host. Edges between them are free."""
         per_host = self.group_slots_per_host
         return tuple(max(1, group_slots // self.candidate.dp) if self.aligned else 1 for group_slots in per_host)
 
     def sync_bytes(self, stage: int, num_layers: int) -> int:
-        """Bytes of a stage's parameters as they travel in one reduction and one gathering, all shards together."""
+        """Return the bytes of a stage's parameters in one reduction and one gathering, all shards together."""
         size = num_layers * self.layer_sync_bytes
         if stage == 0:
             dense = min(num_layers, self.first_dense)
@@ -182,7 +182,7 @@ class Coefficients:
 
 
 def aligned_stages(num_hosts: int, group_slots_per_host: int, dp: int) -> int:
-    """Stages of dp replicas that hosts hold if no stage begins or ends inside a host that another one uses."""
+    """Return the number of stages of dp replicas that fit if no stage begins or ends inside another's host."""
     if not num_hosts or not group_slots_per_host:
         return 0
     return (
@@ -193,7 +193,7 @@ def aligned_stages(num_hosts: int, group_slots_per_host: int, dp: int) -> int:
 
 
 def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Candidate) -> Coefficients:
-    """Return the coefficients of `candidate` on `fleet`, whose hosts `networks` join."""
+    """Return the coefficients of `candidate` on `fleet`, whose hosts communicate over `networks`."""
     tp, dp, classes = candidate.tp, candidate.dp, fleet.classes
     execution, model, engine = candidate.execution(job), job.model, engine_of(job)
     at_work = [each.hardware.slot.among(candidate.num_ranks) for each in classes]
@@ -202,7 +202,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     per_host = [each.group_slots_per_host(tp) for each in classes]
     at_once = [min(dp, group_slots) for group_slots in per_host]
     message = tp * edge_bytes(model, execution) / engine.edge_share
-    # What crosses the network that all share:
+    # Messages on the network that all hosts share:
     packed = tp * edge_bytes(model, execution, lossiest_codec(job)) / engine.edge_share
     bytes_each, inside = sum(engine.travels_bytes(execution.value_bytes)), shard_exchange_bytes(1.0, dp)
     exchange = inside / engine.exchange_share
@@ -254,14 +254,14 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
 def _crossings(
     fleet: Fleet, networks: Networks, message_bytes: float, at_once: int, replicas: tuple[int, float]
 ) -> dict[tuple[int, int], Crossing]:
-    """Return the crossings; a host sends at most `at_once` messages at the same time, a stage one per replica.
+    """Return the crossings. A host sends at most `at_once` messages at the same time, a stage one per replica.
 
-    `replicas`: how many a stage has, and the share of a byte that they exchange.
+    `replicas`: the number per stage, and the share of a byte that they exchange.
     """
     (dp, exchange), found = replicas, {}
     for (x, one), (y, other) in combinations_with_replacement(enumerate(fleet.cluster_names), 2):
         measured = networks.connection(one, other)
-        path = measured.fastest_bytes_per_s if x != y else None  # inside, the rates of NICs say it
+        path = measured.fastest_bytes_per_s if x != y else None  # inside a cluster, NICs give the rate
         trunk = measured.trunk_bytes_per_s
         narrowest = min((rate for rate in (trunk, *measured.uplinks.values()) if rate is not None), default=None)
         trunk_edge_s = _free_or(message_bytes * dp, trunk)
@@ -273,25 +273,26 @@ def _crossings(
 
 
 def _edges_s(size_bytes: float, at_once: Sequence[int], rates: Iterable[float | None]) -> tuple[float, ...]:
-    """Return, by class, the seconds of so many messages at once."""
+    """Return, by class, the seconds of `at_once` messages sent together."""
     return tuple(_free_or(size_bytes * number, rate) for number, rate in zip(at_once, rates, strict=True))
 
 
 def _free_or(size_bytes: float, bandwidth_bytes_per_s: float | None) -> float:
-    """Seconds of `size_bytes`, or 0 where a network has no rate because none is needed (see `require_rates`)."""
+    """Return the seconds of `size_bytes`; 0 if a network has no rate because none is needed (see `require_rates`)."""
     return size_bytes / bandwidth_bytes_per_s if bandwidth_bytes_per_s else 0.0
 
 
 def slot_s(job: Job, slot: Slot, execution: Execution) -> tuple[PassTimes, PassTimes]:
-    """Seconds of one layer, tensor collectives included, and of the head, for one micro-batch on one slot."""
+    """Return the seconds of one layer, with tensor collectives, and of the head, for one micro-batch on one slot."""
     layer, sums = layer_parts_s(job, execution, slot)
     return layer + sums, head_parts_s(job, execution, slot)
 
 
 def joined_s(coeffs: Coefficients, classes: Iterable[int], fabric: Sequence[float], shared: Sequence[float]) -> float:
-    """The slowest of `classes` on the network they share: the fabric of one cluster by one transport, else the shared.
+    """Return the seconds of the slowest of `classes` on the network that joins them.
 
-    `fabric` and `shared` are seconds by class.
+    It is the fabric of one cluster if all are there with the same transport, else the shared network. `fabric` and
+    `shared` are seconds by class.
     """
     classes = tuple(classes)
     seconds = fabric if are_alike(coeffs, classes) else shared
@@ -299,12 +300,12 @@ def joined_s(coeffs: Coefficients, classes: Iterable[int], fabric: Sequence[floa
 
 
 def are_alike(coeffs: Coefficients, classes: Iterable[int]) -> bool:
-    """Return True if they share the fabric of one cluster, by one transport."""
+    """Return True if the classes share the fabric of one cluster with the same transport."""
     return len({(coeffs.cluster[c], coeffs.net_names[c]) for c in classes}) == 1
 
 
 def crossings_of(coeffs: Coefficients, classes: Iterable[int]) -> Iterator[Crossing]:
-    """Yield the crossings between the clusters of `classes`; inside, where it is one."""
+    """Yield the crossings between the clusters of `classes`, or the one inside if there is only one cluster."""
     clusters = sorted({coeffs.cluster[c] for c in classes})
     pairs = combinations(clusters, 2) if len(clusters) > 1 else [(clusters[0], clusters[0])]
     return (coeffs.crossings.get(pair, FREE) for pair in pairs)

@@ -1,4 +1,4 @@
-"""Speeds of exchanging gradients and weights, by the sites of a stage's replicas: seconds per byte of parameters."""
+"""Speeds of exchanging gradients and weights, by the sites of a stage's replicas: seconds per parameter byte."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from math import inf
 from planner.cost.collectives import shard_exchange_bytes, times_as_long
 from planner.problem.coefficients import Coefficients, crossings_of, joined_s
 
-RINGS_WHERE_HOSTS_ARE_SHARED = 2  # on a NIC: where stages do not begin at hosts' boundaries, two may meet on a host
+RINGS_WHERE_HOSTS_ARE_SHARED = 2  # per NIC: if stages do not begin at hosts' boundaries, two may share a host
 
 Site = tuple[int, ...]
 """The classes that hold the replicas of one stage, ascending."""
 
 
 def site_latency_s(coeffs: Coefficients, site: Site) -> float:
-    """Return the seconds one hop between the hosts of a site is under way."""
+    """Return the latency of one hop between the hosts of a site."""
     return max(crossing.latency_s for crossing in crossings_of(coeffs, site)) if coeffs.crossings else 0.0
 
 
 def around_latency_s(coeffs: Coefficients, site: Site) -> float:
-    """Return the seconds that hops around the replicas of a site are under way: in one ring, or inside and across."""
+    """Return the latency of all hops around the replicas of a site: in one ring, or inside clusters and across."""
     dp, copies = coeffs.candidate.dp, coeffs.candidate.copies
     if copies == 1:
         return (dp - 1) * site_latency_s(coeffs, site)
@@ -29,17 +29,17 @@ def around_latency_s(coeffs: Coefficients, site: Site) -> float:
 
 
 def inside_latency_s(coeffs: Coefficients, site: Site) -> float:
-    """Return the seconds of one hop between hosts of the same cluster."""
+    """Return the latency of one hop between hosts of the same cluster."""
     return max(site_latency_s(coeffs, (c,)) for c in site)
 
 
 def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, int] | None = None) -> int:
-    """Return the data-parallel rings that share the busiest NIC while a stage on `site` is reduced; 0 inside one host.
+    """Return the data-parallel rings on the busiest NIC while a stage on `site` is reduced; 0 inside one host.
 
-    `whole_replicas`, by class: replicas that keep all their stages in one class, so that the stages of a host reduce at
-    once. Else a site of one class shares NICs only where stages do not begin at hosts' boundaries. A site of several
-    classes uses the slots that others leave, so hosts are shared; over several clusters it is alone on the shared
-    network.
+    `whole_replicas`, by class: the replicas that keep all stages in one class, so that all stages of a host reduce at
+    once. Without it, a site of one class shares NICs only if stages do not begin at hosts' boundaries. A site of
+    several classes uses the slots that others leave, so it shares hosts; over several clusters it has the shared
+    network to itself.
     """
     if whole_replicas is not None:
         stages = (-(-coeffs.group_slots_per_host[c] // whole_replicas[c]) for c in site)
@@ -53,7 +53,7 @@ def rings_on_nic(coeffs: Coefficients, site: Site, whole_replicas: Mapping[int, 
 
 
 def trunk_slowdowns(coeffs: Coefficients, sites: Sequence[Site], layers: Sequence[int]) -> list[float]:
-    """Return, by pipeline rank, how many times as long as alone its exchange takes of a trunk that others share."""
+    """Return, by pipeline rank, the slowdown of its exchange by others on the same trunk."""
     sizes = [coeffs.sync_bytes(rank, held) for rank, held in enumerate(layers)]
     crosses = [len({coeffs.cluster[c] for c in site}) > 1 for site in sites]
     longer = times_as_long([size for size, far in zip(sizes, crosses, strict=True) if far])
@@ -61,12 +61,12 @@ def trunk_slowdowns(coeffs: Coefficients, sites: Sequence[Site], layers: Sequenc
 
 
 def are_even(clusters: Iterable[Hashable]) -> bool:
-    """Return True if each cluster that holds any replica of a stage holds equally many; `clusters` are by replica."""
+    """Return True if all clusters with replicas of a stage hold equally many; `clusters` are by replica."""
     return len(set(Counter(clusters).values())) == 1
 
 
 def replicas_by_cluster(coeffs: Coefficients, site: Site) -> int | None:
-    """Return the replicas of a stage in each of the clusters of `site`, where all can hold equally many; else None."""
+    """Return the number of replicas per cluster of `site` if all clusters can hold equally many, else None."""
     slots: Counter[Hashable] = Counter()
     for c in site:
         slots[coeffs.cluster[c]] += coeffs.group_slots[c]
@@ -77,11 +77,11 @@ def replicas_by_cluster(coeffs: Coefficients, site: Site) -> int | None:
 def sync_s_per_byte(
     coeffs: Coefficients, site: Site, rings: int, times_as_long: float = 1.0, is_even: bool | None = None
 ) -> float:
-    """Seconds per byte of a stage's exchange while `rings` share the busiest NIC; without a ring it is in one host.
+    """Return the seconds per byte of a stage's exchange while `rings` share the busiest NIC; 0 rings: inside one host.
 
-    Between clusters the trunk takes `times_as_long` as for this stage alone, as others share it. The exchange is in one
-    ring, or inside clusters first and then across where the engine can and each has equally many replicas: always
-    where each cluster has copies. `is_even` says if they have; None: wherever the clusters can hold that.
+    Other stages on the trunk between clusters slow it down by `times_as_long`. The exchange uses one ring, or two
+    levels (inside clusters first, then across) if the engine can and every cluster has equally many replicas. If every
+    cluster has copies, it always uses two levels. `is_even` states if clusters have equally many; None: if they can.
     """
     if rings == 0:
         return max(coeffs.inside_sync_s_per_byte[c] for c in site)
@@ -115,14 +115,14 @@ def levels_s_per_byte(coeffs: Coefficients, site: Site, rings: int, times_as_lon
 def _class_levels_s(
     coeffs: Coefficients, c: int, num_clusters: int, rings: int, times_as_long: float
 ) -> tuple[float, float]:
-    """Return the seconds per byte that the NICs of a class take of each level."""
+    """Return the seconds per byte of each level on the NICs of a class."""
     across, inside = _levels(coeffs, num_clusters)
     groups = _groups_across(coeffs, c, num_clusters, times_as_long)
     return rings * inside * coeffs.fabric_sync_s_per_byte[c], groups * across * coeffs.shared_sync_s_per_byte[c]
 
 
 def _groups_across(coeffs: Coefficients, c: int, num_clusters: int, times_as_long: float) -> int:
-    """Groups across clusters that share a NIC: one for each replica on its host."""
+    """Return the number of groups across clusters that share a NIC: one for each replica on its host."""
     per_host = coeffs.group_slots_per_host[c]
     return max(1, per_host if times_as_long > 1 else min(per_host, coeffs.candidate.dp // num_clusters))
 
@@ -133,14 +133,14 @@ def _levels(coeffs: Coefficients, num_clusters: int) -> tuple[float, float]:
 
 
 def two_levels(dp: int, num_clusters: int) -> tuple[float, float]:
-    """Return the bytes that a group across clusters and one inside send, relative to one ring over all dp replicas."""
+    """Return the bytes sent by a group across clusters and by one inside, relative to one ring of all dp replicas."""
     inside = dp // num_clusters
     ring = shard_exchange_bytes(1.0, dp)
     return shard_exchange_bytes(1.0, num_clusters) / inside / ring, shard_exchange_bytes(1.0, inside) / ring
 
 
 def least_crossing_s_per_byte(coeffs: Coefficients, c: int) -> float:
-    """Return a lower bound on the seconds per byte of a stage over several clusters that has replicas in class c."""
+    """Return a lower bound on the seconds per byte of a stage over several clusters with replicas in class c."""
     if not coeffs.has_two_levels:
         return coeffs.shared_sync_s_per_byte[c]
     dp, slots = coeffs.candidate.dp, coeffs.cluster_slots
@@ -151,7 +151,7 @@ def least_crossing_s_per_byte(coeffs: Coefficients, c: int) -> float:
 
 
 def least_sync_s_per_byte(coeffs: Coefficients, c: int, crossing: bool) -> float:
-    """Lower bound on the seconds per byte of a stage that has replicas in class c; infinite where there can be none.
+    """Return a lower bound on the seconds per byte of a stage with replicas in class c; infinite if there can be none.
 
     The stage is on that class alone, with others of its cluster or, if `crossing`, over several clusters.
     """
@@ -166,7 +166,7 @@ def least_sync_s_per_byte(coeffs: Coefficients, c: int, crossing: bool) -> float
 
 
 def _ring_s_per_byte(coeffs: Coefficients, site: Site, rings: int, times_as_long: float) -> float:
-    """Return the seconds per byte in one ring of all replicas."""
+    """Return the seconds per byte of one ring of all replicas."""
     nics = joined_s(coeffs, site, coeffs.fabric_sync_s_per_byte, coeffs.shared_sync_s_per_byte)
     if not coeffs.crossings:
         return rings * nics

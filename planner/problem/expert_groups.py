@@ -1,7 +1,7 @@
-"""Groups of ranks that share the experts of a layer: their possible sizes; group_places.py has their places.
+"""Groups of ranks that share the experts of a layer: their possible sizes. Their places are in group_places.py.
 
-A group is ep / tp replicas, neighbours by number, with all of their tensor shards. Megatron-Core makes the same groups
-of RANK where `--expert-tensor-parallel-size` is 1 (parallel_state.py). In the bundled runtime tensor shards split the
+A group is ep / tp replicas with consecutive numbers and all of their tensor shards. Megatron-Core makes the same groups
+of RANK if `--expert-tensor-parallel-size` is 1 (parallel_state.py). In the bundled runtime, tensor shards split the
 width of their replica's experts.
 """
 
@@ -16,9 +16,9 @@ from planner.problem.group_places import is_aligned
 
 
 def expert_degrees(job: Job, slots: Sequence[int]) -> tuple[int, ...]:
-    """Return the degrees to try: the fixed one, else all divisors of the experts that fit; 1 without experts.
+    """Return the degrees to try: the fixed one, or all divisors of the experts that fit; 1 without experts.
 
-    `slots` are by host. In the bundled runtime 1 is all experts in every replica, however many tensor shards it has.
+    `slots` are by host. In the bundled runtime, 1 means all experts in every replica, whatever its tensor degree.
     """
     experts, fixed = job.model.experts, job.parallel
     if experts is None or fixed.ep is not None or (job.is_bundled and _without_groups(job) is not None):
@@ -39,19 +39,19 @@ def check_layers(job: Job) -> None:
     if keys and not engine_of(job).has_experts:
         names = [name for name, engine in ENGINES.items() if engine.has_experts]
         raise HolmesError(
-            f"job: model.{keys[0]} with engine {job.engine}: such layers are planned for {' and '.join(names)} alone",
+            f"job: model.{keys[0]} with engine {job.engine}: such layers are planned only for {' and '.join(names)}",
             f"set trainer.engine to {names[0]}, or leave model.{keys[0]} out",
         )
     if job.model.experts is None:
         if job.parallel.ep is not None:
             raise HolmesError(
-                f"job: parallel.ep is {job.parallel.ep}, and the model has no experts", "leave parallel.ep out"
+                f"job: parallel.ep is {job.parallel.ep}, but the model has no experts", "leave parallel.ep out"
             )
         return
     obstacle = _without_groups(job) if job.is_bundled and ep > 1 else None
     if obstacle is not None:
         raise HolmesError(
-            f"job: parallel.ep is {ep} with {obstacle}: there every replica has all experts of its layers",
+            f"job: parallel.ep is {ep} with {obstacle}: then every replica has all experts of its layers",
             f"leave parallel.ep out, or {obstacle.partition(' ')[0]}",
         )
     if job.is_bundled and ep == 1:
@@ -59,14 +59,14 @@ def check_layers(job: Job) -> None:
     _check_command(job)
     if job.parallel.ep is not None and (job.model.experts % ep or ep % tp):
         raise HolmesError(
-            f"job: parallel.ep is {ep}, model.experts {job.model.experts} and parallel.tp {tp}: ranks hold as many "
-            "experts each, and all tensor shards of a replica are in one group of experts",
+            f"job: parallel.ep is {ep}, model.experts {job.model.experts} and parallel.tp {tp}: all ranks of a group "
+            "hold equally many experts, and a replica's tensor shards are in one group",
             "set parallel.ep to a divisor of model.experts and a multiple of parallel.tp",
         )
 
 
 def _without_groups(job: Job) -> str | None:
-    """Return the key for which replicas of the bundled runtime cannot share experts, with its value; None without."""
+    """Return the key and value that prevent the bundled runtime's replicas from sharing experts; None without any."""
     found = {
         "parallel.zero 3": job.zero == 3,
         "compute.emulate set": job.compute.emulate is not None,
@@ -85,26 +85,26 @@ def _check_command(job: Job) -> None:
     dispatcher, size = (next(reversed(trainer.values(option) or ()), None) for option in options)
     if dispatcher == "allgather":
         raise HolmesError(
-            "job: trainer.command has --moe-token-dispatcher-type allgather, and experts are priced with alltoall",
+            "job: trainer.command has --moe-token-dispatcher-type allgather, but experts are priced with alltoall",
             "set it to alltoall or flex",
         )
     if not trainer.takes_options and ("ep" not in trainer.placeholders or dispatcher is None or size != "1"):
         raise HolmesError(
-            "job: trainer.command places the plan's settings itself, and not all of those of experts: it has "
+            "job: trainer.command sets the plan's degrees itself, but not all of those of experts: it has "
             f"{'' if 'ep' in trainer.placeholders else 'no '}{{ep}}, --expert-tensor-parallel-size "
             f"{size or 'not set'}, --moe-token-dispatcher-type {dispatcher or 'not set'}",
-            "put {ep} where its expert parallel size is, and add `--expert-tensor-parallel-size 1 "
+            "put {ep} where its expert parallel size belongs, and add `--expert-tensor-parallel-size 1 "
             "--moe-token-dispatcher-type alltoall`",
         )
 
 
 def no_expert_degrees(job: Job, slots: int) -> HolmesError:
-    """Return why no degrees are left with experts in groups of ep on so many slots."""
+    """Return the error for a job whose groups of ep ranks fit no degrees on `slots` training slots."""
     fixed = job.parallel
     named = ", ".join(f"{key} {value}" for key in ("tp", "pp", "dp") if (value := getattr(fixed, key)) is not None)
     return HolmesError(
-        f"job: no degrees go with parallel.ep {job.ep}{f' and {named}' if named else ''}: tp x dp must be a "
-        f"multiple of it, on {slots} training slots and with global_batch_size {job.global_batch_size}",
+        f"job: no degrees fit parallel.ep {job.ep}{f' and {named}' if named else ''}: tp x dp must be a "
+        f"multiple of ep, on {slots} training slots and with global_batch_size {job.global_batch_size}",
         "choose another parallel.ep, or leave it out",
         ANSWER_IS_NO,
     )

@@ -1,4 +1,4 @@
-"""The fleet: the training slots of reachable hosts that no finding refuses, and the classes of hosts that are alike."""
+"""The fleet: the training slots of all reachable hosts that no finding refuses, and the classes of equal hosts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from planner.problem.shared_cores import shared_cores
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware that a placement's cost depends on: hosts of one cluster with equal hardware are interchangeable.
+    """The hardware that a placement's cost depends on. Hosts of one cluster with equal hardware are interchangeable.
 
-    `slot` is the slowest one, `memory_bytes` the smallest one's. `host_memory_bytes` is the share of the host's memory
-    that each may have; alike hosts report a little more or less, and the least counts. The rest is from `HostRates`.
+    `slot` is the slowest slot, `memory_bytes` the smallest device memory. `host_memory_bytes` is one slot's share of
+    host memory; equal hosts report slightly different values, and the least counts. The rest is from `HostRates`.
     """
 
     cluster: str
@@ -40,14 +40,14 @@ class Hardware:
 
 @dataclass(frozen=True)
 class FleetHost:
-    """A host with a slot for each entry of `gpus`: the GPU's index, None on CPU."""
+    """A host with a slot for each entry of `gpus`: the GPU's index, or None on CPU."""
 
     name: str
     gpus: tuple[int | None, ...]
     hardware: Hardware
 
     def num_group_slots(self, tp: int) -> int:
-        """Return how many whole tensor groups of `tp` ranks the host can hold."""
+        """Return the number of whole tensor groups of `tp` ranks that fit on the host."""
         return len(self.gpus) // tp
 
 
@@ -64,47 +64,47 @@ class HostClass:
         return self.hardware.cluster
 
     def group_slots_per_host(self, tp: int) -> int:
-        """Return how many whole tensor groups of `tp` ranks a host can hold."""
+        """Return the number of whole tensor groups of `tp` ranks that fit on one host."""
         return self.hardware.num_slots // tp
 
     def num_group_slots(self, tp: int) -> int:
-        """Return how many whole tensor groups of `tp` ranks all hosts can hold."""
+        """Return the number of whole tensor groups of `tp` ranks that fit on all hosts."""
         return len(self.hosts) * self.group_slots_per_host(tp)
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """All hosts that have slots, in classes; clusters in inventory order, classes in the order of their first host."""
+    """All hosts with slots, in classes. Clusters are in inventory order, classes in the order of their first host."""
 
     classes: tuple[HostClass, ...]
 
     @cached_property
     def cluster_names(self) -> list[str]:
-        """The clusters' names, in order."""
+        """The names of the clusters, in order."""
         return list(dict.fromkeys(each.cluster for each in self.classes))
 
     @cached_property
     def hosts(self) -> dict[str, FleetHost]:
-        """By name, the host."""
+        """The hosts by name."""
         return {host.name: host for each in self.classes for host in each.hosts}
 
     @cached_property
     def class_of(self) -> dict[str, int]:
-        """By name of a host, the index of its class."""
+        """The index of each host's class, by host name."""
         return {host.name: index for index, each in enumerate(self.classes) for host in each.hosts}
 
     @cached_property
     def shares_cores(self) -> bool:
-        """True where slots are slower the more of them compute."""
+        """True if slots get slower the more of them compute."""
         return any(each.hardware.slot.cores is not None for each in self.classes)
 
     def num_group_slots(self, tp: int) -> int:
-        """Return how many whole tensor groups of `tp` ranks the fleet can hold."""
+        """Return the number of whole tensor groups of `tp` ranks that fit on the fleet."""
         return sum(each.num_group_slots(tp) for each in self.classes)
 
 
 def read_fleet(inventory: Inventory, job: Job, networks: Networks) -> Fleet:
-    """The fleet of `inventory` for `job`. Raises HolmesError when no host has a slot or the speed of one is unknown."""
+    """Return the fleet for `job`. Raises HolmesError if no host has a slot or the speed of a slot is unknown."""
     hosts, refused = {host.name: host for host in inventory.hosts}, inventory.refusals
     clustered = {name: cluster.name for cluster in inventory.clusters for name in cluster.hosts if name not in refused}
     slots = {name: gpus for name in clustered if (gpus := slots_of(hosts[name], job))}
@@ -125,8 +125,10 @@ def _with_least_host_memory(alike: Sequence[FleetHost]) -> Hardware:
 
 
 def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
-    """Return the slots of `host`: of each its GPU's index, None on CPU. With `gpus: []` in hosts.yaml it has none."""
-    if job.device == "cpu" and host.gpus_stated != ():
+    """Return the slots of `host`: each GPU's index, or None for each CPU slot. With `gpus: []` it has none."""
+    if host.gpus_stated == ():
+        return ()
+    if job.device == "cpu":
         return (None,) * job.slots_per_host
     return tuple(gpu.index for gpu in host.gpus)
 
@@ -167,11 +169,11 @@ def _no_slots(inventory: Inventory, job: Job) -> HolmesError:
         said = "; ".join(f"{name}: {finding.rule}: {finding.evidence}" for name, finding in refused.items())
         return HolmesError(
             f"the probe refuses to launch on every host: {said}",
-            "do what the findings of `holmes probe hosts.yaml` say, then probe again",
+            "follow the findings of `holmes probe hosts.yaml`, then probe again",
             ANSWER_IS_NO,
         )
     return HolmesError(
-        f"device is {job.device} and no reachable host ({', '.join(reachable)}) has a GPU",
+        f"device is {job.device}, but no reachable host ({', '.join(reachable)}) has a GPU",
         "set `device: cpu` in job.yaml, or add hosts with GPUs",
         ANSWER_IS_NO,
     )

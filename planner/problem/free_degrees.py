@@ -1,4 +1,4 @@
-"""The degrees of groups inside stages that job.yaml leaves free: a job for each, as though it were fixed."""
+"""Degrees of groups inside stages that job.yaml leaves free: one job for each, with the degree fixed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.problem.fleet import slots_of
 
 
 def with_free_degrees(inventory: Inventory, job: Job) -> list[Job]:
-    """Return the job with each context and expert parallel degree that is to be tried."""
+    """Return the job with each context and expert parallel degree to try."""
     slots, found = [len(slots_of(host, job)) for host in inventory.hosts], list[Job]()
     contexts = context_degrees(job)
     for cp in contexts:
@@ -24,6 +24,6 @@ def with_free_degrees(inventory: Inventory, job: Job) -> list[Job]:
 
 
 def chosen_degrees(job: Job, planned: Job) -> tuple[FreeDegree, ...]:
-    """Return the degrees that `planned`, of the jobs that are tried, fixes and `job` does not."""
+    """Return the degrees that `planned`, one of the tried jobs, fixes and `job` does not."""
     keys = get_args(FreeDegree)
     return tuple(key for key in keys if getattr(job.parallel, key) != getattr(planned.parallel, key))

@@ -1,4 +1,4 @@
-"""Frozen parameters of a job: refused where the engine freezes none, or no price counts them."""
+"""Frozen parameters of a job: refused if the engine cannot freeze them or the cost model does not cover them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from holmes_runtime.config.trainable import Trainable, broken_rule
 
 
 def check_trainable(job: Job) -> None:
-    """Raise HolmesError (wrong usage) where the engine does not freeze parameters, or they are not counted."""
+    """Raise HolmesError (wrong usage) if the engine cannot freeze these parameters, or they are not priced."""
     trainable, model, layers = job.trainable, job.model, job.parallel.layers or ()
     if trainable is None:
         return
     if job.parallel.schedule == "zero-bubble":
         raise HolmesError(
             "job: parallel.schedule zero-bubble with trainable: frozen weights have no gradients that it could delay",
-            "leave parallel.schedule out, or choose another",
+            "leave parallel.schedule out, or choose another schedule",
         )
     if job.is_bundled:
         _check_bundled(job, trainable)
@@ -25,17 +25,17 @@ def check_trainable(job: Job) -> None:
     if model.experts is not None and not on_attention:
         raise HolmesError(
             f"job: trainable with model.experts {model.experts}: experts are frozen as a whole or not at all, and "
-            "adapters on them are not counted",
-            "set trainable.lora.targets to matrices of attention (query, key, value, projection) alone",
+            "adapters on them are not priced",
+            "set trainable.lora.targets to matrices of attention only (query, key, value, projection)",
         )
     if unlike:
         raise HolmesError(
-            f"job: trainable with model.{unlike[0]}: adapters on such layers are not counted",
+            f"job: trainable with model.{unlike[0]}: adapters on such layers are not priced",
             f"leave trainable or model.{unlike[0]} out",
         )
     if model.family == "gpt" and trainable.lora is not None and trainable.lora.has("gate"):
         raise HolmesError(
-            f"job: trainable.lora.targets is {list(trainable.lora.targets)}, and a gpt has no gate",
+            f"job: trainable.lora.targets is {list(trainable.lora.targets)}, but a gpt has no gate",
             "leave gate out, or set model.family to llama",
         )
     if trainable.frozen_layers >= model.num_layers:
@@ -59,7 +59,7 @@ def check_trainable(job: Job) -> None:
 
 
 def _check_bundled(job: Job, trainable: Trainable) -> None:
-    """Refuse what the bundled runtime does not train."""
+    """Raise HolmesError (wrong usage) for frozen parameters that the bundled runtime cannot train with."""
     lora, model = trainable.lora, job.model
     if trainable.frozen_layers or lora is None:
         raise HolmesError(
@@ -74,8 +74,8 @@ def _check_bundled(job: Job, trainable: Trainable) -> None:
     ):
         if is_set:
             raise HolmesError(
-                f"job: trainable.lora with {key}: the bundled runtime trains adapters of its own GPT and Llama, whose "
-                "frozen weights are whole on each replica",
+                f"job: trainable.lora with {key}: the bundled runtime trains adapters only of its own GPT and Llama, "
+                "with whole frozen weights on each replica",
                 f"leave trainable or {key} out",
             )
     rule = broken_rule(lora, model)

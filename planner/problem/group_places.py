@@ -1,8 +1,8 @@
-"""Places of groups of ranks that share a layer's experts or a sequence, and meet in every layer.
+"""Places of groups of ranks that share a layer's experts or a sequence, and communicate in every layer.
 
-A group is so many neighbouring replicas of a stage, with all of their tensor shards. A host holds whole groups, or a
-group whole hosts; groups that share sequences are each in one cluster, and groups that share experts all of a stage's.
-Megatron-Core and torchtitan make the same groups of RANK (parallel_state.py, parallel_dims.py).
+A group is several consecutive replicas of a stage with all of their tensor shards. Either a host holds whole groups, or
+a group holds whole hosts. A group that shares sequences is in one cluster. Groups that share experts are all in one
+cluster for each stage. Megatron-Core and torchtitan make the same groups of RANK (parallel_state.py, parallel_dims.py).
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from holmes_core.records.plan import PlanRank
 
 
 def takes_groups(job: Job, tp: int, dp: int) -> bool:
-    """Return True if groups of the job's degrees go with these degrees; `dp` counts all replicas."""
+    """Return True if groups of the job's ep and cp divide these degrees; `dp` counts all replicas."""
     return has_whole_groups(job, tp) and tp * dp % job.ep == 0 and dp % job.cp == 0
 
 
 def has_whole_groups(job: Job, tp: int) -> bool:
-    """Return True if all tensor shards of a replica are in one group; without experts, and where shards split all."""
+    """Return True if a replica's tensor shards are all in one group, or if the model needs no such groups."""
     return job.model.experts is None or (job.is_bundled and job.ep == 1) or job.ep % tp == 0
 
 
 def replicas_together(job: Job, tp: int) -> int:
-    """Return how many neighbouring replicas may not be parted."""
+    """Return the number of consecutive replicas that must stay together."""
     return lcm(job.cp, max(1, job.ep // tp))
 
 
 def is_aligned(num_slots: int, size: int) -> bool:
-    """Return True if a host of so many slots holds whole groups of `size` ranks, or a group whole hosts."""
+    """Return True if a host of `num_slots` slots holds whole groups of `size` ranks, or a group holds whole hosts."""
     return num_slots % size == 0 or size % num_slots == 0
 
 
 def check_groups_fit(job: Job, slots: Iterable[int]) -> None:
-    """Raise HolmesError (wrong usage) where a host of so many `slots` neither holds whole groups nor is whole in one.
+    """Raise HolmesError (wrong usage) if a host neither holds whole groups nor is whole in one; `slots` are by host.
 
-    Groups that share sequences are larger by the tensor degree, which may be the planner's.
+    Groups that share sequences are larger by the tensor degree, which the planner may choose.
     """
     for key, size in (("ep", job.ep), ("cp", job.cp * (job.parallel.tp or 1) if job.cp > 1 else 1)):
         wrong = sorted(number for number in slots if not is_aligned(number, size))
@@ -53,25 +53,25 @@ def check_groups_fit(job: Job, slots: Iterable[int]) -> None:
 
 
 def check_placed_groups(job: Job, ranks: Sequence[PlanRank]) -> None:
-    """Raise HolmesError where ranks that share experts are in several clusters, or on parts of several hosts.
+    """Raise HolmesError if ranks that share experts or a sequence are misplaced.
 
-    So it does for ranks that share a sequence.
+    They must be in one cluster, and not on parts of several hosts.
     """
     for key, shared, other in (("ep", "a stage's experts", "cp"), ("cp", "a sequence", "ep")):
         group = misplaced_group(job.with_parallel(**{other: None}), ranks)
         if group:
             places = " and ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in group))
             raise HolmesError(
-                f"job: parallel.{key} is {getattr(job, key)}, and the best placement has ranks {group[0].rank} to "
-                f"{group[-1].rank}, which share {shared}, on {places}: a group has whole hosts or a part of one, in "
-                "one cluster, as its ranks meet in every layer",
-                "leave parallel.pp and dp out, or set them so that the replicas of a stage fit so",
+                f"job: parallel.{key} is {getattr(job, key)}, but the best placement has ranks {group[0].rank} to "
+                f"{group[-1].rank}, which share {shared}, on {places}: a group must have whole hosts or a part of one, "
+                "in one cluster, since its ranks communicate in every layer",
+                "leave parallel.pp and dp out, or set them so that the replicas of a stage fit this way",
                 ANSWER_IS_NO,
             )
 
 
 def misplaced_group(job: Job, ranks: Sequence[PlanRank]) -> tuple[PlanRank, ...]:
-    """Return the first group of ranks, or stage, that is not placed as it is priced; empty where all are."""
+    """Return the first group of ranks, or stage, that is not placed as priced; empty if there is none."""
     if job.ep == job.cp == 1:
         return ()
     stages: dict[int, list[PlanRank]] = {}
@@ -97,7 +97,7 @@ P = TypeVar("P", bound=PlaceOfRank)
 
 
 def misplaced_in_stage(job: Job, tp: int, held: Sequence[P]) -> tuple[P, ...]:
-    """Return the first misplaced group of a stage, or the stage, by the places of its ranks; empty without one."""
+    """Return the first misplaced group of a stage, or the whole stage, by its ranks' places; empty if there is none."""
     if job.ep > 1 and len({each.cluster for each in held}) > 1:
         return tuple(held)
     of_host = Counter(each.host for each in held)

@@ -15,7 +15,7 @@ from planner.problem.networks import NetworkRoute, Networks, SharedWire, require
 
 
 class DemandedGroup(NamedTuple):
-    """A process group to be: its name, its axis, and its ranks with the host of each."""
+    """A process group to be made: its name, its axis, and its ranks with the host of each."""
 
     name: str
     axis: Axis
@@ -33,12 +33,12 @@ def make_groups(
     cp: int = 1,
     ep: int = 1,
 ) -> tuple[PlanGroup, ...]:
-    """All process groups of the job: dp by stage, then edges by replica and stage, forward before backward, then tp,
-    then groups of `cp` replicas that share sequences, then the pairs of a model that `is_tied`, then groups of `ep`
-    ranks that share experts and ranks with the same.
+    """Return all process groups of the job. Order: dp by stage; edges by replica and stage, forward before backward;
+    tp; groups of `cp` replicas that share sequences; pairs of ranks of a model that `is_tied`; groups of `ep` ranks
+    that share experts; ranks with the same experts.
 
-    Groups of the same axis send at once: a group's share of a NIC, and of trunks and uplinks of clusters, is the least
-    that a member gets. Replicas that exchange more have a trunk for themselves in the end: `parameters` says how much,
+    Groups of the same axis send at once. A group's share of a NIC, or of a cluster's trunk or uplink, is the smallest
+    share of any member. Replicas that exchange more have a trunk to themselves at the end; `parameters` are the sizes
     by pipeline rank.
     """
     demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied, cp, ep))
@@ -79,12 +79,12 @@ def make_groups(
 
 
 def _exchanged(group: DemandedGroup, ranks: Sequence[PlanRank], parameters: Sequence[int]) -> float:
-    """Return the group's weight among groups of its axis; 1 for edges, which all send along the step."""
+    """Return the group's weight among groups of its axis; 1 for edges, which all send during the step."""
     return parameters[ranks[group.ranks[0]].pp_rank] if group.axis in ("dp", "dp_across") else 1.0
 
 
 def expert_ranks(job: Job) -> int:
-    """Return the ranks of a group of experts for which a plan has process groups: other trainers make their own."""
+    """Return the number of ranks in a plan's groups of experts; 1 for other trainers, which make their own groups."""
     return job.ep if job.is_bundled else 1
 
 
@@ -96,9 +96,9 @@ def demanded_groups(
     cp: int = 1,
     ep: int = 1,
 ) -> Iterator[DemandedGroup]:
-    """Yield the groups the coordinates of `ranks` demand, in plan order.
+    """Yield the groups that the coordinates of `ranks` demand, in plan order.
 
-    With several chunks of the model on a rank, an edge leads from the last pipeline rank back to the first as well.
+    With several model chunks on a rank, there is also an edge from the last pipeline rank back to the first.
     """
     by_coordinates = {(rank.pp_rank, rank.dp_rank, rank.tp_rank): rank for rank in ranks}
     at = {coordinate: (rank.rank, rank.host) for coordinate, rank in by_coordinates.items()}
@@ -130,7 +130,7 @@ def demanded_groups(
 
 
 def _experts(grid: RankGrid) -> Iterator[DemandedGroup]:
-    """Yield the replicas that share experts, and those that have the same, by stage and shard."""
+    """Yield the replicas that share experts, and those with the same experts, by stage and shard."""
     found: dict[tuple[Axis, tuple[int, ...]], str] = {}
     for me in sorted(grid.ranks, key=lambda each: (each.pp_rank, each.tp_rank, each.dp_rank)):
         where = f"stage{me.pp_rank}" + (f"/shard{me.tp_rank}" if grid.tp > 1 else "")
@@ -143,7 +143,7 @@ def _experts(grid: RankGrid) -> Iterator[DemandedGroup]:
 
 
 def _tied(grid: RankGrid) -> Iterator[DemandedGroup]:
-    """Pairs of ranks that hold the same piece of a tied table, on the first stage and on the last."""
+    """Yield the pairs of ranks with the same piece of a tied table, on the first and the last stage."""
     for me in grid.ranks:
         pair = grid.tied(me)
         if pair is not None and me.pp_rank == 0:
@@ -153,7 +153,7 @@ def _tied(grid: RankGrid) -> Iterator[DemandedGroup]:
 def _exchanges(where: str, replicas: Sequence[PlanRank], data_parallel: DataParallel) -> Iterator[DemandedGroup]:
     """Yield the groups in which the replicas of a stage's shard exchange gradients and weights.
 
-    One group of all; or one in each cluster, and across clusters one of each rank's position, ranks in their order.
+    This is one group of all of them, or one in each cluster and one across clusters for each position in a cluster.
     """
     if data_parallel == "flat":
         yield _demanded(f"dp/{where}", "dp", replicas)
@@ -174,11 +174,11 @@ def _demanded(name: str, axis: Axis, members: Sequence[PlanRank]) -> DemandedGro
 
 
 Flow = tuple[Axis, str, str, str]
-"""A NIC's use: axis, host, interface, out or in."""
+"""A use of a NIC: axis, host, interface, out or in."""
 
 
 def _flows(axis: Axis, hosts: Sequence[str], path: NetworkRoute) -> list[tuple[int, Flow]]:
-    """Each use a group makes of a NIC: the member's position, and (axis, host, interface, way out or in)."""
+    """Return each use a group makes of a NIC: the member's position, and (axis, host, interface, out or in)."""
     return [
         (position, (axis, hosts[position], path.interfaces[position], way))
         for ends in _crossings(axis, hosts)
@@ -187,9 +187,9 @@ def _flows(axis: Axis, hosts: Sequence[str], path: NetworkRoute) -> list[tuple[i
 
 
 def _crossings(axis: Axis, hosts: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs (sender, receiver), as positions in `hosts`, whose traffic leaves the sender's host.
+    """Return the pairs (sender, receiver), as positions in `hosts`, whose traffic leaves the sender's host.
 
-    A dp or tp group is a ring in the order of its ranks; in an edge the one computed first in that direction sends.
+    A dp or tp group is a ring in rank order. On an edge, the stage that computes first in that direction sends.
     """
     n = len(hosts)
     if axis in EDGE_AXES:
@@ -202,7 +202,7 @@ def _crossings(axis: Axis, hosts: Sequence[str]) -> list[tuple[int, int]]:
 def _group_bandwidth(
     hosts: Sequence[str], path: NetworkRoute, uses: Sequence[tuple[int, Flow]], flows: Counter[Flow]
 ) -> float | None:
-    """Return the least share of a NIC; None where all members are on one host and the NIC's rate is not known."""
+    """Return the least share of a NIC; None if all members are on one host and the NIC's rate is not known."""
     if not uses:
         return None if None in path.bandwidths else min(b for b in path.bandwidths if b is not None)
     bandwidths = require_bandwidth(path, hosts)
@@ -210,7 +210,7 @@ def _group_bandwidth(
 
 
 def _shared_wires(networks: Networks, axis: Axis, hosts: Sequence[str]) -> list[tuple[SharedWire, float]]:
-    """Each use a group makes of a trunk or an uplink whose rate is known, with its bytes/s."""
+    """Return each use a group makes of a trunk or an uplink with a known rate, with its bytes/s."""
     clusters = [networks.cluster(host).name for host in hosts]
     if len(set(clusters)) == 1:
         return []

@@ -1,4 +1,4 @@
-"""Room in memory: the layers that devices and hosts hold, and host memory for optimizer states and for islands."""
+"""Room in memory: the layers that fit on devices and hosts, and host memory for optimizer states and islands."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from planner.cost.rank_memory import memory_bytes
 from planner.cost.slot import first_dense
 from planner.cost.trained import dense_layers, stage_of
 
-USABLE_SHARE = 0.8  # assumption: the rest is the system's, the data's page cache and each process's own
-SLACK_BYTES = 4096  # of a rank's memory: more than what roundings of its parts add up to
+USABLE_SHARE = 0.8  # assumption: the rest is for the system, the page cache of the data, and processes
+SLACK_BYTES = 4096  # of a rank's memory: more than the sum of its parts' rounding errors
 
 Memory = tuple[int | None, int | None]
-"""Bytes of a slot's device, and of its host's memory that it may use; None limits nothing."""
+"""Bytes of a slot's device, and of the host memory it may use. None means no limit."""
 
 
 class Degrees(Protocol):
@@ -39,21 +39,21 @@ class Degrees(Protocol):
 
 
 def usable_host_bytes(host: Host) -> int | None:
-    """Return the bytes that optimizer states may take of a host; None where its memory is not known."""
+    """Return the bytes of host memory that optimizer states may take; None if the host's memory is not known."""
     return None if host.memory_bytes is None else int(host.memory_bytes * USABLE_SHARE)
 
 
 def host_bytes(
     model: ModelShape, execution: Execution, checkpoints: bool, num_layers: int, is_first: bool, is_last: bool
 ) -> int:
-    """Return one rank's bytes of host memory; 0 where states are on the device, and it is no island's."""
+    """Return one rank's bytes of host memory; 0 if states are on the device and the rank is not in an island."""
     ends = is_first, is_last
     parameters = stage_of(model, execution.trainable, num_layers, ends, execution.tp, execution.ep)
     return host_state_bytes(parameters.trained, execution, checkpoints)
 
 
 def host_bytes_by_rank(job: Job, execution: Execution, layers: Sequence[int]) -> tuple[int, ...]:
-    """Return the bytes by pipeline rank, which hold `layers`; empty where they need none."""
+    """Return the host memory bytes by pipeline rank, for stages of `layers`; empty if none is needed."""
     if not execution.optimizer_offload and not execution.outer_bytes:
         return ()
     last, checkpoints = len(layers) - 1, job.checkpoint is not None
@@ -63,10 +63,10 @@ def host_bytes_by_rank(job: Job, execution: Execution, layers: Sequence[int]) ->
 
 
 def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -> int:
-    """Bytes of host memory for a rank's optimizer states: 1/dp of masters (4), moments (8), gradients (4) and weights
-    on their way (v, if not the masters), and of a copy of the first two (12) while a checkpoint is written; none of
-    these where states are on the device. And 1/dp of what an island keeps.
+    """Return the bytes of host memory for a rank's optimizer states and for an island.
 
+    With states in host memory: 1/dp of masters (4), moments (8), gradients (4) and weights in transit (v, unless they
+    are the masters), and a copy of the first two (12) while a checkpoint is written. Islands: 1/dp of `outer_bytes`.
     Source: holmes_runtime.parallel.host_states.
     """
     sharded = execution.outer_bytes
@@ -78,7 +78,7 @@ def host_state_bytes(parameters: int, execution: Execution, checkpoints: bool) -
 
 
 def stages_memory_bytes(job: Job, candidate: Degrees, layers: Sequence[int]) -> list[int]:
-    """Return the bytes one rank of each stage needs under the candidate's `fill` when stages hold `layers`."""
+    """Return the bytes one rank of each stage needs under the candidate's `fill` if stages hold `layers`."""
     num_microbatches, execution = candidate.num_microbatches(job.batch_parts), candidate.execution(job)
     needed, dense, last = list[int](), dense_layers(job.model, layers), candidate.pp - 1
     for stage, number in enumerate(layers):
@@ -89,10 +89,10 @@ def stages_memory_bytes(job: Job, candidate: Degrees, layers: Sequence[int]) -> 
 
 
 def dense_on_first_stage(job: Job, memories: Iterable[Memory], candidate: Degrees) -> int:
-    """Return the layers without experts that the search takes the first stage to hold: all, or none.
+    """Return the number of layers without experts that the search assumes on the first stage: all, or none.
 
-    None as in `first_dense`, and where a slot that holds some of them as the first stage does not hold all: cuts that
-    give the others to later stages may be all that fit.
+    It is none as in `first_dense`, and if some slot as first stage holds a few of them but not all: then the only cuts
+    that fit may give the others to later stages.
     """
     dense, fixed = first_dense(job, candidate.pp), job.parallel.layers is not None
     if not dense or fixed or candidate.pp == 1:
@@ -102,10 +102,10 @@ def dense_on_first_stage(job: Job, memories: Iterable[Memory], candidate: Degree
 
 
 def layer_room(job: Job, memories: Sequence[Memory], candidate: Degrees) -> tuple[tuple[int, ...], ...]:
-    """Most layers by stage and class; memory that is not known limits nothing.
+    """Return the most layers by stage and class. Unknown memory means no limit.
 
-    Where the first stage is not taken to hold all layers without experts, later ones have no fewer of them than those
-    before have no room for.
+    If the first stage is not assumed to hold all layers without experts, each later stage has at least as many of them
+    as have no room before it.
     """
     rooms, rows = _Rooms(job, candidate), dict[tuple[object, ...], tuple[int, ...]]()
     by_stage, fixed, pp = list[tuple[int, ...]](), job.parallel.layers, candidate.pp
@@ -129,7 +129,7 @@ def layer_room(job: Job, memories: Sequence[Memory], candidate: Degrees) -> tupl
 class _Rooms:
     """The room for layers on each stage of a candidate.
 
-    Bytes are linear in layers, and per layer in micro-batches held, but for roundings of a few bytes: `SLACK_BYTES`.
+    Bytes are linear in layers, and per layer in micro-batches held, apart from rounding by a few bytes: `SLACK_BYTES`.
     """
 
     def __init__(self, job: Job, candidate: Degrees) -> None:
@@ -144,7 +144,7 @@ class _Rooms:
         return held, stage == 0, stage == pp - 1
 
     def layers(self, memory: Memory, kind: tuple[int, bool, bool], dense: int) -> int:
-        """Return the most layers that a stage of that kind holds, the first `dense` without experts."""
+        """Return the most layers that a stage of that kind holds if the first `dense` have no experts."""
         (held, *ends), parts = kind, self._parts
         end = ends[0], ends[1]
         taken, layer = SLACK_BYTES + parts.empty[end] + held * parts.microbatch, parts.states + held * parts.activations
@@ -161,7 +161,7 @@ class _Rooms:
 
 
 def _most_layers(most: int, rooms: Iterable[tuple[int | None, tuple[int, int]]]) -> int:
-    """Return the layers, `most` at most, that fit in all `rooms`: bytes available, taken already and per layer."""
+    """Return the layers, at most `most`, that fit in all `rooms`: bytes available, bytes taken, and bytes per layer."""
     for room, (taken, per_layer) in rooms:
         if room is not None and per_layer:
             most = max(0, min(most, (room - taken) // per_layer))
@@ -170,8 +170,8 @@ def _most_layers(most: int, rooms: Iterable[tuple[int | None, tuple[int, int]]])
 
 @dataclass(frozen=True)
 class _MemoryParts:
-    """Bytes of a rank: without layers, by whether it is first and last; what layers share of each micro-batch held;
-    bytes of one layer, what each without experts has more, and what any of these add once; and of its host's."""
+    """Bytes of a rank without layers, by (first, last); of a micro-batch, shared by its layers; of one layer; the extra
+    bytes of each layer without experts, and those that any such layers add once; and of host memory."""
 
     empty: dict[tuple[bool, bool], int]
     microbatch: int

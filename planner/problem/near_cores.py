@@ -1,4 +1,4 @@
-"""The CPUs of each rank: those near its GPU, which are the ones of its NUMA node, divided among the ranks there."""
+"""The CPUs of each rank: the ones of its GPU's NUMA node, divided among the ranks there."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from holmes_core.records.plan import PlanRank
 
 _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # `0-31,64-95`
 _Range = tuple[int, int]  # the first CPU and the last
-MAX_CPUS = 8192  # NR_CPUS of Linux at most, on x86-64
+MAX_CPUS = 8192  # the largest NR_CPUS of Linux on x86-64
 
 
 def near_cores(host: Host, gpus: Sequence[int | None]) -> tuple[str | None, ...]:
     """Return, by local rank, a list such as `0-7,64-71` that no other rank of the host shares, for ranks on these GPUs.
 
-    None for all ranks of a host where one rank's CPUs are not known, lists overlap, or there are fewer CPUs than ranks.
+    None for all ranks of a host if one rank's CPUs are not known, lists overlap, or there are fewer CPUs than ranks.
     """
     near = {gpu.index: gpu.cpus or "" for gpu in host.gpus}
     lists = [near.get(gpu, "") if gpu is not None else "" for gpu in gpus]
@@ -42,7 +42,7 @@ def near_cores(host: Host, gpus: Sequence[int | None]) -> tuple[str | None, ...]
 
 
 def with_cores(ranks: Sequence[PlanRank], hosts: Sequence[Host]) -> tuple[PlanRank, ...]:
-    """Return the ranks with their CPUs, where they are known."""
+    """Return the ranks with their CPUs, if those are known."""
     of_host: dict[str, list[int | None]] = {}
     for rank in ranks:
         of_host.setdefault(rank.host, []).append(rank.gpu)
@@ -51,21 +51,21 @@ def with_cores(ranks: Sequence[PlanRank], hosts: Sequence[Host]) -> tuple[PlanRa
 
 
 def first_shared(lists: Iterable[Sequence[_Range]]) -> int | None:
-    """Return the least CPU that is in two of the lists, or in one twice; None where there is none."""
+    """Return the lowest CPU that is in two of the lists, or in one twice; None if there is none."""
     ordered = sorted(each for held in lists for each in held)
     return next((after[0] for before, after in pairwise(ordered) if after[0] <= before[1]), None)
 
 
 def cpu_ranges(cpus: str) -> tuple[_Range, ...]:
-    """First and last CPU of each range of a list such as `0-31,64-95`."""
+    """Return the first and last CPU of each range of a list such as `0-31,64-95`."""
     bounds = (part.partition("-") for part in cpus.split(","))
     return tuple((int(first), int(last or first)) for first, _, last in bounds)
 
 
 def _shares(ranges: Sequence[_Range], parts: int) -> list[str]:
-    """Return so many lists, each with as much of every range: threads of a core are a range apart, or neighbours.
+    """Return `parts` lists, each with an equal part of every range: threads of a core are a range apart, or neighbours.
 
-    Ranges shorter than that are cut one after the other. Empty lists where there are too few CPUs.
+    If a range is too short, all CPUs are divided in order. Lists are empty if there are too few CPUs.
     """
     if min(last - first + 1 for first, last in ranges) < parts:
         cpus = [cpu for first, last in ranges for cpu in range(first, last + 1)]

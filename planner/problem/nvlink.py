@@ -1,4 +1,4 @@
-"""NVLink between hosts: the clusters that are one NVLink domain, and the rate of a host there."""
+"""NVLink between hosts: clusters within one NVLink domain, and the rate of a host there."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from planner.cost.slot import nvlink_bytes_per_s
 
 
 def nvlink_rates(inventory: Inventory) -> Mapping[str, float]:
-    """Bytes/s in one direction of every host in a cluster within one NVLink domain, where IMEX runs on all its hosts.
+    """Return the one-way bytes/s of every host whose cluster is in one NVLink domain with IMEX running on all hosts.
 
-    It is the rate of one GPU, and so the least that a ring through the host gets. Groups that leave a host by several
-    GPUs share it in the plan, and have more in the run.
+    It is the rate of one GPU, and thus the least that a ring through the host gets. In the plan, groups that leave a
+    host through several GPUs share it; in the run they have more.
     """
     hosts = {host.name: host for host in inventory.hosts}
     running = [domain for domain in inventory.nvlink_domains if all(hosts[n].imex == "active" for n in domain.hosts)]
@@ -26,7 +26,7 @@ def nvlink_rates(inventory: Inventory) -> Mapping[str, float]:
 
 
 def hosts_without_imex(inventory: Inventory) -> frozenset[str]:
-    """Hosts of NVLink domains in which IMEX is known not to run somewhere: there NCCL would fail, not fall back."""
+    """Return the hosts of NVLink domains with IMEX known not to run somewhere: NCCL fails there, without a fallback."""
     imex = {host.name: host.imex for host in inventory.hosts}
     return frozenset(
         name

@@ -1,4 +1,4 @@
-"""The planning problem: the job, the fleet and its networks, as every later module takes it."""
+"""The planning problem: the job, the fleet and its networks, as later modules take it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Problem:
     networks: Networks
 
     def coefficients(self, candidate: Candidate) -> Coefficients:
-        """Return the numbers `candidate` is priced with, made once."""
+        """Return the numbers that price `candidate`. They are computed once."""
         return self._coefficients(candidate)
 
     def once(self, make: Callable[[Problem], T]) -> T:
-        """Return what `make` makes of this problem, made once."""
+        """Return the result of `make` for this problem. It is computed once."""
         if make not in self._made:
             self._made[make] = make(self)
         found: T = self._made[make]
@@ -46,17 +46,17 @@ class Problem:
 
     @cached_property
     def rails(self) -> Rails:
-        """The rails that do not reach one another; a placement's ranks should meet on the same ones."""
+        """The rails that do not reach one another. A placement's ranks should communicate on the same rail."""
         return read_rails(self.inventory, self.job)
 
     @cached_property
     def simulated(self) -> set[object]:
-        """The placements that were simulated so far."""
+        """The placements simulated so far."""
         return set()
 
     @cached_property
     def keeps_groups(self) -> dict[object, bool]:
-        """By candidate and sites of a placement, True if groups of ranks are together there, of those looked at."""
+        """By candidate and sites of a placement, True if its groups of ranks stay together; filled by checks."""
         return {}
 
     @cached_property
@@ -71,7 +71,7 @@ class Problem:
 def read_problem(inventory: Inventory, job: Job) -> Problem:
     """Return the problem of placing `job` on the reachable hosts of `inventory`.
 
-    Raises HolmesError when the job contradicts itself, no host has a slot, or the speed of one is unknown.
+    Raises HolmesError if the job contradicts itself, no host has a slot, or the speed of a slot is unknown.
     """
     check_job(job)
     if not inventory.hosts:
@@ -82,7 +82,7 @@ def read_problem(inventory: Inventory, job: Job) -> Problem:
 
 
 def require_rates(problem: Problem) -> None:
-    """Raise HolmesError naming host and netdev where a rate that placements are compared by is not known."""
+    """Raise HolmesError with host and netdev if a rate that the comparison of placements needs is not known."""
     job, fleet, networks = problem.job, problem.fleet, problem.networks
     if job.parallel.pp == job.fixed_dp == 1 or len(fleet.hosts) == 1:
         return

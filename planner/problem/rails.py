@@ -1,4 +1,4 @@
-"""The rail of each GPU, in clusters where no rail reaches another."""
+"""The rail of each GPU, in clusters whose rails do not reach one another."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holmes_core.records.job import Job
 from planner.problem.networks import VERBS_KINDS
 
 Rail = str
-"""A rail's network, or its number where hosts have no network of it in common."""
+"""A rail's network, or its number if hosts share no network on it."""
 
 
 @dataclass(frozen=True)
 class Rails:
-    """The rails of the GPUs of each host whose cluster has its rails apart; no other host is in it."""
+    """The rails of the GPUs of each host, for hosts in clusters with separate rails only."""
 
     of_hosts: Mapping[str, Mapping[int, Rail]]  # by host and GPU index
 
@@ -29,7 +29,7 @@ class Rails:
 
 
 def read_rails(inventory: Inventory, job: Job) -> Rails:
-    """Return the rails of `inventory` that are apart; none for a job on CPUs, whose traffic is of sockets."""
+    """Return the separate rails of `inventory`; none for a job on CPUs, whose traffic uses sockets."""
     if job.device == "cpu":
         return Rails({})
     hosts = {host.name: host for host in inventory.hosts}
@@ -40,7 +40,7 @@ def read_rails(inventory: Inventory, job: Job) -> Rails:
 
 
 def rails_apart(inventory: Inventory) -> tuple[Cluster, ...]:
-    """Return the clusters in which each rail of NCCL's own RDMA transport is a network that leads to no other rail."""
+    """Return the clusters in which each rail of NCCL's own RDMA transport is a network that reaches no other rail."""
     return tuple(
         cluster
         for cluster in inventory.clusters
@@ -49,10 +49,10 @@ def rails_apart(inventory: Inventory) -> tuple[Cluster, ...]:
 
 
 def _of_cluster(hosts: Sequence[Host]) -> dict[str, Mapping[int, Rail]]:
-    """Return, by host and GPU, the rail, by its network where another host has that, too.
+    """Return the rail by host and GPU: its network, if another host has the same one, else its number.
 
-    Numbers count the rails that a host has: where it lost one, the later ones have moved up, but networks stay.
-    Where the rail of any GPU is not known, GPUs of one position are taken to be on one rail.
+    Numbers count the rails that a host has. If a host lost one, the numbers of later rails moved up, but networks stay.
+    If the rail of any GPU is not known, GPUs at the same position are assumed to be on one rail.
     """
     if any(gpu.rail is None for host in hosts for gpu in host.gpus):
         return {host.name: {gpu.index: str(at) for at, gpu in enumerate(host.gpus)} for host in hosts}
@@ -67,7 +67,7 @@ def _of_cluster(hosts: Sequence[Host]) -> dict[str, Mapping[int, Rail]]:
 
 
 def _networks(host: Host) -> dict[int, str]:
-    """By number of a rail, its network: of InfiniBand the subnet prefix, else that of its netdev's first address."""
+    """Return the network of each rail, by number: InfiniBand's subnet prefix, or that of the netdev's first address."""
     found = {}
     for nic in host.nics:
         network = nic.subnet_prefix if nic.kind == "InfiniBand" else _ip_network(host, nic)

@@ -1,10 +1,10 @@
 """Seconds that ZeRO-3 adds to a layer: its weights are gathered and its gradients reduced for every micro-batch.
 
-The next layer's weights are gathered while a layer computes, and in the backward the gradients of the layer before are
-reduced as well: a forward takes no less than one gathering, a backward no less than a gathering and a reduction. On
-GPUs a part of the traffic's seconds comes on top of compute, whose cores and memory collectives use. The first
-gathering of a step and its last reduction are the ones of ZeRO-1, and priced as such. The gathering of the embedding
-is assumed to be hidden by the layer before it. Source: Zhao et al., PyTorch FSDP, 2023.
+The next layer's weights are gathered while a layer computes; in the backward, the previous layer's gradients are
+reduced as well. A forward takes no less than one gathering, a backward no less than a gathering and a reduction. On
+GPUs, a part of the traffic's seconds adds to compute, since collectives use its cores and memory. The first gathering
+of a step and its last reduction are priced as in ZeRO-1. The gathering of the embedding is assumed to be hidden by the
+layer before it. Source: Zhao et al., PyTorch FSDP, 2023.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from planner.problem.coefficients import Coefficients, PassBytes
 from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.problem.fleet import HostClass
 
-# Of the traffic's seconds on GPUs, fitted together with the speeds of A100 and H100 to every second row of V11 to V15
-# of docs/cost-model.md. CPUs: assumption.
+# Share of the traffic's seconds on GPUs, fitted together with the speeds of A100 and H100 to every second row of V11
+# to V15 of docs/cost-model.md. CPUs: assumption.
 EXPOSED = 0.55
 
 
 class WeightTraffic(NamedTuple):
     """Seconds of gathering the weights of one layer and of reducing its gradients, and the part compute cannot hide.
 
-    A layer is gathered for a backward where it has one: `backward_share` of them.
+    Only the `backward_share` of layers with a backward is gathered for it.
     """
 
     gather_s: float
@@ -39,7 +39,7 @@ class WeightTraffic(NamedTuple):
     backward_share: float = 1.0
 
     def under(self, compute: PassTimes) -> PassTimes:
-        """Return the seconds of a layer's forward and backward with this traffic under `compute`."""
+        """Return the seconds of a layer's forward and backward if this traffic overlaps `compute`."""
         both_s = self.backward_share * self.gather_s + self.reduce_s
         return PassTimes(
             max(compute.forward_s + self.exposed * self.gather_s, self.gather_s),
@@ -48,14 +48,14 @@ class WeightTraffic(NamedTuple):
 
 
 def exposed_part(job: Job) -> float:
-    """Return the part of the traffic that compute cannot hide; none where a step is emulated."""
+    """Return the part of the traffic that compute cannot hide; 0 for an emulated step."""
     return EXPOSED if job.device == "cuda" and job.compute.emulate is None else 0.0
 
 
 def with_weight_traffic(job: Job, coeffs: Coefficients) -> Coefficients:
-    """Return the coefficients with the traffic of layers and head in their seconds; the same under ZeRO-1.
+    """Return the coefficients with weight traffic in the seconds of layers and head; unchanged under ZeRO-1.
 
-    A class is priced as if it held all replicas that share weights; `weight_bytes` are for several classes that do.
+    A class is priced as if it held all replicas that share weights. `weight_bytes` are for several classes that do.
     """
     candidate = coeffs.candidate
     shards = candidate.weight_shards
@@ -84,7 +84,7 @@ def _layer_bytes(job: Job, candidate: Candidate) -> PassBytes:
 
 
 def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTraffic:
-    """Return the least that a layer's traffic takes on hosts of that class."""
+    """Return a lower bound on the traffic of a layer on hosts of that class."""
     shards, hardware = candidate.weight_shards, hosts.hardware
     if shards == 1:
         return WeightTraffic(0.0, 0.0)
@@ -97,7 +97,7 @@ def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTra
 
 
 def _layer_traffic(job: Job, candidate: Candidate, s_per_byte: float, hops_s: tuple[float, float]) -> WeightTraffic:
-    """Return the traffic of a layer, the mean of all."""
+    """Return the traffic of a layer, as the mean of all layers."""
     layer = layers_of(job.model, job.trainable, 1, candidate.tp, expert_shards(job, candidate.tp))
     traffic = _traffic(job, candidate, layer, s_per_byte, hops_s)
     return traffic._replace(backward_share=backward_share(job.model, job.trainable))
@@ -106,7 +106,7 @@ def _layer_traffic(job: Job, candidate: Candidate, s_per_byte: float, hops_s: tu
 def _traffic(
     job: Job, candidate: Candidate, parameters: ParameterCount, s_per_byte: float, hops_s: tuple[float, float]
 ) -> WeightTraffic:
-    """Return the traffic of a part on one tensor shard; all shards share the network. Frozen weights are gathered."""
+    """Return a part's traffic on one tensor shard. All shards share the network. Frozen weights are gathered too."""
     gathered_s, reduced_s = (
         candidate.tp * count * size * s_per_byte
         for count, size in ((parameters.whole, job.value_bytes), (parameters.trained, GRADIENT_BYTES))

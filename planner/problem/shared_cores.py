@@ -1,4 +1,4 @@
-"""Hosts that are one machine, as local processes and network namespaces are: their slots share its cores."""
+"""Hosts on one machine, such as local processes and network namespaces: their slots share its cores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from planner.cost.slot import Cores
 
 
 def shared_cores(num_slots: Sequence[tuple[Host, int]], job: Job) -> dict[str, Cores]:
-    """Return, by name of a host, given with its slots, the cores of its machine, where all slots at once have too few.
+    """Return, by host name, the cores of each machine that has too few for all its slots at once.
 
-    Hosts with the same boot id are one machine. GPUs and emulated compute share no cores.
+    Hosts come with their slots. The same boot id means the same machine. GPUs and emulated compute share no cores.
     """
     if job.device != "cpu" or job.compute.emulate is not None:
         return {}

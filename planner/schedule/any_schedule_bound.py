@@ -1,17 +1,18 @@
 """A lower bound on the simulated step of all placements of a job, under every schedule that it may run.
 
-The search proves its answer in the closed form, which assumes how a pipeline fills and hides exchanges. Here only what
-no schedule avoids counts. A replica runs m micro-batches; one takes w_r seconds of forward and backward on rank r:
+The search proves its answer in the closed form, which assumes how a pipeline fills and hides exchanges. This bound
+counts only the parts that no schedule avoids. A replica runs m micro-batches, and rank r spends w_r seconds on the
+forward and backward of one:
 
-- Rank r begins when another micro-batch went through the ranks before it, runs all of its own, and then those ranks
-  have a backward to run: T >= phi (w_0 + ... + w_(r-1)) + m w_r. phi is 1 with one stage a rank, the share of a
-  forward in w where backwards are split, 1 / v with v chunks.
+- Rank r begins once another micro-batch has passed the ranks before it, runs all of its own, and then those ranks have
+  a backward to run: T >= phi (w_0 + ... + w_(r-1)) + m w_r. phi is 1 with one stage per rank, the forward's share of w
+  if backwards are split, 1 / v with v chunks.
 - All ranks together run every layer of every micro-batch, no faster than ZeRO-3 gathers its weights.
-- Where no class has room for a stage's replicas, their gradients and weights cross between hosts that differ: T is no
-  less than that and all but the first forward and the last backward that may hide it, with chunks all but p of each.
-- Where no cluster has room for all tensor groups, gradients or messages cross between clusters: crossing_bound.py.
+- If no class has room for a stage's replicas, their gradients and weights cross between different hosts. T is no less
+  than that plus all but the first forward and the last backward, which may hide it; with chunks, all but p of each.
+- If no cluster has room for all tensor groups, gradients or messages cross between clusters: crossing_bound.py.
 
-Then the fastest rank that holds an average share of the layers updates it.
+Finally, the fastest rank with an average share of the layers updates it.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from planner.search.early_bounds import EarlyBounds
 from planner.time_left import TimeLeft
 from planner.tolerances import ROUNDING
 
-EXACT = 1e-6  # relative: how far below the least seconds that hold all layers the bound may stay
-ONE_STAGE_A_RANK = (None, "1f1b", "gpipe", "eager")  # schedules, or none fixed, that run whole backwards
+EXACT = 1e-6  # relative tolerance of the bisection for the least seconds that hold all layers
+ONE_STAGE_A_RANK = (None, "1f1b", "gpipe", "eager")  # fixed schedule, or none, that runs whole backwards
 
 
 class CumulativeSpeeds(NamedTuple):
-    """By class, fastest first: seconds of a layer; group slots of it and all before, and their layers a second; the
-    least seconds of a head, the least share of a layer's seconds that its forward takes. No class without a group slot.
+    """By class, fastest first: seconds of a layer; group slots so far, and their layers per second. For all: the least
+    seconds of a head, and the least share of the forward in a layer's seconds. Only classes with a group slot.
     """
 
     layer_s: tuple[float, ...]
@@ -55,10 +56,10 @@ class CumulativeSpeeds(NamedTuple):
     rates: tuple[float, ...]
     head_s: float
     forward_share: float
-    dense: float = 1.0  # seconds of a layer without experts over another's, the least
+    dense: float = 1.0  # least seconds of a layer without experts over a layer with them
 
     def rate(self, number: int) -> float:
-        """Return the layers a second of so many group slots, the fastest."""
+        """Return the layers per second of the `number` fastest group slots."""
         at = bisect_left(self.ends, number)
         if at == len(self.ends):
             return self.rates[-1]
@@ -66,7 +67,7 @@ class CumulativeSpeeds(NamedTuple):
         return rate + (number - before) / self.layer_s[at]
 
     def slowest_s(self, number: int) -> float:
-        """Return the seconds of a layer on the slowest of so many group slots, the fastest."""
+        """Return the seconds of a layer on the slowest of the `number` fastest group slots."""
         return self.layer_s[min(bisect_left(self.ends, number), len(self.ends) - 1)]
 
 
@@ -81,9 +82,9 @@ class AnyScheduleBounds:
         self._speeds, self._work_s = cache(self._read_speeds), cache(self._read_work_s)
 
     def least_s(self, candidates: Iterable[Candidate], left: TimeLeft | None = None) -> float:
-        """Seconds below which no step of these candidates is predicted, wherever they are placed and however run.
+        """Return a lower bound on the predicted step of these candidates, for every placement and schedule.
 
-        Fewer seconds where no time is `left` to look at all of them.
+        The bound is lower if no time is `left` to examine all of them.
         """
         least_s, waiting = inf, [(self.work_s(each), each) for each in dict.fromkeys(candidates)]
         heapify(waiting)
@@ -95,7 +96,7 @@ class AnyScheduleBounds:
         return least_s
 
     def work_s(self, candidate: Candidate) -> float:
-        """Return the seconds of all the work on the fastest group slots, as though no rank waited."""
+        """Return the seconds of all work on the fastest group slots, as if no rank waited."""
         c = candidate
         return self._work_s(c.tp, c.micro_batch_size, c.recompute, c.num_ranks, c.weight_shards)
 
@@ -114,11 +115,11 @@ class AnyScheduleBounds:
         return total * (number + speeds.head_s / speeds.slowest_s(slots)) / speeds.rate(slots)
 
     def _layers_of_work(self, speeds: CumulativeSpeeds) -> float:
-        """Return the layers with experts that take no longer than all layers."""
+        """Return the number of layers with experts that take no longer than all layers."""
         return self._num_layers + self._job.model.first_dense_layers * (speeds.dense - 1)
 
     def candidate_s(self, candidate: Candidate, within_s: float = inf) -> float:
-        """Return the least seconds of a step of the candidate; it looks no further once they exceed `within_s`."""
+        """Return the least seconds of a step of the candidate; computing stops once they exceed `within_s`."""
         speeds, execution = self._speeds_of(candidate), candidate.execution(self._job)
         fastest_s = speeds.layer_s[0] * min(1.0, speeds.dense)
         stage_layers = -(-self._num_layers // candidate.pp)
@@ -136,7 +137,7 @@ class AnyScheduleBounds:
         fill = self._fill_share(candidate)
         waited_s = max(self._filled_s(candidate, fill), exchanged_s)
         before_s = within_s / (1 - ROUNDING) - after_s
-        if waited_s < before_s and not job.model.first_dense_layers:  # which leave no whole layers
+        if waited_s < before_s and not job.model.first_dense_layers:  # these leave no whole layers
             waited_s = max(waited_s, self._whole_layers_s(candidate, fill, before_s))
         return (waited_s + after_s) * (1 - ROUNDING)
 
@@ -148,15 +149,15 @@ class AnyScheduleBounds:
             candidate.num_microbatches(self._batch_parts),
         )
         if len(speeds.ends) > 1:
-            most = self._microbatches(candidate) - dp + 1  # of a replica, if all others run one
+            most = self._microbatches(candidate) - dp + 1  # of one replica if all others run one
         rates = pairwise(speeds.rate(rank * dp) for rank in range(candidate.pp + 1))
         together = sum((after - before) * (1 - fill / most) ** rank for rank, (before, after) in enumerate(rates))
         return self.work_s(candidate) * speeds.rate(candidate.pp * dp) / together
 
     def _whole_layers_s(self, candidate: Candidate, fill: float, within_s: float) -> float:
-        """Return a bound for the busiest replica, on the fastest group slots alone, in whole layers a rank.
+        """Return a bound for the busiest replica, on the fastest group slots only, with whole layers on each rank.
 
-        No more than `within_s`.
+        It is at most `within_s`.
         """
         speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._batch_parts)
         layer_s = speeds.layer_s[0]
@@ -178,15 +179,15 @@ class AnyScheduleBounds:
         return least_s
 
     def _crossing_s(self, candidate: Candidate) -> float:
-        """Seconds of the exchange of a layer between hosts that differ; 0 where a class has room for all replicas."""
+        """Return the seconds of a layer's exchange between different hosts; 0 if a class has room for all replicas."""
         if candidate.dp <= max(each.num_group_slots(candidate.tp) for each in self._classes):
             return 0.0
         return self._early.crossing_sync_s(candidate)
 
     def across_s(self, candidate: Candidate) -> float:
-        """Return a bound from what must cross between clusters; 0 where the fleet is one, or weights are in shards.
+        """Return a bound from traffic that must cross clusters; 0 for a single cluster or sharded weights.
 
-        Apart from `candidate_s`, by which contenders are chosen: the best of a crossing is wanted, even if it is slow.
+        It is not part of `candidate_s`, which selects contenders: the best crossing is wanted even if it is slow.
         """
         speeds, m = self._speeds_of(candidate), candidate.num_microbatches(self._batch_parts)
         fastest_s = speeds.layer_s[0] * min(1.0, speeds.dense)
@@ -198,7 +199,7 @@ class AnyScheduleBounds:
         return crossing_bound_s(self._problem, candidate, LayerSeconds(m * fastest_s, sync_s + kept * fastest_s))
 
     def _fill_share(self, candidate: Candidate) -> float:
-        """Return the least phi of the schedules that it may run."""
+        """Return the least phi of the schedules that the candidate may run."""
         fixed, chunks = self._job.parallel, self._chunks(candidate)
         shares = [1.0] if fixed.schedule in ONE_STAGE_A_RANK and (fixed.chunks or 1) == 1 else []
         if chunks > 1:
@@ -209,7 +210,7 @@ class AnyScheduleBounds:
         return min(shares, default=1.0)
 
     def _chunks(self, candidate: Candidate) -> int:
-        """Return the stages a rank holds at most."""
+        """Return the most stages that a rank may hold."""
         fixed, pp = self._job.parallel, candidate.pp
         if pp == 1 or fixed.schedule not in (None, "interleaved") or self._microbatches(candidate) % pp:
             return 1
@@ -226,7 +227,7 @@ class AnyScheduleBounds:
         return any(self._slot(each, candidate.num_ranks).threads_per_core > 1 for each in self._classes)
 
     def _slot(self, hosts: HostClass, num_ranks: int) -> Slot:
-        """Return a slot of those hosts while as few of so many ranks as can be are on its machine."""
+        """Return a slot of those hosts with as few of the `num_ranks` ranks on its machine as possible."""
         slot = hosts.hardware.slot
         elsewhere = 0 if slot.cores is None else self._fleet.num_group_slots(1) - slot.cores.num_slots
         return slot.among(max(1, num_ranks - elsewhere))

@@ -1,4 +1,4 @@
-"""From classes to slots: the host and slot of each tasklet, and the rank numbers that follow."""
+"""From classes to slots: the host and slot of each tasklet, and the resulting rank numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def group_slots_of(host: FleetHost, tp: int) -> list[GroupSlot]:
 def is_aligned(placement: Placement, coeffs: Coefficients) -> bool:
     """Return True if no stage begins inside a host that another one uses, as the candidate's price assumes.
 
-    False where its classes hold the stages only together with others, which a placement in one cluster does without.
+    False if its classes hold the stages only together with others, which a placement in one cluster cannot use.
     """
     whole = Counter(row[0] for row in placement.sites if len(set(row)) == 1)
     return coeffs.aligned and all(count <= coeffs.most_stages[c] for c, count in whole.items())
@@ -48,8 +48,8 @@ def is_aligned(placement: Placement, coeffs: Coefficients) -> bool:
 def assign_hosts(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tuple[int, int], GroupSlot]:
     """Return the group slot of each (stage, replica).
 
-    Stages in one class come first, in order. Each takes the class's next slots, so that data parallel groups sit on as
-    few hosts as they can. Where `aligned`, no stage begins inside a host that it would not end in. Stages over several
+    Stages in one class come first, in order. Each takes the class's next slots, so that data parallel groups use as few
+    hosts as possible. If `aligned`, no stage begins inside a host in which it would not end. Stages over several
     classes take the remaining slots, lowest replica first.
     """
     tp, dp = placement.candidate.tp, placement.candidate.dp
@@ -67,14 +67,14 @@ def assign_hosts(placement: Placement, fleet: Fleet, aligned: bool) -> dict[tupl
 
 
 def assign(problem: Problem, placement: Placement) -> dict[tuple[int, int], GroupSlot]:
-    """Return the group slot of each (stage, replica), with stages aligned to hosts where the placement allows it."""
+    """Return the group slot of each (stage, replica), with stages aligned to hosts if the placement allows it."""
     return assign_hosts(placement, problem.fleet, is_aligned(placement, problem.coefficients(placement.candidate)))
 
 
 def keeps_groups(problem: Problem, placement: Placement) -> bool:
-    """Return True if hosts and clusters hold all ranks that share experts or sequences as they are priced.
+    """Return True if hosts and clusters hold all ranks that share experts or sequences as priced.
 
-    To match rails moves replicas inside a host only, and changes nothing here.
+    Rail matching moves replicas only inside hosts and does not change this.
     """
     job, candidate = problem.job, placement.candidate
     if job.ep == job.cp == 1:
@@ -97,7 +97,7 @@ def check_kept_groups(problem: Problem, placement: Placement) -> None:
 
 
 class _Free:
-    """The group slots of one class that are free. `together`: so many should share a host, or begin at its boundary."""
+    """The free group slots of one class. `together` of them should share a host, or begin at its boundary."""
 
     def __init__(self, hosts: Sequence[FleetHost], tp: int, together: int) -> None:
         self._hosts = [group_slots_of(host, tp) for host in hosts]
@@ -117,7 +117,7 @@ class _Free:
         return found
 
     def take_left(self) -> GroupSlot:
-        """Any group slot that is left, from the first host on."""
+        """Return any remaining group slot, from the first host on."""
         while not self._hosts[self._left_at]:
             self._left_at += 1
         return self._hosts[self._left_at].pop(0)
@@ -129,10 +129,10 @@ def hosts_by_stage(group_slots: GroupSlots) -> tuple[str, ...]:
 
 
 def number_ranks(job: Job, group_slots: GroupSlots, host_order: Sequence[str], tp: int) -> tuple[PlanRank, ...]:
-    """All ranks, numbered as torchrun does: hosts in `host_order`, and on each its slots in order.
+    """Return all ranks, numbered as torchrun does: hosts in `host_order`, and on each host its slots in order.
 
-    Other trainers make groups of numbers, so theirs count up by stage, replica and shard (engine_mesh.py). Local ranks
-    follow the numbers; torchrun numbers alike where the ranks of each host follow one another.
+    Other trainers form groups by number, so their ranks count up by stage, replica and shard (engine_mesh.py). Local
+    ranks follow the numbers; torchrun agrees if the ranks of each host are consecutive.
     """
     position = {host: index for index, host in enumerate(host_order)}
 

@@ -1,4 +1,4 @@
-"""Gradient buckets: parameters of a stage that travel together, in the order in which the runtime sends them."""
+"""Gradient buckets: parameters of a stage that are sent together, in the order in which the runtime sends them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from planner.cost.trained import ParameterCount, embedding_of, head_of, layers_o
 
 WHOLE = 2**62  # bytes: a bucket that a stage never fills
 StagePart = Part | Literal["dense"]
-"""A part of a stage; `dense`: a layer without experts of a model whose other layers have some."""
+"""A part of a stage. `dense`: a layer without experts in a model whose other layers have some."""
 
 
 class BucketSeconds(NamedTuple):
-    """Seconds of the backward that makes its gradients, and for which their reduce-scatter and the weights' all-gather
-    keep the network busy; `late_s` after that the last byte is there.
+    """Seconds of a bucket: the backward that computes its gradients, and the times for which their reduce-scatter and
+    the weights' all-gather occupy the network. The last byte arrives `late_s` after that.
 
-    In two levels they keep the network of clusters busy, and after or before it the one across.
+    In two levels, these occupy the network inside clusters, and the `across` times the one between them.
     """
 
     backward_s: float
@@ -34,7 +34,7 @@ class BucketSeconds(NamedTuple):
 
 
 class BucketExchange(NamedTuple):
-    """Seconds of a bucket's exchange, as `BucketSeconds` has them."""
+    """Seconds of a bucket's exchange, as in `BucketSeconds`."""
 
     reduce_s: float
     gather_s: float
@@ -43,7 +43,7 @@ class BucketExchange(NamedTuple):
     across_gather_s: float = 0.0
 
     def all_reduced(self) -> BucketExchange:
-        """Return the exchange with weights gathered as soon as gradients are reduced, which keeps networks busy."""
+        """Return the exchange with weights gathered as soon as gradients are reduced."""
         reduce_s, across_s = self.reduce_s + self.gather_s, self.across_reduce_s + self.across_gather_s
         return BucketExchange(reduce_s, 0.0, self.late_s, across_s, 0.0)
 
@@ -51,7 +51,7 @@ class BucketExchange(NamedTuple):
 def exchange_among(
     num_ranks: int, device: Device, reduced_s: float, gathered_s: float, latency_s: float
 ) -> BucketExchange:
-    """Return an exchange among so many ranks of bytes that take so long; each of its hops takes `latency_s`."""
+    """Return an exchange among `num_ranks` ranks whose bytes take the given seconds and whose hops take `latency_s`."""
     hops = exchange_hops(num_ranks, device)
     return BucketExchange(
         reduced_s + hops.reduce * latency_s, gathered_s + hops.gather * latency_s, hops.late * latency_s
@@ -59,7 +59,7 @@ def exchange_among(
 
 
 def with_dense(parts: Sequence[Part], number: int) -> tuple[StagePart, ...]:
-    """Return the parts with the last so many layers, whose gradients come last, as layers without experts."""
+    """Return the parts with the last `number` layers, whose gradients come last, as layers without experts."""
     end, without = len(parts) - parts.count("embedding"), list[StagePart]()
     without += ["dense"] * number
     return (*parts[: end - number], *without, *parts[end:])
@@ -69,7 +69,7 @@ def with_dense(parts: Sequence[Part], number: int) -> tuple[StagePart, ...]:
 def part_parameters(
     model: ModelShape, tp: int, is_first: bool, trainable: Trainable | None
 ) -> Mapping[StagePart, ParameterCount]:
-    """Parameters of each part of a stage on one of `tp` shards; the first stage's head, if tied, has no table."""
+    """Return the parameters of each part of a stage on one of `tp` shards. The first stage's tied head has no table."""
     return {
         "head": head_of(model, trainable, tp, is_first),
         "layer": layers_of(model, trainable, 1, tp),
@@ -88,12 +88,12 @@ def make_buckets(
     layer: int | None = None,
     trainable: Trainable | None = None,
 ) -> list[BucketSeconds]:
-    """Return the buckets of a stage's `parts`, which stand in the order of their gradients.
+    """Return the buckets of a stage's `parts`, which are in the order of their gradients.
 
-    A bucket takes parts until its fp32 gradients have half of `full_bytes`, as the runtime's do; of parts larger than
-    that the runtime makes several. `backward_s` is by part; the embedding's gradients come with the gradients of the
-    layer before. `exchange` returns the time that the parameters of one of `tp` shards take. `layer`: parameters of a
-    layer as they count in it, where that is not one for each. A frozen part has no bucket of its own.
+    A bucket takes parts until its fp32 gradients reach half of `full_bytes`, as in the runtime, which divides larger
+    parts. `backward_s` is by part; the embedding's gradients come with the layer before. `exchange` returns
+    the time for a number of parameters on one of `tp` shards. `layer`: the parameters that count for a layer, if some
+    of them count only in part. A frozen part has no bucket of its own.
     """
     parts = tuple(parts)
     by_part = part_parameters(model, tp, "embedding" in parts, trainable)

@@ -25,7 +25,7 @@ from planner.search.placement import Placement
 
 
 class ClassExchanges:
-    """The exchanges of one placement, whose `sites` are the classes of each stage; `is_one_lane` if replicas are."""
+    """The exchanges of one placement. `sites`: classes of each stage; `is_one_lane`: all replicas form one lane."""
 
     def __init__(
         self, job: Job, coeffs: Coefficients, placement: Placement, sites: Sequence[Site], is_one_lane: bool
@@ -34,7 +34,7 @@ class ClassExchanges:
         self._is_one_lane = is_one_lane
 
     def by_rank(self) -> list[Exchange]:
-        """Return the exchange of each pipeline rank, the same object where two are alike."""
+        """Return the exchange of each pipeline rank, the same object for equal ones."""
         rows, found = self._placement.sites, dict[object, Exchange]()
         kinds = list(zip(rows, trunk_slowdowns(self._coeffs, self._sites, self._placement.layers), strict=True))
         for rank, (row, times_as_long) in enumerate(kinds):
@@ -43,7 +43,7 @@ class ClassExchanges:
         return [found[kind] for kind in kinds]
 
     def _exchange(self, rank: int, times_as_long: float) -> Exchange:
-        """Return the exchange of a pipeline rank, which takes `times_as_long` of a trunk as alone."""
+        """Return the exchange of a pipeline rank, slowed down by `times_as_long` on a trunk."""
         coeffs, site, row = self._coeffs, self._sites[rank], self._placement.sites[rank]
         candidate, rings = coeffs.candidate, rings_on_nic(coeffs, site, None if self._is_one_lane else Counter(row))
         if candidate.copies > 1:
@@ -57,7 +57,7 @@ class ClassExchanges:
         return self._level(candidate.dp, s_per_byte, rings, site_latency_s(coeffs, site))
 
     def _level(self, num_ranks: int, s_per_byte: float, rings: int, latency_s: float) -> Exchange:
-        """Return the exchange among so many ranks that takes `s_per_byte` of the parameters on their way."""
+        """Return the exchange among `num_ranks` ranks that takes `s_per_byte` of the parameters in transit."""
         device, coeffs = self._job.device, self._coeffs
         travels_bytes = coeffs.engine.travels_bytes(self._job.value_bytes)
         gather_part = travels_bytes[1] / sum(travels_bytes)

@@ -1,12 +1,12 @@
-"""A lower bound on what must cross between clusters where no cluster has room for all tensor groups of a candidate.
+"""A lower bound on traffic between clusters if no cluster has room for all tensor groups of a candidate.
 
-Then one of these holds, and the least of the three bounds all placements:
+One of these cases holds, and the least of their three bounds is a bound for all placements:
 
 - No edge crosses. Each replica is whole in its cluster, so the gradients of every stage cross.
-- Edges of all replicas cross: every micro-batch is sent forward over the shared network once at least. A host's NIC
-  carries no more than its rate; nor does a replica's own edge.
-- Edges of some replicas cross, others are whole: a stage has replicas in several clusters, so that its gradients cross,
-  and a replica's micro-batches. The fewer layers that stage has, the more the others compute.
+- Edges of all replicas cross. Every micro-batch is sent forward over the shared network at least once. Neither a host's
+  NIC nor a replica's own edge exceeds its rate.
+- Edges of some replicas cross and others are whole. Some stage then has replicas in several clusters, so its gradients
+  cross, and so do a replica's micro-batches. The fewer layers that stage has, the more the others compute.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from planner.problem.problem import Problem
 
 
 class LayerSeconds(NamedTuple):
-    """Seconds of one layer on the fastest slots: of all micro-batches of the busiest replica, and of a stage whose
-    gradients cross, which exchanges them, too."""
+    """Seconds of one layer on the fastest slots for all micro-batches of the busiest replica, and for a stage whose
+    gradients cross, which also exchanges them."""
 
     whole_s: float
     crossing_s: float
 
 
 def crossing_bound_s(problem: Problem, candidate: Candidate, layer: LayerSeconds) -> float:
-    """Return the bound in seconds; 0 where a cluster has room for the candidate, or a rate is not known."""
+    """Return the bound in seconds; 0 if a cluster has room for the candidate or a rate is not known."""
     slots = Counter[str]()
     for each in problem.fleet.classes:
         slots[each.cluster] += each.num_group_slots(candidate.tp)
@@ -44,7 +44,7 @@ def crossing_bound_s(problem: Problem, candidate: Candidate, layer: LayerSeconds
     if candidate.dp == 1:
         return all_s
     crossing_s, whole_s = layer.crossing_s, layer.whole_s
-    together_s = crossing_s * whole_s / (whole_s + (candidate.pp - 1) * crossing_s)  # of a layer, over all stages
+    together_s = crossing_s * whole_s / (whole_s + (candidate.pp - 1) * crossing_s)  # per layer, over all stages
     return min(none_s, all_s, max(per_replica_s, crossing_s, num_layers * together_s))
 
 

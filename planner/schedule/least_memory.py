@@ -1,6 +1,6 @@
-"""A search for less memory: a mode that takes about as long as the fastest in less memory is better.
+"""A search for less memory: a mode that takes about as long as the fastest but less memory is better.
 
-A full GPU has no room for bytes that the memory model does not count, so micro-batches in flight must earn theirs.
+A full GPU has no room for bytes that the memory model does not count. More micro-batches in flight must be worth it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from planner.schedule.placement_simulator import PlacementSimulator, simulator_o
 from planner.schedule.run_mode import SIMPLEST, RunMode
 from planner.schedule.runners_up import Contender
 
-WORTH_MEMORY = 0.002  # of a step: what a schedule must gain over one that needs less memory
-MAX_EDGES = 5  # of pipelines whose edges are made shallower one by one, not only all together
+WORTH_MEMORY = 0.002  # of a step: the least gain of a schedule over one that needs less memory
+MAX_EDGES = 5  # pipelines with at most this many edges are made shallower edge by edge, not only as a whole
 
 
 def in_least_memory(problem: Problem, contender: Contender) -> Contender:
-    """Return the contender as its fullest rank needs least memory, for at most `WORTH_MEMORY` of its step.
+    """Return the contender in the mode whose fullest rank needs the least memory, at `WORTH_MEMORY` of a step at most.
 
-    The same where it needs least already, or memory is not known.
+    It is unchanged if it already needs the least, or if memory is not known.
     """
     placement, fastest = contender.found.placement, contender.mode
     simulator = simulator_of(problem, placement)
     within_s = fastest.step_s * (1 + WORTH_MEMORY)
 
     def timed(mode: RunMode) -> RunMode | None:
-        """Return the mode with its seconds; None where it takes too long."""
+        """Return the mode with its seconds; None if it takes too long."""
         if simulator.lower_bound_s(mode) > within_s:
             return None
         found = simulator.timed(mode, within_s)
@@ -46,18 +46,18 @@ def in_least_memory(problem: Problem, contender: Contender) -> Contender:
 def _modes(
     simulator: PlacementSimulator, fastest: RunMode, timed: Callable[[RunMode], RunMode | None]
 ) -> Iterator[RunMode]:
-    """Yield other schedules, and the fastest mode, as shallow as takes no longer."""
+    """Yield the other schedules, and the fastest mode made as shallow as possible without losing time."""
     yield from simulator.allowed_modes(eager=False)
     if any(fastest.extra_in_flight):
         yield _shallowest(fastest, timed)
 
 
 def _shallowest(mode: RunMode, timed: Callable[[RunMode], RunMode | None]) -> RunMode:
-    """`mode` with as little in flight as takes no longer: no edge deeper than all must be, then each by itself."""
+    """Return `mode` with the least in flight that takes no longer: all edges capped first, then each edge by itself."""
     extra = mode.extra_in_flight
 
     def least(most: int, shallower: Callable[[int], RunMode]) -> int:
-        """Return the least depth that does, if every deeper one does too; `most` does."""
+        """Return the least depth that is fast enough, assuming that deeper ones are too; `most` is."""
         too_shallow = -1
         while most - too_shallow > 1:
             middle = (most + too_shallow) // 2

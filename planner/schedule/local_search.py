@@ -1,10 +1,9 @@
 """Local search around the best contenders, until no neighbour is better.
 
-The closed form, by which placements are found, counts neither the depth in flight nor the waits of one schedule or
-another. So the search around the best by simulation keeps one micro-batch more or less in flight, moves a layer to
-another stage, a stage to another position, and the stages of one class of hosts to another that has room, under every
-schedule. At last it starts from all orders of the best one's clusters, too. Neighbours whose lower bound exceeds the
-best are not simulated.
+The closed form, which finds placements, counts neither the depth in flight nor the waits of particular schedules. So
+the search simulates neighbours of the best under every schedule: one micro-batch more or less in flight, a layer moved
+to another stage, a stage to another position, or the stages of one class of hosts to another class with room. Finally
+it also starts from all orders of the best one's clusters. Neighbours with a lower bound above the best are skipped.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from planner.search.placement import Placement, PricedPlacement, even_shares
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
-STARTS = 16  # contenders to begin with after the best, of those that are near it:
+STARTS = 16  # contenders to begin with in addition to the best, among those near it:
 NEAR = 0.1  # of a step
-MAX_STAGES = 6  # of pipelines whose stages are changed one by one; of longer ones it is the order of all, or the depth
+MAX_STAGES = 6  # longer pipelines change only the order of all stages, or the depth, not single stages
 MAX_CLASSES = 4  # of hosts, for moves from one to another
-MAX_RUNS = 4  # of stages on the same hosts, for all their orders
+MAX_RUNS = 4  # runs of stages on the same hosts; up to this number, all their orders are tried
 MAX_WORK = 400_000  # forwards and backwards simulated, of depths and then of changes: half a second each
 MORE_WORK = 2_000_000  # from all starts with the degrees of the best
-EVENLY = (1, 2, 4, 8)  # micro-batches more in flight on all edges, wherever a climb stands: deeper is not always faster
-LOOK, SIMULATION = 10, 500  # of that, what a bound costs by the square of the stages, and the shortest simulation
+EVENLY = (1, 2, 4, 8)  # additional micro-batches in flight on all edges, tried everywhere: deeper is not always faster
+LOOK, SIMULATION = 10, 500  # in the same unit: a bound, per square of the stages, and the shortest simulation
 
 
 def rank_improved(
@@ -49,13 +48,13 @@ def rank_improved(
 ) -> list[Contender]:
     """Return contenders as `rank_contenders` does, each improved by local search until no neighbour is better.
 
-    The search starts from `found` and from placements of `candidates` that may be faster. First all are run deeper or
-    shallower; then the best are changed while there is work left that may be done. In the end the best, and all that
-    come near it, are run in the least memory that is worth it.
+    The search starts from `found` and from placements of `candidates` that may be faster. All are first made deeper or
+    shallower; then the best are changed within a limit of work. Finally, the best and all that come near it are
+    run in the least memory that is worth it.
 
-    The search starts from `most_starts` beyond the best at most; fewer starts mean less work in all. From all starts
-    with the degrees of the best it does more. Whatever no time is `left` for is skipped. No start takes longer than
-    `within_s`; there may be none.
+    The search starts from the best and at most `most_starts` others; fewer starts mean less work in all. It spends more
+    work on all starts with the degrees of the best. It skips everything that no time is `left` for. No start takes
+    longer than `within_s`; there may be none.
     """
     left = left or TimeLeft(inf)
     depths, climb = (_Climb(problem, MAX_WORK * most_starts // STARTS, left) for _ in range(2))
@@ -64,7 +63,7 @@ def rank_improved(
         return []
     deeper = _fastest_first([depths.up_from(each, changed=False) for each in starts])
     climbed, seen = list[Contender](), set[tuple[int, ...]]()
-    for each in deeper:  # of the same degrees and micro-batch the best alone
+    for each in deeper:  # among equal degrees and micro-batch sizes, only the best
         kind = (*_degrees(each), each.found.placement.candidate.micro_batch_size)
         climbed.append(each if kind in seen else climb.up_from(each, changed=True))
         seen.add(kind)
@@ -93,7 +92,7 @@ def _fastest_first(contenders: Sequence[Contender]) -> list[Contender]:
 
 @dataclass(frozen=True)
 class _RunChoice:
-    """A way to run a placement, with a lower bound on its seconds."""
+    """A placement with a mode to run it in, and a lower bound on its seconds."""
 
     placement: Placement
     simulator: PlacementSimulator
@@ -101,23 +100,23 @@ class _RunChoice:
 
 
 class _Climb:
-    """Steps from one contender to a better one, as long as there is work left that may be done."""
+    """Steps from one contender to a better one, within a limit of work."""
 
     def __init__(self, problem: Problem, work: int, left: TimeLeft) -> None:
         self._problem, self._work, self._left = problem, work, left
 
     def up_from(self, contender: Contender, changed: bool) -> Contender:
-        """Return the best contender that steps to better ones lead to; `changed`: not only in its depth."""
+        """Return the best contender that steps to better ones reach; `changed`: not only in its depth."""
         best, tried = contender, set[tuple[Placement, RunMode]]()
         while (better := self._step(best, changed, tried)) is not None:
             best = better
         return best
 
     def with_other_cuts(self, found: Sequence[PricedPlacement]) -> list[PricedPlacement]:
-        """Return `found`, and of long pipelines also those with the fullest stages first, which is often far better.
+        """Return `found`, and also long pipelines with their fullest stages first, which are often far better.
 
-        Where first layers have no experts, also their stages in an even cut: the search takes all of these to be on the
-        first stage, so that another may have fewer layers than chunks.
+        If first layers have no experts, add an even cut: the search assumes that the first stage holds all of these
+        layers, so another stage may have fewer layers than chunks.
         """
         if has_fixed_cut(self._problem.job):
             return list(found)
@@ -128,9 +127,9 @@ class _Climb:
         return [*found, *(each for each in others if self._may_run(each.placement))]
 
     def in_other_orders(self, best: Contender) -> list[Contender]:
-        """Return the fastest with the runs of stages of `best` in other orders, each on the hosts it was on.
+        """Return the fastest contenders with the runs of stages of `best` in other orders, each on its own hosts.
 
-        To the closed form all orders are alike where wires are, and one step of a climb moves no more than two runs.
+        In the closed form, orders are alike if their wires are. One step of a climb moves at most two runs.
         """
         if has_fixed_cut(self._problem.job):
             return []
@@ -141,7 +140,7 @@ class _Climb:
         return rank_contenders(self._problem, found, left=self._left, within_s=within_s)
 
     def _step(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Contender | None:
-        """Return the best neighbour; None where none is better, or the work is done."""
+        """Return the best neighbour; None if none is better, or the work is used up."""
         better: Contender | None = None
         within_s = best.mode.step_s
         for way in sorted(self._near(best, changed, tried), key=lambda way: way.mode.step_s):
@@ -177,8 +176,9 @@ class _Climb:
     def _placements(self, placement: Placement) -> Iterator[Placement]:
         """Yield placements with a layer moved to another stage, a stage to another position, or a class.
 
-        A stage moves with its layers or without. Two stages also change both at once: the other order may be better
-        only with another cut. So do runs of stages on the same hosts. Very many stages change all in another order.
+        A stage moves with or without its layers. Two stages may also change both at once, since another order may be
+        better only with another cut. Runs of stages on the same hosts are swapped too. Very many stages are only
+        reordered as a whole.
         """
         if has_fixed_cut(self._problem.job):
             return
@@ -187,14 +187,14 @@ class _Climb:
         yield from filter(self._may_run, found)
 
     def _may_run(self, placement: Placement) -> bool:
-        """Return True if memory holds its stages, and clusters the replicas that go together."""
+        """Return True if memory holds its stages, and clusters hold the replicas that belong together."""
         coeffs = self._problem.coefficients(placement.candidate)
         rooms = zip(placement.layers, placement.sites, coeffs.capacity, strict=True)
         fits = min(placement.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row))
         return fits and self._keeps_shards(placement) and keeps_groups(self._problem, placement)
 
     def _keeps_shards(self, placement: Placement) -> bool:
-        """Return True if as many replicas as share weights or an instance are in each cluster of a stage."""
+        """Return True if each cluster of a stage has the number of replicas that share weights or an instance."""
         candidate, classes = placement.candidate, self._problem.fleet.classes
         if candidate.weight_shards == candidate.copies == 1:
             return True
@@ -202,7 +202,7 @@ class _Climb:
         return all(set(held.values()) == {candidate.dp // candidate.copies} for held in clusters)
 
     def _changed(self, placement: Placement) -> Iterable[Placement]:
-        """Return placements with a change to one or two stages, or to a class, whether or not they fit into memory."""
+        """Return placements with a change to one or two stages, or to a class, even if they exceed memory."""
         candidate, layers, sites = placement.candidate, placement.layers, placement.sites
         found = list[Placement]()
         for giver, taker in permutations(range(candidate.pp), 2):
@@ -233,7 +233,7 @@ class _Climb:
 
 
 def _runs_reordered(placement: Placement) -> Iterator[Placement]:
-    """Yield it with its runs of stages on the same hosts in every order, where these are neither two nor very many."""
+    """Yield the placement with its runs of stages on the same hosts in every order, if there are 3 to `MAX_RUNS`."""
     runs = _runs(placement)
     if 2 < len(runs) <= MAX_RUNS:
         for order in permutations(runs):
@@ -246,7 +246,7 @@ def _runs(placement: Placement) -> list[list[int]]:
 
 
 def _with_runs_swapped(placement: Placement) -> Iterator[Placement]:
-    """Yield placements with two runs of stages on the same hosts in each other's place, with their layers."""
+    """Yield placements with two runs of stages on the same hosts swapped, together with their layers."""
     runs = _runs(placement)
     for one, other in combinations(range(len(runs)), 2):
         swapped = [*runs[:one], runs[other], *runs[one + 1 : other], runs[one], *runs[other + 1 :]]
@@ -254,23 +254,23 @@ def _with_runs_swapped(placement: Placement) -> Iterator[Placement]:
 
 
 def _fullest_first(placement: Placement) -> Placement:
-    """Return it with the stages of most layers first: their micro-batches in flight then wait least for messages."""
+    """Return the placement with its fullest stages first: their micro-batches in flight wait least for messages."""
     return _in_order(placement, sorted(range(placement.candidate.pp), key=lambda s: -placement.layers[s]))
 
 
 def _even(placement: Placement) -> Placement:
-    """Return it with layers cut evenly."""
+    """Return the placement with layers cut evenly."""
     return replace(placement, layers=even_shares(sum(placement.layers), placement.candidate.pp))
 
 
 def _in_order(placement: Placement, order: Sequence[int]) -> Placement:
-    """Return it with its stages, their hosts and layers, in that order."""
+    """Return the placement with its stages, their hosts and layers, in that order."""
     layers, sites = tuple(placement.layers[s] for s in order), tuple(placement.sites[s] for s in order)
     return replace(placement, layers=layers, sites=sites)
 
 
 def _deeper_or_shallower(problem: Problem, mode: RunMode, placement: Placement) -> Iterator[RunMode]:
-    """Yield modes as deep as `mode`, a micro-batch deeper or shallower on one or all edges, and evenly deep."""
+    """Yield modes as deep as `mode`, one micro-batch deeper or shallower on one or all edges, and evenly deep."""
     fixed, pp, most = problem.job.parallel, placement.candidate.pp, max(placement.microbatches) - 1
     may_deepen = "eager" in engine_of(problem.job).schedules and fixed.schedule in (None, "eager")
     if pp == 1 or not may_deepen or (fixed.chunks or 1) > 1:

@@ -1,9 +1,9 @@
 """Placements of shapes that the closed form ranks too low, for the simulation to judge.
 
-A shape is a tensor, pipeline and data parallel degree, and what crosses between clusters. The closed form, by which
-the search ranks placements, is off by up to half where links are slow or clusters unlike. So candidates that may win
-under some schedule are placed without a program: in blocks, with whole replicas, and with stages that straddle
-clusters, where clusters in some order give their group slots to one stage after another.
+A shape is a tensor, pipeline and data parallel degree, and the traffic between clusters. The closed form, by which the
+search ranks placements, is off by up to half if links are slow or clusters unlike. So candidates that may win under
+some schedule are placed without a program: in blocks, with whole replicas, and with stages that straddle clusters. For
+the latter, clusters in some order give their group slots to one stage after another.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from planner.search.refinements import GREEDY_PACES, fixed_cut
 from planner.search.whole_replicas import place_whole_replicas
 from planner.time_left import TimeLeft
 
-MAX_STAGES = 1024  # of the candidates that are placed, in all
-MAX_PACES = 16  # that are looked at for a few that hold a placement: on unlike GPUs the first ones seldom do
+MAX_STAGES = 1024  # of all placed candidates together
+MAX_PACES = 16  # tried until a few hold a placement: on unlike GPUs the first ones seldom do
 MAX_STRADDLING = 16  # candidates
-MAX_CLUSTERS = 3  # that are tried in every order
+MAX_CLUSTERS = 3  # for which every order is tried
 MAX_COPIED = 100  # placements of one candidate with copies of its weights
-MAX_SLOTS = 64  # of a fleet; on larger ones a cluster that has no room for a stage is a small part
+MAX_SLOTS = 64  # of a fleet; on larger ones, a cluster without room for a stage is a small part
 
 
 def other_placements(
@@ -38,7 +38,7 @@ def other_placements(
 ) -> Iterator[PricedPlacement]:
     """Yield placements of candidates that may take less than `within_s`.
 
-    Where there are many, the first ones of all degrees come before the second ones. None when no time is `left`.
+    All degrees get their first candidates before any gets a second one. Stops when no time is `left`.
     """
     bounds, several = problem.once(AnyScheduleBounds), _may_straddle(problem)
     stages = straddled = 0
@@ -63,7 +63,7 @@ def other_placements(
 
 
 def _in_turns(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the first candidate of each tensor, pipeline and data parallel degree, then the second ones and so on."""
+    """Return the first candidate of each tensor, pipeline and data parallel degree, then the second ones, and so on."""
     seen, turns = Counter[tuple[int, int, int]](), list[tuple[int, Candidate]]()
     for candidate in candidates:
         degrees = candidate.tp, candidate.pp, candidate.dp
@@ -127,7 +127,7 @@ def straddling_placements(problem: Problem, candidate: Candidate) -> Iterator[Pr
 def copied_placements(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:
     """Yield placements with an even cut whose stages have a copy of their weights in each of several clusters.
 
-    Each stage in clusters of its own, in every way that has room in one class of each. They have no closed form.
+    Each stage has its own clusters, with one class of each, in every way that has room. They have no closed form.
     """
     coeffs, size = problem.coefficients(candidate), candidate.weight_shards
     cut, shares = usual_cut(problem.job, candidate.pp), even_shares(coeffs.total_microbatches, candidate.dp)
@@ -148,7 +148,7 @@ def copied_placements(problem: Problem, candidate: Candidate) -> Iterator[Priced
 
 
 def _fill_in_order(coeffs: Coefficients, classes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Stages on group slots of `classes` one after another: of each as many whole ones as it can hold by itself."""
+    """Return stages on the group slots of `classes` in order; each class takes as many whole ones as it can hold."""
     dp, rows, begun = coeffs.candidate.dp, list[tuple[int, ...]](), list[int]()
     for c in classes:
         left = coeffs.group_slots[c]

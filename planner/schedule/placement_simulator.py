@@ -37,9 +37,9 @@ from planner.search.closed_form import Edge, Ports, edge_of, least_pass, nic_use
 from planner.search.placement import Placement, even_shares
 from planner.tolerances import ROUNDING
 
-NEVER_TRIED = ("gpipe",)  # unless it is fixed: `eager` does the same in less memory
-MAX_KEPT = 2048  # simulators of a problem, each with the seconds that it found
-MAX_AHEAD = 16  # micro-batches that are all tried ahead where there are no more
+NEVER_TRIED = ("gpipe",)  # unless fixed: `eager` does the same in less memory
+MAX_KEPT = 2048  # simulators of a problem, each with its computed seconds
+MAX_AHEAD = 16  # with no more micro-batches than this, all are also tried ahead at once
 
 
 class PlacementSimulator:
@@ -61,29 +61,29 @@ class PlacementSimulator:
 
     @cached_property
     def least_s(self) -> float:
-        """A lower bound on the step under any schedule, in seconds, without a look at each one.
+        """A lower bound on the step under any schedule, in seconds, without examining each one.
 
-        A rank begins once another micro-batch went through the ranks before it, whose backwards follow its last one.
-        The slowest edge carries a message of every micro-batch. Only the first and last micro-batch hide exchanges, or
-        the first and last round where ranks hold several stages.
+        A rank begins once another micro-batch has passed the ranks before it, whose backwards follow its last one. The
+        slowest edge carries a message of every micro-batch. Only the first and last micro-batch hide exchanges, or the
+        first and last round if ranks hold several stages.
         """
         return min(map(self._least_s, self._cuts))
 
     @property
     def paced_s(self) -> float:
-        """A lower bound as `least_s`, and no more than that, with no look at exchanges."""
+        """A lower bound like `least_s` but without exchanges, so never more."""
         return min(map(self._paced_s, self._cuts))
 
     @cached_property
     def _cuts(self) -> list[tuple[int, ...]]:
-        """The layers by stage under all schedules; layers that are alike are a rank's, in whatever chunks."""
+        """The layers by stage under all schedules. If all layers are alike, only each rank's total matters."""
         layers, chunked = self._placement.layers, list[tuple[int, ...]]()
         if self._job.model.first_dense_layers and "interleaved" in self._names:
             chunked = [mode.layers for mode in self._interleaved()]
         return chunked if chunked and self._names == ("interleaved",) else [layers, *chunked]
 
     def may_take_less(self, within_s: float) -> bool:
-        """Return True if `least_s` is less than so many seconds, with no look at exchanges where they do not matter."""
+        """Return True if `least_s` is below `within_s`; exchanges are ignored if they do not matter."""
         return self.paced_s < within_s and self.least_s < within_s
 
     def _least_s(self, layers: tuple[int, ...]) -> float:
@@ -91,7 +91,7 @@ class PlacementSimulator:
         return max(exchanged_s, self._paced_s(layers))
 
     def _read_paced_s(self, layers: tuple[int, ...]) -> float:
-        """Return such a bound without exchanges."""
+        """Return the same bound without exchanges."""
         found_s = 0.0
         for count, replica in self._lanes:
             before_s = 0.0
@@ -113,14 +113,14 @@ class PlacementSimulator:
         return 1 / (fixed.chunks or CHUNKS[-1]) if interleaves else 1.0
 
     def _exchanged_s(self, layers: tuple[int, ...]) -> float:
-        """Seconds of the slowest exchange and of the work that never hides any of it, at least."""
+        """Return a lower bound on the slowest exchange plus the work that never hides any of it."""
         candidate = self._placement.candidate
         if candidate.dp == 1:
             return 0.0
         hiding = self._pp if "interleaved" in self._names else 1
         count = max(0, min(count for count, _ in self._lanes) - hiding)
         lanes = [lane.work_s(layers) for _, lane in self._lanes]
-        found_s, unlike = 0.0, set[object]()  # of many ranks most are alike
+        found_s, unlike = 0.0, set[object]()  # most of many ranks are alike
         dense = dense_layers(self._job.model, layers)
         for rank, exchange in enumerate(self._exchanges):
             work_s, held = min(lane[rank] for lane in lanes), layers[rank :: self._pp]
@@ -143,7 +143,7 @@ class PlacementSimulator:
         return mode._replace(step_s=self.lower_bound_s(mode))
 
     def timed(self, mode: RunMode, within_s: float = inf) -> RunMode:
-        """Return `mode` with its simulated seconds; beyond `within_s` they may leave out what shared ports cost."""
+        """Return `mode` with its simulated seconds; above `within_s` they may omit the cost of shared ports."""
         run = mode._replace(step_s=0.0)
         step_s = self._simulated_s(run, False)
         if step_s <= within_s and any(each.shared is not None for each in self._times(mode.layers, True)):
@@ -151,7 +151,7 @@ class PlacementSimulator:
         return mode._replace(step_s=step_s)
 
     def _read_simulated_s(self, mode: RunMode, shares_ports: bool) -> float:
-        """Return the simulated seconds of `mode`, with every port for each edge alone unless it `shares_ports`."""
+        """Return the simulated seconds of `mode`; unless it `shares_ports`, each edge has every port to itself."""
         pipelines = self._pipelines(mode)
         if not shares_ports:
             pipelines = [each.without_sharing() for each in pipelines]
@@ -159,7 +159,7 @@ class PlacementSimulator:
 
     @cached_property
     def _lanes(self) -> list[tuple[int, ReplicaSeconds]]:
-        """Micro-batches and seconds of each lane; see closed_form.py."""
+        """The micro-batches and seconds of each lane; see closed_form.py."""
         columns: dict[tuple[int, ...], int] = {}
         for column, count in zip(zip(*self._placement.sites, strict=True), self._placement.microbatches, strict=True):
             columns[column] = max(count, columns.get(column, 0))
@@ -214,7 +214,7 @@ class PlacementSimulator:
         return edge._replace(ports=ports)
 
     def _edge(self, sender: tuple[Site, int], receiver: tuple[Site, int]) -> Edge:
-        """Return one message, packed as lossily as job.yaml allows if it crosses the network that all share."""
+        """Return one message, with the lossiest codec that job.yaml allows if it crosses the shared network."""
         before, after = sender[0], receiver[0]
         if sender == receiver:
             inside = self._coeffs.slots[before[0]].inside
@@ -225,7 +225,7 @@ class PlacementSimulator:
         return self._with_ports(edge, sender, receiver)
 
     def allowed_modes(self, eager: bool = True) -> Iterator[RunMode]:
-        """Yield the modes that job.yaml allows, even if they exceed memory; their bounds are still to be computed."""
+        """Yield the modes that job.yaml allows, even if they exceed memory; their bounds are not computed yet."""
         layers = self._placement.layers
         for name in self._names:
             if name == "interleaved":
@@ -251,7 +251,7 @@ class PlacementSimulator:
         return splits_backwards(self._job, self._pp, execution.recompute, execution.weight_shards)
 
     def _interleaved(self) -> Iterator[RunMode]:
-        """Each rank's layers in chunks as even as can be; micro-batches must come in rounds of pp."""
+        """Yield modes with each rank's layers in chunks as even as possible; micro-batches must fill rounds of pp."""
         fixed, layers = self._job.parallel, self._placement.layers
         if self._pp == 1 or any(count % self._pp for count in self._placement.microbatches):
             return
@@ -268,8 +268,8 @@ class PlacementSimulator:
     def _extras(self) -> list[tuple[int, ...]]:
         """Return extra micro-batches in flight on edges between clusters, and on all that take time, as memory allows.
 
-        As many as hide messages by every codec that is allowed: depth loses nothing, so it comes before a codec. Also
-        one more, or all where there are few: while a pipeline fills, micro-batches ahead keep links busy.
+        There are as many as hide messages under every allowed codec: depth loses nothing, so it comes before a codec.
+        Also one more, or all if there are few: micro-batches ahead keep links busy while the pipeline fills.
         """
         if self._pp == 1:
             return [()] if self._job.parallel.schedule == "eager" else []
@@ -293,7 +293,7 @@ class PlacementSimulator:
         return list(found)
 
     def _packed(self, edges: Sequence[Edge], codec: Codec) -> list[Edge]:
-        """Return the edges if messages were packed so, and not as lossily as job.yaml allows."""
+        """Return the edges with messages in `codec` instead of the lossiest one that job.yaml allows."""
         sizes = [edge_bytes(self._job.model, self._execution, each) for each in (codec, lossiest_codec(self._job))]
         ratio = sizes[0] / sizes[1]
         return [edge if edge.codec == "none" else edge._replace(busy_s=edge.busy_s * ratio) for edge in edges]
@@ -303,7 +303,7 @@ class PlacementSimulator:
         return self.fullest_share(mode) <= 1
 
     def fullest_share(self, mode: RunMode) -> float:
-        """Return the part of its memory that the fullest rank needs; 0 where no memory is known."""
+        """Return the part of its memory that the fullest rank needs; 0 if no memory is known."""
         return self._fullest_share(mode._replace(step_s=0.0))
 
     def _read_fullest_share(self, mode: RunMode) -> float:
@@ -314,7 +314,7 @@ class PlacementSimulator:
 
     @cached_property
     def _room_bytes(self) -> list[int | None]:
-        """The least memory on each pipeline rank's site; None where it is not known."""
+        """The least memory on each pipeline rank's site; None if it is not known."""
         known = [[memory for c in site if (memory := self._coeffs.memory_bytes[c]) is not None] for site in self._sites]
         return [min(each, default=None) for each in known]
 
@@ -327,8 +327,8 @@ class PlacementSimulator:
         return max(least_step_s(pipeline, buckets) for pipeline in self._pipelines(mode)) + self._after_s(mode.layers)
 
     def _after_s(self, layers: tuple[int, ...]) -> float:
-        """Seconds after all gradients: the sum over copies of a tied table, the norm's sum (down pipelines and back up,
-        and around replicas), and the update."""
+        """Return the seconds after all gradients: the sum over copies of a tied table, the sum of the norm (down
+        pipelines, back up, and around replicas), and the update."""
         pipelines_s = max(replica.latency_s for _, replica in self._lanes)
         around_s = max(around_latency_s(self._coeffs, site) for site in self._sites)
         norm_s = 2 * pipelines_s + 2 * around_s
@@ -352,7 +352,7 @@ class PlacementSimulator:
         return slowest_update_s(self._job, self._placement.candidate, self._execution, layers, slots)
 
     def parts(self, mode: RunMode) -> StepParts:
-        """Return the parts of its seconds."""
+        """Return the parts of the step's seconds."""
         pipelines = self._pipelines(mode)
         without_gradients_s = simulate(pipelines)
         gradients_s = simulate(pipelines, self._buckets(mode.layers)) - without_gradients_s
@@ -363,17 +363,17 @@ class PlacementSimulator:
         return StepParts(busiest_s, bubble_s, edges_s, gradients_s, update_s)
 
     def _pipelines(self, mode: RunMode, messages: bool = True) -> list[ReplicaSchedule]:
-        """Return one pipeline a lane; without `messages` they take no time."""
+        """Return one pipeline per lane; without `messages` they take no time."""
         times = self._times(mode.layers, messages)
         counts = [count for count, _ in self._lanes]
         return [ReplicaSchedule(mode.order(self._pp, count), each) for count, each in zip(counts, times, strict=True)]
 
     def _read_times(self, layers: tuple[int, ...], messages: bool) -> list[PipelineTimes]:
-        """Return the seconds of each lane when stages hold `layers`."""
+        """Return the seconds of each lane if stages hold `layers`."""
         return [replica.times(self._job, self._execution, layers, messages) for _, replica in self._lanes]
 
     def _read_buckets(self, layers: tuple[int, ...]) -> list[list[BucketSeconds]]:
-        """Return, by stage, its gradient buckets when stages hold `layers`; none with one replica."""
+        """Return the gradient buckets by stage if stages hold `layers`; none with one replica."""
         if self._placement.candidate.dp == 1:
             return []
         ranks = [self._rank(site, site) for site in self._sites]
@@ -381,13 +381,13 @@ class PlacementSimulator:
 
     @cached_property
     def _exchanges(self) -> list[Exchange]:
-        """The exchange of each pipeline rank, the same object where two are alike."""
+        """The exchange of each pipeline rank, the same object for equal ones."""
         is_one_lane = len(self._lanes) == 1
         return ClassExchanges(self._job, self._coeffs, self._placement, self._sites, is_one_lane).by_rank()
 
 
 def simulator_of(problem: Problem, placement: Placement) -> PlacementSimulator:
-    """Return the simulator of `placement`; contenders, and each climb from them, meet many of the last ones again."""
+    """Return the simulator of `placement`. Recent ones are kept, since contenders and climbs often meet them again."""
     return problem.once(_simulators)(placement)
 
 

@@ -1,4 +1,4 @@
-"""The mode in which a placement runs, and the parts of the step that it then takes."""
+"""The mode in which a placement runs, and the parts of the resulting step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.cost.trained import dense_layers
 from planner.schedule.simulate import ScheduleOrder
 from planner.tolerances import RELATIVE_TOLERANCE
 
-CHUNKS = (2, 3, 4)  # tried where none are fixed
+CHUNKS = (2, 3, 4)  # tried unless fixed
 SIMPLEST: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "eager", "interleaved", "zero-bubble")
 _memory_bytes = lru_cache(maxsize=4096)(memory_bytes)  # many modes and neighbouring placements have the same ranks
 
@@ -25,18 +25,18 @@ class RunMode(NamedTuple):
 
     schedule: ScheduleName
     chunks: int
-    extra_in_flight: tuple[int, ...]  # micro-batches by edge, beyond what 1F1B has
+    extra_in_flight: tuple[int, ...]  # micro-batches by edge, in addition to 1F1B's
     layers: tuple[int, ...]  # by stage, pp x chunks of them
     step_s: float  # simulated by classes; before that, its lower bound
 
     def order(self, pp: int, num_microbatches: int) -> ScheduleOrder:
-        """Return the order in which a replica of `pp` ranks runs so many micro-batches."""
+        """Return the order in which a replica of `pp` ranks runs `num_microbatches` micro-batches."""
         return ScheduleOrder(self.schedule, pp, num_microbatches, self.chunks, self.extra_in_flight)
 
     def rank_memory_bytes(
         self, model: ModelShape, execution: Execution, pp: int, num_microbatches: int
     ) -> Iterator[int]:
-        """Yield the bytes that each of `pp` ranks needs if the busiest replica runs so many micro-batches."""
+        """Yield the bytes that each of `pp` ranks needs if the busiest replica runs `num_microbatches`."""
         dense = dense_layers(model, self.layers)
         for rank in range(pp):
             held = microbatches_in_flight(self.schedule, pp, num_microbatches, rank, self.chunks, self.extra_in_flight)
@@ -61,7 +61,7 @@ class StepParts:
 
 
 def simplest(run: Sequence[RunMode]) -> RunMode:
-    """Return the fastest, or one that is as fast and simpler: an earlier schedule, fewer chunks, less in flight."""
+    """Return the simplest of the fastest: the earliest schedule, the fewest chunks, the least in flight."""
     fastest_s = min(mode.step_s for mode in run)
     return min(
         (mode for mode in run if mode.step_s <= fastest_s * (1 + RELATIVE_TOLERANCE)),

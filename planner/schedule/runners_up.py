@@ -1,4 +1,4 @@
-"""The best placements of the search, run as fast as their memory allows, fastest first; and why the others lost."""
+"""The best placements of the search, run as fast as their memory allows, fastest first, and why the others lost."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from planner.search.placement import Placement, PricedPlacement
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
-WORK_WHEN_LATE = 200_000  # forwards and backwards simulated whatever the time: a few tenths of a second
-NEXT_BEST = 3  # runners-up, with the best of every other crossing after them
+WORK_WHEN_LATE = 200_000  # forwards and backwards that are simulated even when late: a few tenths of a second
+NEXT_BEST = 3  # runners-up, followed by the best of every other crossing
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Contender:
 
     @property
     def run(self) -> tuple[Placement, RunMode]:
-        """The placement, whatever fill its closed form counts, and how it runs."""
+        """The placement and its mode, independent of the fill assumed by its closed form."""
         return plain(self.found.placement), self.mode._replace(step_s=0.0)
 
 
@@ -54,11 +54,10 @@ def rank_contenders(
     """Return the fastest contender and its runners-up, by seconds simulated by classes.
 
     Candidates of `others` that may be faster are placed and take part; see other_shapes.py. Placements that take longer
-    than `within_s` do not; there may be none that takes less.
+    than `within_s` are left out, so the result may be empty.
 
-    The runners-up are the `next_best`; those beyond `NEXT_BEST` only if within `near` of the fastest, as a part of its
-    step. Behind them comes the best of every other crossing. When no time is `left`, the placements simulated until
-    then are ranked.
+    There are `next_best` runners-up; those beyond `NEXT_BEST` must be within `near` of the fastest, as a part of its
+    step. The best of every other crossing follows. When no time is `left`, only placements simulated so far are ranked.
 
     Raises:
         HolmesError: job.yaml fixes a schedule that none of them can run.
@@ -79,7 +78,7 @@ def rank_contenders(
 
 
 def best_of_each_crossing(contenders: Sequence[Contender], next_best: int = NEXT_BEST) -> list[Contender]:
-    """Return the fastest, the `next_best`, and behind them the best of every other crossing; of equal runs one."""
+    """Return the fastest, the `next_best`, and then the best of every other crossing. Equal runs appear once."""
     order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
     unlike = list({contenders[at].run: contenders[at] for at in reversed(order)}.values())[::-1]
     ranked = unlike[: 1 + next_best]
@@ -98,16 +97,16 @@ class _Entrant:
         self.simulated: list[RunMode] = []
         self.best_s = inf  # of the modes simulated so far
         microbatches = min(MAX_SIMULATED, *found.placement.microbatches)
-        self.work = 2 * found.placement.candidate.pp * microbatches  # forwards and backwards of one mode, about
+        self.work = 2 * found.placement.candidate.pp * microbatches  # approximate forwards and backwards of one mode
 
     def simulate(self, mode: RunMode, within_s: float) -> None:
-        """Find the seconds of `mode`, no less than these where they are beyond `within_s`."""
+        """Compute the seconds of `mode`; above `within_s` a lower bound is enough."""
         self.simulated.append(self.simulator.timed(mode, within_s))
         self.best_s = min(self.best_s, self.simulated[-1].step_s)
 
 
 class _Contest:
-    """Placements that keep groups of ranks together, each simulated as long as it may still be ranked."""
+    """Placements that keep groups of ranks together. Each is simulated while it may still be ranked."""
 
     def __init__(self, problem: Problem, next_best: int, near: float, within_s: float) -> None:
         self._problem, self._next_best, self._near, self._within_s = problem, next_best, near, within_s
@@ -115,7 +114,7 @@ class _Contest:
 
     @property
     def entrants(self) -> Collection[_Entrant]:
-        """All placements so far, each once, whatever fill its closed form counts."""
+        """All placements so far, each once, whatever fill their closed form assumes."""
         return self._entrants.values()
 
     @property
@@ -124,12 +123,12 @@ class _Contest:
         return min((each.best_s for each in self.entrants), default=inf)
 
     def run(self, found: Iterable[PricedPlacement], left: TimeLeft) -> None:
-        """Let placements take part, and simulate the modes that may still be ranked, the lowest bound first.
+        """Add placements, and simulate the modes that may still be ranked, lowest bound first.
 
-        A placement enters with a quick bound on all its modes, and then has a closer one, which together rule most of
-        them out before each mode is bounded.
+        A placement enters with a quick bound on all its modes, which is then replaced by a closer one. Together they
+        exclude most placements before each mode gets a bound.
         """
-        number = count()  # of equal bounds the earlier one first
+        number = count()  # among equal bounds, the earlier one comes first
         waiting: list[tuple[float, int, _Entrant, RunMode | None]] = []
         for each in found:
             if (key := plain(each.placement)) not in self._entrants and keeps_groups(self._problem, each.placement):
@@ -165,7 +164,7 @@ class _Contest:
 
 
 def plain(placement: Placement) -> Placement:
-    """Return the placement with the fill of 1F1B, which its simulation does not depend on."""
+    """Return the placement with the fill of 1F1B, since its simulation does not depend on the fill."""
     return replace(placement, candidate=placement.candidate._replace(fill="1f1b"))
 
 
@@ -174,7 +173,7 @@ def _none_can_run(job: Job, num_placements: int) -> HolmesError:
     return HolmesError(
         f"none of the {num_placements} best placements can run the schedule fixed in job.yaml "
         f"(schedule {fixed.schedule}, chunks {fixed.chunks}, recompute {fixed.recompute}): "
-        "memory is too small for what it keeps in flight, micro-batches do not come in rounds of pp, or a stage has "
+        "memory is too small for its micro-batches in flight, micro-batches do not fill rounds of pp, or a stage has "
         "fewer layers than chunks",
         "leave parallel.schedule and parallel.chunks out of job.yaml",
         ANSWER_IS_NO,
@@ -182,10 +181,10 @@ def _none_can_run(job: Job, num_placements: int) -> HolmesError:
 
 
 def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> list[int]:
-    """Return the positions of the contenders by the `seconds` of each; of equally fast ones the simplest first.
+    """Return the positions of the contenders by `seconds`; among equally fast ones, the simplest comes first.
 
-    That is one whose replicas hold whole weights, then the one with fewest optimizer instances, then the one that
-    recomputes least, then the one with the simplest schedule, then the best in closed form.
+    Simpler means, in this order: whole weights on each replica, fewer optimizer instances, less recomputation, a
+    simpler schedule, a better closed form.
     """
     left = sorted(range(len(contenders)), key=lambda at: seconds[at])
     order: list[int] = []
@@ -209,7 +208,7 @@ def parts_by_class(problem: Problem, contender: Contender) -> StepParts:
 
 
 def alternative(other: Contender, parts: StepParts, best: StepParts, scale: float = 1.0) -> Alternative:
-    """Return a runner-up, with seconds of its step `scale` times the sum of its parts, and why it lost to `best`."""
+    """Return a runner-up and why it lost to `best`. Its step is `scale` times the sum of its parts."""
     candidate, mode = other.found.placement.candidate, other.mode
     return Alternative(
         crossing=other.crossing,

@@ -1,8 +1,7 @@
-"""The schedule of a placement: each that memory allows is simulated at the level of classes, and the fastest taken.
+"""The schedule of a placement: the fastest of all that memory allows, simulated at the level of classes.
 
-The integer program assumes that edges are hidden, but 1F1B does not hide them. This choice pays for it with
-micro-batches in flight (`eager`) where memory allows. Of schedules that take equally long, it takes the first of
-`SIMPLEST`.
+The integer program assumes that edges are hidden, but 1F1B does not hide them. Micro-batches in flight (`eager`) do, if
+memory allows them. Among schedules that take equally long, the first of `SIMPLEST` is chosen.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from planner.tolerances import RELATIVE_TOLERANCE
 
 
 def choose_schedule(job: Job, coeffs: Coefficients, placement: Placement) -> RunMode | None:
-    """The fastest mode to run `placement`; None where memory, or its micro-batches, allow none that job.yaml does."""
+    """Return the fastest mode for `placement`; None if memory or micro-batches rule out all that job.yaml allows."""
     simulator = PlacementSimulator(job, coeffs, placement)
     run: list[RunMode] = []
     for mode in sorted(simulator.modes(), key=lambda mode: mode.step_s):

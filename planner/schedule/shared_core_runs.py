@@ -1,4 +1,4 @@
-"""The step on one machine whose cores all ranks share: those that wait leave theirs to those that compute."""
+"""The step on one machine whose cores all ranks share: waiting ranks leave their cores to those that compute."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from planner.schedule.simulate import (
     simulate,
 )
 
-MAX_SHARING = 256  # micro-batches of a replica that are simulated one by one where cores are shared
+MAX_SHARING = 256  # micro-batches of a replica that are simulated one by one if cores are shared
 
 
 def simulate_sharing(pipelines: Sequence[ReplicaSchedule], buckets: Buckets = (), most_faster: float = 1.0) -> float:
-    """Return the seconds until the last rank has its gradients, as `simulate`, on cores as `run_sharing` shares them.
+    """Return the seconds until the last rank has its gradients, as `simulate` does, with cores as in `run_sharing`.
 
-    Of very many micro-batches some rounds are left out, each taken to last as long as the mean of those before it.
+    With very many micro-batches, some rounds are left out. Each counts as long as the mean of those before it.
     """
     if most_faster == 1.0:
         return simulate(pipelines, buckets)
@@ -41,7 +41,7 @@ def simulate_sharing(pipelines: Sequence[ReplicaSchedule], buckets: Buckets = ()
 def run_sharing(
     pipelines: Sequence[ReplicaSchedule], buckets: Buckets = (), most_faster: float = 1.0
 ) -> list[ReplicaTimeline]:
-    """Return the runs of all replicas, whose action seconds hold for a time when all n ranks compute.
+    """Return the runs of all replicas. Their action seconds hold while all n ranks compute.
 
     While k compute, each does min(n / k, `most_faster`) times as much: no rank uses more cores than it has threads.
     """
@@ -70,7 +70,7 @@ def run_sharing(
 
 
 class _Replica:
-    """A pipeline under way; actions and messages that have not ended or left yet have no known time."""
+    """A running pipeline. Actions and messages that have not ended or left have no known time yet."""
 
     def __init__(self, pipeline: ReplicaSchedule, buckets: Buckets) -> None:
         precedence, times = pipeline.order.precedence, pipeline.times
@@ -83,7 +83,7 @@ class _Replica:
 
 @dataclass
 class _Rank:
-    """A rank of a replica: its actions, how many are done, and the seconds that the next has left once it runs."""
+    """A rank of a replica: its actions, the number done, and the seconds left of the one that is running."""
 
     replica: _Replica
     numbers: Sequence[int]
@@ -91,7 +91,7 @@ class _Rank:
     left_s: float = 0.0
 
     def ready_s(self) -> float:
-        """Return when its next action may begin; infinite where its input has not left yet."""
+        """Return when its next action may begin; infinite if its input has not left yet."""
         return self.replica.run.interval(self.numbers[self.done]).start_s
 
     def begin(self) -> _Rank:

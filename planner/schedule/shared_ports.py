@@ -1,7 +1,7 @@
-"""One replica simulated on ports that several of its edges share, which each message has in part.
+"""One replica simulated on ports that several of its edges share, each message with a part of the port's rate.
 
-The host of a middle stage sends activations on and gradients back through one NIC. Messages under way at once get a
-max-min fair share of each port, as TCP gives it; a message that is alone has all of it.
+The host of a middle stage sends activations on and gradients back through one NIC. Simultaneous messages get a max-min
+fair share of each port, as with TCP. A message that is alone gets the whole port.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import NamedTuple
 from holmes_runtime.config.precedence import NOTHING, Precedence
 
 Port = tuple[tuple[int, float], ...]
-"""A NIC or a trunk in one direction: the edges that use it, as `Waits` numbers them, and the seconds of a message of
-each that has it for itself."""
+"""A NIC or a trunk in one direction: the edges that use it, numbered as in `Waits`, and the seconds of a message of
+each that has the port to itself."""
 
 
 Rates = tuple[tuple[int, float], ...]
@@ -25,17 +25,17 @@ Rates = tuple[tuple[int, float], ...]
 
 
 class SharedPorts(NamedTuple):
-    """The ports that several edges of a replica share, and by edge the bytes of a message."""
+    """The ports that several edges of a replica share, and the bytes of a message by edge."""
 
     ports: tuple[Port, ...]
     message_bytes: tuple[float, ...]
 
 
 class SharingRun:
-    """A replica under way, by the seconds that `follow` of precedence.py takes; `edge_s` are of messages alone.
+    """A running replica, with the arguments of `follow` in precedence.py. `edge_s` are the seconds of lone messages.
 
-    Where edges share ports, one message at a time is under way on each: `_left` is the part of it still to leave, by
-    edge. The others leave as in `follow`.
+    On each edge that shares ports, one message at a time is being sent; `_left` is the unsent part of it. Messages on
+    other edges leave as in `follow`.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class SharingRun:
         self._queues: defaultdict[int, deque[int]] = defaultdict(deque)  # the numbers of a link's messages
         self._sharing = {edge for port in shared.ports for edge, _ in port if edge_s[edge]}
         self._left = [0.0] * len(edge_s)
-        self._under_way = 0  # the edges with a message under way, as bits
+        self._under_way = 0  # the edges with a message being sent, as bits
         self._rates: Rates = ()
         self._rates_of = rates_by_edges(tuple(edge_s), shared)
 
     def to_end(self) -> tuple[list[float], list[float]]:
-        """Run all actions. Return what `follow` does."""
+        """Run all actions. Return the same as `follow`."""
         acting, left, blocked_by, now_s = self._acting, self._left, [*self._next.waits_for], 0.0
         for number in self._next.first:
             self._begin(number)
-        # Much of the time of planning several clusters is spent in this loop.
+        # Planning for several clusters spends much of its time in this loop.
         while acting or self._under_way:
             next_s, sent, rates = acting[0][0] if acting else inf, -1, self._rates
             for edge, rate in rates:
@@ -86,7 +86,7 @@ class SharingRun:
         heappush(self._acting, (least_s if least_s > end_s else end_s, number))
 
     def _end(self, number: int, now_s: float) -> tuple[int, ...]:
-        """End the action and queue its message. Return the actions that wait for one thing less."""
+        """End the action and queue its message. Return the actions that now wait for one thing less."""
         _, _, _, ahead, edge = self._waits[number - 1]
         self._ends_s[number] = now_s
         if edge not in self._sharing:
@@ -104,7 +104,7 @@ class SharingRun:
         self._share(self._under_way | 1 << edge)
 
     def _leave(self, edge: int, now_s: float) -> tuple[int, ...]:
-        """Let the edge's message arrive, and the next one of its link leave. Return the action that waits for it."""
+        """Let the edge's message arrive, and the link's next message leave. Return the action that waits for it."""
         queue = self._queues[self._next.link_of[edge]]
         number = queue.popleft()
         self._left_s[number] = now_s
@@ -116,15 +116,15 @@ class SharingRun:
         return (self._next.awaiting[number],)
 
     def _share(self, under_way: int) -> None:
-        """Share the ports anew among the edges with a message under way."""
+        """Divide the ports among the edges that are now sending a message."""
         self._under_way, self._rates = under_way, self._rates_of(under_way)
 
 
 class Successors(NamedTuple):
     """The actions that follow others, by number, and the link of each edge.
 
-    After an action, its rank runs `after`, and `awaiting` gets its message. It waits for as many things as `waits_for`
-    has; those in `first` wait for none. Number 0, which is no action, never gets all it waits for.
+    After an action, its rank runs `after`, and `awaiting` gets its message. An action waits for `waits_for` things;
+    those in `first` wait for none. Number 0 is no action and never starts.
     """
 
     after: list[int]
@@ -149,7 +149,7 @@ def successors(precedence: Precedence) -> Successors:
 
 @lru_cache(maxsize=4)
 def rates_by_edges(edge_s: tuple[float, ...], shared: SharedPorts) -> Callable[[int], Rates]:
-    """Return a function that shares the ports among the edges with a message under way, given as bits."""
+    """Return a function that divides the ports among the edges that are sending, given as bits."""
 
     @cache
     def rates(under_way: int) -> Rates:
@@ -159,12 +159,12 @@ def rates_by_edges(edge_s: tuple[float, ...], shared: SharedPorts) -> Callable[[
 
 
 def fair_rates(edges: Sequence[int], edge_s: Sequence[float], shared: SharedPorts) -> Rates:
-    """Return by edge the messages per second while each of `edges` has one under way: max-min fair in bytes.
+    """Return the messages per second by edge while each of `edges` is sending one: max-min fair in bytes.
 
-    The rates of all grow together, until one is as fast as alone or a port is full; then those keep theirs.
+    All rates grow together until one is as fast as alone or a port is full. The affected rates then stay as they are.
     """
     sizes, uses_of = shared.message_bytes, _uses_of(shared)
-    left = {edge: 1.0 / (edge_s[edge] / sizes[edge]) for edge in edges}  # bytes/s of a message that is alone
+    left = {edge: 1.0 / (edge_s[edge] / sizes[edge]) for edge in edges}  # bytes/s of a lone message
     rates: dict[int, float] = {}
     free, growing_s, growing = [1.0] * len(shared.ports), [0.0] * len(shared.ports), [0] * len(shared.ports)
     for edge in edges:
@@ -189,7 +189,7 @@ def fair_rates(edges: Sequence[int], edge_s: Sequence[float], shared: SharedPort
 
 @lru_cache(maxsize=64)
 def _uses_of(shared: SharedPorts) -> dict[int, list[tuple[int, float]]]:
-    """Return by edge the numbers of its ports, each with the seconds of a byte that has it for itself."""
+    """Return the numbers of each edge's ports, each with the seconds of a byte that has the port to itself."""
     found: dict[int, list[tuple[int, float]]] = {}
     for number, port in enumerate(shared.ports):
         for edge, use_s in port:

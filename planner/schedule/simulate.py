@@ -1,15 +1,15 @@
-"""The step, simulated: every pipeline rank runs the schedule's own actions, messages queue on links, weights are
-gathered and gradients reduced.
+"""The simulated step: every pipeline rank runs its schedule's actions, messages queue on links, weights are gathered
+and gradients reduced.
 
-Each replica's pipeline runs alone, since groups already carry only their share of a NIC. Sends do not hold up the
-sender; a link, from one pipeline rank to its neighbour in one direction, takes one message at a time, and a message
-that has left arrives after the link's latency, while the next one leaves. A step begins when all ranks have updated
-their shards: weights are gathered under the first forward, gradients reduced under the last backward, and the update
-waits for the slowest rank, since the norm that clips gradients is over all ranks.
+Each replica's pipeline runs alone, since groups already carry only their share of a NIC. Sends do not block the sender.
+A link goes from one pipeline rank to its neighbour in one direction. It takes one message at a time; a message arrives
+after the link's latency, while the next one leaves. A step begins when all ranks have updated their shards. Weights
+are gathered during the first forward, and gradients are reduced during the last backward. The update waits for the
+slowest rank, since the norm that clips gradients is over all ranks.
 
-With thousands of micro-batches, fill and drain are simulated and the steady state between them is extrapolated: once
-one more round of pp micro-batches makes the step of every rank longer by the same seconds, the omitted rounds are
-assumed to add as much each.
+With thousands of micro-batches, fill and drain are simulated and the steady state between them is extrapolated. Once
+one more round of pp micro-batches lengthens the step of every rank by the same seconds, the omitted rounds are assumed
+to add as much each.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from planner.schedule.buckets import BucketSeconds
 from planner.schedule.shared_ports import SharedPorts, SharingRun
 from planner.tolerances import ROUNDING
 
-MAX_SIMULATED = 1024  # micro-batches; beyond, so many are simulated first, and twice as many until they are steady
+MAX_SIMULATED = 1024  # micro-batches; with more, this many are simulated first, then twice as many until steady
 
 
 @dataclass(frozen=True)
 class PipelineTimes:
     """Seconds per micro-batch of one replica.
 
-    forward_s and backward_s are by stage. forward_edge_s[s] is how long one message from stage s to s+1 keeps the link
-    busy, backward_edge_s[s] one from s+1 to s. Both arrive latency_s[s] after they have left, at once if it is empty.
-    `weight_part` of a backward makes weight gradients, which a schedule may split off; its two halves then take
-    `split_factor` times as long together. No stage comes before the first, so its whole backward is its weight half.
-    Edges that use a port of `shared` take as long as said where no other does at the same time.
+    forward_s and backward_s are by stage. forward_edge_s[s] is the time a message from stage s to s+1 occupies the
+    link, backward_edge_s[s] the same from s+1 to s. Both arrive latency_s[s] after they left; empty: 0.
+    `weight_part` of a backward computes weight gradients, which a schedule may split off; the two halves together take
+    `split_factor` times as long. No stage comes before the first, so its whole backward is its weight half.
+    Edges on a port of `shared` take the given time if no other edge uses the port.
     """
 
     forward_s: tuple[float, ...]
@@ -48,11 +48,11 @@ class PipelineTimes:
     shared: SharedPorts | None = None
 
     def under_way_s(self) -> tuple[float, ...]:
-        """Return, by edge, the latency."""
+        """Return the latency by edge."""
         return self.latency_s or (0.0,) * len(self.forward_edge_s)
 
     def halves_s(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """By stage, the halves of a backward that a schedule splits: its input's gradient, its weights' gradients."""
+        """Return, by stage, the halves of a backward that a schedule splits: gradients of inputs, and of weights."""
         first_s, *later_s = self.backward_s
         inputs_s, weights_s = (
             tuple(backward_s * part * self.split_factor for backward_s in later_s)
@@ -66,7 +66,7 @@ class PipelineTimes:
         return [*self.forward_s, *self.forward_s, *self.backward_s, *inputs_s, *weights_s]
 
     def late_s(self) -> list[float]:
-        """Return, by kind and stage as `work_s`, how long the work's input is under way."""
+        """Return the latency of each work's input, by kind and stage as in `work_s`."""
         forward_s, backward_s = (0.0, *self.under_way_s()), (*self.under_way_s(), 0.0)
         return [*forward_s, *forward_s, *backward_s, *backward_s, *(0.0 for _ in backward_s)]
 
@@ -79,7 +79,7 @@ class Interval(NamedTuple):
 
 
 class ScheduleOrder(NamedTuple):
-    """A replica's schedule, as `make_schedule` takes it."""
+    """A replica's schedule, as the arguments of `make_schedule`."""
 
     schedule: ScheduleName
     pp: int
@@ -93,7 +93,7 @@ class ScheduleOrder(NamedTuple):
         return precedence_of(*self)
 
     def without(self, rounds: int) -> ScheduleOrder:
-        """Return the order of so many rounds of pp micro-batches less."""
+        """Return the order with `rounds` fewer rounds of pp micro-batches."""
         return self._replace(num_microbatches=self.num_microbatches - rounds * self.pp)
 
 
@@ -105,11 +105,11 @@ class ReplicaSchedule:
     times: PipelineTimes
 
     def without(self, rounds: int) -> ReplicaSchedule:
-        """Return the replica with so many rounds of pp micro-batches less."""
+        """Return the replica with `rounds` fewer rounds of pp micro-batches."""
         return replace(self, order=self.order.without(rounds))
 
     def without_sharing(self) -> ReplicaSchedule:
-        """Return the replica with every port for each edge alone."""
+        """Return the replica with every edge as if it had its ports to itself."""
         return self if self.times.shared is None else replace(self, times=replace(self.times, shared=None))
 
 
@@ -127,10 +127,10 @@ class Span:
 
 @dataclass(frozen=True)
 class ReplicaTimeline:
-    """The end of each action of one replica and the time its message had left, by its number; see precedence.py.
+    """The end of each action of one replica and the time at which its message left, by number; see precedence.py.
 
-    `late_s` is how long the input of an action is then under way, by work as `Waits` numbers it. `steady_s` is
-    how much later every last action ends, as a part of the steady state was left out.
+    `late_s` is the latency of an action's input, by work as `Waits` numbers it. `steady_s` is added to the end of every
+    last action for the part of the steady state that was left out.
     """
 
     precedence: Precedence
@@ -155,13 +155,13 @@ class ReplicaTimeline:
 
 
 Buckets = Sequence[Sequence[BucketSeconds]]
-"""By stage, in the order its backward makes them."""
+"""Gradient buckets by stage, in the order in which its backward computes them."""
 
 
 def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets = ()) -> ReplicaTimeline:
     """Return the run of one replica: each action starts as soon as its rank is free and its input has arrived.
 
-    `buckets`, if given, are gathered from the start on, and a stage's first forward waits for them.
+    `buckets`, if given, are gathered from the start of the step, and a stage's first forward waits for them.
     """
     work_s, edge_s = times.work_s(), [*times.forward_edge_s, *times.backward_edge_s, 0.0]
     late_s = times.late_s()
@@ -175,7 +175,7 @@ def run_pipeline(precedence: Precedence, times: PipelineTimes, buckets: Buckets 
 
 
 def run_to_end(pipeline: ReplicaSchedule, buckets: Buckets = ()) -> ReplicaTimeline:
-    """Return the run of one replica, without a part of its steady state where it has very many micro-batches."""
+    """Return the run of one replica, without a part of its steady state if it has very many micro-batches."""
     order, times = pipeline.order, pipeline.times
     simulated = max(MAX_SIMULATED, 16 * (order.pp + sum(order.extra_in_flight)))
     while (rounds := (order.num_microbatches - simulated) // order.pp) > 1:
@@ -190,8 +190,8 @@ def run_to_end(pipeline: ReplicaSchedule, buckets: Buckets = ()) -> ReplicaTimel
 def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
     """Return, by stage, a lower bound on the end of its first forward, whose parts wait for their buckets.
 
-    The first layers come first, and a rank's stages one after another. A forward takes as long for each bucket, in
-    proportion, as the backward.
+    The first layers are gathered first, and a rank's stages one after another. A bucket's share of the forward is its
+    share of the backward.
     """
     num_stages = len(times.forward_s)
     least_s = [0.0] * num_stages
@@ -212,7 +212,7 @@ def gathered_s(pp: int, times: PipelineTimes, buckets: Buckets) -> list[float]:
 
 
 class NetworkFreeTimes(NamedTuple):
-    """The times when the network inside clusters is free again, and the one between them, which is the end."""
+    """The times when the network inside clusters is free again, and when the one between them is, which is the end."""
 
     inside_s: float
     end_s: float
@@ -226,9 +226,10 @@ def reduce_end_s(
 ) -> NetworkFreeTimes:
     """Return when a stage's gradients have been reduced over its replicas, whose last backwards are given.
 
-    Buckets are in the order the backward makes them. Each starts when every replica has made it, the one before is
-    through and the network is free, at `free`. A replica's backward makes buckets at the pace of its own interval. In
-    two levels a bucket goes across clusters when it has gone through their own network and the one before is across.
+    Buckets are in the order in which the backward computes them. Each starts when every replica has computed it, the
+    previous bucket is reduced and the network is free (`free`). Within its interval, a replica's backward computes
+    buckets at a constant pace. In two levels, a bucket crosses clusters once it has been reduced inside them and the
+    previous one has crossed.
     """
     whole_s = sum(bucket.backward_s for bucket in buckets)
     made_s, (inside_s, end_s) = 0.0, free
@@ -244,14 +245,14 @@ def reduce_end_s(
 def simulate(pipelines: Sequence[ReplicaSchedule], buckets: Buckets = ()) -> float:
     """Return the seconds until the last rank has its gradients. Without `buckets` nothing is gathered or reduced.
 
-    Pipelines that are equal run once.
+    Equal pipelines run once.
     """
     unlike = dict.fromkeys(pipelines) if len(pipelines) > 1 else pipelines
     return end_s([run_to_end(pipeline, buckets) for pipeline in unlike], buckets)
 
 
 def end_s(runs: Sequence[ReplicaTimeline], buckets: Buckets = ()) -> float:
-    """Return the seconds until the last rank of those replicas has its gradients."""
+    """Return the seconds until the last rank of these replicas has its gradients."""
     ends_s = [end_s for run in runs for end_s in run.rank_ends_s()]
     if buckets:
         finals = [[run.last_interval(stage) for stage in range(len(buckets))] for run in runs]
@@ -261,7 +262,7 @@ def end_s(runs: Sequence[ReplicaTimeline], buckets: Buckets = ()) -> float:
 
 
 def _rank_reduce_end_s(stages: Sequence[int], finals: Sequence[Sequence[Interval]], buckets: Buckets) -> float:
-    """Return when a pipeline rank has reduced its stages' gradients, one stage after another as they are made."""
+    """Return when a pipeline rank has reduced its stages' gradients, one stage after another as they are computed."""
     reduced, late_s = AT_ONCE, 0.0
     for stage in sorted(stages, key=lambda s: max(final[s].end_s for final in finals)):
         reduced = reduce_end_s([final[stage] for final in finals], buckets[stage], reduced)
@@ -270,7 +271,7 @@ def _rank_reduce_end_s(stages: Sequence[int], finals: Sequence[Sequence[Interval
 
 
 def timeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) -> tuple[Span, ...]:
-    """Every action of one replica with its time, pipeline rank by pipeline rank."""
+    """Return every action of one replica with its time, pipeline rank by pipeline rank."""
     return spans_of(schedule, run_pipeline(find_precedence(schedule), times, buckets))
 
 

@@ -1,10 +1,10 @@
-"""Lower bounds on the simulation of a schedule, in seconds, found without running its actions.
+"""Lower bounds on the simulation of a schedule, in seconds, computed without running its actions.
 
 Most modes of a placement lose by these alone, so only the few that may win are simulated. A bound follows one pipeline
-rank: it begins when the first micro-batch gets there, does all its work, and then the ranks before it still have a
-backward to run. No link, and no port that links share, is faster than its messages one by one. Ranks also wait for one
-another in loops: from a backward to the forward that a rank runs next, with it to a later rank, and back with the
-backward that the later rank runs next.
+rank. It begins when the first micro-batch arrives, does all its work, and then the ranks before it still have a
+backward to run. No link, and no shared port, is faster than its messages one by one. Ranks also wait for one another in
+loops: from a backward to the next forward of the same rank, with it to a later rank, and back with that rank's next
+backward.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from planner.schedule.buckets import BucketSeconds
 from planner.schedule.simulate import Buckets, PipelineTimes, ReplicaSchedule, ScheduleOrder, gathered_s
 from planner.tolerances import ROUNDING
 
-WIDEST = 4  # ranks in a loop: wider ones wait longer only where links are very slow, and are slow to look at
+WIDEST = 4  # ranks in a loop: wider ones wait longer only if links are very slow, and are slow to compute
 
 
 def least_step_s(pipeline: ReplicaSchedule, buckets: Buckets = ()) -> float:
-    """Return the seconds below which no `simulate` of that replica comes."""
+    """Return a lower bound on the seconds of `simulate` for that replica."""
     order, times = pipeline.order, pipeline.times
     pp, m, num_stages = order.pp, order.num_microbatches, len(times.forward_s)
     forward_s, late_s = times.forward_s, times.under_way_s()
     busy_s = [(*edge_s, 0.0) for edge_s in (times.forward_edge_s, times.backward_edge_s)]
     there_s, back_s = ([edge + late for edge, late in zip(each, (*late_s, 0.0), strict=True)] for each in busy_s)
-    backward_s, weights_s = times.backward_s, (0.0,) * num_stages  # the part the rank before waits for, and the rest
+    backward_s, weights_s = times.backward_s, (0.0,) * num_stages  # the part the previous rank waits for, and the rest
     if order.schedule == "zero-bubble":
         backward_s, weights_s = times.halves_s()
     begun_s = _first_forwards_s(pp, times, gathered_s(pp, times, buckets))
@@ -49,7 +49,7 @@ def least_step_s(pipeline: ReplicaSchedule, buckets: Buckets = ()) -> float:
 
 
 def _busiest_port_s(times: PipelineTimes) -> float:
-    """Return the seconds that the messages of one micro-batch take of the busiest port that edges share."""
+    """Return the seconds for which the messages of one micro-batch occupy the busiest shared port."""
     ports = times.shared.ports if times.shared is not None else ()
     return max((sum(use_s for _, use_s in port) for port in ports), default=0.0)
 
@@ -63,10 +63,10 @@ def _loops_s(
     back_s: Sequence[float],
     backward_s: Sequence[float],
 ) -> float:
-    """Return the seconds between the first and the last backward of a rank with one stage, at least.
+    """Return a lower bound on the seconds between the first and the last backward of a rank with one stage.
 
-    After backward j it runs forward j + k; a later rank follows that with backward j + k - k' + 1, k' being its own k.
-    `kept` has k of the rank and of all later ones; there are `m` micro-batches.
+    After backward j it runs forward j + k; a later rank follows that with backward j + k - k' + 1, where k' is its own
+    k. `kept` has k of the rank and of all later ones; there are `m` micro-batches.
     """
     longest_s = loop_s = 0.0
     for other, later in enumerate(kept[:WIDEST], rank):
@@ -79,14 +79,14 @@ def _loops_s(
 
 
 def _most_kept(order: ScheduleOrder, rank: int) -> int:
-    """Return the forwards that a rank with one stage is ahead of its backwards, at most."""
+    """Return the most forwards by which a rank with one stage may be ahead of its backwards."""
     if order.schedule == "gpipe":
         return order.num_microbatches
     return min(order.num_microbatches, order.pp - rank + sum(order.extra_in_flight[rank:]))
 
 
 def _first_forwards_s(pp: int, times: PipelineTimes, gathered: Sequence[float]) -> list[float]:
-    """Return, by rank, when its first forward begins at the earliest, if it then runs without a pause."""
+    """Return, by rank, the earliest time at which its first forward begins, if it then runs without a pause."""
     found, there_s, late_s = [], 0.0, times.under_way_s()
     for rank in range(pp):
         forward_s = times.forward_s[rank]
@@ -96,8 +96,8 @@ def _first_forwards_s(pp: int, times: PipelineTimes, gathered: Sequence[float]) 
 
 
 def _reduce_tail_s(buckets: Sequence[BucketSeconds], last_s: float) -> float:
-    """Seconds that reducing takes beyond a stage's last backward of `last_s`, at least: the last bucket, or all of them
-    from the moment when the first is made."""
+    """Return a lower bound on the seconds of reducing after a stage's last backward of `last_s`: of the last bucket, or
+    of all once the first is computed."""
     whole_s = inside_s = across_s = 0.0
     for backward_s, reduce_s, _, _, across_reduce_s, _ in buckets:
         whole_s, inside_s, across_s = whole_s + backward_s, inside_s + reduce_s, across_s + across_reduce_s

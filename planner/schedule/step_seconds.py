@@ -1,7 +1,7 @@
 """The seconds of stages, messages, gradient buckets and updates, for every simulation of a step.
 
 `PlacementSimulator` fills the records below from classes of hosts, `LayoutCosts` from ranks and process groups. Both
-then call the same functions for what follows: compute and packing by stage, gradient buckets, and the slowest update.
+then call the same functions for compute and packing by stage, gradient buckets, and the slowest update.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from planner.tolerances import ROUNDING
 NEGLIGIBLE = 0.05  # of the slowest stage's seconds: ports with less to do made no simulated step 0.5 % longer
 
 Exchange = Callable[[int], BucketExchange]
-"""Returns the seconds that exchanging so many parameters of one tensor shard takes."""
+"""A function that returns the seconds of exchanging a number of parameters of one tensor shard."""
 
 
 class DenseLayers(NamedTuple):
-    """First layers without experts: the model's shape, and the seconds of one with its collectives."""
+    """First layers without experts: the model's shape, and the seconds of one such layer with its collectives."""
 
     shape: ModelShape
     layer: PassTimes
 
 
 class RankSeconds(NamedTuple):
-    """One micro-batch on a pipeline rank: a layer with its collectives, the head, and an action beyond computing.
+    """One micro-batch on a pipeline rank: a layer with its collectives, the head, and the overhead of an action.
 
-    `exchanged` is a layer's parameters as they count in the exchange of gradients, where that is not one for each, and
-    `expert_part` what one of a routed expert counts. `dense` is there where first layers have no experts.
+    `exchanged` is the number of a layer's parameters in the exchange of gradients, if some count only in part, and
+    `expert_part` the part that counts of a routed expert's. `dense` is set if first layers have no experts.
     """
 
     layer: PassTimes
@@ -55,7 +55,7 @@ class RankSeconds(NamedTuple):
     dense: DenseLayers | None = None
 
     def compute_s(self, held: int, dense: int) -> PassTimes:
-        """Return the seconds of so many layers, `dense` of them without experts."""
+        """Return the seconds of `held` layers, `dense` of them without experts."""
         if self.dense is None or not dense:
             return PassTimes(held * self.layer.forward_s, held * self.layer.backward_s)
         one, other = self.layer, self.dense.layer
@@ -68,7 +68,7 @@ class RankSeconds(NamedTuple):
 def with_experts(
     seconds: RankSeconds, job: Job, execution: Execution, slot: Slot, without: PassTimes | None
 ) -> RankSeconds:
-    """Return the seconds of a rank on `slot`, with what experts change of its exchange, and a layer `without` any."""
+    """Return the seconds of a rank on `slot`, adjusted for experts; `without` is a layer without any."""
     exchanged, part = exchanged_parameters(job.model, execution, slot), expert_exchange_part(execution, slot.peers)
     dense = None
     if without is not None:
@@ -80,7 +80,7 @@ def with_experts(
 class ReplicaSeconds:
     """One replica: its pipeline ranks, and one message over each edge between them.
 
-    Edges are by earlier pipeline rank. The last leads back to the first rank, for ranks that hold several stages.
+    Edges are by earlier pipeline rank. The last one leads back to the first rank, for ranks that hold several stages.
     `weight_part` is as in `PipelineTimes`.
     """
 
@@ -91,7 +91,7 @@ class ReplicaSeconds:
 
     @property
     def latency_s(self) -> float:
-        """Seconds that a value is under way from the first rank to the last."""
+        """Seconds that a value takes from the first rank to the last by latency alone."""
         return sum(edge.latency_s for edge in self.forward_edges[:-1])
 
     def compute_s(self, layers: Sequence[int]) -> list[tuple[float, float]]:
@@ -110,7 +110,7 @@ class ReplicaSeconds:
         return [sum(stages_s[rank::pp]) for rank in range(pp)]
 
     def times(self, job: Job, execution: Execution, layers: Sequence[int], messages: bool = True) -> PipelineTimes:
-        """Return the seconds of the replica's stages and edges; without `messages` all that they add is left out."""
+        """Return the seconds of the replica's stages and edges; without `messages`, only the compute."""
         pp, seconds, factor = len(self.ranks), self.compute_s(layers), split_factor(job)
         if not messages or pp == 1:
             forward_s, backward_s = zip(*seconds, strict=True)
@@ -136,14 +136,14 @@ class ReplicaSeconds:
 
 
 def dense_of(rank: RankSeconds, layers: Sequence[int]) -> Sequence[int]:
-    """Return the layers without experts of each stage."""
+    """Return the number of layers without experts on each stage."""
     return [0] * len(layers) if rank.dense is None else dense_layers(rank.dense.shape, layers)
 
 
 def shared_ports(edges: Sequence[Edge], sizes: Mapping[Codec, float], slowest_s: float) -> SharedPorts | None:
-    """Return the ports that several of `edges` share, forward edges first, and by edge the bytes of a message.
+    """Return the ports that several of `edges` share, forward edges first, and the bytes of a message by edge.
 
-    Ports that hardly delay a message, next to the `slowest_s` that a stage computes, count as not shared.
+    Ports that hardly delay a message, compared with the `slowest_s` that a stage computes, count as not shared.
     """
     uses: dict[PortName, list[tuple[int, float]]] = {}
     for number, edge in enumerate(edges):
@@ -159,9 +159,9 @@ def shared_ports(edges: Sequence[Edge], sizes: Mapping[Codec, float], slowest_s:
 def gradient_buckets(
     job: Job, candidate: Candidate, layers: Sequence[int], ranks: Sequence[RankSeconds], exchanges: Sequence[Exchange]
 ) -> list[list[BucketSeconds]]:
-    """Return, by stage, its gradient buckets; `layers` are by stage, `ranks` and `exchanges` by pipeline rank."""
+    """Return the gradient buckets by stage; `layers` are by stage, `ranks` and `exchanges` by pipeline rank."""
     engine, found, last = engine_of(job), list[list[BucketSeconds]](), len(layers) - 1
-    alike: dict[object, list[BucketSeconds]] = {}  # of many stages most are
+    alike: dict[object, list[BucketSeconds]] = {}  # most of many stages are alike
     without = dense_of(ranks[0], layers)
     for stage, held in enumerate(layers):
         rank = stage % candidate.pp
@@ -183,7 +183,7 @@ def gradient_buckets(
 
 
 def in_two_levels(engine: Engine, inside: BucketExchange, across: BucketExchange) -> BucketExchange:
-    """Return the exchange of a bucket inside clusters, and of its parts across them, as the engine does them."""
+    """Return the exchange of a bucket inside clusters, and of its parts across them, as the engine runs it."""
     if engine.copies_update:
         across = across.all_reduced()
     late_s = inside.late_s + across.late_s
@@ -206,7 +206,7 @@ def slowest_update_s(
 
 
 def hiding_depths(stages: Sequence[tuple[float, float]], edges: Sequence[Edge]) -> list[int]:
-    """Return, by edge, the micro-batches in flight, beyond 1F1B's, that hide a round trip over it."""
+    """Return, by edge, the micro-batches in flight, in addition to 1F1B's, that hide a round trip over it."""
     pace_s = max(*(f + b for f, b in stages), *(edge.busy_s for edge in edges))
     trips_s = [sum(stages[e]) + sum(stages[e + 1]) + 2 * (edge.busy_s + edge.latency_s) for e, edge in enumerate(edges)]
     return [max(0, ceil(trip_s / pace_s * (1 - ROUNDING)) - 2) if pace_s else 0 for trip_s in trips_s]

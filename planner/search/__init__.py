@@ -1,1 +1,1 @@
-"""The placement of least closed-form seconds: branch and bound over candidates, and its integer programs."""
+"""The placement with the least closed-form seconds: branch and bound over candidates, and its integer programs."""

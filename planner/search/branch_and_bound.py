@@ -1,9 +1,9 @@
-"""A best-first branch and bound over candidates, for the placement of least closed-form seconds.
+"""A best-first branch and bound over candidates for the placement with the least closed-form seconds.
 
-The open branch of the lowest bound is refined first. A branch's refinements cost more and more: bounds from compute
-alone, bounds that relax the integer program, a greedy placement, programs at the paces that may still win; see
-refinements.py. The best placement found is the incumbent. The search ends when no branch may beat it; the gap between
-it and the least bound that was left open is not proved.
+The open branch with the lowest bound is refined first. A branch's refinements get more and more expensive: bounds from
+compute alone, bounds that relax the integer program, a greedy placement, and programs at the paces that may still win;
+see refinements.py. The best placement found is the incumbent. The search ends when no branch may beat it. The gap
+between it and the least bound left open is not proved.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from planner.search.refinements import (
 from planner.search.solve import placement_of, solve_preferred
 from planner.tolerances import RELATIVE_TOLERANCE
 
-MAX_KEPT = 48  # placements for the simulation, which also looks at other shapes
+MAX_KEPT = 48  # placements for the simulation, which also tries other shapes
 SHORTEST_OF = 64  # branches, long after the time limit
 Status = Literal["optimal", "near optimal", "time limit"]
 Progress = Callable[[int, int, float | None], None]
@@ -51,10 +51,10 @@ Progress = Callable[[int, int, float | None], None]
 class SearchResult:
     """The result of the search.
 
-    `found` are placements, best first; `bound_s` is a lower bound on all there are. `ranked` has the candidates that
+    `found` are placements, best first; `bound_s` is a lower bound on all placements. `ranked` has the candidates that
     may fit, each with its lower bound from compute alone, in ascending order. `sharded` are placements under ZeRO-3
-    that beat all in `found`, if any, where job.yaml leaves that open, and `sharded_bound_s` is the bound on all such
-    placements; `misfits` are candidates that may fit under ZeRO-3 alone.
+    that beat all in `found`, if any and if job.yaml allows it. `sharded_bound_s` is the bound on all such
+    placements; `misfits` are candidates that may fit only under ZeRO-3.
     """
 
     found: tuple[PricedPlacement, ...]
@@ -69,11 +69,11 @@ class SearchResult:
 
 
 def search(problem: Problem, time_limit_s: float, progress: Progress | None = None) -> SearchResult:
-    """Return the placements of least closed-form seconds, and how sure that is.
+    """Return the placements with the least closed-form seconds, and the certainty of that.
 
-    Optimizer states are in host memory only where nothing fits otherwise. Stops at `time_limit_s` with the best so far;
-    within the limit the result depends on the input alone. Raises HolmesError when memory holds no candidate, or
-    nothing was found in time.
+    Optimizer states are in host memory only if nothing fits otherwise. Stops at `time_limit_s` with the best so far.
+    Within the limit, the result depends only on the input. Raises HolmesError if memory holds no candidate, or nothing
+    was found in time.
     """
     state, candidates = SearchState(problem, time_limit_s), enumerate_candidates(problem.job, problem.fleet)
     ranked = _explore_all(state, candidates, progress)
@@ -105,13 +105,13 @@ def search(problem: Problem, time_limit_s: float, progress: Progress | None = No
 
 
 def _explore_sharded(state: SearchState, misfits: Sequence[Candidate]) -> SearchState:
-    """Search candidates that fit under ZeRO-3 alone, for placements that beat the incumbent of `state`.
+    """Search candidates that fit only under ZeRO-3 for placements that beat the incumbent of `state`.
 
-    Where one fits without, it is no slower. The bounds of candidates that cannot beat it count as left open.
+    A candidate that also fits without it is no slower that way. Bounds of candidates that cannot win count as open.
     """
     beside, branches = state.beside(), list[Branch]()
     for misfit in misfits:
-        least_s = state.early.compute_s(misfit)  # to share weights makes no step shorter
+        least_s = state.early.compute_s(misfit)  # sharing weights makes no step shorter
         if not state.beats_incumbent(least_s):
             beside.leave_open(least_s)
         else:
@@ -124,7 +124,7 @@ def _explore_sharded(state: SearchState, misfits: Sequence[Candidate]) -> Search
 def _explore_all(
     state: SearchState, candidates: Sequence[Candidate], progress: Progress | None
 ) -> tuple[tuple[float, Candidate], ...]:
-    """Explore the candidates; those that may fit, each with its lower bound from compute alone, in ascending order."""
+    """Explore the candidates. Return those that may fit, each with its lower bound from compute alone, ascending."""
     branches = [branch for each in candidates if (branch := _first_branch(state, each)) is not None]
     ranked = tuple(sorted((branch.lower_bound_s, branch.candidate) for branch in branches))
     if len(fills(state.problem.job, 2, RECOMPUTE[0])) > 1:
@@ -134,10 +134,10 @@ def _explore_all(
 
 
 def explore(state: SearchState, branches: list[Branch], progress: Progress | None = None) -> None:
-    """Refine the branch of the lowest bound, until no open one may beat the incumbent or the time is over.
+    """Refine the branch with the lowest bound until no open one may beat the incumbent or the time is over.
 
-    Programs of mixed form, which may take all the time there is, wait until no other branch is open. So do programs
-    that are due before anything was found: the placements of other branches show where to look. `state` gets the
+    Programs of mixed form, which may take all remaining time, wait until no other branch is open. So do programs
+    that are due before anything was found: the placements of other branches show where to search. `state` gets the
     placements, and the bounds of branches that are left open.
     """
     heapq.heapify(branches)
@@ -170,7 +170,7 @@ def explore(state: SearchState, branches: list[Branch], progress: Progress | Non
 
 
 def _take_shortest(branches: list[Branch]) -> Branch:
-    """Take, of the first few branches of a heap, the one of the shortest pipelines, which are quick to place."""
+    """Pop the branch with the shortest pipelines, which are quick to place, from the first few branches of a heap."""
     at = min(range(min(len(branches), SHORTEST_OF)), key=lambda at: branches[at].candidate.pp)
     branches[at], branches[-1] = branches[-1], branches[at]
     branch = branches.pop()
@@ -179,14 +179,14 @@ def _take_shortest(branches: list[Branch]) -> Branch:
 
 
 def _are_due(state: SearchState, branches: Sequence[Branch], waiting: Sequence[Branch]) -> bool:
-    """Return True if it is time for the programs that wait."""
+    """Return True if it is time for the waiting programs."""
     if not waiting or not branches:
         return bool(waiting)
     return state.beats_incumbent(waiting[0].lower_bound_s) and not state.beats_incumbent(branches[0].lower_bound_s)
 
 
 def _refine(state: SearchState, branch: Branch) -> Branch | None:
-    """Return the branch after its next refinement; None where it has no more, or no time is left for the next one."""
+    """Return the branch after its next refinement; None if it has no more, or no time is left for the next one."""
     if branch.refinements[0] is full_lower_bound and state.is_late:
         return branch._replace(refinements=branch.refinements[1:])
     if not state.is_late or branch.refinements[0] not in NEED_TIME:
@@ -196,7 +196,7 @@ def _refine(state: SearchState, branch: Branch) -> Branch | None:
 
 
 def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
-    """Return the branch of a candidate in blocks; where memory is too small, with more recomputation; else None."""
+    """Return a candidate's branch in blocks, with more recomputation if memory is too small; None if nothing fits."""
     job, fitting = state.problem.job, candidate
     while not state.early.fits(fitting):
         state.misfits.append(fitting)
@@ -204,7 +204,7 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
         if more is None:
             return None
         fitting = more
-    bound_s = state.early.compute_s(fitting)  # and no more than its siblings, which join when it is refined
+    bound_s = state.early.compute_s(fitting)  # no higher than its siblings', which are added when it is refined
     if not fitting.divides(job.batch_parts) and len(state.problem.fleet.classes) > 1:
         bound_s = min(bound_s, state.early.whole_replicas_s(fitting))  # slow replicas may run fewer
     if fitting.weight_shards > 1:
@@ -213,7 +213,7 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
 
 
 def _with_less_fill(state: SearchState, branch: Branch) -> Iterator[Branch]:
-    """The branches of the same candidate under schedules that may waste less while its pipeline fills and drains."""
+    """Yield the candidate's branches under schedules that may waste less during fill and drain."""
     for candidate in with_other_fills(state.problem.job, branch.candidate)[1:]:
         other = _first_branch(state, candidate)
         if other is not None and other.lower_bound_s < branch.lower_bound_s:
@@ -221,12 +221,12 @@ def _with_less_fill(state: SearchState, branch: Branch) -> Iterator[Branch]:
 
 
 def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
-    """The other branches of a candidate, which join when its first one is refined, since none has a lower bound."""
+    """Yield a candidate's other branches when its first one is refined, since none of them has a lower bound."""
     if branch.refinements[0] is not early_bound or branch.form != "blocks":
         return
     job, candidate = state.problem.job, branch.candidate
     if candidate.weight_shards > 1 and job.zero != 3:
-        return  # `_sharded_branches` yields all there are
+        return  # `_sharded_branches` yields all of them
     more = state.early.more_recompute(candidate)
     if more is not None and (first := _first_branch(state, more)) is not None:
         yield first
@@ -246,9 +246,9 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
 
 
 def _sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]:
-    """Yield the branches under ZeRO-3 of a candidate that does not fit into memory without, where it may fit with it.
+    """Yield the branches under ZeRO-3 of a candidate that does not fit into memory without it but may with it.
 
-    In blocks, or with whole replicas over several clusters, where each cluster holds the weights once.
+    They are in blocks, or with whole replicas over several clusters that each hold the weights once.
     """
     for sharded in state.early.with_shared_weights(misfit):
         if sharded.weight_shards == sharded.dp:
@@ -257,7 +257,7 @@ def _sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]
 
 
 def _sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator[Branch]:
-    """Yield the branches of the candidate whose replicas are over 2, 3 ... clusters, sharded inside each."""
+    """Yield the branches of the candidate with replicas over 2, 3 ... clusters, sharded inside each."""
     for sharded in state.early.with_shared_weights(candidate):
         if sharded.weight_shards < sharded.dp:
             yield _in_whole_replicas(state, sharded)
@@ -269,7 +269,7 @@ def _in_whole_replicas(state: SearchState, candidate: Candidate) -> Branch:
 
 
 def _prefer(state: SearchState) -> None:
-    """Take the preferred one among equally good placements, where programs found the best or runners-up."""
+    """Choose the preferred one among equally good placements, where programs found the best or runners-up."""
     best_first = sorted(state.found, key=lambda key: state.found[key].objective_s)
     for key in best_first[:MAX_KEPT]:
         spec, limit_s = state.specs.get(key), state.program_limit_s
@@ -283,9 +283,9 @@ def _prefer(state: SearchState) -> None:
 
 
 def _best_first(state: SearchState) -> tuple[PricedPlacement, ...]:
-    """Return the best placements, as many as are kept; among equals the one that recomputes least is first.
+    """Return the best placements, at most `MAX_KEPT`. Among equals, the one with the least recomputation is first.
 
-    A placement found under several fills stands where it is best.
+    A placement found under several fills is listed once, at its best position.
     """
     keyed = sorted(
         (found.objective_s, RECOMPUTE.index(key[0].recompute), key, found) for key, found in state.found.items()
@@ -305,9 +305,9 @@ def _status(state: SearchState, bound_s: float) -> Status:
 
 
 def proof(job: Job, pp: int, gap: float, status: Status) -> Status:
-    """Return the status of a plan of `pp` stages that is `gap` above the bound, after a search of that status.
+    """Return the status of a plan of `pp` stages that is `gap` above the bound, after a search with that status.
 
-    No proof where some cuts were not priced as they are, because first layers have no experts.
+    There is no proof if some cuts were not priced exactly because first layers have no experts.
     """
     if not prices_all_cuts(job, pp):
         return "near optimal" if status == "optimal" else status

@@ -25,10 +25,10 @@ from planner.tolerances import RELATIVE_TOLERANCE
 
 @dataclass(frozen=True)
 class Certificate:
-    """The least seconds of placements with the plan's degrees by the closed form, from the last of `programs`.
+    """The least closed-form seconds of placements with the plan's degrees, from the last of `programs`.
 
-    None where the time limit ended that one, or no program has them. Where it has no solution, a better placement is
-    known: on stages over several clusters programs price every edge as the slowest, and ranks are priced as they are.
+    None if the time limit ended that program, or if no program has these degrees. If it has no solution, a better
+    placement is known: for stages over several clusters, programs price every edge as the slowest, ranks exactly.
     """
 
     least_s: float | None
@@ -38,9 +38,9 @@ class Certificate:
 def certify(
     problem: Problem, placement: Placement, known_s: float, left: TimeLeft, lp: Path | None = None
 ) -> Certificate:
-    """Return the certificate of `placement`, of whose degrees a placement of `known_s` seconds is known.
+    """Return the certificate of `placement`; `known_s` are the seconds of a known placement with its degrees.
 
-    `lp` names a file for the program. Raises HolmesError where it cannot be written.
+    `lp` names a file for the program. Raises HolmesError if it cannot be written.
     """
     coeffs = problem.coefficients(placement.candidate)
     fixed_layers = fixed_cut(problem.job, placement.candidate)
@@ -68,7 +68,7 @@ def certify(
 
 
 def form_of(placement: Placement) -> Form:
-    """Return the form of a placement, as branches of the search have it."""
+    """Return the form of a placement, as in the branches of the search."""
     if all(len(set(row)) == 1 for row in placement.sites):
         return "blocks"
     whole = all(len(set(column)) == 1 for column in zip(*placement.sites, strict=True))
@@ -78,7 +78,7 @@ def form_of(placement: Placement) -> Form:
 def _improved_s(bounds: LowerBounds, known_s: float, left: TimeLeft) -> tuple[float, int]:
     """Return the seconds of the best placement found at one pace after another, and the number of programs solved.
 
-    Of one pace each is quick, and the better the placement known is, the smaller is the program of all paces.
+    Programs of a single pace are quick, and a better known placement makes the program of all paces smaller.
     """
     programs = 0
     for pace_s in bounds.paces_s[bounds.first_pace :]:
@@ -92,7 +92,7 @@ def _improved_s(bounds: LowerBounds, known_s: float, left: TimeLeft) -> tuple[fl
 
 
 def _spec_within(bounds: LowerBounds, known_s: float) -> ProgramSpec:
-    """Return the program of all paces at which a placement may take no more than `known_s`; of the first at least."""
+    """Return the program of all paces at which a placement may take at most `known_s`, or at least of the first."""
     paces, within_s = bounds.paces_s[bounds.first_pace :], known_s * (1 + RELATIVE_TOLERANCE)
     near = takewhile(lambda pace_s: bounds.from_pace_s(pace_s) <= within_s, paces)
     held = [pace_s for pace_s in near if bounds.at_pace_s(pace_s) <= within_s] or paces[:1]

@@ -1,22 +1,22 @@
 """The closed form of a step's time, which the integer program minimises.
 
-A placement is `layers[stage]` and for each lane its sites and edges. A lane is replicas that exchange nothing with
-others until gradients are reduced: all of them, unless every replica keeps to one class of hosts; then each class is
-one.
+A placement consists of `layers[stage]` and, for each lane, its sites and edges. A lane is a set of replicas that
+exchange nothing with others until gradients are reduced. If every replica keeps to one class of hosts, each class is
+one lane; otherwise all replicas are one.
 
     step = max over lanes ((m-1) T + max_s S_s + phi (sum_s S_s - max_s S_s) + 2 sum_s (E_s + 2 L_s)) + G
 
-m is the lane's micro-batches, S_s a stage's forward and backward of one micro-batch. One message keeps the edge
-s -> s+1 busy for E_s and is under way for L_s more: forward and backward once in the fill, and L_s once more each way
+m is the lane's micro-batches, S_s a stage's forward and backward of one micro-batch. One message occupies the edge
+s -> s+1 for E_s and then takes L_s to arrive: once forward and once backward in the fill, and L_s once more each way
 for the norm of the gradients. T is the pace of the steady state: no stage and no edge in either direction is faster,
-and latency costs nothing. That takes a schedule that keeps enough micro-batches in flight, as `eager` does; where
-job.yaml fixes another one, each micro-batch waits for the slowest edge once per stage: T = max S_s + max (E_s + L_s).
-Nor is T less than a NIC needs that sends one edge's activations and another's gradients: N_s + N_(s+1) on it alone;
-nor less than a trunk or an uplink needs for all edges that cross it.
+and latency costs nothing. That needs a schedule with enough micro-batches in flight, such as `eager`. If job.yaml
+fixes another one, each micro-batch waits for the slowest edge once per stage: T = max S_s + max (E_s + L_s).
+A NIC that sends one edge's activations and another's gradients needs N_s + N_(s+1), so T is at least that. T is also
+at least the time that a trunk or an uplink needs for all edges that cross it.
 G is the longest exchange of a stage's gradients and weights that its own last micro-batch does not hide; one layer's
 is never hidden.
-Approximations that the simulation of the best placements does not make: a site is as slow as its slowest class, an
-edge as its slowest replica, several dp groups share a NIC as `rings_on_nic` says, and the memory of 1F1B must fit.
+The simulation of the best placements does not make these approximations: a site is as slow as its slowest class, an
+edge as its slowest replica, several dp groups share a NIC as in `rings_on_nic`, and the memory of 1F1B must fit.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ PortName = tuple[object, ...]
 """A NIC of a host, out or in, or a trunk or an uplink in one direction."""
 
 Ports = tuple[tuple[PortName, float], ...]
-"""Ports, each with the seconds of a message that has it for itself."""
+"""Ports, each with the seconds of a message that has the port to itself."""
 
 
 class Edge(NamedTuple):
-    """One message between two stages: seconds for which it keeps the link busy, and for which it then is under way.
+    """One message between two stages: the seconds for which it occupies the link, and those until it then arrives.
 
     `codec` is its packing, which the simulations add to the seconds of both stages. `ports` are the NICs, trunks and
     uplinks that it may share with other edges.
@@ -58,11 +58,11 @@ class Edge(NamedTuple):
 
     @property
     def fill_s(self) -> float:
-        """The seconds added to a step in one direction: once in the fill, and once more under way for the norm."""
+        """The seconds added to a step in one direction: one message in the fill, and its latency again for the norm."""
         return self.busy_s + 2 * self.latency_s
 
     def paced_s(self, coeffs: Coefficients) -> float:
-        """Return the seconds that bound the pace, without latency where enough is in flight."""
+        """Return the seconds that bound the pace, without latency if enough micro-batches are in flight."""
         return self.busy_s if coeffs.hides_edges else self.busy_s + self.latency_s
 
 
@@ -70,9 +70,9 @@ NO_EDGE = Edge(0.0)
 
 
 class ReplicaKind(NamedTuple):
-    """Replicas with the same sites: their micro-batches, seconds by stage, what one message takes by edge.
+    """Replicas with the same sites: their micro-batches, the seconds of each stage, and one message on each edge.
 
-    `port_s` is what a micro-batch takes of the busiest NIC, trunk or uplink that edges share, in one direction.
+    `port_s` is the time a micro-batch needs on the busiest NIC, trunk or uplink that edges share, in one direction.
     """
 
     microbatches: int
@@ -82,7 +82,7 @@ class ReplicaKind(NamedTuple):
 
 
 class StageExchange(NamedTuple):
-    """The exchange of one stage's gradients and weights: of how many layers, at how many seconds per byte."""
+    """The exchange of one stage's gradients and weights: its number of layers, and the seconds per byte."""
 
     num_layers: int
     s_per_byte: float
@@ -94,7 +94,7 @@ def step_s(coeffs: Coefficients, lanes: Sequence[ReplicaKind], exchanges: Sequen
     if coeffs.candidate.dp == 1:
         return seconds
     slowest_stages_s = map(max, zip(*(lane.stage_s for lane in lanes), strict=True))
-    unlike = {  # of many stages most are alike
+    unlike = {  # most of many stages are alike
         (per_byte, coeffs.sync_bytes(stage, held), stage_s)
         for stage, ((held, per_byte), stage_s) in enumerate(zip(exchanges, slowest_stages_s, strict=True))
     }
@@ -111,12 +111,12 @@ def lane_s(coeffs: Coefficients, lane: ReplicaKind) -> float:
 
 
 def pace_of(coeffs: Coefficients, stage_s: float, edge_s: float) -> float:
-    """Return the seconds per micro-batch of the steady state, of the slowest stage and the slowest edge."""
+    """Return the seconds per micro-batch of the steady state, for the slowest stage and the slowest edge."""
     return max(stage_s, edge_s) if coeffs.hides_edges else stage_s + edge_s
 
 
 def layers_within(seconds: float, layer_s: float, most: int) -> int:
-    """Return the layers of `layer_s` within `seconds`, no more than `most`."""
+    """Return the number of layers of `layer_s` within `seconds`, at most `most`."""
     if seconds < 0:
         return 0
     return min(most, int(seconds * (1 + ROUNDING) / layer_s)) if layer_s else most
@@ -127,8 +127,8 @@ def site_stage_s(
 ) -> float:
     """Return the seconds of forward and backward of one micro-batch, at the pace of the slowest class of `site`.
 
-    `ends` says if it is the first and the last stage. `sharers`: classes whose replicas share the stage's weights under
-    ZeRO-3, where these are more than the site.
+    `ends` states if it is the first and if it is the last stage. `sharers`: the classes whose replicas share the
+    stage's weights under ZeRO-3, if there are more than in the site.
     """
     layer_s = max([coeffs.layer_s[c] for c in site])
     if coeffs.weight_bytes is not None:
@@ -144,7 +144,7 @@ def site_stage_s(
 
 @lru_cache(maxsize=MAX_PRICED)
 def least_pass(coeffs: Coefficients, sharers: Site) -> PassTimes:
-    """Return the least seconds of a layer whose weights replicas over several classes share; 0 inside one."""
+    """Return the least seconds of a layer whose weights are shared by replicas in several classes; 0 inside one."""
     if coeffs.weight_bytes is None or len(sharers) == 1:
         return PassTimes(0.0, 0.0)
     per_byte = sync_s_per_byte(coeffs, sharers, rings_on_nic(coeffs, sharers), is_even=False)
@@ -153,7 +153,7 @@ def least_pass(coeffs: Coefficients, sharers: Site) -> PassTimes:
 
 @lru_cache(maxsize=MAX_PRICED)
 def edge_of(coeffs: Coefficients, before: Site, after: Site) -> Edge:
-    """One message between stages on two sites, on hosts that differ."""
+    """Return one message between stages on two sites, on different hosts."""
     classes = {*before, *after}
     nics_s = joined_s(coeffs, classes, coeffs.fabric_edge_s, coeffs.shared_edge_s)
     if not coeffs.crossings:
@@ -163,7 +163,7 @@ def edge_of(coeffs: Coefficients, before: Site, after: Site) -> Edge:
 
 
 class NicUse(NamedTuple):
-    """A host's NICs on one network, and the seconds of an edge's message that has them alone."""
+    """A host's NICs on one network, and the seconds of an edge's message that has them to itself."""
 
     name: str
     use_s: float
@@ -171,7 +171,7 @@ class NicUse(NamedTuple):
 
 @lru_cache(maxsize=MAX_PRICED)
 def nic_use(coeffs: Coefficients, site: Site, other: Site) -> NicUse:
-    """Return the use that an edge to `other` makes of a host of `site`, at the pace of the slowest class."""
+    """Return an edge's use of a host of `site`, to `other`, at the pace of the slowest class."""
     on_fabric = are_alike(coeffs, {*site, *other})
     name = "fabric" if on_fabric and not any(coeffs.has_one_nic[c] for c in site) else "shared"
     return NicUse(name, max((coeffs.fabric_port_s if on_fabric else coeffs.shared_port_s)[c] for c in site))
@@ -193,7 +193,7 @@ def shared_wires_s(coeffs: Coefficients, site: Site, other: Site) -> dict[PortNa
 def busiest_port_s(coeffs: Coefficients, sites: Sequence[Site], edges: Sequence[Edge]) -> float:
     """Return the seconds of a micro-batch on the busiest NIC, trunk or uplink that edges share, in one direction.
 
-    Free edges are inside a host. Each other one sends activations one way and gradients the other.
+    Free edges are inside a host. All others send activations one way and gradients the other.
     """
     busiest_s, before = 0.0, None
     wires_s: dict[PortName, float] = {}
@@ -210,14 +210,14 @@ def busiest_port_s(coeffs: Coefficients, sites: Sequence[Site], edges: Sequence[
 
 
 def exposed_sync_s(coeffs: Coefficients, s_per_byte: float, size_bytes: int, stage_s: float) -> float:
-    """Return the seconds of a stage's exchange that its own last micro-batch does not hide; one layer's at least."""
+    """Return the seconds of a stage's exchange that its last micro-batch does not hide; at least one layer's."""
     return max(s_per_byte * coeffs.layer_sync_bytes, s_per_byte * size_bytes - stage_s)
 
 
 class SiteBlock(NamedTuple):
-    """Consecutive stages on one site: the layers of each, in order.
+    """Consecutive stages on one site, with the layers of each, in order.
 
-    `is_even` says of a site over several clusters whether each has equally many of a stage's replicas; None: where they
+    For a site over several clusters, `is_even` states if each has equally many of a stage's replicas; None: if they
     can hold that.
     """
 
@@ -227,7 +227,7 @@ class SiteBlock(NamedTuple):
 
 
 def blocks_step_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> float:
-    """Seconds of one step when stages stand in blocks, all replicas of a stage on its site, as the program has them."""
+    """Return the seconds of one step with stages in blocks and each stage's replicas on its site, as in the program."""
     exchanges: list[StageExchange] = []
     stages: list[float] = []
     last = sum(len(block.layers) for block in blocks) - 1
@@ -244,7 +244,7 @@ def blocks_step_s(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> float:
 
 
 def _edges(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> Iterator[Edge]:
-    """One message by edge; between stages that share a host it takes nothing."""
+    """Yield one message for each edge; it takes no time between stages that share a host."""
     before: SiteBlock | None = None
     for block in blocks:
         if before is not None:
@@ -256,7 +256,7 @@ def _edges(coeffs: Coefficients, blocks: Sequence[SiteBlock]) -> Iterator[Edge]:
 
 
 Hosts = Sequence[Sequence[str]]
-"""By stage and replica, the host of the tensor group."""
+"""The host of each tensor group, by stage and replica."""
 
 
 def price_ranks_s(
@@ -266,7 +266,7 @@ def price_ranks_s(
     ranks: Sequence[PlanRank],
     microbatches: Sequence[int],
 ) -> float:
-    """Closed-form seconds of one step. `layers` are by pipeline rank, all its chunks together."""
+    """Return the closed-form seconds of one step. `layers` are by pipeline rank, all its chunks together."""
     hosts = {(rank.pp_rank, rank.dp_rank): rank.host for rank in ranks if rank.tp_rank == 0}
     by_stage = [[hosts[stage, replica] for replica in range(candidate.dp)] for stage in range(candidate.pp)]
     return price_hosts_s(problem.coefficients(candidate), problem.fleet.class_of, layers, by_stage, microbatches)
@@ -280,9 +280,9 @@ def price_hosts_s(
     microbatches: Sequence[int],
     two_levels: bool = True,
 ) -> float:
-    """Closed-form seconds of one step with the tensor group of each stage and replica on the given host.
+    """Return the closed-form seconds of one step with the tensor group of each stage and replica on the given host.
 
-    Without `two_levels` replicas exchange in one ring, wherever they are.
+    Without `two_levels`, replicas always exchange in one ring.
     """
     columns: dict[tuple[int, ...], list[int]] = {}
     for replica in range(coeffs.candidate.dp):
@@ -323,9 +323,9 @@ def _lane(
 def _sync_rates(
     coeffs: Coefficients, class_of: Mapping[str, int], layers: Sequence[int], hosts: Hosts, two_levels: bool
 ) -> list[float]:
-    """By stage, seconds per byte of its exchange, with the dp groups counted that share a host's NIC or a trunk.
+    """Return, by stage, the seconds per byte of its exchange, counting dp groups that share a host's NIC or a trunk.
 
-    They count no less than `rings_on_nic` assumed.
+    They count as at least the number that `rings_on_nic` returns.
     """
     sites = [tuple(sorted({class_of[host] for host in row})) for row in hosts]
     far = [len({coeffs.cluster[c] for c in site}) > 1 for site in sites]

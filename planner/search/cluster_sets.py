@@ -1,7 +1,7 @@
-"""Lower bounds on placements in blocks by the set of clusters they use: few enough sets to look at each.
+"""Lower bounds on placements in blocks by the set of clusters they use. There are few enough sets to examine each.
 
-The bounds of lower_bounds.py let every stage take the fastest class, and every edge the fastest wire, of the fleet. A
-placement has to pay for the wires to the clusters that have the fast classes, or to do without them.
+The bounds of lower_bounds.py let every stage use the fleet's fastest class, and every edge the fastest wire. But a
+placement either pays for the wires to the clusters with fast classes, or does without those classes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from planner.search.closed_form import Edge, edge_of
 from planner.search.early_bounds import more_stages
 from planner.search.lower_bounds import LayerLimits, LowerBounds
 
-MAX_CLUSTERS = 4  # with more, the sets are too many
+MAX_CLUSTERS = 4  # with more, there are too many sets
 
 
 class ClusterSet(NamedTuple):
     """Lower bounds on the edges of placements that use all clusters of a set, in seconds of one direction.
 
-    `edges_s` is what all edges add to the fill, `slowest_s` the slowest one's pace. `stages` are (class, stages),
-    fastest class first: how many more stages there can be that are as fast as the class.
+    `edges_s` is the time all edges add to the fill, `slowest_s` the pace of the slowest one. `stages` are (class,
+    stages), fastest class first: the number of additional stages that can be as fast as the class.
     """
 
     edges_s: float
@@ -32,7 +32,7 @@ class ClusterSet(NamedTuple):
 
 
 class ClusterSets:
-    """All sets of clusters for the placements that `bounds` are for."""
+    """All sets of clusters for the placements that `bounds` covers."""
 
     def __init__(self, bounds: LowerBounds) -> None:
         self._bounds, self._coeffs = bounds, bounds.coeffs
@@ -41,7 +41,7 @@ class ClusterSets:
     def least_s(self, pace_s: float, limits: LayerLimits) -> float:
         """Return a lower bound on the step, in seconds, of stages within `limits`, one at `pace_s` or slower.
 
-        Exchanges of gradients are left out. Infinite where no set of clusters holds all layers.
+        Exchanges of gradients are left out. Infinite if no set of clusters holds all layers.
         """
         return min(
             (
@@ -53,13 +53,13 @@ class ClusterSets:
         )
 
     def _work_s(self, stages: Sequence[tuple[int, int]], limits: LayerLimits) -> float:
-        """Return a lower bound on the seconds of all stages for one micro-batch; infinite where they hold too little.
+        """Return a lower bound on the seconds of all stages for one micro-batch; infinite if layers do not fit.
 
-        Each stage holds a layer at least. What a slower stage could hold, a faster one is taken to hold, so that
-        filling the fastest first is best.
+        Each stage holds at least one layer. A faster stage is assumed to hold whatever a slower one could, so filling
+        the fastest first is best.
         """
         coeffs, left, seconds = self._coeffs, self._pp, min(self._coeffs.dense_s)
-        one = int(not coeffs.first_dense)  # such layers may be all that the first stage holds
+        one = int(not coeffs.first_dense)  # layers without experts may be all that the first stage holds
         layers = coeffs.num_layers - coeffs.first_dense - one * left
         most = list(accumulate((limits.middle[c] for c, _ in reversed(stages)), max))[::-1]
         for (c, count), limit in zip(stages, most, strict=True):
@@ -73,7 +73,7 @@ class ClusterSets:
 
     @cached_property
     def _sets(self) -> list[ClusterSet]:
-        """Each set of clusters that hold a stage at least, with no more clusters than stages."""
+        """Each set of clusters that can hold at least one stage each, with no more clusters than stages."""
         able = sorted(x for x, slots in self._coeffs.cluster_slots.items() if slots >= self._dp)
         sizes = range(1, min(len(able), self._pp) + 1)
         return [self._set(clusters) for size in sizes for clusters in combinations(able, size)]
@@ -114,7 +114,7 @@ class ClusterSets:
 
 
 def spanning(clusters: Sequence[int], seconds: Mapping[tuple[int, int], float]) -> list[float]:
-    """Return the seconds of the edges that join all `clusters` in the least time, added up or each alone."""
+    """Return the seconds of each edge of a minimum spanning tree over `clusters`."""
     joined, found = {clusters[0]}, []
     while len(joined) < len(clusters):
         edge_s, nearest = min((seconds[x, y], y) for x in joined for y in clusters if y not in joined)

@@ -1,9 +1,9 @@
 """A check for room for stages over several clusters, quicker than a program.
 
-Each such stage takes group slots of all the clusters it is over, equally many where its gradients are to be exchanged
-in two levels. The slots it leaves must hold the other stages, each inside one cluster. The rest of a cluster is mostly
-too small for one more stage, so few sets of crossing stages leave room for all others, and often none does. Order,
-edges and positions are left out, so that only a no is certain.
+Each such stage takes group slots in all of its clusters, equally many if it exchanges gradients in two levels. The
+remaining slots must hold the other stages, each inside one cluster. The rest of a cluster is mostly too small for
+another stage, so few sets of crossing stages leave room for all others, and often none does. The check ignores order,
+edges and positions, so only a no is certain.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from planner.search.lower_bounds import LayerLimits, LowerBounds
 from planner.search.program_spec import make_sites
 from planner.tolerances import ROUNDING
 
-MAX_LOOKS = 2000  # at sets of crossing stages; after so many there is taken to be room
+MAX_LOOKS = 2000  # at sets of crossing stages; after that, room is assumed
 
 
 class _Crossing(NamedTuple):
-    """A stage on a site over several clusters: slots it takes of each at least, and seconds per byte of its exchange.
+    """A stage on a site over several clusters: the least slots it takes in each, and seconds per byte of its exchange.
 
     `layers` are the most that it can hold.
     """
@@ -35,9 +35,9 @@ class _Crossing(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """A set of crossing stages: how many of all have been decided on, their sites, layers, and the slots they leave.
+    """A set of crossing stages: the number decided on, the sites and layers of the chosen ones, and the slots left.
 
-    `owed` are slots that they also take, in clusters not yet decided on.
+    `owed` are slots that they also take, in clusters that are not decided yet.
     """
 
     decided: int
@@ -48,7 +48,7 @@ class _Look(NamedTuple):
 
 
 class CrossingRoom:
-    """The room for the stages of a candidate, one at least over several clusters."""
+    """The room for a candidate's stages, with at least one of them over several clusters."""
 
     def __init__(self, coeffs: Coefficients) -> None:
         self._coeffs, self._inside = coeffs, LowerBounds(coeffs)
@@ -94,7 +94,7 @@ class CrossingRoom:
         return min(most, int((most_s - min(0.0, first_s, last_s, first_s + last_s)) / slope))
 
     def _inside_stages(self, limits: LayerLimits) -> list[tuple[int, int, int]]:
-        """(most layers, cluster, number in the cluster) of the stages that clusters hold, most layers first."""
+        """Return (most layers, cluster, number in the cluster) of stages inside clusters, most layers first."""
         found = []
         for group in self._inside.groups:
             stages = self._inside.stages_of(group, limits.middle)
@@ -115,7 +115,7 @@ class CrossingRoom:
         return enough_slots and inside < len(rooms) and look.layers + layers + rooms[inside] >= self._num_layers
 
     def _with_one_more(self, look: _Look, crossings: Sequence[_Crossing]) -> Iterator[_Look]:
-        """Yield the looks with one crossing stage more, of those not yet decided on."""
+        """Yield the looks with one more crossing stage, from those not yet decided on."""
         for at in range(look.decided, len(crossings)):
             layers, site, slots, _ = crossings[at]
             if site not in look.sites and all(look.left[cluster] >= taken for cluster, taken in slots.items()):
@@ -125,7 +125,7 @@ class CrossingRoom:
 
 
 def _crossings(coeffs: Coefficients, site: Site) -> Iterator[_Crossing]:
-    """The ways to stand on a site over several clusters: with equally many replicas in each, and with any numbers."""
+    """Yield the ways to use a site over several clusters: with equally many replicas in each, and with any numbers."""
     clusters = Counter(coeffs.cluster[c] for c in site)
     if len(clusters) == 1:
         return

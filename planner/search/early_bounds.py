@@ -1,6 +1,6 @@
 """Lower bounds on a candidate's step, in seconds, from the speed and the number of group slots alone.
 
-They need none of a candidate's coefficients, and rule out all but a few hundred of the ten thousands of candidates.
+They need none of a candidate's coefficients, and exclude all but a few hundred of tens of thousands of candidates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from planner.tolerances import ROUNDING
 
 
 class ClassSpeed(NamedTuple):
-    """Group slots of equal speed in one cluster: seconds of a layer, their number, and the cluster's name."""
+    """Group slots of equal speed in one cluster: the seconds of a layer, their number, and the cluster's name."""
 
     layer_s: float
     group_slots: int
@@ -47,7 +47,7 @@ class CandidateSpeeds(NamedTuple):
     first: PassTimes
     least_head_s: float
     most_head_s: float
-    dense: float = 1.0  # seconds of a layer without experts over another's, the least
+    dense: float = 1.0  # least seconds of a layer without experts over a layer with them
 
 
 class EarlyBounds:
@@ -74,7 +74,7 @@ class EarlyBounds:
         )
 
     def more_recompute(self, candidate: Candidate) -> Candidate | None:
-        """Return the same as `more_recompute` of candidates.py, cached for very many: it depends on little."""
+        """Return the same as `more_recompute` of candidates.py. The cache serves many candidates: few fields matter."""
         c = candidate
         recompute = self._more_recompute(c.tp, c.pp > 1, c.recompute, c.fill, c.weight_shards)
         if recompute is None:
@@ -83,7 +83,7 @@ class EarlyBounds:
         return Candidate(*sizes, recompute, c.fill, c.weight_shards, c.optimizer_offload, c.instances)
 
     def with_shared_weights(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Yield the candidate under ZeRO-3 in one cluster, with replicas over two, and so on, where it may fit."""
+        """Yield the candidate under ZeRO-3 in one cluster, with replicas over two, and so on, if it may fit."""
         for number in range(1, len(self._fleet.cluster_names) + 1):
             sharded = with_sharded_weights(self._job, candidate, number)
             if sharded is not None and self.fits(sharded):
@@ -97,10 +97,10 @@ class EarlyBounds:
         return None if more is None else more.recompute
 
     def compute_s(self, candidate: Candidate) -> float:
-        """Return a lower bound on the step, in seconds, with stages in blocks: from compute alone.
+        """Return a lower bound on the step, in seconds, with stages in blocks, from compute alone.
 
-        The pace is no faster than that of all group slots at work, nor than that of the fastest class with L/p layers,
-        which the fullest of p stages holds at least.
+        The pace is no faster than all group slots at work, nor than the fastest class with L/p layers, the least that
+        the fullest of p stages holds.
         """
         speeds = self._speeds_of(candidate)
         fullest_s = speeds.classes[0].layer_s * -(-self._even_layers(candidate, speeds) // candidate.pp)
@@ -108,9 +108,9 @@ class EarlyBounds:
         return self._at_pace_s(candidate, average_s if average_s > fullest_s else fullest_s, speeds)
 
     def whole_layers_s(self, candidate: Candidate, mixed: bool) -> float | None:
-        """Return a lower bound as `compute_s`, for stages of whole layers; None where the hosts cannot hold p stages.
+        """Return a lower bound like `compute_s`, for stages of whole layers; None if the hosts cannot hold p stages.
 
-        Group slots of a cluster make up stages together; with `mixed`, the slots of all clusters do.
+        Group slots of a cluster form stages together; with `mixed`, the slots of all clusters do.
         """
         stages = self._stages_by_pace(candidate, mixed)
         if sum(count for _, count in stages) < candidate.pp:
@@ -128,7 +128,7 @@ class EarlyBounds:
     def whole_replicas_s(self, candidate: Candidate) -> float:
         """Return a lower bound on the step, in seconds, with each replica in one class.
 
-        One lane runs the ceiling of the mean micro-batches at least; lanes of unequal shares together run all of them,
+        One lane runs at least the ceiling of the mean micro-batches. Lanes of unequal shares together run all of them
         and reach the mean at the average pace. Each fills and drains p stages, and gradients cross between classes.
         """
         speeds, crossing_s = self._speeds_of(candidate), self.crossing_sync_s(candidate)
@@ -144,7 +144,7 @@ class EarlyBounds:
         return max(alone_s, together_s, filled_s) + sync_s
 
     def crossing_sync_s(self, candidate: Candidate) -> float:
-        """Lower bound on the exchange of one layer's parameters between replicas in several classes, in seconds."""
+        """Return a lower bound on the exchange of one layer's parameters between replicas in several classes."""
         return self._crossing_sync_s(candidate.tp, candidate.dp)
 
     def _read_crossing_sync_s(self, tp: int, dp: int) -> float:
@@ -180,10 +180,10 @@ class EarlyBounds:
     ) -> float:
         """Return the seconds of the steady state at that pace, and of the fill on the fastest group slots.
 
-        Of the busiest replica, or of `mean` micro-batches.
+        They are for the busiest replica, or for `mean` micro-batches.
         """
         m = candidate.num_microbatches(self._batch_parts) if mean is None else mean
-        share = min(self._fill_share(candidate), m)  # else a slower pace would make it less
+        share = min(self._fill_share(candidate), m)  # otherwise a slower pace would reduce the result
         work_s = self._layers_of_work(candidate, speeds) * speeds.classes[0].layer_s + speeds.least_head_s
         return (m - share) * pace_s + share * work_s
 
@@ -199,22 +199,22 @@ class EarlyBounds:
         return self._layers_of_work(candidate, speeds) * candidate.dp / rate if rate else 0.0
 
     def _layers_of_work(self, candidate: Candidate, speeds: CandidateSpeeds) -> float:
-        """Return the layers with experts that take no longer than all layers."""
+        """Return the number of layers with experts that take no longer than all layers."""
         if not self._first_dense:
             return self._num_layers
         dense = self._dense_on_first(candidate)
         return self._num_layers + dense * (speeds.dense - 1) if dense else self._num_layers
 
     def _even_layers(self, candidate: Candidate, speeds: CandidateSpeeds) -> int:
-        """Return the layers that stages of layers with experts have room for at the pace of all, at least.
+        """Return the least number of layers with experts that stages must have room for at a common pace.
 
-        At that pace the first stage has room for as many more as its layers without experts are faster.
+        At that pace, the first stage has room for more of them, as its layers without experts are faster.
         """
         dense = self._dense_on_first(candidate)
         return max(1, self._num_layers - ceil(dense * (1 - speeds.dense) - ROUNDING)) if dense else self._num_layers
 
     def _stages_by_pace(self, candidate: Candidate, mixed: bool) -> list[tuple[float, int]]:
-        """(seconds of a layer, stages), fastest first: upper bounds on how many of the p stages are as fast."""
+        """Return (seconds of a layer, stages), fastest first: upper bounds on the number of p stages that fast."""
         speeds, left = self._speeds_of(candidate).classes, candidate.pp
         found = []
         group_slots = [(speed.cluster, speed.group_slots) for speed in speeds]
@@ -242,7 +242,7 @@ class EarlyBounds:
     def _read_speeds(
         self, tp: int, micro_batch_size: int, recompute: Recompute, weight_shards: int, num_ranks: int, alike: bool
     ) -> CandidateSpeeds:
-        """Return the speeds; if `alike`, of the faster kind of layers on each class."""
+        """Return the speeds; if `alike`, for the faster kind of layers on each class."""
         like = Candidate(tp, 1, 1, micro_batch_size, recompute, weight_shards=weight_shards)
         execution = like.execution(self._job)
         classes, layers, heads_s, dense = list[ClassSpeed](), list[PassTimes](), list[float](), list[float]()
@@ -285,7 +285,7 @@ class EarlyBounds:
 def more_stages(group_slots: Iterable[tuple[Hashable, int]], dp: int, mixed: bool) -> Iterator[int]:
     """Yield, for each class given as (cluster, slots), fastest first, how many more stages as fast it makes possible.
 
-    Group slots of one cluster make up stages together; with `mixed`, the slots of all clusters do.
+    Group slots of one cluster form stages together; with `mixed`, the slots of all clusters do.
     """
     together: dict[Hashable, int] = {}
     for cluster, count in group_slots:

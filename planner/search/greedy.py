@@ -1,8 +1,8 @@
 """Placements found without a program: a first incumbent, and often the best already, as the lower bounds then prove.
 
-Stages go to as few clusters as hold them, those joined fastest; classes that hold most layers within the pace take
-stages first, and layers too many are taken from the slowest. Blocks stand in the order whose edges are fastest and
-whose memory suffices.
+Stages use as few clusters as can hold them, preferring fast links between those. Classes that hold the most layers
+within the pace take stages first, and surplus layers are taken from the slowest. Blocks are in the order with the
+fastest edges for which memory suffices.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from planner.search.closed_form import SiteBlock, blocks_step_s, edge_of
 from planner.search.lower_bounds import LayerLimits, LowerBounds
 from planner.search.placement import take_surplus
 
-MAX_BLOCKS_TO_PERMUTE = 4  # more stand in inventory order, with each class last once
-MAX_CLUSTERS_FOR_ALL_SETS = 8  # of more, the best few by each of their merits
+MAX_BLOCKS_TO_PERMUTE = 4  # more are in inventory order, with each class last once
+MAX_CLUSTERS_FOR_ALL_SETS = 8  # with more, only the best few by each criterion
 
 
 @dataclass(frozen=True)
@@ -29,25 +29,25 @@ class PricedBlocks:
 
 
 def place_greedily(bounds: LowerBounds, pace_s: float) -> PricedBlocks | None:
-    """Return the best of two placements whose stages take at most `pace_s`, one with short gradients; None if none."""
+    """Return the best of two placements with stages of at most `pace_s`, one with short gradients; None if none."""
     found = [next(_place(bounds, each), None) for each in _limits(bounds, pace_s)]
     return min((each for each in found if each is not None), key=lambda blocks: blocks.seconds, default=None)
 
 
 def place_over_clusters(bounds: LowerBounds, pace_s: float) -> Iterator[PricedBlocks]:
-    """Yield placements as `place_greedily` does, over one cluster, over two and so on."""
+    """Yield placements like `place_greedily`, over one cluster, over two and so on."""
     for each in _limits(bounds, pace_s):
         yield from _place(bounds, each)
 
 
 def _limits(bounds: LowerBounds, pace_s: float) -> Iterable[LayerLimits]:
-    """Return the limits with and without short gradients, once where they are the same."""
+    """Return the limits with and without short gradients, only once if they are equal."""
     limits = bounds.within(pace_s)
     return dict.fromkeys((limits.both(bounds.synced_within(bounds.least_sync_s(limits))), limits))
 
 
 def place_cut(coeffs: Coefficients, layers: Sequence[int]) -> PricedBlocks | None:
-    """The best placement of stages with so many layers whose classes in some order take all they hold; None if none."""
+    """Return the best placement of stages of `layers`: classes in some order take all they hold. None if none fits."""
     classes = [c for c, most in enumerate(coeffs.most_stages) if most]
     few = len(classes) <= MAX_BLOCKS_TO_PERMUTE
     orders = permutations(classes) if few else (tuple(classes), tuple(reversed(classes)))
@@ -57,7 +57,7 @@ def place_cut(coeffs: Coefficients, layers: Sequence[int]) -> PricedBlocks | Non
 
 
 def _filled(coeffs: Coefficients, layers: Sequence[int], order: Iterable[int]) -> tuple[SiteBlock, ...] | None:
-    """Blocks of classes in that order; None where they do not hold all stages."""
+    """Return blocks of classes in that order; None if they do not hold all stages."""
     blocks, left = list[SiteBlock](), tuple(layers)
     for c in order:
         held, left = left[: coeffs.most_stages[c]], left[coeffs.most_stages[c] :]
@@ -66,7 +66,7 @@ def _filled(coeffs: Coefficients, layers: Sequence[int], order: Iterable[int]) -
 
 
 def _place(bounds: LowerBounds, limits: LayerLimits) -> Iterator[PricedBlocks]:
-    """Yield the placement over as few clusters as hold all stages, then over one more and so on."""
+    """Yield the placement over the fewest clusters that hold all stages, then over one more and so on."""
     coeffs, size = bounds.coeffs, 0
     for classes in _fewest_clusters(coeffs, limits):
         clusters = len({coeffs.cluster[c] for c in classes})
@@ -83,7 +83,7 @@ def _place(bounds: LowerBounds, limits: LayerLimits) -> Iterator[PricedBlocks]:
 
 
 def _fewest_clusters(coeffs: Coefficients, limits: LayerLimits) -> Iterator[list[int]]:
-    """Yield the classes of sets of clusters that may hold all stages: fewest clusters first, then fastest joined."""
+    """Yield the classes of each set of clusters that may hold all stages: fewest clusters first, then fastest links."""
     clusters = sorted(set(coeffs.cluster))
     for size in range(1, len(clusters) + 1):
         fitting = []
@@ -99,9 +99,9 @@ def _fewest_clusters(coeffs: Coefficients, limits: LayerLimits) -> Iterator[list
 def _sets_of_clusters(
     coeffs: Coefficients, limits: LayerLimits, clusters: Sequence[int], size: int
 ) -> Iterable[tuple[int, ...]]:
-    """All sets of so many clusters; of very many clusters those that hold most, are joined fastest, or compute fastest.
+    """Return all sets of `size` clusters. Of very many clusters, only the sets with most room, links or compute.
 
-    Sets of the same clusters come once.
+    Equal sets are returned once.
     """
     if len(clusters) <= MAX_CLUSTERS_FOR_ALL_SETS:
         return combinations(clusters, size)
@@ -126,7 +126,7 @@ def _holds(coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int]) ->
 def _arrange(
     coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int], last: int
 ) -> tuple[SiteBlock, ...] | None:
-    """Blocks of `classes` with the head in class `last`, in an order that memory allows; None if there is none."""
+    """Return blocks of `classes` with the head in class `last`, in an order that memory allows; None if none does."""
     counts = _count_stages(coeffs, limits, classes, last)
     if counts is None:
         return None
@@ -146,7 +146,7 @@ def _arrange(
 def _count_stages(
     coeffs: Coefficients, limits: LayerLimits, classes: Sequence[int], last: int
 ) -> dict[int, int] | None:
-    """Stages of each class: one for `last`, the others where most layers fit, then where layers are fastest."""
+    """Return the stages of each class: one for `last`, others where most layers fit, then where layers are fastest."""
     counts = dict.fromkeys(classes, 0)
     counts[last], left = 1, coeffs.candidate.pp - 1
     for c in sorted(classes, key=lambda c: (-limits.middle[c], coeffs.layer_s[c], coeffs.fabric_sync_s_per_byte[c], c)):
@@ -157,7 +157,7 @@ def _count_stages(
 
 
 def _orders(coeffs: Coefficients, used: Sequence[int], last: int) -> list[tuple[int, ...]]:
-    """Orders of the blocks that end with `last`, those with the fastest edges first."""
+    """Return the orders of the blocks that end with `last`, those with the fastest edges first."""
     others = [c for c in used if c != last]
     if len(used) > MAX_BLOCKS_TO_PERMUTE:
         return [(*others, last), (*reversed(others), last)]
@@ -175,10 +175,10 @@ def _stage_limits(limits: LayerLimits, c: int, count: int, holds_first: bool, ho
 
 
 def _cut(coeffs: Coefficients, stage_limits: dict[int, list[int]]) -> dict[int, list[int]] | None:
-    """Layers by class and stage: at the limits, less the surplus, taken from the slowest classes and fullest stages."""
+    """Return layers by class and stage: the limits less the surplus, taken from slow classes and full stages first."""
     class_of = [c for c, limits in stage_limits.items() for _ in limits]
     layers = [limit for limits in stage_limits.values() for limit in limits]
-    dense = coeffs.first_dense  # limits leave them out
+    dense = coeffs.first_dense  # limits exclude them
     surplus = sum(layers) + dense - coeffs.num_layers
     if surplus < 0 or min(layers[1:], default=1) < 1 or layers[0] < (not dense):
         return None

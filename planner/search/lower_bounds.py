@@ -1,10 +1,10 @@
 """Lower bounds on a candidate's step, in seconds, and the paces worth trying.
 
-All relax the program of program.py: stages take the best classes they could get, wherever they stand, and each term of
-the closed form is bounded alone. A stage over several classes or clusters is as slow as the slowest of them and holds
-no more than the smallest memory allows. So stages are filled with group slots in the order of their limits, largest
-first: then the least of each stage is largest. Limits and numbers of layers leave out the first ones without experts,
-which the first stage holds, too.
+All relax the program of program.py: stages use the best classes available, whatever their position, and each term of
+the closed form is bounded by itself. A stage over several classes or clusters is as slow as the slowest of them and
+holds no more than the smallest memory allows. So stages are filled with group slots in descending order of their
+limits, which maximises the smallest limit in each stage. Limits and numbers of layers exclude the first layers without
+experts, which the first stage holds as well.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from planner.tolerances import ROUNDING
 
 @dataclass(frozen=True)
 class LayerLimits:
-    """Most layers of a first, a middle and a last stage, by class."""
+    """The most layers of a first, a middle and a last stage, by class."""
 
     first: tuple[int, ...]
     middle: tuple[int, ...]
     last: tuple[int, ...]
 
     def both(self, other: LayerLimits) -> LayerLimits:
-        """Return the limits that both keep to."""
+        """Return the limits that satisfy both."""
         pairs = ((self.first, other.first), (self.middle, other.middle), (self.last, other.last))
         return LayerLimits(*(tuple(map(min, mine, its)) for mine, its in pairs))
 
 
 def _limits(first: Sequence[int], middle: Sequence[int], last: Sequence[int]) -> LayerLimits:
-    """Limits in which no middle stage holds less than the ends could, since there may be none."""
+    """Return limits in which a middle stage holds at least as much as the ends could, since there may be none."""
     return LayerLimits(tuple(first), tuple(map(max, first, middle, last)), tuple(last))
 
 
 class LowerBounds:
-    """The lower bounds of one candidate; `mixed` ones hold for stages over several clusters, too."""
+    """The lower bounds of one candidate. If `mixed`, they also hold for stages over several clusters."""
 
     def __init__(self, coeffs: Coefficients, mixed: bool = False) -> None:
         self.coeffs, self.mixed = coeffs, mixed
@@ -66,13 +66,13 @@ class LowerBounds:
 
     @cached_property
     def memory(self) -> LayerLimits:
-        """Limits of memory alone; a middle stage's at the position where it may hold most."""
+        """Limits from memory alone; for a middle stage, at the position where it may hold most."""
         capacity = self._capacity
         middle = [max(column) for column in zip(*capacity, strict=True)]
         return _limits(capacity[0], middle, capacity[-1])
 
     def within(self, pace_s: float) -> LayerLimits:
-        """Limits of stages that compute within `pace_s` and fit into memory."""
+        """Return the limits of stages that compute within `pace_s` and fit into memory."""
         num_layers = self._num_layers
         alone = {kind: layers_within(pace_s, kind[0], num_layers) for kind in self._kinds}
         before_head = {kind: layers_within(pace_s - kind[1], kind[0], num_layers) for kind in self._kinds}
@@ -86,7 +86,7 @@ class LowerBounds:
         return _limits(first, layers, with_head).both(self.memory)
 
     def synced_within(self, sync_s: float) -> LayerLimits:
-        """Limits of stages that expose no more than `sync_s` of their exchange."""
+        """Return the limits of stages that expose at most `sync_s` of their exchange."""
         last = self._pp - 1
         rows = [[self._synced_layers(c, stage, sync_s) for c in self._classes] for stage in (0, max(0, last - 1), last)]
         return _limits(*rows)
@@ -118,7 +118,7 @@ class LowerBounds:
         return found is not None and found >= self._num_layers
 
     def most_layers(self, limits: LayerLimits) -> int | None:
-        """Return an upper bound on the layers of p stages; None where the hosts cannot hold p stages."""
+        """Return an upper bound on the layers of p stages; None if the hosts cannot hold p stages."""
         if self._pp == 1:
             ends = map(min, limits.first, limits.last)
             return max(
@@ -131,13 +131,13 @@ class LowerBounds:
         return total - self._lost(limits, limits.first) - self._lost(limits, limits.last)
 
     def _lost(self, limits: LayerLimits, end: Sequence[int]) -> int:
-        """Return a lower bound on the layers by which an end of the pipeline holds less than a middle stage would."""
+        """Return a lower bound on the number of layers that an end of the pipeline holds less than a middle stage."""
         return min(max(0, m - e) for m, e in zip(limits.middle, end, strict=True))
 
     def _most_middle_layers(self, limits: LayerLimits, stages: int) -> tuple[int, int]:
-        """Return an upper bound on the layers of so many middle stages, and how many of them the hosts cannot hold.
+        """Return an upper bound on the layers of `stages` middle stages, and the number of them without a host.
 
-        The stages of the largest limits are taken to stand where memory holds most layers.
+        The stages with the largest limits are assumed to be where memory holds most layers.
         """
         total = placed = 0
         rooms, held = self._rooms
@@ -151,9 +151,9 @@ class LowerBounds:
 
     @cached_property
     def _rooms(self) -> tuple[list[int], list[int]]:
-        """By position, the most layers memory holds there in any class, negative, most first; and sums of the most.
+        """By position, the most layers memory holds there in any class, negated, most first; and sums of the most.
 
-        An end, which `_lost` is for, is taken to have as much room as any other.
+        An end, which `_lost` covers, is assumed to have as much room as any other position.
         """
         most = list(map(max, self._capacity))
         ends = {0, self._pp - 1}
@@ -167,7 +167,7 @@ class LowerBounds:
         )
 
     def stages_of(self, group: Sequence[int], limits: Sequence[int]) -> list[tuple[int, int]]:
-        """(limit, stages) of classes that make up stages together."""
+        """Return (limit, stages) of classes that form stages together."""
         if len(group) == 1:
             return [(limits[group[0]], self.coeffs.most_stages[group[0]])]
         found, group_slots, done = list[tuple[int, int]](), 0, 0
@@ -179,7 +179,7 @@ class LowerBounds:
 
     @cached_property
     def paces_s(self) -> Sequence[float]:
-        """All seconds a stage can take, ascending: the paces T there are."""
+        """All seconds a stage can take, ascending: the possible paces T."""
         return stage_paces_s(frozenset(self._kinds), self.coeffs.num_layers)
 
     @cached_property
@@ -197,14 +197,14 @@ class LowerBounds:
             for stage in {0, min(1, last), last}:
                 rest_s = self._rates[c] * self._end_bytes(stage) - (coeffs.head_s[c] if stage == last else 0.0)
                 rest_s -= coeffs.dense_s[c] if stage == 0 else 0.0
-                # That of `exposed_sync_s` with each number of layers, in one line, since there are very many.
+                # The value of `exposed_sync_s` for each number of layers, in one line, since there are very many.
                 found.update(
                     max(layer_s, rest_s + a * (layer_s - coeffs.layer_s[c])) for a in range(least, self._num_layers + 1)
                 )
         return sorted(found)
 
     def _synced_limits(self, at: int) -> LayerLimits:
-        """Return `synced_within` of `syncs_s[at]`, made once: bisections meet many of them again."""
+        """Return `synced_within` of `syncs_s[at]`, cached because bisections often repeat it."""
         if at not in self._synced:
             self._synced[at] = self.synced_within(self.syncs_s[at])
         return self._synced[at]
@@ -220,14 +220,14 @@ class LowerBounds:
         return max(least_s, self._least_crossing_s(limits)) if self.mixed else least_s
 
     def _least_crossing_s(self, limits: LayerLimits) -> float:
-        """Lower bound on the exposed exchange of a stage over several clusters, with the layers no other could hold.
+        """Return a lower bound on the exposed exchange of a stage over several clusters with all remaining layers.
 
         It may be the last stage, with the head, or leave that to another, which then holds fewer layers.
         """
         coeffs, per_byte = self.coeffs, min(least_crossing_s_per_byte(self.coeffs, c) for c in self._classes)
         layer_s = per_byte * coeffs.layer_sync_bytes
         slope = layer_s - max(coeffs.layer_s)
-        if slope <= 0 or coeffs.first_dense:  # the more layers the less is exposed
+        if slope <= 0 or coeffs.first_dense:  # more layers expose less
             return layer_s
         others, _ = self._most_middle_layers(limits, self._pp - 1)
         held = max(1, coeffs.num_layers - others)
@@ -239,7 +239,7 @@ class LowerBounds:
         """Return a lower bound on the seconds all stages, within `limits`, take together for one micro-batch."""
         coeffs, layers, seconds = self.coeffs, self._num_layers, min(self.coeffs.dense_s)
         fastest_first = self._stages_by_pace
-        # What a slower stage could hold, a faster one is taken to hold, so that filling the fastest first is best.
+        # A faster stage is assumed to hold whatever a slower one could, so filling the fastest first is best.
         most = list(accumulate((limits.middle[c] for c, _ in reversed(fastest_first)), max))[::-1]
         for (c, stages), limit in zip(fastest_first, most, strict=True):
             taken = min(layers, stages * (limit if self._pp > 1 else layers))
@@ -249,9 +249,9 @@ class LowerBounds:
 
     @cached_property
     def _stages_by_pace(self) -> list[tuple[int, int]]:
-        """(class, stages), fastest class first: how many more stages there can be that are as fast as the class.
+        """(class, stages), fastest class first: the number of additional stages that can be as fast as the class.
 
-        A stage over several clusters is as slow as the fastest class of the second of them at least.
+        A stage over several clusters is at least as slow as the fastest class of the second one.
         """
         coeffs = self.coeffs
         fastest_first = sorted(self._classes, key=lambda c: coeffs.layer_s[c])
@@ -260,7 +260,7 @@ class LowerBounds:
 
     @cached_property
     def least_edges_s(self) -> tuple[float, float]:
-        """Lower bounds, in seconds of one direction: what all edges add to the fill, and the slowest one's pace."""
+        """Lower bounds, in seconds of one direction: the time all edges add to the fill, and the slowest one's pace."""
         coeffs, crossings = self.coeffs, self._least_crossings
         edges = -(-self._pp // max(coeffs.stages_per_host)) - 1
         near = Edge(min(coeffs.fabric_edge_s), self._least_latency_s(inside=True))
@@ -277,9 +277,9 @@ class LowerBounds:
 
     @cached_property
     def _least_crossings(self) -> int:
-        """The least number of edges not inside one cluster: stages inside one stand in as few clusters as hold them.
+        """The least number of edges that are not inside one cluster, if stages use as few clusters as possible.
 
-        Where stages may be over several clusters, at least one is, and none of its edges is inside one.
+        If stages may be over several clusters, at least one is, and none of its edges is inside one cluster.
         """
         left, clusters = self._pp - self.mixed, 0
         for slots in sorted(self.coeffs.cluster_slots.values(), reverse=True):
@@ -299,7 +299,7 @@ class LowerBounds:
         return self.without_sync_s(pace_s, limits) + self.least_sync_s(limits)
 
     def without_sync_s(self, pace_s: float, limits: LayerLimits) -> float:
-        """Return a lower bound as `at_pace_s`, without exchanges, of stages within `limits`."""
+        """Return a lower bound like `at_pace_s`, without exchanges, of stages within `limits`."""
         others_s = self.coeffs.fill_share * max(0.0, self.least_work_s(limits) - pace_s)
         steady_s = (self.coeffs.num_microbatches - 1) * self._least_pace_s(pace_s)
         return steady_s + pace_s + others_s + 2 * self.least_edges_s[0]
@@ -310,7 +310,7 @@ class LowerBounds:
 
     @cached_property
     def rest_s(self) -> float:
-        """Lower bound on all but the steady state, in seconds, whatever the pace."""
+        """Lower bound on all but the steady state, in seconds, at any pace."""
         return self._fill_s + self.least_fitting_sync_s
 
     @cached_property
@@ -320,7 +320,7 @@ class LowerBounds:
 
     @cached_property
     def exchange_bound_s(self) -> float | None:
-        """Lower bound on the step, in seconds, if each exchange exposes one layer's alone; None where nothing fits."""
+        """Lower bound on the step, in seconds, if each exchange exposes only one layer; None if nothing fits."""
         if self.first_pace == len(self.paces_s):
             return None
         layer_sync_s = min(self._rates) * self.coeffs.layer_sync_bytes if self._dp > 1 else 0.0
@@ -328,14 +328,14 @@ class LowerBounds:
 
     @cached_property
     def full_bound_s(self) -> float | None:
-        """Lower bound on the step, in seconds; None where nothing fits."""
+        """Lower bound on the step, in seconds; None if nothing fits."""
         if self.first_pace == len(self.paces_s):
             return None
         return self.from_pace_s(self.paces_s[self.first_pace])
 
     @cached_property
     def _least_nic_s(self) -> float:
-        """Lower bound on what a micro-batch takes of the busiest NIC: the middle one's of three hosts in line."""
+        """Lower bound on a micro-batch's time on the busiest NIC: that of the middle one of three hosts in a row."""
         coeffs, hosts = self.coeffs, -(-self._pp // max(self.coeffs.stages_per_host))
         if hosts <= 2:
             return 0.0
@@ -346,16 +346,16 @@ class LowerBounds:
 
     @cached_property
     def least_share(self) -> float:
-        """The part of all stages' seconds that the fill takes at least, whatever the pace.
+        """The least part of all stages' seconds that the fill takes, at any pace.
 
-        Above 1 it grows with the other stages alone, so that a slower pace may make the rest shorter.
+        Above 1, the fill grows only with the other stages, so a slower pace may make the rest shorter.
         """
         return min(1.0, self.coeffs.fill_share)
 
     def steady_s(self, pace_s: float, edge_s: float = 0.0) -> float:
-        """Return a lower bound on the steady state of a stage of `pace_s` and an edge of `edge_s`, or slower ones.
+        """Return a lower bound on the steady state with a stage of `pace_s` and an edge of `edge_s`, or slower ones.
 
-        With it goes what of the slowest stage a fill of `least_share` leaves out.
+        It includes the part of the slowest stage that a fill of `least_share` leaves out.
         """
         return (self.coeffs.num_microbatches - 1) * self._least_pace_s(pace_s, edge_s) + (1 - self.least_share) * pace_s
 
@@ -365,13 +365,13 @@ class LowerBounds:
 
     @cached_property
     def _fill_s(self) -> float:
-        """Lower bound on what the fill adds, in seconds, whatever the pace."""
+        """Lower bound on the seconds that the fill adds, at any pace."""
         return self.least_share * self.least_work_s(self.memory) + 2 * self.least_edges_s[0]
 
 
 @lru_cache(maxsize=256)
 def stage_paces_s(kinds: Collection[tuple[float, float, float]], num_layers: int) -> Sequence[float]:
-    """All seconds a stage can take, ascending, on classes of these (layer, head, layers without experts) seconds."""
+    """Return all seconds a stage can take, ascending, on classes given as (layer, head, layers without experts) s."""
     found = {
         a * layer_s + head for layer_s, head_s, _ in kinds for a in range(1, num_layers + 1) for head in (0.0, head_s)
     }

@@ -16,10 +16,10 @@ from planner.search.placement import even_shares, usual_cut
 
 
 def out_of_time(time_limit_s: float) -> HolmesError:
-    """Return the error of a search that the time limit ended before it found anything."""
+    """Return the error for a search that reached the time limit before it found anything."""
     return HolmesError(
         f"no plan was found within {time_limit_s:g} s",
-        "allow longer with --time-limit, or narrow the search: fix parallel.pp, dp or micro_batch_size in job.yaml",
+        "raise --time-limit, or narrow the search: fix parallel.pp, dp or micro_batch_size in job.yaml",
         ANSWER_IS_NO,
     )
 
@@ -54,12 +54,12 @@ def out_of_memory(problem: Problem, candidates: Sequence[Candidate]) -> HolmesEr
 
 
 def _no_arrangement(problem: Problem, candidates: Sequence[Candidate]) -> HolmesError:
-    """Return the error where slots or memory suffice, but not both together, in whole stages."""
+    """Return the error for slots and memory that suffice separately but not together, in whole stages."""
     one = min(candidates, key=lambda candidate: candidate.tp * candidate.pp * candidate.dp)
     group_slots = ", ".join(f"{each.cluster} {each.num_group_slots(one.tp)}" for each in problem.fleet.classes)
     parts = f", cp {problem.job.cp}" if problem.job.cp > 1 else ""
     together = replicas_together(problem.job, one.tp)
-    kept = f", {together} of each together as they share experts or sequences" if together > 1 else ""
+    kept = f", {together} of each kept together since they share experts or sequences" if together > 1 else ""
     return HolmesError(
         f"no stage arrangement fits: even tp {one.tp}, pp {one.pp}, dp {one.dp // problem.job.cp}{parts} finds no "
         f"{one.pp} stages of {one.dp} "
@@ -70,15 +70,15 @@ def _no_arrangement(problem: Problem, candidates: Sequence[Candidate]) -> Holmes
 
 
 def _leanest(job: Job, candidate: Candidate) -> Candidate:
-    """The candidate with the most recomputation that job.yaml allows, and under ZeRO-3 if it does."""
+    """Return the candidate with the most recomputation that job.yaml allows, and ZeRO-3 if it is allowed."""
     more = more_recompute(job, candidate)
     return with_sharded_weights(job, candidate) or candidate if more is None else _leanest(job, more)
 
 
 def _even_memory_bytes(job: Job, candidate: Candidate) -> int:
-    """Bytes the fullest rank needs when layers are cut evenly, or as fixed.
+    """Return the bytes the fullest rank needs if layers are cut evenly, or as fixed.
 
-    Where first layers have no experts, the first stage may also hold fewer than others.
+    If first layers have no experts, the first stage may also hold fewer layers than others.
     """
     pp, cuts = candidate.pp, [usual_cut(job, candidate.pp)]
     if job.model.first_dense_layers and job.parallel.layers is None and pp > 1:

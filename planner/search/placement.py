@@ -1,4 +1,4 @@
-"""A placement: which class of hosts holds each replica of each stage, with how many layers and micro-batches."""
+"""A placement: the class of hosts for each replica of each stage, with the numbers of layers and micro-batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.search.closed_form import SiteBlock
 
 @dataclass(frozen=True)
 class Placement:
-    """`layers` by stage; `sites[stage][replica]` the index of its class in the fleet; `microbatches` by replica."""
+    """`layers` by stage; `sites[stage][replica]`, the index of its class in the fleet; `microbatches` by replica."""
 
     candidate: Candidate
     layers: tuple[int, ...]
@@ -42,14 +42,14 @@ class PricedPlacement:
 
 
 def even_shares(total: int, parts: int) -> tuple[int, ...]:
-    """`total` layers or micro-batches over `parts` as evenly as can be, the remainder on the first."""
+    """Return `total` layers or micro-batches over `parts` as evenly as possible, the remainder on the first ones."""
     return tuple(total // parts + (1 if part < total % parts else 0) for part in range(parts))
 
 
 def take_surplus(layers: list[int], stages: Sequence[int], surplus: int) -> int:
     """Take layers from the fullest of `stages`, one from each in that order, and return the surplus that is left.
 
-    `layers` are changed; every stage keeps one.
+    Changes `layers`. Every stage keeps one.
     """
     while surplus and (fullest := max([layers[s] for s in stages])) > 1:
         for s in stages:
@@ -60,7 +60,7 @@ def take_surplus(layers: list[int], stages: Sequence[int], surplus: int) -> int:
 
 
 def usual_cut(job: Job, pp: int) -> tuple[int, ...]:
-    """Return the layers by pipeline rank: as fixed, all chunks of a rank together, else even."""
+    """Return the layers by pipeline rank: the fixed cut, with all chunks of a rank together, or an even one."""
     fixed = job.parallel.layers
     if fixed is None:
         return even_shares(job.model.num_layers, pp)
@@ -73,7 +73,7 @@ def from_blocks(
     blocks: Sequence[SiteBlock],
     replicas: Sequence[Sequence[int]] | None = None,
 ) -> Placement:
-    """The placement of stages in blocks; `replicas`, by stage and class, says how stages over several are shared."""
+    """Return the placement of stages in blocks; `replicas`, by stage and class, divides stages over several classes."""
     layers = tuple(held for block in blocks for held in block.layers)
     if replicas is None:
         assert all(len(block.site) == 1 for block in blocks)

@@ -1,38 +1,38 @@
 """The integer program of one candidate: how many stages of how many layers each class of hosts holds.
 
-Equal hosts are counted, not named, and so are equal stages, so the size of the program depends on how many classes and
-layers there are and not on how many GPUs. program_spec.py has the sets and parameters.
+Equal hosts and equal stages are counted, not named. So the size of the program depends on the number of classes and
+layers, not on the number of GPUs. program_spec.py has the sets and parameters.
 
 Sets
     C   classes of equal hosts, c                      I   sites, i: sets of classes that may hold a stage, C(i)
-    K   kinds of stage: first, middle, last; with one stage in all, only
+    K   kinds of stage: first, middle, last; with only one stage: only
     A   numbers of layers, a
 Parameters (seconds divided by `unit_s`, so that the objective is near 1)
     m   micro-batches per step          p  stages            d  replicas of each stage         L  layers of the model
-    slow, slowest  seconds between which the pace is looked for
+    slow, slowest  bounds of the pace, in seconds
     tau[i]  seconds per layer and micro-batch          head[i]  seconds of the head, on the last stage
     dense[i]  seconds of the layers without experts, in place of as many tau[i], on the first stage, which holds them
     cap[i,k]  most layers memory and slowest allow     fit[i,a]  first position where memory allows a middle stage of a
-    most[i]  stages site i can hold; one over several clusters 1        group_slots[c]  tensor groups class c can hold
-    near[i]  seconds that one message between hosts of i adds to the fill    far[i,j]  that one from i to j adds
-    pacedNear[i], pacedFar[i,j]  the part of those that bounds the pace: no latency where the schedule hides it
+    most[i]  stages site i can hold; 1 over several clusters     group_slots[c]  tensor groups class c can hold
+    near[i]  seconds that one message between hosts of i adds to the fill    far[i,j]  the same from i to j
+    pacedNear[i], pacedFar[i,j]  the part of those that bounds the pace: without latency if the schedule hides it
     share[i]  stages that share a host, between which messages are free
-    nic[i,j]  seconds of a message between i and j on the NIC of a host of i, and whether it is the fabric's
+    nic[i,j]  seconds of a message between i and j on the NIC of a host of i, for the fabric or the shared network
     wire[w,i,j]  the same on w, a trunk or an uplink of a cluster
-    sync[i,k,a]  seconds of a stage's exchange of gradients that nothing hides, in two levels where that is faster
-    even[i]  replicas of a stage on a site over several clusters in each, if equally many; ring[i,k,a]  sync if not
+    sync[i,k,a]  exposed seconds of a stage's exchange of gradients, in two levels if that is faster
+    even[i]  replicas of a stage in each cluster of a site over several, if equally many; ring[i,k,a]  sync if not
     least  lower bound on G, in seconds                phi  fill_share: part of 1F1B's fill in the best schedule
 Variables
     n[i,k,a]  integer: stages of kind k with a layers on site i           Q[i] = sum over k, a: all stages on i
     u[i]      binary: site i is used                    w[i,a]  binary: some middle stage on i holds a layers
     v[i,a]    binary: some middle stage on i holds a layers or more; for each a at which fit[i,a] grows
     z[i,j]    binary: the stages of j come after i's     f[i]   integer: edges inside i that leave a host
-    h[i]      binary: the stage on i has equally many replicas in each cluster; where even[i] is
+    h[i]      binary: the stage on i has equally many replicas in each cluster; only if even[i] exists
     e[i]      binary: f[i] > 0; g[i] binary: f[i] > 1    P[i]    position of the first stage on i
-    r[i,c]    integer: replicas of the stages on i that are in class c; only of sites of several classes; a multiple of
-              the replicas that are together as they share experts or sequences
+    r[i,c]    integer: replicas of the stages on i that are in class c; only for sites of several classes; a multiple of
+              the number of replicas that stay together because they share experts or sequences
     T  seconds: pace, the slowest stage's time
-    X  seconds by which the slowest edge exceeds T (adds to T where the schedule hides nothing)
+    X  seconds by which the slowest edge exceeds T (adds to T if the schedule hides nothing)
     G  seconds of the longest exposed exchange
 Objective
     minimise (m-1) (T + X) + (1-phi) T + phi (sum of stages' seconds) + 2 sum of edges' seconds + G
@@ -40,21 +40,21 @@ Constraints
     layers     sum a n = L                  stages     one first and one last stage, p in all
     most       Q[i] between u[i] and most[i] u[i]
     replicas   sum_c r[i,c] = d Q[i], r[i,c] >= Q[i]; per class, with d Q[c] of its own, at most group_slots[c];
-               where h[i], in each cluster of i at most even[i]
+               if h[i], in each cluster of i at most even[i]
     order      the used sites form a path by z from the first stage's to the last stage's; each is entered once
-    position   P[j] = P[i] + Q[i] where z[i,j], P = 0 on the first
-    memory     middle stages on i of a layers or more: at most p v[i,a]; where v[i,a], no more than i has positions from
+    position   P[j] = P[i] + Q[i] if z[i,j], P = 0 on the first
+    memory     middle stages on i of a layers or more: at most p v[i,a]; if v[i,a], no more than i has positions from
                fit[i,a] on
     hosts      Q[i] / share[i] - 1 <= f[i] <= (Q[i] - 1) / share[i] on a used site
-    edges      X >= pacedNear[i] - T where e[i], X >= pacedFar[i,j] - T where z[i,j]; without T if nothing is hidden
-    nics       X + T >= both edges of a host on one NIC: 2 nic[i,i] where f[i] > 1, nic[i,j] + nic[i,i] where z[i,j] or
-               z[j,i] and e[i], nic[i,j] + nic[i,k] where z[j,i] and z[i,k] but not e[i]
+    edges      X >= pacedNear[i] - T if e[i], X >= pacedFar[i,j] - T if z[i,j]; without T if nothing is hidden
+    nics       X + T >= both edges of a host on one NIC: 2 nic[i,i] if f[i] > 1, nic[i,j] + nic[i,i] if z[i,j] or
+               z[j,i] and e[i], nic[i,j] + nic[i,k] if z[j,i] and z[i,k] but not e[i]
     wires      X + T >= sum of wire[w,i,j] over z[i,j], for each w
-    pace       T >= seconds of a stage of kind k with a layers on i, where such a stage is; slow <= T <= slowest
-    sync       G >= sync[i,k,a] where such a stage is, and ring[i,k,a] unless h[i]; G >= least
+    pace       T >= seconds of a stage of kind k with a layers on i, if there is such a stage; slow <= T <= slowest
+    sync       G >= sync[i,k,a] if there is such a stage, and ring[i,k,a] unless h[i]; G >= least
     crossing   (if asked) at least one stage is on a site over several clusters
-A fixed cut gives every position s its layers: binaries y[s,i] take the place of n, and P[i] <= s < P[i] + Q[i] where
-y[s,i]. Source: formulation "configuration counts" of Holmes' planning notes.
+A fixed cut gives every position s its layers: binaries y[s,i] replace n, and P[i] <= s < P[i] + Q[i] if y[s,i].
+Source: formulation "configuration counts" of Holmes' planning notes.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ from planner.tolerances import ROUNDING
 
 @dataclass
 class Program:
-    """The model while it is built: its sets and parameters, and the variables by their letters in the docstring above.
+    """The model while it is built: sets, parameters, and variables by their letters in the docstring above.
 
-    `first` and `last` are, by site, the number of first and of last stages on it.
+    `first` and `last` are the numbers of first and of last stages by site.
     """
 
     given: Parameters
@@ -101,7 +101,7 @@ class Program:
 
 
 def build(spec: ProgramSpec, unit_s: float | None = None) -> Program:
-    """Return the whole program, ready to solve; without `unit_s` in a unit that suits solvers."""
+    """Return the whole program, ready to solve; without `unit_s`, in a unit that suits solvers."""
     given = make_parameters(spec, unit_s)
     program = Program(given, pulp.LpProblem("placement", pulp.LpMinimize))
     add_variables(program)
@@ -145,7 +145,7 @@ def add_variables(program: Program) -> None:
 
 
 def add_counts(program: Program) -> None:
-    """Add n, and from it Q, first and last; all layers; T and G not below any stage's time and exchange."""
+    """Add n, and from it Q, first and last. Require all layers. Bound T and G by each stage's time and exchange."""
     given = program.given
     for kind, positions in given.positions.items():
         for i in given.indices:
@@ -160,7 +160,7 @@ def add_counts(program: Program) -> None:
 
 
 def _add_count(program: Program, i: int, kind: Kind, position: int, a: int) -> None:
-    """Add n[i,k,a] and its rows, unless its exchange alone takes longer than `at_most_s`."""
+    """Add n[i,k,a] and its constraints, unless its exchange alone takes longer than `at_most_s`."""
     given, spec = program.given, program.given.spec
     stage_s, sync_s = given.stage_s(i, a, position), given.sync_s(i, position, a)
     if spec.at_most_s is not None and sync_s * given.unit_s > spec.at_most_s:
@@ -181,7 +181,7 @@ def _add_count(program: Program, i: int, kind: Kind, position: int, a: int) -> N
 
 
 def _require_ring(program: Program, i: int, position: int, layers: int, held: Any, name: str) -> None:
-    """G is no less than the exchange in one ring, unless the replicas of the stage that is `held` are even."""
+    """Require G to be at least the exchange in one ring, unless the replicas of the stage that is `held` are even."""
     if i in program.h:
         ring_s = program.given.sync_s(i, position, layers, is_even=False)
         if ring_s > program.given.sync_s(i, position, layers):
@@ -193,7 +193,7 @@ def _of_kind(program: Program, i: int, kinds: Sequence[Kind]) -> Any:
 
 
 def add_fixed_cut(program: Program, layers: Sequence[int]) -> None:
-    """Add y, and from it Q, first and last; each stage on one site, T and G not below any; blocks follow P."""
+    """Add y, and from it Q, first and last. Require one site per stage, lower bounds on T and G, and blocks by P."""
     given, last = program.given, program.given.pp - 1
     for s, held in enumerate(layers):
         for i in given.indices:
@@ -213,7 +213,7 @@ def add_fixed_cut(program: Program, layers: Sequence[int]) -> None:
 
 
 def add_objective(program: Program) -> None:
-    """(m-1)(T + X) + (1-phi) T + phi stages + edges + G."""
+    """Minimise (m-1)(T + X) + (1-phi) T + phi stages + edges + G."""
     given = program.given
     at = {kind: positions[0] for kind, positions in given.positions.items()}
     stages = [given.stage_s(i, a, at[kind]) * count for (i, kind, a), count in program.n.items()]
@@ -229,7 +229,7 @@ def add_objective(program: Program) -> None:
 
 
 def add_stages(program: Program) -> None:
-    """p stages in all; a site is used where it has stages, and has no more than it can hold."""
+    """Require p stages in all. A site is used if it has stages, and has no more than it can hold."""
     given = program.given
     program.require(pulp.lpSum(program.Q) == given.pp, "stages")
     program.require(pulp.lpSum(program.first) == 1, "stages_first")
@@ -240,7 +240,7 @@ def add_stages(program: Program) -> None:
 
 
 def add_replicas(program: Program) -> None:
-    """Stages over several classes have all their replicas, and no class holds more tensor groups than it has slots."""
+    """Require all replicas of stages over several classes, and in no class more tensor groups than it has slots."""
     given, dp = program.given, program.given.coeffs.candidate.dp
     for i in given.indices:
         shares = {c: program.r[i, c] for c in given.sites[i] if (i, c) in program.r}
@@ -260,7 +260,7 @@ def add_replicas(program: Program) -> None:
 
 
 def add_order(program: Program) -> None:
-    """Used sites form a path: each is entered once, or holds the first stage; left once, or holds the last."""
+    """Require used sites to form a path: each is entered or holds the first stage, and is left or holds the last."""
     for i in program.given.indices:
         entered = pulp.lpSum(z for (_, j), z in program.z.items() if j == i)
         left = pulp.lpSum(z for (j, _), z in program.z.items() if j == i)
@@ -269,7 +269,7 @@ def add_order(program: Program) -> None:
 
 
 def add_position(program: Program) -> None:
-    """The first stage's site is at 0, and each site begins where the one before it ends, which also forbids circles."""
+    """Require that the first stage's site is at 0 and each site begins where the previous one ends, without cycles."""
     given, p = program.given, program.given.pp
     for i in given.indices:
         program.require(program.P[i] <= p * (1 - program.first[i]), f"position_first_{i}")
@@ -280,7 +280,7 @@ def add_position(program: Program) -> None:
 
 
 def add_memory(program: Program) -> None:
-    """Middle stages of many layers only where few micro-batches are in flight: late."""
+    """Require that middle stages of many layers come late, where few micro-batches are in flight."""
     given = program.given
     for i in given.indices:
         at: dict[int, int] = {}
@@ -297,7 +297,7 @@ def add_memory(program: Program) -> None:
 
 
 def add_edges(program: Program) -> None:
-    """f counts the edges inside a site that leave a host; X is no less than any edge's part that T does not hide."""
+    """Require f to count the edges inside a site that leave a host, and X to cover any edge's part that T does not."""
     given = program.given
     hidden = program.T if given.coeffs.hides_edges else 0.0
     for i in given.indices:
@@ -321,7 +321,7 @@ def add_edges(program: Program) -> None:
 
 
 def _add_wires(program: Program) -> None:
-    """X + T is no less than all edges take that cross a trunk or an uplink; one alone is an edge's."""
+    """Require X + T to cover all edges together that cross a trunk or an uplink. Single edges have their own row."""
     given, uses = program.given, dict[PortName, list[tuple[float, Any]]]()
     for (i, j), follows in program.z.items():
         for name, use_s in given.wires(i, j).items():
@@ -333,7 +333,7 @@ def _add_wires(program: Program) -> None:
 
 
 def _shared_nics(given: Parameters, i: int) -> dict[str, dict[int, float]]:
-    """Return, by NIC of a host of i, nic[i,j] by j, unscaled; only NICs that two edges may slow below `slow`."""
+    """Return nic[i,j] by NIC of a host of i and by j, unscaled; only NICs that two edges may slow below `slow`."""
     uses: dict[str, dict[int, float]] = {}
     for j in given.indices:
         nic = given.nic(i, j)
@@ -342,7 +342,7 @@ def _shared_nics(given: Parameters, i: int) -> dict[str, dict[int, float]]:
 
 
 def _add_nics(program: Program, i: int, leaves: Any, shared: dict[str, dict[int, float]]) -> None:
-    """X + T is no less than both edges of a host of i take of a NIC in `shared`; `leaves` is e[i]."""
+    """Require X + T to cover both edges of a host of i on a NIC in `shared`; `leaves` is e[i]."""
     given, paced_s, unit_s = program.given, program.X + program.T, program.given.unit_s
     program.require(given.share(i) * program.f[i] <= program.Q[i] - program.u[i], f"hosts_most_{i}")
     program.require(program.f[i] >= leaves, f"edges_stay_{i}")

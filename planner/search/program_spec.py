@@ -31,10 +31,10 @@ Kind = Literal["first", "middle", "last", "only"]
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """The request to one program: a pace between `slow_s` and `slowest_s`; with `fixed_layers`, by stage, any pace.
+    """The request for one program: a pace between `slow_s` and `slowest_s`; with `fixed_layers`, by stage, any pace.
 
-    `at_most_s`: placements that take longer are of no use, though one may be found all the same. `least_sync_s`: a
-    lower bound on G. `crossing`: one stage at least is over several clusters, else none is.
+    `at_most_s`: slower placements are of no use, though the program may still find one. `least_sync_s`: a lower bound
+    on G. `crossing`: at least one stage is over several clusters; otherwise none is.
     """
 
     coeffs: Coefficients
@@ -48,7 +48,7 @@ class ProgramSpec:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The sets and parameters of a program; seconds are scaled: divided by `unit_s`, unless said otherwise."""
+    """The sets and parameters of a program. Seconds are scaled (divided by `unit_s`) unless noted."""
 
     spec: ProgramSpec
     unit_s: float
@@ -71,7 +71,7 @@ class Parameters:
 
     @property
     def positions(self) -> dict[Kind, range]:
-        """K, the kinds of stage there are, with the positions a stage of each can have."""
+        """K, the kinds of stage that exist, with the possible positions of each."""
         if self.pp == 1:
             return {"only": range(1)}
         last = self.pp - 1
@@ -79,19 +79,19 @@ class Parameters:
         return {kind: positions for kind, positions in kinds.items() if positions}
 
     def near(self, i: int) -> Edge:
-        """near[i], pacedNear[i]; in seconds that are not scaled."""
+        """near[i], pacedNear[i]; in unscaled seconds."""
         return edge_of(self.coeffs, self.sites[i], self.sites[i])
 
     def far(self, i: int, j: int) -> Edge:
-        """far[i,j], pacedFar[i,j]; in seconds that are not scaled."""
+        """far[i,j], pacedFar[i,j]; in unscaled seconds."""
         return edge_of(self.coeffs, self.sites[i], self.sites[j])
 
     def nic(self, i: int, j: int) -> NicUse:
-        """nic[i,j]; in seconds that are not scaled."""
+        """nic[i,j]; in unscaled seconds."""
         return nic_use(self.coeffs, self.sites[i], self.sites[j])
 
     def wires(self, i: int, j: int) -> Mapping[PortName, float]:
-        """wire[w,i,j] by w; in seconds that are not scaled."""
+        """wire[w,i,j] by w; in unscaled seconds."""
         return shared_wires_s(self.coeffs, self.sites[i], self.sites[j])
 
     def stage_s(self, i: int, layers: int, position: int) -> float:
@@ -121,7 +121,7 @@ class Parameters:
         return min(self.pp, 1 if self.crosses(i) else pooled)
 
     def even(self, i: int) -> int | None:
-        """even[i]; None where clusters do not hold that, or there is one."""
+        """even[i]; None if clusters do not hold that, or there is only one."""
         return replicas_by_cluster(self.coeffs, self.sites[i]) if self.crosses(i) else None
 
     def crosses(self, i: int) -> bool:
@@ -137,7 +137,7 @@ class Parameters:
         return within and all(layers <= self.coeffs.capacity[position][c] for c in self.sites[i])
 
     def numbers_of_layers(self, i: int, positions: range) -> list[int]:
-        """Return A for site i: numbers that fit at one of `positions`, no fewer than all other stages leave over."""
+        """Return A for site i: numbers that fit at one of `positions`, at least those left by all other stages."""
         coeffs = self.coeffs
         fastest_s = min(coeffs.layer_s)
         is_known = fastest_s and not coeffs.first_dense
@@ -150,14 +150,14 @@ class Parameters:
 
 
 def make_parameters(spec: ProgramSpec, unit_s: float | None = None) -> Parameters:
-    """Sets and parameters of `spec`; without `unit_s` in a unit that suits solvers."""
+    """Return the sets and parameters of `spec`; without `unit_s`, in a unit that suits solvers."""
     coeffs = spec.coeffs
     unit_s = unit_s or spec.at_most_s or spec.slowest_s * coeffs.num_microbatches or sum(coeffs.layer_s) or 1.0
     return Parameters(spec, unit_s, tuple(make_sites(coeffs, spec.crossing)))
 
 
 def may_cross(problem: Problem, candidate: Candidate) -> bool:
-    """Return True if a site over several clusters, as `make_sites` gives them, has room for a stage."""
+    """Return True if some site over several clusters, from `make_sites`, has room for a stage."""
     classes, slots = problem.fleet.classes, Counter[str]()
     for each in classes:
         slots[each.cluster] += each.num_group_slots(candidate.tp)
@@ -166,7 +166,7 @@ def may_cross(problem: Problem, candidate: Candidate) -> bool:
 
 
 def make_sites(coeffs: Coefficients, crossing: bool) -> list[Site]:
-    """I: every class alone, sets of classes of one cluster, and where a stage may cross, sets over several clusters."""
+    """Return I: every single class, sets of classes of one cluster and, if `crossing`, sets over several clusters."""
     classes, dp = range(len(coeffs.group_slots)), coeffs.candidate.dp
     if len(classes) <= MAX_CLASSES_FOR_ALL_SITES:
         sets = [site for size in range(1, len(classes) + 1) for site in combinations(classes, size)]

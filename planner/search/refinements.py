@@ -1,7 +1,7 @@
 """Branches of the search and their refinements, in the order of their cost.
 
-A branch is all placements of one candidate in one form. A refinement raises its lower bound, finds placements in it, or
-both. It returns the new bound, and gives the placements to the `SearchState`.
+A branch contains all placements of one candidate in one form. A refinement raises its lower bound, finds placements in
+it, or both. It returns the new bound and adds the placements to the `SearchState`.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ MAX_CLUSTERS_FOR_A_PROOF = 4  # with more, the search stops at a placement this 
 MAX_CLASSES_FOR_A_PROOF = 8  # likewise
 MAX_LAYERS_FOR_A_PROOF = 256  # likewise
 ACCEPTED_GAP = 0.01
-PROGRAM_SHARE = 1 / 4  # of the time limit, at most, for one branch's programs: a hard one must not use up all
-MIN_PROGRAM_S = 0.1  # where nothing was found yet, for a program to find anything
-FEW, MAX_LATE_LOOKS = 8, 100  # placements to begin with, and branches looked at for them beyond the time limit
-MAX_LATE_S = 0.2  # beyond it, after which the first placement is enough
+PROGRAM_SHARE = 1 / 4  # of the time limit, at most, for one branch's programs, so that a hard one leaves time
+MIN_PROGRAM_S = 0.1  # for a program to find anything, if nothing was found yet
+FEW, MAX_LATE_LOOKS = 8, 100  # placements to begin with, and branches tried for them after the time limit
+MAX_LATE_S = 0.2  # after the time limit; then the first placement is enough
 GREEDY_PACES = 3  # paces tried without a program
-MAX_SITES = 64  # of a program: one of more takes longer to write down than there is time
+MAX_SITES = 64  # of a program: with more, writing it down takes too long
 PACES_AT_ONCE = 8  # in one program, and bounded before there is an incumbent
 
 Form = Literal["blocks", "mixed", "whole replicas"]
-"""Blocks: each stage is in one cluster, stages on the same classes are consecutive. Mixed: so, but a stage at least is
-over several clusters. Whole replicas: each replica has all its stages in one class."""
+"""Blocks: each stage is in one cluster, and stages on the same classes are consecutive. Mixed: the same, but at least
+one stage is over several clusters. Whole replicas: each replica has all its stages in one class."""
 Key = tuple[Candidate, Form]
 Refinement = Callable[["SearchState", "Branch"], "float | None"]
-"""Return a lower bound on the branch's step, in seconds; None where it closes the branch."""
+"""Return a lower bound on the branch's step, in seconds; None if it closes the branch."""
 
 
 class Branch(NamedTuple):
-    """All placements of one candidate in one form: a lower bound on their step, and the refinements still to come.
+    """All placements of one candidate in one form: a lower bound on their step, and the remaining refinements.
 
-    Branches compare by bound, then candidate, then form; no two that are open at once share both of these.
+    Branches compare by bound, then candidate, then form; no two open ones share both candidate and form.
     """
 
     lower_bound_s: float
@@ -64,7 +64,7 @@ class Branch(NamedTuple):
         return self.candidate, self.form
 
     def refine(self, state: SearchState) -> Branch | None:
-        """Return the branch after its next refinement, its bound no lower than before; None where that closed it."""
+        """Return the branch after its next refinement, its bound no lower than before; None if that closed it."""
         bound_s = self.refinements[0](state, self)
         if bound_s is None:
             return None
@@ -98,7 +98,7 @@ class SearchState:
         self._cluster_sets: dict[Key, ClusterSets] = {}
 
     def beside(self) -> SearchState:
-        """Return a search for placements that beat the incumbent, in the time that is left."""
+        """Return a search for placements that beat the incumbent, in the remaining time."""
         other = SearchState(self.problem, max(0.0, self._deadline_s - time.monotonic()))
         other.early, other.incumbent_s, other.incumbent = self.early, self.incumbent_s, self.incumbent
         return other
@@ -114,30 +114,30 @@ class SearchState:
 
     @property
     def is_very_late(self) -> bool:
-        """True if the first placement will do."""
+        """True if the first placement is enough."""
         return time.monotonic() > self._deadline_s + MAX_LATE_S
 
     @property
     def has_enough(self) -> bool:
-        """True if a search that is late may stop: with the first few placements, or one after some more looks."""
+        """True if a late search may stop: with the first few placements, or with one after some more attempts."""
         self._late_looks += 1
         looked = self._late_looks > MAX_LATE_LOOKS or self.is_very_late
         return self.incumbent is not None and (looked or len(self.found) >= FEW)
 
     @property
     def program_limit_s(self) -> float:
-        """Seconds one more program may take: not beyond the deadline, and not all that is left before it."""
+        """Seconds one more program may take: not beyond the deadline, and not all of the time before it."""
         return min(self._deadline_s - time.monotonic(), self._time_limit_s * PROGRAM_SHARE)
 
     def relaxation(self, branch: Branch) -> LowerBounds:
-        """Return the bounds of a branch that relax its program, made once."""
+        """Return the bounds that relax a branch's program. They are computed once."""
         if branch.key not in self._relaxations:
             coeffs = self.problem.coefficients(branch.candidate)
             self._relaxations[branch.key] = LowerBounds(coeffs, mixed=branch.form == "mixed")
         return self._relaxations[branch.key]
 
     def cluster_sets(self, branch: Branch) -> ClusterSets | None:
-        """Return the bounds of a branch by the clusters it uses, made once; None where that is no question."""
+        """Return a branch's bounds by the clusters it uses, computed once; None if they do not apply."""
         bounds = self.relaxation(branch)
         if bounds.mixed or not 1 < len(bounds.groups) <= MAX_CLUSTERS:
             return None
@@ -146,26 +146,26 @@ class SearchState:
         return self._cluster_sets[branch.key]
 
     def leave_open(self, bound_s: float) -> None:
-        """Note that placements of `bound_s` or more were not looked for."""
+        """Record that placements of `bound_s` or more were not searched."""
         self.open_bounds_s.append(bound_s)
 
     def run_out(self, bound_s: float) -> None:
-        """Note that a program's share of the time ended before placements of `bound_s` or more were ruled out."""
+        """Record that a program's time ended before placements of `bound_s` or more were excluded."""
         self.ran_out = True
         self.leave_open(bound_s)
 
     def leave_slower_open(self) -> None:
-        """Note that placements that do not beat the incumbent were not looked for."""
+        """Record that placements that do not beat the incumbent were not searched."""
         if self.gap > RELATIVE_TOLERANCE:
             self.leave_open(self.incumbent_s * (1 - self.gap))
 
     def forget(self, branch: Branch) -> None:
-        """Drop the relaxation of a branch that is not refined any more."""
+        """Drop the relaxation of a branch that is no longer refined."""
         self._relaxations.pop(branch.key, None)
         self._cluster_sets.pop(branch.key, None)
 
     def keep(self, key: Key, found: PricedPlacement | None) -> bool:
-        """Remember a placement if it is the best of its branch. Return True if it is the new incumbent."""
+        """Store a placement if it is the best of its branch. Return True if it is the new incumbent."""
         if found is None:
             return False
         known = self.found.get(key)
@@ -184,7 +184,7 @@ def _may_be_proved(problem: Problem, clusters: int) -> bool:
 
 
 def early_bound(state: SearchState, branch: Branch) -> float | None:
-    """Return a lower bound from compute alone, of stages that hold whole layers."""
+    """Return a lower bound from compute alone, for stages of whole layers."""
     return state.early.whole_layers_s(branch.candidate, branch.form == "mixed")
 
 
@@ -197,9 +197,9 @@ def exchange_bound(state: SearchState, branch: Branch) -> float | None:
 
 
 def full_lower_bound(state: SearchState, branch: Branch) -> float | None:
-    """Return a lower bound as `exchange_bound`, with the least that exchanges of all layers leave exposed.
+    """Return a lower bound like `exchange_bound`, with the least exposed part of the exchanges of all layers.
 
-    Edges and fast classes are those that a set of clusters has together.
+    Edges and fast classes must be in the same set of clusters.
     """
     bounds, sets = state.relaxation(branch), state.cluster_sets(branch)
     full_s = bounds.full_bound_s
@@ -210,7 +210,7 @@ def full_lower_bound(state: SearchState, branch: Branch) -> float | None:
 
 
 def greedy_placements(state: SearchState, branch: Branch) -> float:
-    """Find placements without a program, at the first paces; the bound stays the same."""
+    """Find placements without a program at the first paces; the bound stays the same."""
     bounds = state.relaxation(branch)
     for pace_s in bounds.paces_s[bounds.first_pace : bounds.first_pace + GREEDY_PACES]:
         if branch.key in state.found and (state.is_late or not state.beats_incumbent(bounds.from_pace_s(pace_s))):
@@ -220,14 +220,14 @@ def greedy_placements(state: SearchState, branch: Branch) -> float:
 
 
 def fixed_cut_placement(state: SearchState, branch: Branch) -> float:
-    """Find a placement of the cut that job.yaml fixes without a program; the bound stays the same."""
+    """Find a placement of the cut that job.yaml fixes, without a program; the bound stays the same."""
     coeffs, layers = state.problem.coefficients(branch.candidate), usual_cut(state.problem.job, branch.candidate.pp)
     _keep_blocks(state, branch, place_cut(coeffs, layers))
     return branch.lower_bound_s
 
 
 def _keep_blocks(state: SearchState, branch: Branch, placed: PricedBlocks | None) -> None:
-    """Remember the placement found without a program, if any."""
+    """Store the placement found without a program, if any."""
     if placed is not None:
         total = state.problem.coefficients(branch.candidate).total_microbatches
         placement = from_blocks(branch.candidate, total, placed.blocks)
@@ -235,7 +235,7 @@ def _keep_blocks(state: SearchState, branch: Branch, placed: PricedBlocks | None
 
 
 def open_paces(state: SearchState, branch: Branch) -> float | None:
-    """The least lower bound of the paces that may beat the incumbent; before there is one, of the first few paces."""
+    """Return the least lower bound of all paces that may beat the incumbent; without one, of the first few paces."""
     bounds = state.relaxation(branch)
     found: list[float] = []
     for pace_s in bounds.paces_s[bounds.first_pace :]:
@@ -254,7 +254,7 @@ def open_paces(state: SearchState, branch: Branch) -> float | None:
 
 
 def _at_pace_s(state: SearchState, branch: Branch, pace_s: float) -> float:
-    """Return a lower bound on the step of placements of that pace; one that rules them out need not be the highest."""
+    """Return a lower bound on the step of placements of that pace. It may be low if it already excludes them."""
     bounds, sets = state.relaxation(branch), state.cluster_sets(branch)
     limits = bounds.within(pace_s)
     bound_s = bounds.without_sync_s(pace_s, limits) + bounds.least_fitting_sync_s
@@ -290,7 +290,7 @@ def programs(state: SearchState, branch: Branch) -> None:
 def _open_s(state: SearchState, branch: Branch, room: CrossingRoom | None, pace_s: float) -> float | None:
     """Return a lower bound on placements of that pace, in `room` if a stage is over several clusters.
 
-    None where none may beat the incumbent.
+    None if no placement may beat the incumbent.
     """
     bounds, within_s = state.relaxation(branch), state.incumbent_s * (1 - state.gap)
     bound_s = _at_pace_s(state, branch, pace_s)
@@ -321,11 +321,11 @@ def whole_replicas(state: SearchState, branch: Branch) -> None:
 BOUNDS = (early_bound, exchange_bound, full_lower_bound)
 PROGRAMS = frozenset({programs, fixed_cut_program})
 NEED_TIME = PROGRAMS | {open_paces}
-"""Refinements without which a branch is left open once the time is over; `full_lower_bound` is then left out."""
+"""Refinements that do not run once the time is over, so that the branch stays open; nor does `full_lower_bound`."""
 
 
 def refinements_of(job: Job, form: Form) -> tuple[Refinement, ...]:
-    """All refinements of a branch, in order."""
+    """Return all refinements of a branch, in order."""
     if form == "whole replicas":
         return (whole_replicas,)
     if has_fixed_cut(job):
@@ -334,12 +334,12 @@ def refinements_of(job: Job, form: Form) -> tuple[Refinement, ...]:
 
 
 def fixed_cut(job: Job, candidate: Candidate) -> tuple[int, ...] | None:
-    """Return the cut by pipeline rank that job.yaml or its engine fixes."""
+    """Return the cut by pipeline rank that job.yaml or its engine fixes, if any."""
     return usual_cut(job, candidate.pp) if has_fixed_cut(job) else None
 
 
 def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> None:
-    """Solve one program, for placements that beat the incumbent; `bound_s` is the lower bound known of them."""
+    """Solve one program for placements that beat the incumbent; `bound_s` is a known lower bound on them."""
     if state.incumbent is not None:
         spec = replace(spec, at_most_s=state.incumbent_s * (1 - state.gap))
         state.leave_slower_open()

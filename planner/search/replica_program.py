@@ -5,8 +5,8 @@ Sets
 Parameters (seconds divided by `unit_s`)
     B   micro-batches of a step, of all replicas    count[s,c]  replicas in class c
     fill[s,c]  seconds of a replica's first micro-batch, and pace[s,c] of each further one
-    sync[s]  seconds of the longest exchange of gradients that nothing hides
-    least[s,c], most[s,c]  micro-batches of a replica of class c; equal where shares are even
+    sync[s]  seconds of the longest exposed exchange of gradients
+    least[s,c], most[s,c]  micro-batches of a replica of class c; equal for even shares
 Variables
     y[s]    binary: the replicas are over s          m[s,c]  integer: micro-batches of the busiest replica of class c
     T       seconds of the slowest class
@@ -34,7 +34,7 @@ from planner.search.whole_replicas import ReplicaSet, replica_sets, share_microb
 
 @dataclass
 class ReplicaProgram:
-    """The model while it is built: seconds are divided by `unit_s`; the variables by set and class, y, m and T."""
+    """The model while it is built. Seconds are divided by `unit_s`; y, m and T are by set and class."""
 
     coeffs: Coefficients
     unit_s: float
@@ -55,7 +55,7 @@ class ReplicaProgram:
 def build_replicas(
     coeffs: Coefficients, fixed_layers: tuple[int, ...] | None, unit_s: float = 1.0
 ) -> ReplicaProgram | None:
-    """Return the program, ready to solve; None where no set has room."""
+    """Return the program, ready to solve; None if no set has room."""
     program = ReplicaProgram(coeffs, unit_s)
     for replicas in replica_sets(coeffs, fixed_layers):
         shares = share_microbatches(coeffs, replicas)
@@ -68,13 +68,13 @@ def build_replicas(
 
 
 def _exposed_s(coeffs: Coefficients, replicas: ReplicaSet) -> float:
-    """Return sync[s], in seconds that are not scaled."""
+    """Return sync[s], in unscaled seconds."""
     lanes = list(replicas.lanes.values())
     return step_s(coeffs, lanes, stage_exchanges(coeffs, replicas)) - max(lane_s(coeffs, lane) for lane in lanes)
 
 
 def _add_set(program: ReplicaProgram, replicas: ReplicaSet, shares: Mapping[int, tuple[int, ...]]) -> None:
-    """Add y[s], m[s,c] and their rows; shares are fixed where they are even, or weights are held together."""
+    """Add y[s], m[s,c] and their rows. Shares are fixed if they are even or weights are held together."""
     coeffs, model, s = program.coeffs, program.model, len(program.sets)
     held_together = coeffs.candidate.weight_shards > 1 or coeffs.candidate.copies > 1
     total, is_fixed = coeffs.total_microbatches, shares_evenly(coeffs, replicas) or held_together

@@ -1,8 +1,8 @@
-"""Solving integer programs: HiGHS or CBC, time limits, the choice among placements that are equally good, and decoding.
+"""Solving integer programs: HiGHS or CBC, time limits, the choice among equally good placements, and decoding.
 
-Ties are broken by `prefer`: among optimal placements one that uses sites early in the list of sites, then starts on an
-early site, then holds more layers on early sites; and by `single_out`: of those the one of least weight, where every
-decision has a weight of its own, arbitrary but always the same.
+Two objectives break ties. `prefer` selects, among optimal placements, one that uses sites early in the list, then
+starts on an early site, then holds more layers on early sites. `single_out` selects among those by the sum of an
+arbitrary but constant weight of each decision.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from planner.search.program import Program, build
 from planner.search.program_spec import ProgramSpec
 from planner.search.replica_program import ReplicaProgram, build_replicas
 
-CUTOFF = 1e-3  # relative: how far above `at_most_s` the row that cuts off worse placements is, for the solvers' sake
+CUTOFF = 1e-3  # relative margin above `at_most_s` for the row that excludes worse placements, as solvers need one
 
 SolverName = Literal["HiGHS", "CBC"]
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A solver's result. `blocks` and `replicas`, by stage and class, are None when it found no placement.
+    """A solver's result. `blocks` and `replicas`, by stage and class, are None if it found no placement.
 
-    `bound_s` is the proved lower bound on the placements of the spec; None when nothing was proved.
+    `bound_s` is the proved lower bound on the placements of the spec; None if nothing was proved.
     """
 
     status: Literal["optimal", "infeasible", "time limit"]
@@ -45,7 +45,7 @@ class Solution:
 
 
 def solve(spec: ProgramSpec, time_limit_s: float | None = None, solver: SolverName | None = None) -> Solution:
-    """Return the placement of least closed-form seconds. `solver` None takes HiGHS where installed, else CBC."""
+    """Return the placement with the least closed-form seconds. `solver` None means HiGHS if installed, else CBC."""
     with quiet():
         program = build(spec)
         if spec.at_most_s is not None:
@@ -54,7 +54,7 @@ def solve(spec: ProgramSpec, time_limit_s: float | None = None, solver: SolverNa
 
 
 def solve_preferred(spec: ProgramSpec, time_limit_s: float | None = None, solver: SolverName | None = None) -> Solution:
-    """Among the placements that take no longer than `spec.at_most_s`, the one `prefer` and `single_out` choose."""
+    """Return the placement of at most `spec.at_most_s` that `prefer` and `single_out` choose."""
     assert spec.at_most_s is not None
     with quiet():
         program = build(spec)
@@ -79,7 +79,7 @@ def placement_of(spec: ProgramSpec, solution: Solution) -> PricedPlacement | Non
 def solve_replicas(
     coeffs: Coefficients, fixed_layers: tuple[int, ...] | None, time_limit_s: float, solver: SolverName | None = None
 ) -> float | None:
-    """Return the least closed-form seconds of whole replicas over several classes, by their program; None: none."""
+    """Return the least closed-form seconds of whole replicas over several classes, by their program, if it has any."""
     with quiet():
         unit_s = sum(coeffs.layer_s) * coeffs.num_microbatches or 1.0
         program = build_replicas(coeffs, fixed_layers, unit_s)
@@ -90,7 +90,7 @@ def solve_replicas(
 
 
 def write_lp(make: Callable[[], Program | ReplicaProgram | None], path: Path) -> None:
-    """Write the program to `path` in LP format, every constraint by its name.
+    """Write the program to `path` in LP format, with every constraint's name.
 
     Raises HolmesError: the file cannot be written.
     """
@@ -106,12 +106,12 @@ def write_lp(make: Callable[[], Program | ReplicaProgram | None], path: Path) ->
 
 
 def solver_name() -> SolverName:
-    """Return the solver `solve` takes by default."""
+    """Return the default solver of `solve`."""
     return "HiGHS" if pulp.HiGHS(msg=False).available() else "CBC"
 
 
 def prefer(program: Program) -> None:
-    """Replace the objective: early sites, an early start, then layers early; each above all that follows it."""
+    """Replace the objective: early sites, an early start, then layers early. Each outweighs all that follow it."""
     count = len(program.given.sites)
     used = pulp.lpSum((i + 1) * count * used for i, used in enumerate(program.u))
     start = pulp.lpSum(i * first for i, first in enumerate(program.first))
@@ -122,7 +122,7 @@ def prefer(program: Program) -> None:
 
 
 def single_out(program: Program) -> None:
-    """Replace the objective, whose value is kept, by weights that hardly any two placements have the same sum of."""
+    """Replace the objective, and fix its value, by weights whose sums hardly ever coincide for two placements."""
     kept = program.model.objective
     program.require(kept <= pulp.value(kept) + _layer_weight(program) / 2, "preferred")
     decisions, draw = (*program.n.values(), *program.y.values(), *program.z.values(), *program.r.values()), Random(0)
@@ -140,7 +140,7 @@ def _cut_off(program: Program, seconds: float) -> None:
 
 
 def _run(program: Program, time_limit_s: float | None, solver: SolverName | None) -> Solution:
-    """Return the solver's result; where HiGHS gives up on the numbers, that of CBC."""
+    """Return the solver's result, or CBC's if HiGHS fails numerically."""
     name = solver or solver_name()
     status = program.model.solve(engine(name, time_limit_s))
     if name == "HiGHS" and status == pulp.LpStatusNotSolved and _gave_up(program):
@@ -157,7 +157,7 @@ def _run(program: Program, time_limit_s: float | None, solver: SolverName | None
 
 
 def _decode(program: Program) -> tuple[tuple[SiteBlock, ...], tuple[tuple[int, ...], ...]]:
-    """Return the blocks from the first stage on, and by stage its replicas in each class; integers are rounded."""
+    """Return the blocks from the first stage on, and each stage's replicas by class; integers are rounded."""
     order = _path(program)
     layers = [_block_layers(program, i) for i in order]
     rows = [_rows(program, i, len(held)) for i, held in zip(order, layers, strict=True)]
@@ -169,12 +169,12 @@ def _decode(program: Program) -> tuple[tuple[SiteBlock, ...], tuple[tuple[int, .
 
 
 def _is_even(program: Program, row: tuple[int, ...]) -> bool:
-    """Return True if each cluster that holds any of a stage's replicas, given by class, holds equally many."""
+    """Return True if all clusters with replicas of a stage, given by class, hold equally many."""
     return are_even(program.given.coeffs.cluster[c] for c, count in enumerate(row) for _ in range(count))
 
 
 def _path(program: Program) -> list[int]:
-    """Return the used sites from the first stage's on."""
+    """Return the used sites, starting with the first stage's."""
     order = [next(i for i in program.given.indices if _whole(program.first[i]))]
     while not _whole(program.last[order[-1]]) and len(order) <= len(program.given.sites):
         order.append(next(j for (i, j), follows in program.z.items() if i == order[-1] and _whole(follows)))
@@ -182,7 +182,7 @@ def _path(program: Program) -> list[int]:
 
 
 def _block_layers(program: Program, i: int) -> tuple[int, ...]:
-    """Return the layers of the stages on a site: first, middle ones ascending, last; or as the cut is fixed."""
+    """Return the layers of the stages on a site: first, middle ones ascending, last; or as in the fixed cut."""
     fixed_layers = program.given.spec.fixed_layers
     if fixed_layers is not None:
         return tuple(fixed_layers[s] for (s, at), on in program.y.items() if at == i and _whole(on))
@@ -195,7 +195,7 @@ def _block_layers(program: Program, i: int) -> tuple[int, ...]:
 
 
 def _rows(program: Program, i: int, stages: int) -> list[tuple[int, ...]]:
-    """By stage of a site, its replicas in each class: as even as whole numbers allow, each class with one at least."""
+    """Return each stage's replicas by class for a site: as even as whole numbers allow, at least one in each class."""
     coeffs, site = program.given.coeffs, program.given.sites[i]
     num_classes, dp = len(coeffs.group_slots), coeffs.candidate.dp
     if len(site) == 1:
@@ -217,12 +217,12 @@ def _whole(expression: Any) -> int:
 
 
 def _gave_up(program: Program) -> bool:
-    """Return True if HiGHS ended for another reason than the time limit."""
+    """Return True if HiGHS ended for a reason other than the time limit."""
     return "TimeLimit" not in str(program.model.solverModel.getModelStatus())
 
 
 def _bound_s(program: Program, optimal: bool) -> float | None:
-    """Return the solver's lower bound in seconds: HiGHS has one, CBC's is its optimum."""
+    """Return the solver's lower bound in seconds: HiGHS reports one, CBC's is its optimum."""
     highs = getattr(program.model, "solverModel", None)
     if highs is not None:
         return float(highs.getInfo().mip_dual_bound) * program.given.unit_s
@@ -230,7 +230,7 @@ def _bound_s(program: Program, optimal: bool) -> float | None:
 
 
 def engine(name: SolverName, time_limit_s: float | None) -> Any:
-    """Return the solver with one thread, no gap allowed, and nothing printed."""
+    """Return the solver with one thread, no gap allowed, and no output."""
     if name == "HiGHS":
         return pulp.HiGHS(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, timeLimit=time_limit_s, random_seed=0)
     return pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, timeLimit=time_limit_s)
@@ -238,7 +238,7 @@ def engine(name: SolverName, time_limit_s: float | None) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide PuLP 3's notices about its next major version, which this project does not admit."""
+    """Hide PuLP 3's notices about its next major version, which this project excludes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

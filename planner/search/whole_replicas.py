@@ -1,8 +1,8 @@
 """Replicas over several classes, each wholly in one: gradients cross between clusters, the pipeline does not.
 
-Every replica has the same cut, and faster classes run more micro-batches: shares are such that the slowest class ends
-as early as whole micro-batches allow. Small enough to be exact without a program: the sets of classes are tried one by
-one, the fastest classes of a set take as many replicas as fit.
+Every replica has the same cut, and faster classes run more micro-batches. Shares make the slowest class end as early as
+whole micro-batches allow. The problem is small enough to be solved exactly without a program: all sets of classes are
+tried, and the fastest classes of a set take as many replicas as fit.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from planner.search.lower_bounds import stage_paces_s
 from planner.search.placement import Placement, PricedPlacement, even_shares, take_surplus
 from planner.tolerances import ROUNDING
 
-MAX_CLASSES_FOR_ALL_SETS = 4  # with more, the fastest 2, 3, 4 ... of them
+MAX_CLASSES_FOR_ALL_SETS = 4  # with more, only the fastest 2, 3, 4 ... of them
 
 
 def place_whole_replicas(coeffs: Coefficients, fixed_layers: tuple[int, ...] | None = None) -> PricedPlacement | None:
-    """The best placement of the candidate with each replica in one class, over at least two; None where none fits.
+    """Return the candidate's best placement with each replica in one class, over at least two; None if none fits.
 
     The choice of classes counts the latency of their exchange, which the closed form does not.
     """
@@ -67,7 +67,7 @@ def _sets(coeffs: Coefficients) -> Iterator[tuple[int, ...]]:
 
 
 class ReplicaSet(NamedTuple):
-    """Replicas over several classes: how many in each, their common cut, and by class a lane of one micro-batch."""
+    """Replicas over several classes: their number in each, their common cut, and by class a lane of one micro-batch."""
 
     counts: dict[int, int]
     layers: tuple[int, ...]
@@ -119,8 +119,8 @@ def _place(coeffs: Coefficients, replicas: ReplicaSet) -> PricedPlacement | None
 
 
 def _hold_weights_together(coeffs: Coefficients, counts: dict[int, int], shares: dict[int, tuple[int, ...]]) -> bool:
-    """Return True if replicas that share weights, or an optimizer instance, are in one cluster, or are all, and run as
-    many micro-batches each."""
+    """Return True if replicas that share weights or an optimizer instance run equally many micro-batches each, and are
+    either in one cluster or all replicas."""
     candidate = coeffs.candidate
     if candidate.weight_shards == candidate.copies == 1:
         return True
@@ -135,9 +135,9 @@ def _hold_weights_together(coeffs: Coefficients, counts: dict[int, int], shares:
 
 
 def _count_replicas(coeffs: Coefficients, classes: Sequence[int]) -> dict[int, int] | None:
-    """Return the replicas of each class, one at least, the rest where it is fastest; None if they do not fit.
+    """Return the replicas of each class: at least one, the rest where it is fastest. None if they do not fit.
 
-    Replicas that are together count as one. No cluster takes more than its part where each holds a copy.
+    Replicas that stay together count as one. If each cluster holds a copy, none takes more than its part.
     """
     candidate, each = coeffs.candidate, coeffs.together
     counts, in_cluster = dict.fromkeys(classes, each), Counter[int]()
@@ -155,11 +155,11 @@ def _count_replicas(coeffs: Coefficients, classes: Sequence[int]) -> dict[int, i
 
 
 def _cut(coeffs: Coefficients, classes: Sequence[int]) -> tuple[int, ...] | None:
-    """The cut whose slowest stage is fastest on the slowest of `classes`: level, but for the head on the last stage."""
+    """Return the cut whose slowest stage is fastest on the slowest of `classes`: level, except for the head's stage."""
     pp, slowest = coeffs.candidate.pp, max(classes, key=lambda c: coeffs.layer_s[c])
     layer_s, head_s = coeffs.layer_s[slowest], coeffs.head_s[slowest]
     most, dense, dense_s = [min(row[c] for c in classes) for row in coeffs.capacity], coeffs.first_dense, 0.0
-    if dense:  # other layers are counted alone
+    if dense:  # other layers are counted separately
         most[0], dense_s = most[0] - dense, max(coeffs.dense_s[c] for c in classes)
     number = coeffs.num_layers - dense
 
@@ -192,7 +192,7 @@ def _fits(coeffs: Coefficients, classes: Sequence[int], layers: Sequence[int]) -
 
 
 def _lane(coeffs: Coefficients, c: int, counts: Mapping[int, int], layers: Sequence[int]) -> ReplicaKind:
-    """Return the lane of the replicas in class c, for one micro-batch; within one host edges are free."""
+    """Return the lane of the replicas in class c, for one micro-batch. Edges within one host are free."""
     last, sharers, replicas = len(layers) - 1, tuple(sorted(counts)), counts[c]
     stages = tuple(site_stage_s(coeffs, (c,), held, (s == 0, s == last), sharers) for s, held in enumerate(layers))
     near = NO_EDGE if replicas * len(layers) <= coeffs.group_slots_per_host[c] else edge_of(coeffs, (c,), (c,))
@@ -201,9 +201,9 @@ def _lane(coeffs: Coefficients, c: int, counts: Mapping[int, int], layers: Seque
 
 
 def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[int, int], total: int) -> dict[int, int]:
-    """By class, micro-batches that each replica runs at least when all end at about the same time: nearly all of them.
+    """Return, by class, a lower bound on each replica's micro-batches if all end at about the same time: nearly all.
 
-    No more than dealing one by one to the lane that ends first would give; that dealing goes on from here.
+    It is no more than dealing one by one to the lane that ends first would give. That dealing continues from here.
     """
     one_each = dict.fromkeys(fill, 1)
     if not min(pace.values()):
@@ -215,10 +215,10 @@ def _first_shares(fill: dict[int, float], pace: dict[int, float], counts: dict[i
 
 
 def shares_evenly(coeffs: Coefficients, replicas: ReplicaSet) -> bool:
-    """Return True if all replicas run as many micro-batches, one more or less: classes of equal speed do, and all of an
-    engine that has no others.
+    """Return True if the micro-batches of all replicas differ by at most one.
 
-    Other shares need as many micro-batches as stages, since fewer would hold less memory than was checked.
+    They do on classes of equal speed, and if the engine requires it. Other shares need as many micro-batches as
+    stages, since fewer would hold less memory than was checked.
     """
     if not coeffs.engine.unequal_replicas:
         return True
@@ -228,7 +228,7 @@ def shares_evenly(coeffs: Coefficients, replicas: ReplicaSet) -> bool:
 def share_microbatches(coeffs: Coefficients, replicas: ReplicaSet) -> dict[int, tuple[int, ...]] | None:
     """Return the micro-batches of every replica by class, such that the slowest lane ends earliest.
 
-    None where a replica would run none, or replicas that hold weights together would not run equally many.
+    None if a replica would run none, or if replicas that hold weights together would not run equally many.
     """
     shares = _share_microbatches(coeffs, replicas)
     return shares if shares is not None and _hold_weights_together(coeffs, replicas.counts, shares) else None

@@ -1,4 +1,4 @@
-"""GPUs and networks by the names that sketches call them, and the nearest name to one that is not known."""
+"""GPUs and networks by their names in sketches, and the name nearest to an unknown one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PCIE_TOO = (
     "A100 40GB",
     "A800",
 )  # products that are sold on SXM boards and as PCI Express cards, under one name
-PCI_GENERATIONS = {3: ("V100", "T4"), 5: ("H", "B", "G", "RTX 5090")}  # by how a product begins; else 4: data sheets
-NEAR_SIZE = 0.05  # a size in a GPU's name is that of its data sheet, and nvidia-smi's is a little less
+PCI_GENERATIONS = {3: ("V100", "T4"), 5: ("H", "B", "G", "RTX 5090")}  # by prefix of a product; else 4: data sheets
+NEAR_SIZE = 0.05  # a GPU's name has the size of its data sheet, and nvidia-smi shows a little less
 _NO_PART_OF_A_NAME = re.compile(r"nvidia|tesla|geforce|sxm\d?|hbm3e?")
 
 
 class KnownGpu(NamedTuple):
-    """A GPU that can be bought: CUDA's name of it, its memory as nvidia-smi shows it, and what joins it to others."""
+    """A GPU that can be bought: its name in CUDA, its memory as nvidia-smi shows it, and its links to others."""
 
     cuda_name: str
     memory_bytes: int
@@ -45,20 +45,20 @@ def _known_gpus() -> Mapping[str, KnownGpu]:
         if product in PCIE_TOO:
             card = f"NVIDIA {product} PCIe"
             found[f"{product} PCIe"] = KnownGpu(card, mib * MIB, 0, generation)
-    # No speed of it is known. Of its 128 GB, which the CPU shares, about 120 are left: NVIDIA, DGX Spark.
+    # Its speed is not known. Of its 128 GB, which the CPU shares, about 120 are left: NVIDIA, DGX Spark.
     spark = {"GB10": KnownGpu("NVIDIA GB10", 120 * 10**9, 0, 5)}
     return found | {"V100 16GB": found["V100"]._replace(memory_bytes=16 * GIB)} | spark
 
 
 GPUS = _known_gpus()
-"""By the name in a sketch, which is the product's in `gpu_peaks.py`."""
+"""GPUs by the name in a sketch, which is the product's name in `gpu_peaks.py`."""
 
 
 def known_gpu(text: str) -> str:
-    """Return the name in `GPUS` of a GPU that is written in one of the usual ways: `A100-80`, `H100 SXM 80GB`.
+    """Return the name in `GPUS` of a GPU that is written in a usual form: `A100-80`, `H100 SXM 80GB`.
 
     Raises:
-        ValueError: No such GPU, or not with that memory. It names the nearest and all that are known.
+        ValueError: No such GPU, or not with that memory. The message has the nearest and all known names.
     """
     words = [_size(word) for word in re.split(r"[\s_-]+", text.strip().lower())]
     words = [word for word in words if not _NO_PART_OF_A_NAME.fullmatch(word)]
@@ -72,12 +72,12 @@ def known_gpu(text: str) -> str:
     if not _is_size_of(int(sizes[0].removesuffix("gb")), GPUS[bare].memory_bytes):
         others = ", ".join(name for name in GPUS if name.split()[0] == bare.split()[0])
         size = f"{GPUS[bare].memory_bytes / GIB:.0f} GiB"
-        raise ValueError(f"no {bare} of {sizes[0].upper()} is known: it has {size} (there are {others})")
+        raise ValueError(f"no {bare} with {sizes[0].upper()} is known: it has {size} (there are {others})")
     return bare
 
 
 def known_fabric(text: object) -> SketchedKind:
-    """Return the kind of a network by its name, in any case. Raises ValueError naming the nearest and all known."""
+    """Return the kind of a network by its name, in any case. Raises ValueError with the nearest and all known names."""
     if not isinstance(text, str):
         raise ValueError(f"must be the name of a network ({', '.join(FABRICS)})")
     for name, kind in FABRICS.items():
@@ -87,7 +87,7 @@ def known_fabric(text: object) -> SketchedKind:
 
 
 def _size(word: str) -> str:
-    """Return `80gb` of `80`, `80g`, `80gb` and `80gib`; any other word as it is."""
+    """Return `80gb` for `80`, `80g`, `80gb` and `80gib`; any other word unchanged."""
     found = re.fullmatch(r"(\d{2,3})(?:gi?b?)?", word)
     return f"{found[1]}gb" if found else word
 

@@ -1,4 +1,4 @@
-"""Sketch: machines as one would write them down before buying them, in a line of text or a YAML file."""
+"""Sketch: machines in short form, before they are bought, in a line of text or a YAML file."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Cards(Record):
     gbps: Gbps
     """Gbit/s of a port. Example: 400"""
     card_gbps: Gbps | None = None
-    """Gbit/s of a card, where its ports together are faster than the card; not set: as fast as all ports.
+    """Gbit/s of a card, if its ports together are faster than the card; not set: as fast as all ports.
     Example: 400"""
 
     @property
     def num_ports(self) -> int:
-        """The ports of a host."""
+        """The number of ports of a host."""
         return self.cards * self.ports_per_card
 
     @property
@@ -58,7 +58,7 @@ class Cards(Record):
         return self.cards * (ports if self.card_gbps is None else min(ports, self.card_gbps))
 
     def text(self) -> str:
-        """Return `8x400`, or `8x2x200` where cards have several ports."""
+        """Return `8x400`, or `8x2x200` if cards have several ports."""
         return "x".join(
             map(_shown, (self.cards, *([self.ports_per_card] if self.ports_per_card > 1 else []), self.gbps))
         )
@@ -70,20 +70,20 @@ class FabricCards(Cards):
     kind: Annotated[SketchedKind, BeforeValidator(known_fabric)]
     """InfiniBand (or IB), RoCE, EFA or Ethernet. Example: IB"""
     measured_gbps: Gbps | None = None
-    """Gbit/s that a host was measured to reach over all cards, above or below the cards' own rate. An all-reduce's bus
-    bandwidth is none: a part of it stays inside hosts. Example: 1508"""
+    """Gbit/s measured for a host over all cards, above or below the cards' own rate. The bus bandwidth of an all-reduce
+    does not qualify: a part of it stays inside hosts. Example: 1508"""
 
 
 def _ethernet(value: object) -> object:
     """Return the keys of the network to everywhere, which may be written as `Ethernet 1x100`."""
     found = _from_text(value)
     if isinstance(found, dict) and known_fabric(found.get("kind", "Ethernet")) != "Ethernet":
-        raise ValueError("the network to everywhere is Ethernet")
+        raise ValueError("the network to everywhere must be Ethernet")
     return {key: each for key, each in found.items() if key != "kind"} if isinstance(found, dict) else found
 
 
 class SketchCluster(Record):
-    """Hosts that are alike, on one fabric."""
+    """Equal hosts on one fabric."""
 
     name: ClusterName
     """Name of the cluster, which ends in a letter or digit; its hosts are a1, a2 and so on. Example: a"""
@@ -92,12 +92,12 @@ class SketchCluster(Record):
     gpus_per_host: Annotated[int, Field(ge=1, le=72, strict=True)]
     """GPUs of each host. Example: 8"""
     gpu_memory_gib: Annotated[float, Field(ge=1, le=4096, strict=True)] | None = None
-    """Memory of a GPU in GiB, as nvidia-smi shows it; not set: that of the GPU by its name. With it a GPU of any name
-    is taken, and `compute.flops_per_s` of job.yaml says how fast it is. Example: 140.4"""
+    """Memory of a GPU in GiB, as nvidia-smi shows it; not set: that of the GPU by its name. If set, any GPU name is
+    accepted, and `compute.flops_per_s` of job.yaml must give its speed. Example: 140.4"""
     gpu: Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[ -~]+$")]
-    """GPU by its usual name, with its memory where there are several. Example: A100-80"""
+    """GPU by its usual name, with its memory if there are several sizes. Example: A100-80"""
     nvlinks: Annotated[int, Field(ge=0, le=36, strict=True)] | None = None
-    """NVLinks of each GPU; 0: PCI Express alone joins GPUs; not set: as the GPU is mostly sold. Example: 0"""
+    """NVLinks of each GPU; 0: only PCI Express connects GPUs; not set: as the GPU is mostly sold. Example: 0"""
     nvlink_hosts: Annotated[int, Field(ge=2, le=MAX_HOSTS, strict=True)] | None = None
     """Hosts whose GPUs share one NVLink domain, such as an NVL72 rack. Example: 18"""
     pci_generation: Annotated[int, Field(ge=3, le=5, strict=True)] | None = None
@@ -108,7 +108,7 @@ class SketchCluster(Record):
     """Network of the cluster, as text or with keys. Example: IB 8x400"""
     ethernet: Annotated[Cards, BeforeValidator(_ethernet)] | None = None
     """Network cards to everywhere else, as text or with keys; not set: as fast as the fastest wire to another cluster.
-    Over plain Ethernet the cards of the fabric lead everywhere, at no more than the rate of these.
+    With a plain Ethernet fabric, its cards lead everywhere, at no more than the rate of these.
     Example: Ethernet 1x100"""
 
     @field_validator("gpu")
@@ -123,31 +123,31 @@ class SketchCluster(Record):
 
     @property
     def everywhere(self) -> Cards | None:
-        """The cards that lead to other clusters; None where the sketch leaves them to the wires."""
+        """The cards that lead to other clusters; None if only wires limit them."""
         return self.fabric if self.fabric.kind == "Ethernet" else self.ethernet
 
     @property
     def outward_gbps(self) -> float | None:
-        """Gbit/s of a host's cards on the way to other clusters; None where the sketch leaves them to the wires."""
+        """Gbit/s of a host's cards on the way to other clusters; None if only wires limit them."""
         shared = self.fabric.kind == "Ethernet" or (self.fabric.kind == "EFA" and self.ethernet is None)
         cards = (self.fabric if shared else None, self.ethernet)
         return min((each.host_gbps for each in cards if each is not None), default=None)
 
     @property
     def known(self) -> KnownGpu | None:
-        """The GPU as it is sold; None where its name is not known."""
+        """The GPU as it is sold; None if its name is not known."""
         return GPUS.get(self.gpu) or GPUS.get(product_of(self.gpu) or "")
 
     @property
     def num_nvlinks(self) -> int:
-        """The NVLinks of a GPU."""
+        """The number of NVLinks of a GPU."""
         if self.nvlinks is not None or self.known is None:
             return self.nvlinks or 0
         return 0 if self.gpu not in GPUS and "pcie" in self.gpu.lower() else self.known.nvlinks
 
     @property
     def num_devices(self) -> int:
-        """The GPUs and ports of all hosts."""
+        """The number of GPUs and ports of all hosts."""
         ethernet = self.ethernet.num_ports if self.ethernet is not None else 1
         return self.hosts * (self.gpus_per_host + self.fabric.num_ports + ethernet)
 
@@ -156,7 +156,7 @@ class WireRate(Record):
     """Rate at which a host reaches hosts of another cluster."""
 
     gbps: Gbps
-    """Gbit/s of each host; what all hosts of a cluster share is a trunk. Example: 25"""
+    """Gbit/s of each host; a rate that all hosts of a cluster share is a trunk. Example: 25"""
     latency_ms: Annotated[float, Field(ge=0, le=10_000, strict=True)] = 0.0
     """Milliseconds that a message takes one way. Example: 20"""
     measured: bool = False
@@ -175,7 +175,7 @@ class PairWire(WireRate):
 
 
 def _rate(value: object) -> object:
-    """Return a bare number as the rate that it is."""
+    """Return a bare number as a rate."""
     return {"gbps": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -194,7 +194,7 @@ class Sketch(Record):
     def _clusters_differ_and_are_not_too_many(cls, clusters: tuple[SketchCluster, ...]) -> tuple[SketchCluster, ...]:
         names, hosts, devices = Counter[str](), 0, 0
         for number, each in enumerate(clusters):
-            check(f"{number}.name", each.name, "a cluster of that name is there already", each.name not in names)
+            check(f"{number}.name", each.name, "a cluster of that name already exists", each.name not in names)
             hosts, devices = hosts + each.hosts, devices + each.num_devices
             names[each.name] += 1
             check(f"{number}.hosts", each.hosts, f"all clusters have at most {MAX_HOSTS} hosts", hosts <= MAX_HOSTS)
@@ -237,25 +237,25 @@ class Sketch(Record):
                 continue
             key = f"wires.{self.wires.index(wire)}" if isinstance(wire, PairWire) else "between"
             most = f"a host of {end.name} has cards of {own:g} Gbit/s to other clusters"
-            rule = f"{most}: state at most that, or in a YAML file `measured: true` with a rate that was measured"
+            rule = f"{most}: state at most that, or set `measured: true` in a YAML file with a measured rate"
             check(f"{key}.gbps", wire.gbps, rule, wire.gbps <= own * (1 + 1e-9))
         return self
 
     def wire(self, one: str, other: str) -> WireRate | None:
-        """Return the rate between two clusters; None where only their cards limit it."""
+        """Return the rate between two clusters; None if only their cards limit it."""
         named = (wire for wire in self.wires if set(wire.between) == {one, other})
         return next(named, self.between)
 
     def text(self) -> str:
-        """Return the sketch as text, without what only a YAML file holds."""
+        """Return the sketch as text, without settings that only a YAML file can hold."""
         return "; ".join(self._items())
 
     def summary(self) -> str:
-        """Return the sketch as text, with a note if a file has more."""
+        """Return the sketch as text, with a note if its file has more."""
         with suppress(HolmesError):
             if parse_sketch(self.text()) == self:
                 return self.text()
-        return f"{self.text()} (its file says more)"
+        return f"{self.text()} (its file has more)"
 
     def _items(self) -> Iterator[str]:
         for each in self.clusters:
@@ -269,12 +269,12 @@ class Sketch(Record):
 
 
 def parse_sketch(text: str) -> Sketch:
-    """Return the sketch in a line of text. Raises HolmesError naming the column, the value and the known names."""
+    """Return the sketch in a line of text. Raises HolmesError with the column, the value and the known names."""
     try:
         read = read_text(text)
     except MalformedSketch as error:
         raise HolmesError(
-            f"{SOURCE}: {error}", f"it is made of {FORMS}, with `;` between them; or name a file that ends with .yaml"
+            f"{SOURCE}: {error}", f"write {FORMS}, with `;` between them; or name a file that ends with .yaml"
         ) from None
     return parse(Sketch, read.data, SOURCE, read)
 

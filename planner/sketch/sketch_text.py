@@ -1,4 +1,4 @@
-"""The line of text of a sketch, read into plain values, each with the column at which it stands.
+"""The text form of a sketch, read into plain values, each with its column.
 
 a: 8 x 8 H100, IB 8x400, Ethernet 1x100; b: 8 x 8 A100-80, RoCE 2x200; a-b: 25 at 20 ms; 10 between
 """
@@ -15,11 +15,11 @@ FORMS = (
     "`25 between` or `a-b: 25 at 20 ms` (Gbit/s of a host to another cluster)"
 )
 NUMBER, TIMES = r"[-+]?[0-9]+(?:\.[0-9]+)?", r"[xX×*]"
-NAME = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"  # ends in a letter or digit: else `a1` and `a1-` had one host `a1-1`
+NAME = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"  # ends in a letter or digit: else `a1` and `a1-` share host `a1-1`
 GBPS = r"\s*G(?:b|bit)?(?:/s|ps)?\b"
 
 Location = tuple[int | str, ...]
-"""Keys and indices that lead to a value, as pydantic names it."""
+"""Keys and indices that lead to a value, in pydantic's form."""
 
 
 class SketchText(NamedTuple):
@@ -37,7 +37,7 @@ class SketchText(NamedTuple):
 
 
 class MalformedSketch(ValueError):
-    """Text that is no sketch: the column, from 1, and the words expected there."""
+    """Text that is not a sketch: the column, from 1, and the words expected there."""
 
     def __init__(self, column: int, expected: str, seen: str) -> None:
         super().__init__(f"column {column}: expected {expected}, not {seen}")
@@ -47,13 +47,13 @@ def read_text(text: str) -> SketchText:
     """Read the text of a sketch. Raises MalformedSketch."""
     if len(text) > MAX_CHARACTERS:
         raise MalformedSketch(
-            MAX_CHARACTERS, "the end of the text, as a YAML file can be longer", f"{len(text)} characters"
+            MAX_CHARACTERS, "the end of the text (a YAML file can be longer)", f"{len(text)} characters"
         )
     return _Reader(text).read()
 
 
 def read_network(text: str) -> dict[str, Any]:
-    """Read a network alone, `IB 8x400`. Raises MalformedSketch."""
+    """Read only a network, `IB 8x400`. Raises MalformedSketch."""
     reader = _Reader(text)
     network = reader.network(())
     reader.expect_end("the end")
@@ -61,7 +61,7 @@ def read_network(text: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads tokens from left to right."""
+    """A reader of tokens from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
@@ -78,7 +78,7 @@ class _Reader:
             if self._taken(ends) is None:
                 self.expect_end("`;`")
                 break
-            if self._is_next("$"):  # after the last item, too
+            if self._is_next("$"):  # also after the last item
                 break
         names = {each["name"] for each in data["clusters"]}
         for number, wire in enumerate(data["wires"]):
@@ -95,7 +95,7 @@ class _Reader:
         self._take("between", "`between` after a rate")
 
     def _named(self, data: dict[str, Any]) -> bool:
-        """Read a cluster, or the wire between two; True for a wire."""
+        """Read a cluster, or the wire between two; return True for a wire."""
         start, name = self._next_column(), self._take(NAME, "a cluster's name, of letters from a to z, or a rate")
         self._take(":", f"`:` after {name!r}")
         column, first = self._next_column(), self._number("the number of hosts, or Gbit/s between two clusters")
@@ -110,7 +110,7 @@ class _Reader:
         return False
 
     def _cluster(self, at: Location) -> dict[str, Any]:
-        """Read what follows the number of hosts: `8 H100, IB 8x400, Ethernet 1x100`."""
+        """Read the rest of a cluster, after the number of hosts: `8 H100, IB 8x400, Ethernet 1x100`."""
         self._mark(at, "gpus_per_host")
         cluster: dict[str, Any] = {"gpus_per_host": self._number("the number of GPUs of a host")}
         self._mark(at, "gpu")
@@ -124,7 +124,7 @@ class _Reader:
         return cluster
 
     def _ends(self, pair: str, names: Collection[str], column: int) -> list[str]:
-        """Return both clusters of `a-b`. Names may hold dashes, so every dash is tried as the one between them."""
+        """Return both clusters of `a-b`. Names may contain dashes, so every dash is tried as the separator."""
         cuts = [[pair[:at], pair[at + 1 :]] for at, sign in enumerate(pair) if sign == "-"]
         found = [cut for cut in cuts if set(cut) <= set(names)] or cuts
         if len(found) != 1:
@@ -188,7 +188,7 @@ class _Reader:
         return re.compile(rf"\s*(?:{pattern})").match(self._text, self._at) is not None
 
     def _mark(self, at: Location, key: str) -> None:
-        """Note that the value of a key is next."""
+        """Record that the value of a key is next."""
         location: Location = (*at, key)
         self._columns[location] = self._next_column()
 

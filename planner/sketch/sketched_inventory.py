@@ -35,7 +35,7 @@ def sketched_inventory(sketch: Sketch) -> Inventory:
     """Return the inventory of the sketch's machines."""
     hosts, clusters, shared, domains = list[Host](), list[Cluster](), list[NetworkPort](), list[NvlinkDomain]()
     for each in sketch.clusters:
-        dash = "-" if each.name[-1].isdecimal() else ""  # else `a1` and `a` could both have a host `a11`
+        dash = "-" if each.name[-1].isdecimal() else ""  # otherwise `a1` and `a` could both have a host `a11`
         names = tuple(f"{each.name}{dash}{number}" for number in range(1, each.hosts + 1))
         machine, first = _machine(sketch, each), len(hosts) + 1
         ports = [machine.ports(name, number) for number, name in enumerate(names, first)]
@@ -72,7 +72,7 @@ def sketched_inventory(sketch: Sketch) -> Inventory:
 
 @dataclass(frozen=True)
 class _Machine:
-    """Parts that all hosts of a cluster have alike, without the names and addresses in `inside` and `everywhere`."""
+    """The common parts of all hosts of a cluster, without the names and addresses in `inside` and `everywhere`."""
 
     gpus: tuple[Gpu, ...]
     nics: tuple[Nic, ...]
@@ -128,13 +128,13 @@ def _machine(sketch: Sketch, cluster: SketchCluster) -> _Machine:
         hcas = tuple(nic.hca for nic in nics)
         gbps = fabric.measured_gbps or fabric.host_gbps
         inside = inside.model_copy(update={"hcas": hcas, "rdma_bandwidth_bytes_per_s": bytes_per_s_from_gbps(gbps)})
-    if plain and ethernet is not None:  # the slower cards limit the interface, and a link states the rate inside
+    if plain and ethernet is not None:  # slower cards limit the interface, and a link states the rate inside
         speed = bytes_per_s_from_gbps(min(fabric.host_gbps, ethernet.host_gbps))
         netdevs = (*netdevs[:-1], netdevs[-1].model_copy(update={"speed_bytes_per_s": speed}))
     outward = _port(netdevs[-1])
     others = ethernet or (Cards(gbps=rate) if rate is not None and not plain else None)
     if others is not None:
-        own = fabric.kind == "EFA" and ethernet is None  # its adapters are the host's network cards, too
+        own = fabric.kind == "EFA" and ethernet is None  # its adapters are also the host's network cards
         first = fabric.num_ports if plain else len(netdevs) if fabric.kind == "EFA" and not own else 0
         more_nics, more_netdevs = _ethernet_cards(others, first)
         nics += more_nics if ethernet is not None else ()
@@ -155,7 +155,7 @@ def _machine(sketch: Sketch, cluster: SketchCluster) -> _Machine:
 
 
 def _everywhere_gbps(sketch: Sketch, cluster: SketchCluster) -> float | None:
-    """Return Gbit/s of a host's cards to other clusters: their own, else the fastest wire's; None without either."""
+    """Return Gbit/s of a host's cards to other clusters: their own, or the fastest wire's; None without either."""
     if cluster.everywhere is not None:
         return cluster.everywhere.host_gbps
     wires = [sketch.wire(cluster.name, other.name) for other in sketch.clusters if other is not cluster]
@@ -204,7 +204,7 @@ def _rdma_ports(cluster: SketchCluster) -> tuple[tuple[Nic, ...], tuple[Netdev, 
 
 
 def _ethernet_cards(cards: Cards, first: int = 0) -> tuple[tuple[Nic, ...], tuple[Netdev, ...]]:
-    """Return the ports and their interfaces, from eth`first`; several ports are one bond, which is the last."""
+    """Return the ports and their interfaces, from eth`first`. Several ports form one bond, which comes last."""
     names = [f"eth{first + number}" for number in range(cards.num_ports)]
     nics = tuple(_nic(name, "Ethernet", cards.gbps, netdev=name) for name in names)
     if len(names) == 1:
@@ -244,7 +244,7 @@ def _domains(cluster: SketchCluster, names: Sequence[str]) -> Iterator[NvlinkDom
 
 
 def _links(sketch: Sketch, inventory: Inventory) -> Iterator[Link]:
-    """Yield the rates that the hosts' cards do not give, as links: inside clusters, and of all pairs if of any."""
+    """Yield the rates that the hosts' cards do not determine, as links: inside clusters, and for all pairs or none."""
     for each, cluster in zip(sketch.clusters, inventory.clusters, strict=True):
         gbps = each.fabric.measured_gbps
         if gbps is None and each.ethernet is not None:
@@ -267,7 +267,7 @@ def _links(sketch: Sketch, inventory: Inventory) -> Iterator[Link]:
 
 
 def _payload(wire: WireRate | None, cards_bytes_per_s: float) -> float:
-    """Return bytes/s of TCP's payload over a wire between hosts with such cards, which a measured rate may exceed."""
+    """Return TCP's payload in bytes/s over a wire between hosts with such cards. A measured rate may exceed these."""
     if wire is not None and wire.measured:
         return bytes_per_s_from_gbps(wire.gbps)
     line = cards_bytes_per_s if wire is None else min(cards_bytes_per_s, bytes_per_s_from_gbps(wire.gbps))

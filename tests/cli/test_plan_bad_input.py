@@ -69,7 +69,7 @@ def refused(command: Command, tmp_path: Path) -> Refused:
         ({"parallel": {"tp": 16}}, "parallel.tp 16"),
         (
             {"parallel": {"tp": 2}, "model": {**MODEL, "factory": "own.py:build"}},
-            "parallel.tp is 2 and model.factory is own.py:build: a model of one's own is cut between layers alone",
+            "parallel.tp is 2 and model.factory is own.py:build: a user's own model is cut only between layers",
         ),
         ({"parallel": {"pp": 37}}, "parallel.pp is 37, num_layers is 36"),
         ({"parallel": {"layers": [10, 10]}}, "parallel.layers add up to 20, num_layers is 36"),
@@ -83,7 +83,7 @@ def refused(command: Command, tmp_path: Path) -> Refused:
         ),
         (
             {"parallel": {"schedule": "zero-bubble"}},
-            "zero-bubble with compile left out, which on GPUs is true",
+            "zero-bubble with compile left out, which means true on GPUs",
         ),
         ({"profile": {"after": 8}}, "profile of 3 steps after 8: the job has only 10"),
         (
@@ -136,7 +136,7 @@ def test_inventory_that_makes_no_sense_is_refused(
         (("--what-if", "fabric:a=0Gb/s"), "--what-if fabric:a=0Gb/s: '0Gb/s' is not a rate above zero"),
         (
             ("--what-if", "link:a-c=1Gb/s"),
-            "--what-if link:a-c=1Gb/s: 'a-c' is not two clusters of the inventory (a, b)",
+            "--what-if link:a-c=1Gb/s: 'a-c' does not name two clusters of the inventory (a, b)",
         ),
         (("--what-if", "fabric:c=1Gb/s"), "--what-if fabric:c=1Gb/s: no cluster 'c' in the inventory (a, b)"),
         (
@@ -145,7 +145,7 @@ def test_inventory_that_makes_no_sense_is_refused(
         ),
         (("--what-if", "+host:a2=like:a9"), "--what-if +host:a2=like:a9: no reachable host 'a9' in the inventory"),
         (("--what-if", "-host:a9"), "--what-if -host:a9: no reachable host 'a9' in the inventory (a1, b1)"),
-        (("--what-if", "more money"), "--what-if more money: not a change that can be read"),
+        (("--what-if", "more money"), "--what-if more money: this is not a valid change"),
         (("--compare", "other.json"), "other.json: cannot be read: No such file"),
         (("--compare", "inventory.json"), "inventory.json: not of kind plan: its kind is inventory"),
     ],

@@ -64,5 +64,5 @@ def test_an_order_that_parts_a_group_of_experts_says_where() -> None:
 
 def test_unknown_features_are_refused() -> None:
     assert parse_features("overlap, uneven") == ("uneven", "overlap")
-    with pytest.raises(HolmesError, match="'nic' is no feature"):
+    with pytest.raises(HolmesError, match="unknown feature 'nic'"):
         parse_features("nic")

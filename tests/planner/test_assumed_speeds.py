@@ -16,8 +16,8 @@ def test_a_gpu_without_published_runs_is_planned_on_and_named(name: str) -> None
     inventory = gpu_inventory([2], gpu_name=name)
     plan = plan_for(inventory, gpt_7b(global_batch_size=64))
     (said,) = assumed_speed_sentence(plan, inventory)
-    assert said.startswith(f"How fast {name} on a1, a2 computes is read from data sheets, and may be 35% off")
-    assert "`holmes calibrate --host a1` gives compute.flops_per_s" in said
+    assert said.startswith(f"The speed of {name} on a1, a2 comes from data sheets and may be off by 35%")
+    assert "`holmes calibrate --host a1`, which prints compute.flops_per_s" in said
 
 
 def test_nothing_is_said_of_speeds_that_are_published_or_given() -> None:

@@ -118,7 +118,7 @@ def test_the_plan_says_which_replicas_run_how_many_micro_batches() -> None:
     plan = plan_for(*three_hosts(8))
     assert plan.microbatches == (3, 3, 2)
     assert shares_sentence(plan) == (
-        "Replicas 0-1 run 3 and replica 2 runs 2 micro-batches a step; the gradient is the mean over all of them.",
+        "Replicas 0-1 run 3 and replica 2 runs 2 micro-batches per step; the gradient is the mean over all of them.",
     )
     assert shares_sentence(plan_for(*three_hosts(9))) == ()
 

@@ -75,13 +75,13 @@ def test_a_run_whose_metrics_end_in_half_a_line_is_refused(tmp_path: Path) -> No
     run = run_folder(tmp_path, plan_for(BED, bed_job()), 1.0, 1.0)
     metrics = (run / "metrics.jsonl").read_text(encoding="utf-8")
     (run / "metrics.jsonl").write_text(metrics[:-10], encoding="utf-8")
-    with pytest.raises(HolmesError, match=r"metrics\.jsonl: nothing to calibrate with: not one JSON object a line"):
+    with pytest.raises(HolmesError, match=r"metrics\.jsonl: nothing to calibrate with: a line is not one JSON object"):
         calibrate(BED, run)
 
 
 def test_a_run_on_other_hosts_is_refused_with_one_of_them(tmp_path: Path) -> None:
     run = run_folder(tmp_path, plan_for(cpu_inventory([1, 1, 2]), bed_job()), 1.0, 1.0)
-    with pytest.raises(HolmesError, match="it ran on c1, which is no reachable host of the inventory"):
+    with pytest.raises(HolmesError, match="it ran on c1, which is not a reachable host of the inventory"):
         calibrate(BED, run)
 
 

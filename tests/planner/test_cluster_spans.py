@@ -25,7 +25,7 @@ def test_stages_that_each_lie_in_one_cluster_need_no_words() -> None:
 
 def test_stage_that_fits_into_no_cluster_says_how_much_of_it_does(uneven: Plan) -> None:
     assert cluster_spans(UNEVEN, uneven) == (
-        "Stage 1 spans clusters a and b: a has room for 1 and b for 1 of 2 replicas beside the other stages; its "
+        "Stage 1 spans clusters a and b: a has room for 1 and b for 1 of 2 replicas next to the other stages; its "
         "gradients cross on the shared network.",
     )
 
@@ -52,7 +52,7 @@ def test_one_stage_for_all_clusters_counts_what_each_has_room_for() -> None:
 def test_replicas_that_are_whole_in_a_cluster_are_the_reason() -> None:
     plan = plan_for(EVEN, bed_job(model=LONG_SEQUENCES, global_batch_size=512, parallel=TWO_BY_TWO))
     (sentence,) = cluster_spans(EVEN, plan)
-    assert sentence.startswith("Stages 0-1 span clusters a and b: each replica lies whole in one cluster")
+    assert sentence.startswith("Stages 0-1 span clusters a and b: each replica is entirely in one cluster")
 
 
 def test_usual_order_is_named_as_the_reason() -> None:

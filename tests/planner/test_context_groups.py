@@ -148,7 +148,7 @@ def test_short_sequences_and_engines_without_it_have_none() -> None:
 @pytest.mark.parametrize(
     ("engine", "model", "parallel", "said"),
     [
-        ("fsdp", MODEL, {"cp": 2}, "parallel.cp is 2, and engine fsdp is not known"),
+        ("fsdp", MODEL, {"cp": 2}, "parallel.cp is 2, but engine fsdp is not known"),
         ("megatron", {**MODEL, "seq_length": 1030}, {"cp": 4}, "parallel.cp is 4 and model.seq_length 1030"),
         ("megatron", MODEL, {"cp": 3}, "parallel.cp is 3 and model.seq_length"),
         ("megatron", {**MODEL, "seq_length": 6 * 4096}, {"cp": 3}, "cp 3 neither divides the 8 slots"),
@@ -183,10 +183,10 @@ def test_no_room_for_a_group_is_an_answer() -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["x", "{tp}"], r"without \{cp\}"),
-        (["x", "--cp-comm-type", "a2a"], "--cp-comm-type a2a: a ring is priced"),
-        (["x", "--cp-comm-type=a2a"], "--cp-comm-type a2a: a ring is priced"),
-        (["x", "--cp-comm-type", "p2p", "a2a", "--lr", "1"], "--cp-comm-type p2p a2a: a ring is priced"),
+        (["x", "{tp}"], r"has no \{cp\}"),
+        (["x", "--cp-comm-type", "a2a"], "--cp-comm-type a2a: only p2p is priced"),
+        (["x", "--cp-comm-type=a2a"], "--cp-comm-type a2a: only p2p is priced"),
+        (["x", "--cp-comm-type", "p2p", "a2a", "--lr", "1"], "--cp-comm-type p2p a2a: only p2p is priced"),
     ],
 )
 def test_commands_that_would_run_otherwise_are_refused(command: list[str], said: str) -> None:

@@ -93,7 +93,7 @@ def test_a_codec_beyond_leave_is_a_fault() -> None:
     plan = codec_plan(10, "int8")
     wire = plan.job.wire.model_copy(update={"edges": "bf16"})
     edited = plan.model_copy(update={"job": plan.job.model_copy(update={"wire": wire})})
-    assert any("packs by int8, job.yaml allows bf16" in fault for fault in verify(edited, clusters_apart(10)))
+    assert any("uses codec int8, but job.yaml allows bf16" in fault for fault in verify(edited, clusters_apart(10)))
 
 
 @pytest.mark.slow

@@ -135,8 +135,8 @@ def test_trainers_are_planned_on_cpus(engine: TrainerName) -> None:
         ("megatron", {"schedule": "gpipe"}, "gpipe, which engine megatron does not have"),
         ("megatron", {"zero": 3}, "zero 3 with engine megatron"),
         ("deepspeed", {"chunks": 2}, "interleaved, which engine deepspeed does not have"),
-        ("deepspeed", {"layers": [5, 3]}, "gives each stage as many layers"),
-        ("deepspeed", {"pp": 3}, "gives each stage as many layers"),
+        ("deepspeed", {"layers": [5, 3]}, "gives every stage the same number of layers"),
+        ("deepspeed", {"pp": 3}, "gives every stage the same number of layers"),
         ("torchtitan", {"zero": 1}, "zero 1 with engine torchtitan"),
         ("torchtitan", {"optimizer_offload": True}, "optimizer_offload"),
     ],
@@ -171,7 +171,7 @@ def test_a_plan_that_an_engine_would_number_or_run_otherwise_is_noticed() -> Non
     assert "rank 0 is number 1 to engine megatron" in check_engine(swapped)
     assert "engine megatron has no schedule eager" in check_engine(plan.model_copy(update={"schedule": "eager"}))
     apart = plan.model_copy(update={"groups": (plan.groups[0].model_copy(update={"ranks": (0, 1, 2, 3)}),)})
-    assert "groups of axis dp are not the ones that engine megatron makes" in check_engine(apart)
+    assert "groups of axis dp differ from those that engine megatron forms" in check_engine(apart)
 
 
 @pytest.mark.slow

@@ -178,8 +178,8 @@ def test_the_preset_like_deepseek_v3_is_planned() -> None:
     [
         ({"ep": 3}, "parallel.ep is 3, model.experts 32"),
         ({"ep": 2, "tp": 4}, "parallel.ep is 2, model.experts 32 and parallel.tp 4"),
-        ({"ep": 32}, "no degrees go with parallel.ep 32"),
-        ({"ep": 8, "dp": 4, "tp": 1}, "no degrees go with parallel.ep 8 and tp 1, dp 4"),
+        ({"ep": 32}, "no degrees fit parallel.ep 32"),
+        ({"ep": 8, "dp": 4, "tp": 1}, "no degrees fit parallel.ep 8 and tp 1, dp 4"),
     ],
 )
 def test_degrees_that_do_not_go_together_are_refused(parallel: dict[str, Any], said: str) -> None:
@@ -320,7 +320,7 @@ def test_the_bundled_runtime_exchanges_the_gradients_of_all_experts() -> None:
 
 
 def test_a_dense_model_has_no_expert_parallel_degree() -> None:
-    with pytest.raises(HolmesError, match=r"parallel\.ep is 2, and the model has no experts") as refused:
+    with pytest.raises(HolmesError, match=r"parallel\.ep is 2, but the model has no experts") as refused:
         plan_for(TWO_HOSTS, gpt_7b(engine="megatron", parallel={"ep": 2}))
     assert refused.value.exit_code == WRONG_USAGE
 
@@ -340,7 +340,7 @@ def test_groups_of_experts_are_inside_clusters_and_pipelines_cross(parallel: dic
     ("ep", "said"),
     [
         (8, "ranks 0 to 15, which share a stage's experts, on a1 of a and b1 of b"),
-        (16, "no 1 stages of 16 tensor groups with enough memory, 16 of each together as they share experts"),
+        (16, "no 1 stages of 16 tensor groups with enough memory, 16 of each kept together since they share experts"),
     ],
 )
 def test_stages_of_experts_over_clusters_are_refused(ep: int, said: str) -> None:
@@ -355,7 +355,7 @@ def test_stages_of_experts_over_clusters_are_refused(ep: int, said: str) -> None
         (["x", "--tp", "{tp}"], r"it has no \{ep\}, --expert-tensor-parallel-size not set"),
         (["x", "--tp", "{tp}", "--ep={ep}", "--moe-token-dispatcher-type", "flex"], "it has {ep}, .* not set, .* flex"),
         (["x", "--tp", "{tp}", "--ep={ep}", "--expert-tensor-parallel-size=1"], "type not set"),
-        (["x", "--moe-token-dispatcher-type=allgather"], "allgather, and experts are priced with alltoall"),
+        (["x", "--moe-token-dispatcher-type=allgather"], "allgather, but experts are priced with alltoall"),
     ],
 )
 def test_commands_that_run_other_groups_or_another_dispatcher_are_refused(command: list[str], said: str) -> None:

@@ -202,7 +202,7 @@ def test_a_group_with_more_ranks_on_one_host_is_refused() -> None:
     whole = gpu_inventory([3])
     hosts = (whole.hosts[0], *(host.model_copy(update={"gpus": host.gpus[:4]}) for host in whole.hosts[1:]))
     inventory = whole.model_copy(update={"hosts": hosts})
-    with pytest.raises(HolmesError, match="16 of each together as they share experts") as answer:
+    with pytest.raises(HolmesError, match="16 of each kept together since they share experts") as answer:
         plan_for(inventory, job())
     assert answer.value.exit_code == ANSWER_IS_NO
 
@@ -244,8 +244,8 @@ def test_a_trace_is_read_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"layer": 6}, "line 1: layer 6 and the model has 6"),
-        ({"layer": 0}, "line 6: layer 0 is there twice"),
+        ({"layer": 6}, "line 1: layer 6 exceeds the model's 6 layers"),
+        ({"layer": 0}, "line 6: layer 0 occurs twice"),
         ({"layer": -1}, "line 1: layer"),
         ({"experts": [[0, 1, 2, 32]] * 2}, r"line 1: token 0 chose experts \[0, 1, 2, 32\]"),
         ({"experts": [[0, 1, 2, 3], [0, 1, 2, 2]]}, "line 1: token 1"),

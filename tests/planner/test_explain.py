@@ -116,13 +116,13 @@ def test_slow_gradients_are_named_as_the_bottleneck() -> None:
     job = bed_job(parallel={"pp": 2, "dp": 2, "schedule": "zero-bubble", "micro_batch_size": 1})
     sentence = bottleneck(plan_for(BED, job, order="usual"))
     assert "waiting for gradients" in sentence
-    assert "through eth0 of a1 (network shared) at 94.15 Mbit/s a group" in sentence
+    assert "through eth0 of a1 (network shared) at 94.15 Mbit/s per group" in sentence
 
 
 def test_slow_edges_are_named_as_the_bottleneck() -> None:
     sentence = bottleneck(plan_for(cpu_inventory([2, 2], shared_gbps=0.01), bed_job(parallel=PLAIN)))
     assert "waiting for edges" in sentence
-    assert "at 9.415 Mbit/s a group" in sentence
+    assert "at 9.415 Mbit/s per group" in sentence
 
 
 def test_lone_host_is_held_up_by_compute_alone() -> None:

@@ -90,7 +90,7 @@ def test_a_compiled_backward_is_never_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "said"), [(gpt_7b, "left out, which on GPUs is true"), (partial(bed_job, compile=True), "true")]
+    ("job", "said"), [(gpt_7b, "left out, which means true on GPUs"), (partial(bed_job, compile=True), "true")]
 )
 def test_zero_bubble_asked_for_with_compiled_layers_is_refused(job: Callable[..., Job], said: str) -> None:
     with pytest.raises(HolmesError, match=f"zero-bubble with compile {said}") as refused:

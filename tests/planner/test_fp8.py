@@ -56,7 +56,7 @@ def test_a_plan_of_a_job_without_fp8_does_not_have_the_key() -> None:
 
 
 def test_a_gpu_without_fp8_is_named_with_its_host() -> None:
-    with pytest.raises(HolmesError, match=r"^host a1: GPU 0 \(NVIDIA A100-SXM4-80GB\) has no products in FP8"):
+    with pytest.raises(HolmesError, match=r"^host a1: GPU 0 \(NVIDIA A100-SXM4-80GB\) has no FP8 products"):
         plan_for(gpu_inventory((1,), gpus_per_host=2), fp8_job())
 
 

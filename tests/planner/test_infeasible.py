@@ -129,7 +129,7 @@ def test_a_model_of_one_s_own_is_not_split_over_tensor_shards() -> None:
     ],
 )
 def test_a_schedule_that_no_degrees_can_run_says_what_it_takes(parallel: dict[str, Any], batch: int) -> None:
-    with pytest.raises(HolmesError, match="takes pp of 2 or more") as caught:
+    with pytest.raises(HolmesError, match="needs pp of 2 or more") as caught:
         plan_for(cpu_inventory([2, 2]), bed_job(parallel=parallel, global_batch_size=batch))
     assert "leave parallel.schedule" in caught.value.hint
     assert caught.value.exit_code == 1

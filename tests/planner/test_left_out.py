@@ -54,7 +54,7 @@ def test_a_host_that_the_probe_refuses_is_not_planned_on() -> None:
     refused = fleet.clusters[1].hosts[0]
     plan, said = plan_and_left_out(fleet.model_copy(update={"findings": (finding(refused),)}), global_batch_size=48)
     assert hosts_of(plan) == {host.name for host in fleet.hosts} - {refused}
-    assert said == (f"Left out: {refused}: the probe refuses to launch there (HOST-OS-LIB); mend it and probe again.",)
+    assert said == (f"Left out: {refused}: the probe refuses to launch there (HOST-OS-LIB); fix it and probe again.",)
 
 
 @pytest.mark.parametrize("severity", ["W", "I"])
@@ -98,7 +98,7 @@ def test_a_batch_that_more_replicas_cannot_share_is_the_reason_said() -> None:
     plan, (said,) = plan_and_left_out(gpu_inventory([3]), global_batch_size=64, parallel=parallel)
     assert (plan.dp, len(hosts_of(plan))) == (22, 3)
     assert said.startswith("Left out: 2 of 24 GPUs, on ")
-    assert "of 23 to 24 replicas the busiest would run 3 micro-batches of a step's 64 as well" in said
+    assert "with 23 to 24 replicas, the busiest would also run 3 of a step's 64 micro-batches" in said
 
 
 def test_degrees_that_the_job_fixes_are_the_reason_said() -> None:

@@ -59,8 +59,8 @@ def test_minimum_and_median_are_shown_of_a_wire_that_varies() -> None:
         "`--set wire.cautious=true` plans on the minimum.",
     )
     assert said_of(varying(SITES), cautious=True) == (
-        "Wire varies (a - b: minimum 20 Mbit/s, median 200 Mbit/s): the minimum counts, as `wire.cautious` in job.yaml "
-        "asks.",
+        "Wire varies (a - b: minimum 20 Mbit/s, median 200 Mbit/s): the minimum counts, as set by "
+        "`wire.cautious` in job.yaml.",
     )
 
 

@@ -122,7 +122,7 @@ def test_a_faster_network_that_nccl_cannot_use_is_told() -> None:
     (sentence,) = unused_fabric_sentences(small_gpu_plan(inventory, parallel={"pp": 2, "dp": 4}), inventory)
     assert across == ()  # no group of several hosts stays inside b
     assert sentence.startswith("Cluster b's own network, eth1 of b")
-    assert "use eth0 as well" in sentence
+    assert "also use eth0" in sentence
 
 
 def test_clusters_on_rdma_leave_nothing_unused() -> None:

@@ -189,4 +189,4 @@ def test_exchanges_of_classes_and_of_ranks_are_the_same(engine: TrainerName) -> 
 
 def test_the_price_of_instances_is_said() -> None:
     (sentence,) = engine_sentence(TWO, plan_for(TWO, JOB), 60.0)
-    assert sentence.startswith("Planned for megatron: optimizer states in each cluster instead of once, +32% a step")
+    assert sentence.startswith("Planned for megatron: optimizer states in each cluster instead of once, +32% per step")

@@ -82,4 +82,4 @@ def test_without_time_nothing_is_planned() -> None:
 def test_one_rank_cannot_be_two_and_job_yaml_is_not_blamed_for_it() -> None:
     inventory, job = cpu_inventory([1]), bed_job(parallel={})
     found = {each.question: each.answer for each in answers(inventory, plan_for(inventory, job), TimeLeft(10.0))}
-    assert found["why not pp 2?"] == "it takes 2 ranks, and the hosts have room for 1"
+    assert found["why not pp 2?"] == "it takes 2 ranks, but the hosts have room for 1"

@@ -201,7 +201,7 @@ def test_verify_notices_zero_3_that_the_job_forbids() -> None:
     plan = plan_for(inventory, bed_job(parallel={"pp": 1, "dp": 4, "zero": 3}))
     forbids = plan.job.model_copy(update={"parallel": plan.job.parallel.model_copy(update={"zero": 1})})
 
-    assert verify(plan.model_copy(update={"job": forbids}), inventory) == ["zero is 3, the job fixes 1"]
+    assert verify(plan.model_copy(update={"job": forbids}), inventory) == ["zero is 3, but the job fixes 1"]
 
 
 def h100s(sizes: Sequence[int], kind: FabricKind = "InfiniBand", **networks: Any) -> Inventory:

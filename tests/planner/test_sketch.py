@@ -308,7 +308,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         ("a: 8 x 8 H100, IB 8x400, IB 1x100", 26, "Ethernet"),
         ("a: 8 x 8 H100", 14, "network"),
         ("a: 8 x 8 H100, IB 8x400 b: 1 x 1 T4, IB 1x1", 25, "`;`"),
-        ("a: 8 x 8 H100, IB 8x400; a: 1 x 1 T4, IB 1x1; 25 between", 26, "there already"),
+        ("a: 8 x 8 H100, IB 8x400; a: 1 x 1 T4, IB 1x1; 25 between", 26, "already exists"),
         ("a: 8 x 8 H100, IB 8x400; a-c: 25", 26, "no cluster c"),
         ("a: 8 x 8 H100, IB 8x400; a-a: 25", 26, "two different clusters"),
         ("a: 8 x 8 H100, IB 8x400; a: 25", 26, "dash"),
@@ -354,7 +354,10 @@ def test_clusters_that_no_wire_joins_are_named() -> None:
             "line 3: clusters.1.name",
         ),
         ("clusters:\n- {name: a, hosts: 3, gpus_per_host: 8, gpu: T4, fabric: IB 1, nvlink_hosts: 2}", "divide the 3"),
-        ("clusters:\n- {name: a, hosts: 3, gpus_per_host: 8, gpu: T4, fabric: IB 1, ethernet: IB 1}", "is Ethernet"),
+        (
+            "clusters:\n- {name: a, hosts: 3, gpus_per_host: 8, gpu: T4, fabric: IB 1, ethernet: IB 1}",
+            "must be Ethernet",
+        ),
         ("clusters:\n- {name: a, hosts: 1e9, gpus_per_host: 8, gpu: T4, fabric: IB 1}", "clusters.0.hosts"),
         (
             "clusters:\n- {name: a, hosts: 1, gpus_per_host: 1, gpu: T4, fabric: IB 1}\n"

@@ -188,7 +188,7 @@ def test_adapters_turn_the_placement_around(engine: TrainerName) -> None:
         assert (full.pp, full.dp) == (4, 1)
         (sentence,) = trained_sentence(fleet, adapted, 600.0)
         assert sentence == (
-            "8,388,608 parameters train, 0.44% of all; training all would take 1.41 s a step at tp 1, pp 4, dp 1 "
+            "8,388,608 parameters train, 0.44% of all; training all would take 1.41 s per step at tp 1, pp 4, dp 1 "
             "instead of 669 ms at tp 1, pp 1, dp 4."
         )
         assert trained_sentence(fleet, full, 600.0) == ()

@@ -32,7 +32,7 @@ def said(inventory: Inventory) -> list[str]:
 )
 def test_a_gpu_whose_name_and_host_do_not_tell_its_links_is_named(name: str, assumed: str) -> None:
     (sentence,) = said(gpu_inventory([2], gpu_name=name))
-    assert f"of a1, a2 are not known, nor does the name {name} say: {assumed} is assumed" in sentence
+    assert f"of a1, a2 are not known, and the name {name} does not show them: {assumed} is assumed" in sentence
 
 
 @pytest.mark.parametrize("name", few_of(2, [A100, "NVIDIA H100 80GB HBM3", "NVIDIA A100-PCIE-40GB", "NVIDIA L40S"]))

@@ -67,7 +67,7 @@ def test_unmeasured_pairs_of_clusters_are_named_even_if_the_plan_avoids_them() -
     said, *_ = unmeasured_wire_sentence((plan_for(HALF, wire_job(pp=2, dp=1)),), HALF)
     assert said == (
         "Wire not measured (a - c, b - c): counts as the slowest measured between clusters, 40 Mbit/s; "
-        "`holmes probe --links` measures."
+        "`holmes probe --links` measures it."
     )
 
 

@@ -29,7 +29,7 @@ def test_a_plan_whose_networks_were_all_measured_says_nothing() -> None:
 
 def test_hosts_that_were_in_no_measured_pair_are_named() -> None:
     said = sentence(with_links(FLEET, measured(("a1", "b1"), 0.01 * GBPS), *INSIDE))
-    assert said == "In no measured pair: a2, b2; each counts as slow as the slowest host that was measured."
+    assert said == "In no measured pair: a2, b2; each counts as slow as the slowest measured host."
 
 
 def test_a_trunk_counts_as_known() -> None:

@@ -23,8 +23,8 @@ def evaluating(every_steps: int, steps: int) -> tuple[str, ...]:
 def test_checkpoints_without_an_evaluation_are_named_with_what_to_set() -> None:
     (none,), (some,) = evaluating(7, 100), evaluating(30, 100)
     assert "set checkpoint.every_steps (20) to a multiple of evaluation.every_steps (7)" in none
-    assert none.startswith("Of the checkpoints none is of an evaluated step")
-    assert some.startswith("Of the checkpoints one in 3 is of an evaluated step")
+    assert none.startswith("Only checkpoints of evaluated steps can be kept as the best, here none:")
+    assert some.startswith("Only checkpoints of evaluated steps can be kept as the best, here one in 3:")
 
 
 @pytest.mark.parametrize("every_steps", [10, 20, 1])

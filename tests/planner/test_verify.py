@@ -32,7 +32,7 @@ TAMPERED: dict[str, Callable[[], Plan]] = {
     "rank 1 is (a2, 1), not (a2, 0)": lambda: changed(PLAN, "ranks", 1, local_rank=1),
     "has no slot 0 with GPU 3": lambda: changed(PLAN, "ranks", 1, gpu=3),
     "has no slot 1 with GPU None": lambda: changed(PLAN, "ranks", 1, host="a1", local_rank=1),
-    "CPU 2 of host a1 is given out twice": lambda: changed(PLAN, "ranks", 0, cpus="0-3,2"),
+    "CPU 2 of host a1 is assigned twice": lambda: changed(PLAN, "ranks", 0, cpus="0-3,2"),
     "do not cover layers 0..10": lambda: changed(PLAN, "stages", 0, stop_layer=4),
     "stages are not 0..1": lambda: changed(PLAN, "stages", 0, index=1),
     "stage 0 names clusters ('b',)": lambda: changed(PLAN, "stages", 0, clusters=("b",)),
@@ -57,7 +57,7 @@ TAMPERED: dict[str, Callable[[], Plan]] = {
     "below the least one found": lambda: PLAN.model_copy(
         update={"solve": PLAN.solve.model_copy(update={"objective_s": PLAN.solve.objective_s * 2})}
     ),
-    "schedule is gpipe, the job fixes 1f1b": lambda: PLAN.model_copy(update={"schedule": "gpipe"}),
+    "schedule is gpipe, but the job fixes 1f1b": lambda: PLAN.model_copy(update={"schedule": "gpipe"}),
     "a replica runs no micro-batch": lambda: PLAN.model_copy(update={"microbatches": (PLAN.microbatches[0] * 2, 0)}),
     "holds one chunk": lambda: PLAN.model_copy(update={"chunks": 2}),
     "below the bound": lambda: PLAN.model_copy(
@@ -78,7 +78,7 @@ def test_tampering_is_noticed(fault: str) -> None:
 def test_a_cut_other_than_the_fixed_one_is_noticed() -> None:
     plan = plan_for(BED, bed_job(parallel={"layers": [7, 3], "dp": 2}))
     moved = changed(changed(plan, "stages", 0, stop_layer=6), "stages", 1, first_layer=6)
-    assert any("are not the cut (7, 3)" in fault for fault in verify(moved, BED))
+    assert any("differ from the cut (7, 3)" in fault for fault in verify(moved, BED))
 
 
 def test_a_rank_that_outgrows_its_gpu_is_noticed() -> None:

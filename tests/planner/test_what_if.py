@@ -96,7 +96,7 @@ def with_clusters(*names: str) -> Inventory:
 def test_text_that_names_two_pairs_of_clusters_is_refused_with_both() -> None:
     with pytest.raises(HolmesError) as caught:
         what_if(with_clusters("a", "b-c", "a-b", "c"), "link:a-b-c=1Gb/s")
-    assert "'a-b-c' is clusters 'a' and 'b-c' as well as 'a-b' and 'c'" in caught.value.what
+    assert "'a-b-c' is ambiguous: clusters 'a' and 'b-c' or 'a-b' and 'c'" in caught.value.what
     assert caught.value.exit_code == 2
 
 
@@ -184,22 +184,22 @@ def test_faster_link_between_clusters_makes_the_step_faster_and_a_slower_one_slo
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "not a change"),
-        ("link", "not a change"),
-        ("link:a-b", "not a change"),
+        ("", "not a valid change"),
+        ("link", "not a valid change"),
+        ("link:a-b", "not a valid change"),
         ("link:a-b=fast", "'fast' is not a rate"),
         ("link:a-b=10GB/s", "'10GB/s' is not a rate"),
         ("link:a-b=-1Gb/s", "'-1Gb/s' is not a rate"),
         ("link:a-b=0Gb/s", "'0Gb/s' is not a rate above zero"),
         ("link:a-b=nanGb/s", "'nanGb/s' is not a rate"),
-        ("link:a-z=10Gb/s", "'a-z' is not two clusters of the inventory (a, b)"),
-        ("link:a-a=10Gb/s", "'a-a' is not two clusters"),
+        ("link:a-z=10Gb/s", "'a-z' does not name two clusters of the inventory (a, b)"),
+        ("link:a-a=10Gb/s", "'a-a' does not name two clusters"),
         ("fabric:z=10Gb/s", "no cluster 'z' in the inventory (a, b)"),
         ("nic:a1/eth7=10Gb/s", "host a1 has no interface 'eth7' (eth0, eth1)"),
         ("nic:z/eth0=10Gb/s", "no reachable host 'z' in the inventory (a1, a2, b1, b2)"),
-        ("+host:a3", "not a change"),
+        ("+host:a3", "not a valid change"),
         ("+host:a3=like:z", "no reachable host 'z'"),
-        ("+host:a2=like:a1", "host 'a2' is in the inventory already"),
+        ("+host:a2=like:a1", "host 'a2' is already in the inventory"),
         ("-host:z", "no reachable host 'z'"),
     ],
 )

@@ -1,5 +1,5 @@
 #!/bin/sh
-# plan sha256:48098d4dd92a517deb10cad5b1cdf76bf37f4e111b60c5b0f2f48832c539279f
+# plan sha256:f1cb60018dd7aa0b52b7cc95a0f20ab7ab0a51d67adcf67e0685bf685b63f736
 # Starts the ranks of one node in its pod. The node is the one of the plan whose host is named as the pod's node is.
 set -eu
 umask 077

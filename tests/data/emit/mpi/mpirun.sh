@@ -1,5 +1,5 @@
 #!/bin/sh
-# plan sha256:0ebab9a19107eadcdc35e5ae3f4939616e274c5c38c8f56b4c091d3999561dc0
+# plan sha256:421dbf77987115007b1a84a7b32343c8e771f4d23d6b82b34cea1a56403757ab
 # Starts all ranks by mpirun, each on its host. Words behind it are options for mpirun.
 set -eu
 CDPATH= cd -- "$(dirname -- "$0")"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# plan sha256:0ebab9a19107eadcdc35e5ae3f4939616e274c5c38c8f56b4c091d3999561dc0
+# plan sha256:421dbf77987115007b1a84a7b32343c8e771f4d23d6b82b34cea1a56403757ab
 # Starts one rank, whoever calls it: srun, mpirun, or torchrun. Which one follows from the host and the place there, by
 # the table `ranks`. Words behind it are started instead, where the host's ranks would be: torchrun, for one.
 # The host is HOLMES_HOST, else the one of the plan with this machine's name or address.
