@@ -104,12 +104,12 @@ def test_a_name_that_has_no_way_to_be_written_is_refused(form: str, name: str) -
         return tuple(each.model_copy(update={key: name}) if each.host == "a1" else each for each in entries)
 
     update = {"nodes": renamed(PLAN.nodes, "host"), "ranks": renamed(PLAN.ranks, "host")}
-    with pytest.raises(HolmesError, match=f"--to {form}: host .* cannot be written there"):
+    with pytest.raises(HolmesError, match=f"--to {form}: host .* cannot be written in this format"):
         emit(PLAN.model_copy(update=update), form, NOTHING)
-    with pytest.raises(HolmesError, match=r"cluster .* cannot be written there"):
+    with pytest.raises(HolmesError, match=r"cluster .* cannot be written in this format"):
         emit(PLAN.model_copy(update={"nodes": renamed(PLAN.nodes, "cluster")}), form, NOTHING)
     unchecked = Access(transport="slurm").model_copy(update={"address": name or " "})  # a record refuses most of them
-    with pytest.raises(HolmesError, match=r"Slurm's name .* cannot be written there"):
+    with pytest.raises(HolmesError, match=r"Slurm's name .* cannot be written in this format"):
         emit(with_access(PLAN, unchecked), form, NOTHING)
 
 
