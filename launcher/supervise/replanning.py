@@ -32,8 +32,7 @@ class Planner(Protocol):
 class Replanning:
     """Makes each new plan from the first one, and shows it with `say`, or the reason if there is none.
 
-    `planner` is None if the inventory is not available. `next_plan`: once the ranks have saved, the run continues with
-    it.
+    `planner` is None without the inventory. `next_plan` is the plan to continue with once the ranks have saved.
     """
 
     def __init__(
