@@ -124,7 +124,7 @@ class GroupDigests:
 
 
 class CopyDigests:
-    """Tensors of which several ranks must hold the same copy, such as weights they have gathered."""
+    """Tensors that must be equal on several ranks, such as weights they have gathered."""
 
     def __init__(self, run: TravelDigests, key: DigestKey, every_steps: int) -> None:
         """Count the copies of one step in every `every_steps`."""

@@ -63,8 +63,8 @@ class AppliedOuterSync(NamedTuple):
     """An outer sync whose result a step has applied, as seen by one rank, or by all ranks of an island together.
 
     islands: the contributors to the mean, of `tokens` tokens; an island that `has_joined` is not a contributor but
-    received their state. Bytes are to and from other islands. duration_s: from its start to its end, of which a step
-    waited waited_s. digest: of the resulting anchor and momentum, in hexadecimal. An island's digest is the sum of its
+    received their state. Bytes are to and from other islands. duration_s: from its start to its end; a step waited
+    waited_s of it. digest: of the resulting anchor and momentum, in hexadecimal. An island's digest is the sum of its
     ranks' modulo 2^64, the same for every island; it is 0 for an island that has joined.
     """
 

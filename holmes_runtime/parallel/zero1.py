@@ -34,7 +34,7 @@ class Zero1:
     It owns the gradients and the memory of the weights: other code must not replace `.grad` or `.data`. It leaves
     frozen parameters alone. The calls of a step are `start()`; backwards, whose gradients arrive by hooks or, where
     these do not fire, by `gradient_added`; `finish()`; then `step(...)`, or `publish_update()` to keep the weights.
-    `tied` is the parameter of which another rank holds a copy, if any.
+    `tied` is the parameter that another rank also holds, if any.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Zero1:
     ) -> None:
         """`parts` has, by name, the part of each parameter on this tensor shard. `bucket_bytes` is for tests.
 
-        `tied` is the parameter of which the other rank of `groups.tied` holds a copy, if any; here it `is_copy` or not.
+        `tied` is the parameter that the other rank of `groups.tied` also holds, if any; here it `is_copy` or not.
         With `offload`, masters and moments are in host memory, and the CPU updates them bucket by bucket.
         """
         self._settings, self._groups, self._num_microbatches = settings, groups, num_microbatches
