@@ -76,8 +76,7 @@ class _Head(NamedTuple):
 
 
 def _padded(record: object, group: ProcessGroup | None) -> tuple[list[_Head], Tensor]:
-    """Return the headers of all ranks' records, and this rank's record, uint8 (longest,). Raises RuntimeError if one is
-    too large."""
+    """Return all ranks' headers, and this rank's record, uint8 (longest,). Raises RuntimeError for a huge record."""
     exchange, name, me = KeyedExchange(group), type(record).__name__, dist.get_rank(group)
     encoded = bytearray(to_json(record).encode())
     said = len(encoded).to_bytes(SIZE_BYTES, "big") + exchange.tag(me, RECORD, memoryview(encoded))

@@ -85,8 +85,8 @@ def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[Trans
 
     Receives are posted first. A receiver signals that it is ready on the connection that also carries its own data.
     Queued behind that data, the signal would hold up the other direction, and two ranks would take turns on a
-    full-duplex link. Gloo's all-to-all does this, and so does all-gather between two ranks: they reach 0.5 to 0.95 of a
-    link's rate; this function reaches 0.95.
+    full-duplex link. Gloo's all-to-all and its all-gather of two ranks do this, and reach 0.5 to 0.95 of a link's rate.
+    This function reaches 0.95.
     """
     size, me = group.size(), group.rank()
     transfers = [start_receive(received[(me - i) % size], (me - i) % size, group) for i in range(1, size)]

@@ -211,8 +211,7 @@ class RankStates(NamedTuple):
 class GroupProgress(NamedTuple):
     """A rank's progress in a group's collectives, or in its messages if `p2p`. torch counts each from 1.
 
-    `enqueued` is the last one handed to the backend. `started` equals `completed` where torch does not time
-    collectives.
+    `enqueued` is the last one handed to the backend. `started` equals `completed` if torch does not time collectives.
     """
 
     group: str

@@ -78,8 +78,8 @@ class _PathOrBlend:
 def takes_document_ends(device: str, precision: Precision, cp: int, model: ModelShape) -> bool:
     """Return True if attention takes the ends of documents themselves instead of a mask: see `document_mask.py`.
 
-    FlashAttention needs head sizes that are multiples of 8. Not every GPU that computes in bf16 supports head sizes
-    above 192 (flash_api.cpp).
+    FlashAttention needs head sizes that are multiples of 8. Above 192, not every GPU with bf16 has them
+    (flash_api.cpp).
     """
     fits = model.head_size % 8 == 0 and model.head_size <= 192
     return (device, precision, cp) == ("cuda", "bf16", 1) and fits
@@ -244,8 +244,7 @@ class OptimizerSettings(SharedSettings):
         check("min_learning_rate", lowest, f"must be at most learning_rate {highest}", lowest <= highest)
 
     def rate_at(self, step: int, num_steps: int) -> float:
-        """Return the learning rate of `step`, counted from 0, in a run of `num_steps`. It is the same after any
-        restart.
+        """Return the learning rate of `step`, counted from 0, of `num_steps`: the same after any restart.
 
         The rate rises linearly over the warm-up; the last step of the warm-up has the full rate. After that the rate
         stays constant, or it falls on a line or half a cosine (Loshchilov and Hutter, SGDR, 2017) so that the last step

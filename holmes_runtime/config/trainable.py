@@ -80,8 +80,7 @@ def first_adapters(trainable: Trainable | None) -> str | None:
 def broken_rule(lora: Lora, model: ModelShape) -> str | None:
     """Return the rule of the bundled trainer that the targets break; None if it can train these adapters.
 
-    The queries, keys and values of a Llama each have their own adapters; a GPT has one for all three, as in published
-    models.
+    As in published models, queries, keys and values each have an adapter in a Llama, and share one in a GPT.
     """
     if model.factory is not None:
         return "must not be set with model.factory: the matrices of such a model are unknown"

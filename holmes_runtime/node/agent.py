@@ -3,8 +3,7 @@
 It works in the folder that was sent to it and communicates through files there, one record of `messages.py` per line:
 the parts of its messages, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to
 the controller and back. An attached run ends if no sign of life comes for `silence_limit_s`; a detached run goes on.
-The agent imports no torch, which may be missing, and only modules that load quickly: no dataclasses, no
-concurrent.futures.
+It imports no torch, which may be missing, and only modules that load quickly: no dataclasses, no concurrent.futures.
 """
 
 from __future__ import annotations

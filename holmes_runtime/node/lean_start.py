@@ -2,9 +2,8 @@
 
 Importing torch creates a million objects that are not garbage. Searching them for garbage during the import takes about
 a second per process, and destroying them one by one at the end takes another. If several ranks share few cores, that is
-most of a short run. On SIGUSR1 the process prints the stacks of its threads: the agent asks a rank that makes no
-progress in this way. Its other signal for asking is blocked, so that it waits for the thread that answers it
-(`health/position_report.py`).
+most of a short run. On SIGUSR1, by which the agent asks a rank that makes no progress, it prints its threads' stacks.
+The agent's other signal is blocked, so that it waits for the thread that answers it (`health/position_report.py`).
 """
 
 from __future__ import annotations

@@ -42,8 +42,7 @@ class Listeners:
         return addresses
 
     def open_rendezvous(self) -> int | None:
-        """Return the port of the rendezvous, which only the plan's nodes reach; None if no port is free or no ranks
-        are on node 0."""
+        """Return the port of the rendezvous, open to the plan's nodes; None if none is free or node 0 has no ranks."""
         if self._config.node_rank == 0 and self._config.num_ranks > 0:
             first, nodes = self._config.master_port, self._config.node_addresses
             for port in range(first, min(first + PORTS_TRIED, 65536)):
@@ -92,8 +91,7 @@ def _listen(address: str, port: int, admitted: Sequence[str] | None = None) -> s
 def _reach(destination: Destination) -> str | None:
     """Return None when a connection is made. A refusal may be a lost race with a full queue, so it is tried again.
 
-    No answer may also mean that both ends of a tunnel began to talk at once: then the first messages are lost and sent
-    again later.
+    So is silence: if both ends of a tunnel begin to talk at once, the first messages are lost and sent again later.
     """
     what, source, address, port = destination
     for _ in range(CONNECT_TRIES):

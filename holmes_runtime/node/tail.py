@@ -16,9 +16,8 @@ _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01  # FALLOC_FL_* of linux/falloc.h
 class Tail:
     """New lines of a growing file. A last line without an end waits until it has one, or until `rest`.
 
-    If the writer moved the file to `NAME.1` to begin a new one, the old file is first read to its end. Of what was
-    read, at most `most_kept_bytes` stay on the disk, if the file system can free the start of a file: not NFS before
-    4.2.
+    If the writer moved the file to `NAME.1` to begin a new one, the old file is first read to its end. If the file
+    system can free the start of a file (not NFS before 4.2), at most `most_kept_bytes` of what was read stay on disk.
     """
 
     def __init__(self, path: Path, most_kept_bytes: int = MAX_KEPT_BYTES) -> None:

@@ -19,9 +19,8 @@ class Ask(NamedTuple):
 
     "set" sets each key to its value. "get" waits until all keys exist and returns their values. "check" returns "1" if
     all keys exist. "add" adds `amount` to the number at the key (0 if missing), once per `token`, and returns the sum.
-    "compare_set" sets the key to the second value if it has the first, or if it is missing and the first is empty; it
-    returns the resulting value. "delete" removes the key and returns "1" if it existed. "membership" carries a message
-    of membership_messages.py.
+    "compare_set" sets the key to the second value if it has the first, or is missing and the first is empty; it returns
+    the result. "delete" removes the key; "1" if it existed. "membership" carries a message of membership_messages.py.
     """
 
     operation: Literal["set", "get", "check", "add", "compare_set", "delete", "membership"]

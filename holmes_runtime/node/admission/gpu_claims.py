@@ -2,8 +2,7 @@
 
 Only one process at a time can bind `holmes-gpu/UUID`: this is the claim. A second name identifies the run, in
 /proc/net/unix, which every user of the host can read. Any user can bind such a name, so the kernel is asked for its
-owner. No file can be left behind or become stale. Containers on the host's network, as ours are, see the same names.
-Free of torch.
+owner. No file can be left behind. Containers on the host's network, as ours are, see the same names. Free of torch.
 """
 
 from __future__ import annotations

@@ -111,8 +111,7 @@ class Counters:
 class Origin:
     """The files that an export needs and no checkpoint holds: configuration and tokenizer, by their paths on hosts.
 
-    `weights` is the folder of the published model that training began with. `tokenizer` is the file that its text was
-    read with.
+    `weights` is the folder of the published model that training began with. `tokenizer` is the file that read its text.
     """
 
     weights: str | None
